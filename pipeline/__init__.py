@@ -1,0 +1,1 @@
+"""The Patchline library: everything about images and models, nothing about orchestration."""

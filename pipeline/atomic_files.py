@@ -1,0 +1,58 @@
+"""Write a file under a temporary name and rename it: a file that exists is whole."""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pipeline.errors import StorageError
+
+_READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+@contextmanager
+def replacing(target: Path) -> Iterator[Path]:
+    """Yield a temporary path beside `target`, and rename it to `target` if the block succeeds.
+
+    Raises:
+        StorageError: if the place may not be written, or is full.
+    """
+    with storage_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        os.close(handle)
+        temporary = Path(name)
+        try:
+            yield temporary
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def storage_errors(target: Path) -> Iterator[None]:
+    """Turn a full or read-only disk into a `StorageError` that names the path."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _READ_ONLY:
+            raise StorageError(
+                f"{target} may not be written ({error.strerror}). Work in a folder that you may "
+                "write to."
+            ) from error
+        if error.errno in _FULL:
+            raise StorageError(
+                f"There is no space left to write {target}. Free some, or work on another disk."
+            ) from error
+        raise
+
+
+def write_text(target: Path, text: str) -> None:
+    """Write a text file whole, or not at all."""
+    with replacing(target) as temporary:
+        temporary.write_text(text, encoding="utf-8")

@@ -1,0 +1,108 @@
+"""The whole run in one value.
+
+The YAML file, the command line's flags, the Prefect parameter and the MLflow params are all this.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Self
+
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
+
+from pipeline.data.config import DataConfig
+from pipeline.section import Section
+from pipeline.training.config import OptimizerConfig, TrainingConfig
+
+_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")
+
+
+def _checked_name(name: str) -> str:
+    if not _NAME.match(name):
+        raise ValueError(
+            "must be 1 to 100 letters, digits, dots, dashes or underscores, the first a letter "
+            "or digit"
+        )
+    return name
+
+
+class PluginChoice(Section):
+    """A plugin's name, with its settings beside it.
+
+    The settings are a free object here, so that a form can be drawn without importing a plugin;
+    `pipeline.plugin_loader.checked_plugins` holds them against the plugin's own config class.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+    """Name of the plugin; `patchline plugins list` shows what is installed."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What stands beside the name."""
+        return dict(self.__pydantic_extra__ or {})
+
+    def with_settings(self, settings: dict[str, Any]) -> Self:
+        """Return the same choice with other settings."""
+        own = {key: getattr(self, key) for key in type(self).model_fields}
+        return type(self).model_validate({**settings, **own})
+
+
+class ModelChoice(PluginChoice):
+    """The model plugin and the patch embedding that feeds it."""
+
+    name: str = "vit"
+    """Name of the model plugin; `patchline plugins list` shows what is installed."""
+
+    patch_embedding: PluginChoice = PluginChoice(name="conv")
+    """How the image becomes a sequence of tokens."""
+
+
+class RunConfig(Section):
+    """Everything that decides what a run computes."""
+
+    name: Annotated[str, AfterValidator(_checked_name)] | None = None
+    """Name of the experiment and of the registered model; by default the data's own name."""
+
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    """Decides the initial weights, the order of the images and their augmentation."""
+
+    data: DataConfig = DataConfig()
+    """Where images come from and how they are split."""
+
+    augmentation: PluginChoice = PluginChoice(name="light")
+    """Random changes to the training images."""
+
+    model: ModelChoice = ModelChoice()
+    """The model and its patch embedding."""
+
+    optimizer: OptimizerConfig = OptimizerConfig()
+    """The optimizer and its schedule."""
+
+    training: TrainingConfig = TrainingConfig()
+    """How long and how the model is trained."""
+
+    @model_validator(mode="after")
+    def _fractions_leave_training_images(self) -> Self:
+        held_back = self.data.validation_fraction + self.data.test_fraction
+        if held_back > 0.9:  # noqa: PLR2004 - stated in the message
+            raise ValueError(
+                f"data.validation_fraction and data.test_fraction hold back {held_back:.2f} of the "
+                "images; together they may hold back 0.9. Make one of them smaller"
+            )
+        return self
+
+    def flat(self) -> dict[str, str]:
+        """Return dotted keys and their values as text, as MLflow params hold them."""
+        pairs: dict[str, str] = {}
+
+        def walk(prefix: str, value: Any) -> None:
+            if isinstance(value, dict) and value:
+                for key, inner in value.items():
+                    walk(f"{prefix}.{key}" if prefix else key, inner)
+            else:
+                pairs[prefix] = "" if value is None else str(value)
+
+        walk("", self.model_dump(mode="json"))
+        return pairs

@@ -1,0 +1,109 @@
+"""Turn what pydantic finds wrong into one sentence: the value, the rule, the remedy."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from pipeline.errors import ConfigError
+
+_RULES = {
+    "greater_than": "must be greater than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be less than {lt}",
+    "less_than_equal": "must be at most {le}",
+    "int_parsing": "must be a whole number",
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_parsing": "must be a number",
+    "float_type": "must be a number",
+    "finite_number": "must be a finite number",
+    "bool_parsing": "must be true or false",
+    "bool_type": "must be true or false",
+    "string_type": "must be text",
+    "literal_error": "must be one of {expected}",
+    "model_type": "must be a group of settings, not a single value",
+    "dict_type": "must be a group of settings, not a single value",
+    "missing": "is missing",
+}
+
+
+def sentence(error: ValidationError, model: type[BaseModel], prefix: str = "") -> ConfigError:
+    """Return the first thing that is wrong as a `ConfigError`, with the path of the setting.
+
+    Args:
+        error: what pydantic raised.
+        model: the class that was validated; its fields give the nearest spelling.
+        prefix: the dotted path of the section, when only a part of the config was validated.
+    """
+    first = error.errors()[0]
+    path = [str(part) for part in first["loc"] if not str(part).startswith("function-")]
+    dotted = ".".join([prefix, *path] if prefix else path)
+    if first["type"] == "extra_forbidden":
+        return unknown_key(dotted, _fields_beside(model, path))
+    if first["type"] == "value_error":
+        reason = str(first["msg"]).removeprefix("Value error, ")
+        if not dotted:
+            return ConfigError(f"{reason[0].upper()}{reason[1:]}.")
+        return ConfigError(f"{dotted} is {first['input']!r}, but {reason}.")
+    template = _RULES.get(first["type"])
+    rule = template.format(**first.get("ctx", {})) if template else str(first["msg"])
+    limits = _range_text(model, path)
+    remedy = f" Choose a value {limits}." if limits else ""
+    if first["type"] == "missing":
+        return ConfigError(f"{dotted} is missing. Add it.")
+    return ConfigError(f"{dotted} is {first['input']!r}, but {rule}.{remedy}")
+
+
+def unknown_key(dotted: str, known: Iterable[str]) -> ConfigError:
+    """Return the error for a setting that does not exist, naming the nearest one."""
+    parent = dotted.rpartition(".")[0]
+    names = [f"{parent}.{name}" if parent else name for name in known]
+    close = difflib.get_close_matches(dotted, names, n=1, cutoff=0.5)
+    remedy = f"Did you mean {close[0]}?" if close else f"Known here: {', '.join(sorted(names))}."
+    return ConfigError(f"There is no setting {dotted}. {remedy}")
+
+
+def _section_at(model: type[BaseModel], path: list[str]) -> type[BaseModel] | None:
+    for part in path:
+        field = model.model_fields.get(part)
+        if field is None:
+            return None
+        inner = next((c for c in _classes_in(field.annotation)), None)
+        if inner is None:
+            return None
+        model = inner
+    return model
+
+
+def _classes_in(annotation: Any) -> list[type[BaseModel]]:
+    candidates = [annotation, *getattr(annotation, "__args__", ())]
+    return [c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)]
+
+
+def _fields_beside(model: type[BaseModel], path: list[str]) -> list[str]:
+    section = _section_at(model, path[:-1])
+    return list(section.model_fields) if section else []
+
+
+def _range_text(model: type[BaseModel], path: list[str]) -> str:
+    """Return the allowed range of a number, such as `from 1 to 1000`."""
+    section = _section_at(model, path[:-1]) if path else None
+    field = section.model_fields.get(path[-1]) if section and path else None
+    if field is None or section is None:
+        return ""
+    schema = section.model_json_schema()["properties"].get(path[-1], {})
+    options = [schema, *schema.get("anyOf", [])]
+    words = {
+        "minimum": "from {}",
+        "exclusiveMinimum": "above {}",
+        "maximum": "to {}",
+        "exclusiveMaximum": "below {}",
+    }
+    texts = [
+        words[key].format(option[key]) for option in options for key in words if key in option
+    ]
+    return " ".join(texts).replace("above 0 below", "above 0 and below")

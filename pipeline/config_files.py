@@ -1,0 +1,99 @@
+"""Assemble a `RunConfig` from preset, file and flags, and write it down.
+
+A flag beats the file, the file beats the preset, the preset beats the default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from pipeline import config_errors
+from pipeline.atomic_files import write_text
+from pipeline.config import RunConfig
+from pipeline.errors import ConfigError
+from pipeline.plugin_settings import checked_plugins
+from pipeline.presets import preset
+
+Settings = dict[str, Any]
+
+
+def read_settings(file: Path) -> Settings:
+    """Read a YAML config file into nested settings; nothing is checked yet.
+
+    Raises:
+        ConfigError: if there is no such file, or it is not a YAML mapping.
+    """
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(f"Config file {file} does not exist. Check the path.") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"Config file {file} cannot be read ({error}). Give a text file.") from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or "it cannot be parsed"
+        raise ConfigError(f"Config file {file}{where} is not YAML: {problem}. Correct it.") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(f"Config file {file} holds no settings. Write lines such as `seed: 1`.")
+    return content
+
+
+def merged(weaker: Mapping[str, Any], stronger: Mapping[str, Any]) -> Settings:
+    """Return both, where the stronger wins key by key.
+
+    Choosing another plugin drops the settings of the one that it replaces.
+    """
+    result = dict(weaker)
+    for key, value in stronger.items():
+        old = result.get(key)
+        if isinstance(value, Mapping) and isinstance(old, Mapping):
+            renamed = "name" in value and "name" in old and value["name"] != old["name"]
+            kept = {k: v for k, v in old.items() if k == "patch_embedding"} if renamed else old
+            result[key] = merged(kept, value)
+        else:
+            result[key] = dict(value) if isinstance(value, Mapping) else value
+    return result
+
+
+def assemble(*, preset_name: str | None, file: Path | None, flags: Settings) -> Settings:
+    """Merge preset, file and flags."""
+    settings = preset(preset_name) if preset_name else {}
+    if file is not None:
+        settings = merged(settings, read_settings(file))
+    settings = merged(settings, flags)
+    if "epochs" in flags.get("training", {}) and "time_limit" not in flags.get("training", {}):
+        # The user asks for epochs now: a time limit or a plan of the file gives way.
+        training = {k: v for k, v in settings["training"].items() if k not in _LENGTHS}
+        settings = {**settings, "training": training}
+    return settings
+
+
+_LENGTHS = ("time_limit", "step_plan")
+
+
+def validated(settings: Settings) -> RunConfig:
+    """Check settings, those of the chosen plugins included, and fill in every default.
+
+    Raises:
+        ConfigError: for the first setting that is unknown or has a bad value.
+        PluginError: for a plugin that is unknown or broken.
+    """
+    try:
+        config = RunConfig.model_validate(settings)
+    except ValidationError as error:
+        raise config_errors.sentence(error, RunConfig) from error
+    return checked_plugins(config)
+
+
+def save(config: RunConfig, file: Path) -> None:
+    """Write a config as YAML, so that `patchline run --config` on it runs the same again."""
+    text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    write_text(file, text)

@@ -1,0 +1,1 @@
+"""From a folder of images to batches: manifest, splits, prepared store, augmentation, loader."""

@@ -1,0 +1,45 @@
+"""Settings of the data: where it comes from and how it is split."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from pipeline.section import Section
+
+Fraction = Annotated[float, Field(gt=0, lt=0.9)]
+
+
+class DataConfig(Section):
+    """Where images come from, what size they get, and how they are split."""
+
+    source: str = "digits"
+    """Name of the data source plugin."""
+
+    path: str | None = None
+    """What the data source reads: for image_folder, the folder."""
+
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the data source plugin itself."""
+
+    image_size: Annotated[int, Field(ge=4, le=1024)] | None = None
+    """Height and width in pixels after resizing; by default chosen from the images."""
+
+    channels: Literal[1, 3] | None = None
+    """1 for greyscale, 3 for RGB; by default greyscale only if every image is."""
+
+    resize: Literal["crop", "squash"] = "crop"
+    """How an image that is not square becomes so: cut at the centre, or squeezed."""
+
+    validation_fraction: Fraction = 0.15
+    """Share of the images held back to choose the best weights, where the source has no such split."""
+
+    test_fraction: Fraction = 0.15
+    """Share of the images held back for the final figures, where the source has no such split."""
+
+    split_seed: Annotated[int, Field(ge=0)] = 0
+    """Chooses another split of the same images; independent of the seed of training."""
+
+    workers: Annotated[int, Field(ge=0, le=64)] = 0
+    """Processes that augment images beside the training process; the result does not depend on it."""

@@ -1,0 +1,223 @@
+"""The stages before training, each one function from small values to small values."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from pipeline import plugin_loader
+from pipeline.config import RunConfig
+from pipeline.data import manifest as manifests
+from pipeline.data import prepared_store, split
+from pipeline.errors import DataError, PluginError
+from pipeline.plugin_api import DataTraits, ImageListing, ImageSpec, SourceContext
+from pipeline.plugin_settings import resolve_settings
+from pipeline.section import Section
+
+logger = logging.getLogger(__name__)
+
+_SIZES = (8, 16, 32, 64, 96)
+"""Image sizes that are chosen by default: the largest that most images reach without enlarging."""
+_NAMED_FILES = 20
+StageProgress = Callable[[str, int, int], None]
+"""Called with what is being done, how much of it is done, and how much there is."""
+
+
+class IngestedData(Section):
+    """A manifest on disk, and what it says in numbers."""
+
+    name: str
+    """What the source calls the data."""
+    manifest_file: Path
+    fingerprint: str
+    root: Path
+    """The folder that the manifest's paths are relative to."""
+    classes: tuple[str, ...]
+    counts: dict[str, int]
+    """Usable images by split."""
+    class_counts: dict[str, int]
+    """Usable images by class."""
+    median_side: int
+    """Median of the images' shorter sides, in pixels."""
+    greyscale: bool
+    mirror_symmetric: bool
+    notes: tuple[str, ...]
+    """What a person should know: files left out, splits carved, duplicates."""
+
+
+class PreparedData(Section):
+    """A store on disk and the images that it holds."""
+
+    store: Path
+    reused: bool
+    image: ImageSpec
+
+
+def ingest(
+    config: RunConfig, workspace: Path, on_progress: StageProgress | None = None
+) -> IngestedData:
+    """List the source, describe every file, split, and save the manifest.
+
+    Raises:
+        DataError: if the images or labels cannot be used; nothing is saved then.
+    """
+    listing = _listing(config, workspace)
+    scan_progress = _labelled(on_progress, "Reading images")
+    manifest = manifests.scan(listing, scan_progress)
+    notes = _notes_on_files(manifest)
+    _check_classes(manifest, listing)
+    manifest, split_notes = split.assign(
+        manifest,
+        validation_fraction=config.data.validation_fraction,
+        test_fraction=config.data.test_fraction,
+        seed=config.data.split_seed,
+    )
+    fingerprint = manifests.fingerprint(manifest)
+    file = workspace / "manifests" / f"{fingerprint}.parquet"
+    manifests.save(manifest, file)
+    rows = manifests.usable(manifest)
+    return IngestedData(
+        name=listing.name,
+        manifest_file=file,
+        fingerprint=fingerprint,
+        root=listing.root,
+        classes=tuple(manifests.classes(manifest)),
+        counts={name: int((rows["split"] == name).sum()) for name in split.SPLITS},
+        class_counts={str(k): int(v) for k, v in rows["label"].value_counts().sort_index().items()},
+        median_side=int(rows[["width", "height"]].min(axis=1).median()),
+        greyscale=bool(rows["mode"].isin(["1", "L", "I;16", "I"]).all()),
+        mirror_symmetric=listing.mirror_symmetric,
+        notes=(*notes, *split_notes, *_notes_on_leakage(rows)),
+    )
+
+
+def resolve(config: RunConfig, data: IngestedData) -> RunConfig:
+    """Fill in every setting that depends on the data: size, channels, name, plugin settings.
+
+    Raises:
+        ConfigError: if a setting does not fit the images.
+    """
+    size = config.data.image_size or default_image_size(data.median_side)
+    channels = config.data.channels or (1 if data.greyscale else 3)
+    traits = DataTraits(
+        channels=channels,
+        height=size,
+        width=size,
+        num_classes=len(data.classes),
+        mirror_symmetric=data.mirror_symmetric,
+    )
+    resolved = resolve_settings(config, traits)
+    sections = {
+        "name": config.name or data.name,
+        "data": config.data.model_copy(
+            update={"image_size": size, "channels": channels, "path": _absolute(config)}
+        ),
+    }
+    return resolved.model_copy(update=sections)
+
+
+def prepare(
+    config: RunConfig,
+    data: IngestedData,
+    workspace: Path,
+    on_progress: StageProgress | None = None,
+) -> PreparedData:
+    """Decode the images into the store, unless it exists, and measure the training split."""
+    rows = manifests.usable(manifests.load(data.manifest_file))
+    size, channels = config.data.image_size, config.data.channels
+    if size is None or channels is None:
+        raise DataError("The image size is not known yet. Resolve the config first.")
+    spec = prepared_store.StoreSpec(channels, size, size, config.data.resize)
+    store, reused = prepared_store.prepare(
+        rows, data.root, spec, workspace / "prepared", _labelled(on_progress, "Decoding images")
+    )
+    training_rows = np.flatnonzero(rows["split"] == "train")
+    mean, std = prepared_store.channel_statistics(prepared_store.open_images(store), training_rows)
+    image = ImageSpec(
+        channels=channels, height=size, width=size, mean=mean, std=std, resize=config.data.resize
+    )
+    return PreparedData(store=store, reused=reused, image=image)
+
+
+def default_image_size(median_side: int) -> int:
+    """Return the largest of 8, 16, 32, 64 and 96 pixels that is not above the median side."""
+    return max([size for size in _SIZES if size <= median_side], default=_SIZES[0])
+
+
+def _listing(config: RunConfig, workspace: Path) -> ImageListing:
+    plugin = plugin_loader.load_data_source(config.data.source)
+    options = plugin.config_class.model_validate(config.data.options)
+    work_dir = workspace / "sources" / config.data.source
+    source = plugin.build(options, SourceContext(path=config.data.path, work_dir=work_dir))
+    listing = source.list_images()
+    if not isinstance(listing, ImageListing):
+        raise PluginError(
+            f"The data source '{config.data.source}' returned a {type(listing).__name__}, not an "
+            "ImageListing. Repair the plugin."
+        )
+    return listing
+
+
+def _absolute(config: RunConfig) -> str | None:
+    path = config.data.path
+    return str(Path(path).resolve()) if path is not None and Path(path).exists() else path
+
+
+def _labelled(
+    on_progress: StageProgress | None, label: str
+) -> Callable[[int, int], None] | None:
+    if on_progress is None:
+        return None
+    return lambda done, total: on_progress(label, done, total)
+
+
+def _check_classes(manifest: pd.DataFrame, listing: ImageListing) -> None:
+    labelled = manifest[manifest["label"] != ""]
+    readable = set(manifests.usable(manifest)["label"])
+    for label in sorted(set(labelled["label"])):
+        if label not in readable:
+            files = labelled.loc[labelled["label"] == label]
+            raise DataError(
+                f"Class '{label}' has no readable image ({files.iloc[0]['path']}: "
+                f"{files.iloc[0]['reason']}). Repair its files, or remove the class."
+            )
+    if len(readable) == 1:
+        raise DataError(
+            f"{listing.root} holds one class only, '{next(iter(readable))}'. A classifier needs at "
+            "least two folders of images, one for each class."
+        )
+
+
+def _notes_on_files(manifest: pd.DataFrame) -> list[str]:
+    notes = []
+    for status, words in (("damaged", "damaged"), ("foreign", "no images of a class")):
+        rows = manifest[manifest["status"] == status]
+        for path, reason in zip(rows["path"], rows["reason"], strict=True):
+            logger.debug("left out %s: %s", path, reason)
+        named = [
+            f"{path} ({reason})"
+            for path, reason in zip(rows["path"], rows["reason"], strict=True)
+        ]
+        if named:
+            one = len(named) == 1
+            notes.append(
+                f"{len(named)} file{'' if one else 's'} {'is' if one else 'are'} {words} and "
+                f"{'was' if one else 'were'} left out: {manifests.examples(named, _NAMED_FILES)}"
+            )
+    return notes
+
+
+def _notes_on_leakage(rows: pd.DataFrame) -> list[str]:
+    splits_of_image = rows.groupby("sha256")["split"].nunique()
+    shared = splits_of_image[splits_of_image > 1].index
+    if not len(shared):
+        return []
+    paths = rows.loc[rows["sha256"].isin(shared), "path"]
+    return [
+        f"{len(shared)} image{' lies' if len(shared) == 1 else 's lie'} in more than one split, "
+        f"so the test figures flatter: {manifests.examples(paths)}"
+    ]

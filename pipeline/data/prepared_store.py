@@ -1,0 +1,141 @@
+"""The prepared store: every image decoded once, as uint8 in one memory-mapped array.
+
+A store is addressed by its content: the images, their order, the size and the decoder's version.
+The same data is prepared once, whoever asks; a store that exists is whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+
+from pipeline.atomic_files import storage_errors
+from pipeline.data.decoding import decode_image, resize_image
+from pipeline.data.manifest import Progress
+from pipeline.errors import DataError
+
+DECODER_VERSION = 1
+"""Raise it when decoding or resizing changes a pixel; old stores are then left alone."""
+
+Pixels = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+@dataclass(frozen=True)
+class StoreSpec:
+    """The size that every image of a store has."""
+
+    channels: int
+    height: int
+    width: int
+    resize: Literal["crop", "squash"]
+
+
+def prepare(
+    rows: pd.DataFrame,
+    root: Path,
+    spec: StoreSpec,
+    stores: Path,
+    on_progress: Progress | None = None,
+) -> tuple[Path, bool]:
+    """Decode the usable rows of a manifest into a store, unless it exists.
+
+    Returns:
+        The store's folder, and whether it was there already.
+
+    Raises:
+        DataError: if a file changed since it was scanned.
+        StorageError: if the disk is full or read-only.
+    """
+    store = stores / _key(rows, spec)
+    if (store / "images.npy").is_file():
+        return store, True
+    with storage_errors(store):
+        stores.mkdir(parents=True, exist_ok=True)
+        building = Path(tempfile.mkdtemp(prefix=".building-", dir=stores))
+        try:
+            _fill(building, rows, root, spec, on_progress)
+            _publish(building, store)
+        finally:
+            shutil.rmtree(building, ignore_errors=True)
+    return store, False
+
+
+def open_images(store: Path) -> Pixels:
+    """Return the images (N, H, W, C), mapped from disk and read-only."""
+    images: Pixels = np.load(store / "images.npy", mmap_mode="r", allow_pickle=False)
+    return images
+
+
+def channel_statistics(
+    images: Pixels, rows: np.ndarray[Any, Any], chunk: int = 4096
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return mean and standard deviation by channel on the scale 0 to 1, over the given rows."""
+    channels = images.shape[-1]
+    total, squares, count = np.zeros(channels), np.zeros(channels), 0
+    for start in range(0, len(rows), chunk):
+        pixels = images[rows[start : start + chunk]].reshape(-1, channels).astype(np.float64) / 255
+        total += pixels.sum(axis=0)
+        squares += (pixels**2).sum(axis=0)
+        count += len(pixels)
+    mean = total / count
+    std = np.sqrt(np.maximum(squares / count - mean**2, 0))
+    floor = 1 / 255  # a channel without contrast is not blown up
+    return tuple(mean.round(6).tolist()), tuple(np.maximum(std, floor).round(6).tolist())
+
+
+def _key(rows: pd.DataFrame, spec: StoreSpec) -> str:
+    digest = hashlib.sha256(json.dumps([DECODER_VERSION, *vars(spec).values()]).encode())
+    for sha256 in rows["sha256"]:
+        digest.update(sha256.encode())
+    return digest.hexdigest()[:32]
+
+
+def _fill(
+    building: Path, rows: pd.DataFrame, root: Path, spec: StoreSpec, on_progress: Progress | None
+) -> None:
+    shape = (len(rows), spec.height, spec.width, spec.channels)
+    images = np.lib.format.open_memmap(
+        building / "images.npy", mode="w+", dtype=np.uint8, shape=shape
+    )
+
+    _reserve(building / "images.npy")
+
+    def decode(item: tuple[int, str, str]) -> None:
+        position, path, sha256 = item
+        data = (root / path).read_bytes()
+        if hashlib.sha256(data).hexdigest() != sha256:
+            raise DataError(f"{path} changed while it was being read. Run again.")
+        pixels = decode_image(data, spec.channels)
+        images[position] = resize_image(pixels, spec.height, spec.width, spec.resize)
+
+    items = zip(range(len(rows)), rows["path"], rows["sha256"], strict=True)
+    with ThreadPoolExecutor(max_workers=min(8, 2 * (os.cpu_count() or 1))) as pool:
+        for done, _ in enumerate(pool.map(decode, items, chunksize=64), start=1):
+            if on_progress:
+                on_progress(done, len(rows))
+    images.flush()
+
+
+def _reserve(file: Path) -> None:
+    """Claim the disk space now: a full disk is then an error here, not a crash in mid-write."""
+    if hasattr(os, "posix_fallocate"):
+        with file.open("r+b") as opened:
+            os.posix_fallocate(opened.fileno(), 0, file.stat().st_size)
+
+
+def _publish(building: Path, store: Path) -> None:
+    try:
+        building.rename(store)
+    except OSError:
+        if not (store / "images.npy").is_file():  # else another run was faster with the same store
+            raise

@@ -1,0 +1,80 @@
+"""Every error that Patchline raises on purpose.
+
+    PipelineError                 one sentence: the value, the rule, the remedy
+    ├── UserError                 what the user gave is wrong            (exit code 2)
+    │   ├── ConfigError           a setting, a preset, a config file
+    │   ├── DataError             the images or their labels
+    │   ├── PluginError           a plugin is unknown, broken or misused
+    │   └── ModelReferenceError   a model name, version or alias
+    └── RunError                  something failed while it ran          (exit code 1)
+        ├── StorageError          a disk that is full or may not be written
+        ├── TrackingError         MLflow or its store
+        ├── WorkerError           a training, evaluation or packaging process
+        └── PackagingError        the package disagrees with the model
+
+An error's text is what a person reads, so it never needs a traceback to be understood.
+"""
+
+from __future__ import annotations
+
+
+class PipelineError(Exception):
+    """The root of all errors that Patchline raises on purpose."""
+
+    exit_code = 1
+
+
+class UserError(PipelineError):
+    """What the user gave is wrong."""
+
+    exit_code = 2
+
+
+class ConfigError(UserError):
+    """A setting, a preset or a config file is wrong."""
+
+
+class DataError(UserError):
+    """The images or their labels cannot be used."""
+
+
+class PluginError(UserError):
+    """A plugin is unknown, broken or misused."""
+
+
+class ModelReferenceError(UserError):
+    """A model name, version or alias does not exist."""
+
+
+class RunError(PipelineError):
+    """Something failed while it ran."""
+
+
+class StorageError(RunError):
+    """A file could not be written."""
+
+
+class TrackingError(RunError):
+    """MLflow, or the store behind it, did not do its part."""
+
+
+class WorkerError(RunError):
+    """A training, evaluation or packaging process ended badly."""
+
+
+class PackagingError(RunError):
+    """The packaged model does not compute what the trained model computes."""
+
+
+def error_class(name: str) -> type[PipelineError]:
+    """Return the class of that name; `WorkerError` when there is none.
+
+    A child process reports an error by class name and text; the parent raises the same class.
+    """
+    pending: list[type[PipelineError]] = [PipelineError]
+    while pending:
+        candidate = pending.pop()
+        if candidate.__name__ == name:
+            return candidate
+        pending.extend(candidate.__subclasses__())
+    return WorkerError

@@ -1,0 +1,1 @@
+"""Predictions on a split, and the report about them."""

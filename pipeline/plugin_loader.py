@@ -1,0 +1,239 @@
+"""Find plugins by entry point, import one by name, and explain a failure in a sentence.
+
+Listing imports nothing: the summary of a plugin is the first line of its module's docstring, read
+without running the module. A broken plugin hurts nobody who did not ask for it.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import importlib.util
+import os
+import sys
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from pipeline.errors import PluginError
+from pipeline.plugin_api import (
+    API_VERSION,
+    AugmentationPlugin,
+    DataSourcePlugin,
+    ModelPlugin,
+    PatchEmbeddingPlugin,
+    PluginConfig,
+)
+
+Kind = Literal["model", "patch_embedding", "data_source", "augmentation"]
+Plugin = (
+    ModelPlugin[Any] | PatchEmbeddingPlugin[Any] | DataSourcePlugin[Any] | AugmentationPlugin[Any]
+)
+
+KINDS: dict[Kind, type] = {
+    "model": ModelPlugin,
+    "patch_embedding": PatchEmbeddingPlugin,
+    "data_source": DataSourcePlugin,
+    "augmentation": AugmentationPlugin,
+}
+FILES_VARIABLE = "PATCHLINE_PLUGIN_FILES"
+"""Environment variable with the files of `--plugin`, so that child processes use them too."""
+
+
+@dataclass(frozen=True)
+class PluginEntry:
+    """One plugin that is installed, not yet imported."""
+
+    kind: Kind
+    name: str
+    distribution: str
+    version: str
+    summary: str
+    error: str | None
+    target: str
+    """`module:attribute`, or the path of a single file."""
+
+
+def plugin_files() -> list[Path]:
+    """Return the files named by `--plugin`, in this process or the one that started it."""
+    return [Path(part) for part in os.environ.get(FILES_VARIABLE, "").split(os.pathsep) if part]
+
+
+def use_plugin_files(files: list[Path]) -> None:
+    """Make single-file plugins available here and in every process started from here.
+
+    Raises:
+        PluginError: if a file does not exist or does not hold a plugin.
+    """
+    for file in files:
+        if not file.is_file():
+            raise PluginError(f"Plugin file {file} does not exist. Give the path of a .py file.")
+    absolute = [str(file.resolve()) for file in files]
+    os.environ[FILES_VARIABLE] = os.pathsep.join(dict.fromkeys(absolute))
+    for file in absolute:
+        _load_file(file)
+
+
+def installed(kind: Kind | None = None) -> list[PluginEntry]:
+    """Return what is installed, sorted by kind and name, without importing any plugin."""
+    entries: list[PluginEntry] = []
+    for wanted in KINDS if kind is None else (kind,):
+        for point in metadata.entry_points(group=f"patchline.{wanted}s"):
+            summary, error = _describe_module(point.value.partition(":")[0])
+            dist = point.dist
+            entries.append(
+                PluginEntry(
+                    kind=wanted,
+                    name=point.name,
+                    distribution=dist.name if dist else "unknown",
+                    version=dist.version if dist else "unknown",
+                    summary=summary,
+                    error=error,
+                    target=point.value,
+                )
+            )
+    for file in plugin_files():
+        plugin = _load_file(str(file))
+        own_kind = kind_of(plugin)
+        if kind in (None, own_kind):
+            entries.append(
+                PluginEntry(own_kind, file.stem, file.name, "-", plugin.summary, None, str(file))
+            )
+    return sorted(set(entries), key=lambda e: (list(KINDS).index(e.kind), e.name, e.distribution))
+
+
+def find(kind: Kind, name: str) -> PluginEntry:
+    """Return the one installed plugin of that kind and name.
+
+    Raises:
+        PluginError: if there is none, or more than one.
+    """
+    entries = installed(kind)
+    matches = [entry for entry in entries if entry.name == name]
+    if len(matches) > 1:
+        owners = " and ".join(match.distribution for match in matches)
+        raise PluginError(
+            f"The {kind} name '{name}' is taken by {owners}. Uninstall one of them, or rename its "
+            "entry point."
+        )
+    if not matches:
+        names = sorted(entry.name for entry in entries)
+        close = difflib.get_close_matches(name, names, n=1)
+        hint = f" Did you mean '{close[0]}'?" if close else ""
+        raise PluginError(
+            f"There is no {kind} plugin '{name}'.{hint} Installed: {', '.join(names) or 'none'}."
+        )
+    return matches[0]
+
+
+def load(kind: Kind, name: str) -> Plugin:
+    """Import one plugin.
+
+    Raises:
+        PluginError: if it is unknown, cannot be imported, or is not a plugin of that kind.
+    """
+    entry = find(kind, name)
+    if entry.target.endswith(".py"):
+        return _load_file(entry.target)
+    return _load_entry(entry)
+
+
+@lru_cache(maxsize=None)
+def _load_entry(entry: PluginEntry) -> Plugin:
+    module_name, _, attribute = entry.target.partition(":")
+    origin = f"The {entry.kind} plugin '{entry.name}' of {entry.distribution} {entry.version}"
+    try:
+        plugin = getattr(importlib.import_module(module_name), attribute)
+    except Exception as error:  # whatever a plugin's module raises is the plugin's fault
+        raise PluginError(
+            f"{origin} cannot be imported: {type(error).__name__}: {error}. Repair or uninstall "
+            f"{entry.distribution}."
+        ) from error
+    if not isinstance(plugin, KINDS[entry.kind]):
+        raise PluginError(
+            f"{origin} is a {type(plugin).__name__}, not a {KINDS[entry.kind].__name__}. Point its "
+            "entry point at the right object."
+        )
+    _check_api_version(plugin, origin)
+    return plugin  # type: ignore[return-value]  # isinstance above, by a class from a dict
+
+
+@lru_cache(maxsize=None)
+def _load_file(file: str) -> Plugin:
+    origin = f"Plugin file {file}"
+    module_name = f"patchline_plugin_file_{Path(file).stem}"
+    spec = importlib.util.spec_from_file_location(module_name, file)
+    if spec is None or spec.loader is None:
+        raise PluginError(f"{origin} is not a Python file. Give a file that ends in .py.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise PluginError(
+            f"{origin} cannot be imported: {type(error).__name__}: {error}. Repair the file."
+        ) from error
+    plugin = getattr(module, "plugin", None)
+    if not isinstance(plugin, tuple(KINDS.values())):
+        raise PluginError(
+            f"{origin} has no plugin. Assign a ModelPlugin, PatchEmbeddingPlugin, DataSourcePlugin "
+            "or AugmentationPlugin to the name 'plugin'."
+        )
+    _check_api_version(plugin, origin)
+    return plugin  # type: ignore[no-any-return]  # isinstance above, by a tuple of classes
+
+
+def _check_api_version(plugin: Any, origin: str) -> None:
+    if plugin.api_version != API_VERSION:
+        raise PluginError(
+            f"{origin} was written for plugin API {plugin.api_version}; this Patchline has "
+            f"{API_VERSION}. Install a matching version of one of them."
+        )
+
+
+def kind_of(plugin: Plugin) -> Kind:
+    """Return the kind that a plugin object is of."""
+    return next(kind for kind, cls in KINDS.items() if isinstance(plugin, cls))
+
+
+def load_model(name: str) -> ModelPlugin[Any]:
+    """Import a model plugin."""
+    return cast("ModelPlugin[Any]", load("model", name))
+
+
+def load_patch_embedding(name: str) -> PatchEmbeddingPlugin[Any]:
+    """Import a patch embedding plugin."""
+    return cast("PatchEmbeddingPlugin[Any]", load("patch_embedding", name))
+
+
+def load_data_source(name: str) -> DataSourcePlugin[Any]:
+    """Import a data source plugin."""
+    return cast("DataSourcePlugin[Any]", load("data_source", name))
+
+
+def load_augmentation(name: str) -> AugmentationPlugin[Any]:
+    """Import an augmentation plugin."""
+    return cast("AugmentationPlugin[Any]", load("augmentation", name))
+
+
+def config_class(kind: Kind, name: str) -> type[PluginConfig]:
+    """Return the config class of a plugin."""
+    return load(kind, name).config_class
+
+
+def _describe_module(module_name: str) -> tuple[str, str | None]:
+    """Return the first line of a module's docstring, and what is wrong with the module if it is."""
+    try:
+        spec = importlib.util.find_spec(module_name)
+    except Exception as error:  # a parent package that cannot be imported
+        return "", f"{type(error).__name__}: {error}"
+    if spec is None or spec.origin is None:
+        return "", f"module {module_name} does not exist"
+    try:
+        source = Path(spec.origin).read_text(encoding="utf-8")
+        docstring = ast.get_docstring(ast.parse(source)) or ""
+    except (OSError, SyntaxError, ValueError) as error:
+        return "", f"{type(error).__name__}: {error}"
+    return docstring.partition("\n")[0].rstrip("."), None

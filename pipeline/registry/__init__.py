@@ -1,0 +1,1 @@
+"""What a registered model holds, and how it gets into the registry."""

@@ -1,0 +1,1 @@
+"""The training loop and the child process that it runs in."""

@@ -1,0 +1,90 @@
+"""Settings of the training: optimizer, length, precision."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
+
+from pipeline.section import Section
+
+_DURATION = re.compile(r"^(\d+(?:\.\d+)?)(s|m|h)$")
+_SECONDS_PER_UNIT = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def duration_seconds(text: str) -> float:
+    """Return the seconds in a duration such as `90s`, `20m` or `2h`.
+
+    Raises:
+        ValueError: for anything else, and for zero.
+    """
+    match = _DURATION.match(text)
+    seconds = float(match[1]) * _SECONDS_PER_UNIT[match[2]] if match else 0.0
+    if seconds <= 0:
+        raise ValueError("must be a number with a unit, such as 90s, 20m or 2h")
+    return seconds
+
+
+def _checked_duration(text: str) -> str:
+    duration_seconds(text)
+    return text
+
+
+Duration = Annotated[str, AfterValidator(_checked_duration)]
+
+
+class OptimizerConfig(Section):
+    """The optimizer and its learning-rate schedule."""
+
+    name: Literal["adamw"] = "adamw"
+    """AdamW: Adam with decoupled weight decay (arXiv 1711.05101)."""
+
+    learning_rate: Annotated[float, Field(gt=0, le=1)] = 1e-3
+    """Peak learning rate, reached after the warm-up."""
+
+    weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.05
+    """Decoupled weight decay of the weight matrices; biases, norms, tokens and positions have none."""
+
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Decay of the running mean of the gradient."""
+
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    """Decay of the running mean of the squared gradient."""
+
+    warmup_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    """Share of the training in which the learning rate rises linearly; then it falls as a cosine."""
+
+    gradient_clip: Annotated[float, Field(gt=0)] | None = 1.0
+    """Largest global norm of the gradient; null for no limit."""
+
+
+class TrainingConfig(Section):
+    """How long and how the model is trained."""
+
+    epochs: Annotated[int, Field(ge=1, le=100_000)] = 60
+    """Passes over the training split; ignored when time_limit is set."""
+
+    time_limit: Duration | None = None
+    """Train for this long instead, counted from the first step, validation included: 90s, 20m, 2h."""
+
+    step_plan: tuple[tuple[int, float], ...] | None = None
+    """What a run with a time limit recorded, (step, progress from 0 to 1), so that it can be replayed."""
+
+    batch_size: Annotated[int, Field(ge=1, le=65_536)] = 128
+    """Images per step."""
+
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """bfloat16 computes the forward pass under autocast; auto uses it where the machine has it."""
+
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Where to train; auto takes a CUDA device if there is one."""
+
+    threads: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Threads of torch on the CPU; by default torch's own choice. Recorded, as results depend on it."""
+
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    """Share of the probability spread over all classes in the target (arXiv 1512.00567, section 7)."""
+
+    ema_decay: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    """Decay of the moving average of the weights that is validated and kept; warmed up from 0."""
