@@ -45,6 +45,8 @@ class IngestedData(Section):
     """Median of the images' shorter sides, in pixels."""
     greyscale: bool
     mirror_symmetric: bool
+    example_image: str
+    """A test image, to try the model on."""
     notes: tuple[str, ...]
     """What a person should know: files left out, splits carved, duplicates."""
 
@@ -55,6 +57,18 @@ class PreparedData(Section):
     store: Path
     reused: bool
     image: ImageSpec
+
+
+def check_source(config: RunConfig, workspace: Path) -> None:
+    """List the source without opening an image, so that a wrong path is answered at once.
+
+    Raises:
+        DataError: if there is nothing to train on.
+    """
+    listing = _listing(config, workspace)
+    labels = {listed.label for listed in listing.images} - {""}
+    if len(labels) == 1:
+        raise _one_class(listing, labels)
 
 
 def ingest(
@@ -91,6 +105,7 @@ def ingest(
         median_side=int(rows[["width", "height"]].min(axis=1).median()),
         greyscale=bool(rows["mode"].isin(["1", "L", "I;16", "I"]).all()),
         mirror_symmetric=listing.mirror_symmetric,
+        example_image=str(listing.root / rows.loc[rows["split"] == "test", "path"].iloc[0]),
         notes=(*notes, *split_notes, *_notes_on_leakage(rows)),
     )
 
@@ -186,10 +201,14 @@ def _check_classes(manifest: pd.DataFrame, listing: ImageListing) -> None:
                 f"{files.iloc[0]['reason']}). Repair its files, or remove the class."
             )
     if len(readable) == 1:
-        raise DataError(
-            f"{listing.root} holds one class only, '{next(iter(readable))}'. A classifier needs at "
-            "least two folders of images, one for each class."
-        )
+        raise _one_class(listing, readable)
+
+
+def _one_class(listing: ImageListing, labels: set[str]) -> DataError:
+    return DataError(
+        f"{listing.root} holds one class only, '{next(iter(labels))}'. A classifier needs at "
+        "least two folders of images, one for each class."
+    )
 
 
 def _notes_on_files(manifest: pd.DataFrame) -> list[str]:

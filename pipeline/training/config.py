@@ -40,7 +40,7 @@ class OptimizerConfig(Section):
     name: Literal["adamw"] = "adamw"
     """AdamW: Adam with decoupled weight decay (arXiv 1711.05101)."""
 
-    learning_rate: Annotated[float, Field(gt=0, le=1)] = 1e-3
+    learning_rate: Annotated[float, Field(gt=0, le=1)] = 2e-3
     """Peak learning rate, reached after the warm-up."""
 
     weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.05

@@ -17,13 +17,13 @@ class LightConfig(PluginConfig):
     horizontal_flip: bool | None = None
     """Mirror half of the images; by default only where the data says that this keeps the class."""
 
-    shift: Share = 0.1
+    shift: Share = 0.12
     """Largest shift in each direction, as a share of the side."""
 
-    scale: Share = 0.1
+    scale: Share = 0.15
     """Largest change of size, up or down, as a share."""
 
-    rotation: Annotated[float, Field(ge=0, le=180)] = 10.0
+    rotation: Annotated[float, Field(ge=0, le=180)] = 15.0
     """Largest rotation either way, in degrees."""
 
     brightness: Share = 0.1

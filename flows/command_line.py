@@ -1,0 +1,220 @@
+"""The command `patchline`.
+
+Answers go to standard output, everything else to standard error. Exit codes: 0 done; 1 a failure at
+run time; 2 something the user gave is wrong; 3 a gate refused.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import App, CycloptsError, Parameter
+
+from pipeline import quiet_libraries
+from pipeline.errors import ConfigError, PipelineError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_EPILOGUE = """\
+Everywhere: --debug shows the trace of an error, --plugin FILE.py adds a plugin from a file.
+"""
+_INTERRUPTED = 128 + signal.SIGINT
+_TERMINATED = 128 + signal.SIGTERM
+
+Json = Annotated[bool, Parameter(name="--json", negative="")]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run one command and exit with its code."""
+    sys.exit(run_command_line(sys.argv[1:] if arguments is None else arguments))
+
+
+def run_command_line(arguments: list[str]) -> int:
+    """Run one command and return its exit code; an error becomes one sentence."""
+    quiet_libraries.apply()
+    debug = "--debug" in arguments
+    arguments = [argument for argument in arguments if argument != "--debug"]
+    try:
+        arguments = _use_plugin_files(arguments)
+        application = _application(arguments)
+        result = application(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+    except PipelineError as error:
+        return _failed(str(error), error.exit_code, debug=debug)
+    except CycloptsError as error:
+        return _failed(_usage_sentence(error, arguments), ConfigError.exit_code, debug=debug)
+    except KeyboardInterrupt:
+        return _failed("Stopped by Ctrl-C.", _INTERRUPTED, debug=debug)
+    except BrokenPipeError:
+        return 0  # whoever read the answer has seen enough
+    except BaseException as error:
+        return _other_end(error, debug=debug)
+    return result if isinstance(result, int) else 0
+
+
+def _other_end(error: BaseException, *, debug: bool) -> int:
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else 1
+    if not isinstance(error, Exception):  # Prefect's word for SIGTERM
+        return _failed("Stopped by a signal.", _TERMINATED, debug=debug)
+    sentence = f"{type(error).__name__}: {str(error).strip() or 'no message'}"
+    hint = "" if debug else " Run again with --debug for the trace."
+    return _failed(f"Unexpected failure. {sentence}{hint}", 1, debug=debug)
+
+
+def _failed(sentence: str, code: int, *, debug: bool) -> int:
+    if debug:
+        traceback.print_exc()
+    print(f"Error: {sentence}", file=sys.stderr)
+    return code
+
+
+def _use_plugin_files(arguments: list[str]) -> list[str]:
+    """Take every `--plugin FILE.py` out of the arguments and load the files."""
+    files, kept, rest = [], [], iter(arguments)
+    for argument in rest:
+        if argument == "--plugin":
+            file = next(rest, None)
+            if file is None:
+                raise ConfigError("--plugin needs a value. Give the path of a .py file.")
+            files.append(Path(file))
+        elif argument.startswith("--plugin="):
+            files.append(Path(argument.partition("=")[2]))
+        else:
+            kept.append(argument)
+    if files:
+        from pipeline.plugin_loader import use_plugin_files
+
+        use_plugin_files(files)
+    return kept
+
+
+def _application(arguments: list[str]) -> App:
+    application = App(
+        name="patchline",
+        help="From a folder of labelled images to a Vision Transformer in a model registry.",
+        help_epilogue=_EPILOGUE,
+        version_flags=["--version"],
+        version=_version,
+    )
+    application.command(_run_command(arguments), name="run")
+    plugins = App(name="plugins", help="What is installed, and its settings.")
+    plugins.command(list_plugins, name="list")
+    plugins.command(show_plugin, name="show")
+    application.command(plugins)
+    application.command(predict, name="predict")
+    application.command(models, name="models")
+    return application
+
+
+def _version() -> str:
+    from importlib import metadata
+
+    return metadata.version("patchline")
+
+
+def _run_command(arguments: list[str]) -> Callable[..., Any]:
+    """Return the command `run`; its settings are composed only when it is asked for."""
+    if "run" in arguments[:1]:
+        from flows.run_command import build
+
+        return build(arguments[1:])
+
+    def run() -> None:
+        """Train on a folder of images and register the model; without DATA, on built-in digits."""
+
+    return run
+
+
+def list_plugins(*, json: Json = False) -> None:
+    """List the installed plugins; nothing is imported.
+
+    Parameters
+    ----------
+    json
+        Print one JSON object.
+    """
+    from flows.plugins_command import print_list
+
+    print_list(as_json=json)
+
+
+def show_plugin(*words: str, json: Json = False) -> None:
+    """Show a plugin's settings; for a model, its parameters, tokens and multiplications too.
+
+    Parameters
+    ----------
+    words
+        The plugin's name, after its kind where the name alone is not clear: [KIND] NAME.
+    json
+        Print one JSON object.
+    """
+    from flows.plugins_command import print_plugin
+
+    print_plugin(list(words), as_json=json)
+
+
+def predict(
+    model: str,
+    *images: Path,
+    top_k: Annotated[int, Parameter(name="--top-k")] = 3,
+    out: Path | None = None,
+    json: Json = False,
+) -> int:
+    """Label images with a registered model.
+
+    Parameters
+    ----------
+    model
+        NAME, NAME@ALIAS, NAME/VERSION or models:/NAME@ALIAS; a bare NAME means its champion.
+    images
+        Image files, or folders of them.
+    top_k
+        How many classes to show for each image.
+    out
+        Write a table there instead: a file that ends in .csv or .parquet.
+    json
+        Print one JSON object.
+    """
+    from flows.predict_command import print_predictions
+
+    return print_predictions(model, list(images), top_k=top_k, out=out, as_json=json)
+
+
+def models(name: str | None = None, *, json: Json = False) -> None:
+    """Show the registered models: versions, aliases, figures.
+
+    Parameters
+    ----------
+    name
+        One model only.
+    json
+        Print one JSON object.
+    """
+    from flows.models_command import print_models
+
+    print_models(name, as_json=json)
+
+
+def _usage_sentence(error: CycloptsError, arguments: list[str]) -> str:
+    """Return what is wrong with the command line in one sentence."""
+    from pydantic import ValidationError
+
+    from flows.config_flags import composed_config
+    from pipeline import config_errors
+
+    cause = error.__cause__
+    if isinstance(cause, ValidationError):
+        return str(config_errors.sentence(cause, composed_config(arguments, {})))
+    sentence = " ".join(str(error).split())
+    if "Did you mean" not in sentence and "Available" not in sentence:
+        sentence += " Run the command with --help to see what it takes."
+    return sentence
+
+
+if __name__ == "__main__":
+    main()

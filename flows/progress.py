@@ -1,0 +1,162 @@
+"""Show how far long work has come: a bar on a terminal, a plain line now and then elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.progress import Progress, TaskID
+
+_PLAIN_SECONDS = 10.0
+Event = dict[str, Any]
+
+
+class Display(Protocol):
+    """Something that shows stages and how far they have come."""
+
+    def stage(self, name: str) -> None:
+        """A stage begins."""
+
+    def note(self, text: str) -> None:
+        """Something worth a line."""
+
+    def advance(self, label: str, done: int, total: int, beside: str = "") -> None:
+        """Work has come this far."""
+
+
+class Silent:
+    """Show nothing: for flows that nobody watches, whose log is in the Prefect UI."""
+
+    def stage(self, name: str) -> None:
+        """Show nothing."""
+
+    def note(self, text: str) -> None:
+        """Show nothing."""
+
+    def advance(self, label: str, done: int, total: int, beside: str = "") -> None:
+        """Show nothing."""
+
+
+class PlainLines:
+    """A line at the start of each stage, and one every ten seconds while it goes on."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._last_line = time.monotonic()
+        self._started = time.monotonic()
+
+    def stage(self, name: str) -> None:
+        """Write the stage with the seconds since the start."""
+        self._line(name)
+
+    def note(self, text: str) -> None:
+        """Write the text."""
+        self._line(f"  {text}")
+
+    def advance(self, label: str, done: int, total: int, beside: str = "") -> None:
+        """Write a line if ten seconds have passed since the last one."""
+        if time.monotonic() - self._last_line >= _PLAIN_SECONDS:
+            self._line(f"  {label}: {done} of {total}{'; ' + beside if beside else ''}")
+
+    def _line(self, text: str) -> None:
+        self._last_line = time.monotonic()
+        print(f"[{self._last_line - self._started:5.0f} s] {text}", file=self._stream, flush=True)
+
+
+class TerminalBars:
+    """One line a finished stage, and a bar with rate and time left for the one that goes on."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._task: TaskID | None = None
+        self._label = ""
+        self._started = time.monotonic()
+
+    def stage(self, name: str) -> None:
+        """Take the last bar away and name the next stage."""
+        self._end_bar()
+        seconds = time.monotonic() - self._started
+        self._progress.console.print(f"[dim]{seconds:5.0f} s[/dim]  {name}", highlight=False)
+
+    def note(self, text: str) -> None:
+        """Print the text above the bar."""
+        self._progress.console.print(f"         {text}", style="dim", highlight=False, markup=False)
+
+    def advance(self, label: str, done: int, total: int, beside: str = "") -> None:
+        """Move the bar."""
+        if self._task is None or label != self._label:
+            self._end_bar()
+            self._task = self._progress.add_task(label, total=total, beside="")
+            self._label = label
+        self._progress.update(self._task, completed=done, total=total, beside=beside)
+
+    def _end_bar(self) -> None:
+        if self._task is not None:
+            self._progress.remove_task(self._task)
+            self._task = None
+
+
+_current: Display = Silent()
+
+
+def display() -> Display:
+    """Return the display of this process."""
+    return _current
+
+
+@contextmanager
+def shown(stream: TextIO | None = None) -> Iterator[None]:
+    """Show progress on the stream (standard error) while the block runs."""
+    global _current  # noqa: PLW0603 - one process has one terminal
+    stream = stream or sys.stderr
+    try:
+        if stream.isatty():
+            with _bars(stream) as progress:
+                _current = TerminalBars(progress)
+                yield
+        else:
+            _current = PlainLines(stream)
+            yield
+    finally:
+        _current = Silent()
+
+
+def show_event(event: Event) -> None:
+    """Show an event of a worker process."""
+    if event["kind"] == "warning":
+        display().note(event["message"])
+    elif event["kind"] == "progress":
+        if event["unit"] == "step":
+            beside = (
+                f"epoch {event['epoch']}/{event['epochs']}, loss {event['loss']:.3f}, "
+                f"accuracy {event['accuracy']:.1%}, {event['images_per_second']:.0f} images/s"
+            )
+            display().advance("Training", event["done"], event["total"], beside)
+        else:
+            display().advance("Predicting", event["done"], event["total"])
+
+
+def _bars(stream: TextIO) -> Progress:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    return Progress(
+        TextColumn("         {task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(compact=True),
+        TextColumn("{task.fields[beside]}", style="dim"),
+        console=Console(file=stream),
+        transient=True,
+    )

@@ -1,0 +1,114 @@
+"""A Prefect server for one command, on loopback, that cannot outlive it.
+
+Prefect's own temporary server goes on when its owner is killed. This one watches a pipe from its
+owner, as the training process does, and ends when the pipe closes.
+
+Run as a module it is the server: `python -P -m flows.temporary_server PORT`.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from pipeline.errors import RunError
+from pipeline.worker_process import stop_group
+
+_HOST = "127.0.0.1"
+_START_SECONDS = 120.0
+
+
+class TemporaryServer:
+    """A server process that is starting, or has started."""
+
+    def __init__(self) -> None:
+        self._port = _free_port()
+        self.url = f"http://{_HOST}:{self._port}/api"
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "flows.temporary_server", str(self._port)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            env={
+                **os.environ,
+                "PREFECT_UI_ENABLED": "0",
+                "PREFECT__SERVER_EPHEMERAL": "1",
+                "PREFECT__SERVER_FINAL": "1",
+            },
+        )
+        self._words: list[str] = []
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def wait(self) -> None:
+        """Wait until the server answers.
+
+        Raises:
+            RunError: if it ends, or does not answer within two minutes.
+        """
+        deadline = time.monotonic() + _START_SECONDS
+        while time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                last = self._words[-1] if self._words else "nothing"
+                raise RunError(
+                    f"The temporary Prefect server ended with code {self._process.returncode} "
+                    f"({last}). Check PREFECT_HOME, or set PREFECT_API_URL to a running server."
+                )
+            if _answers(f"{self.url}/health"):
+                return
+            time.sleep(0.05)
+        raise RunError(
+            f"The temporary Prefect server did not answer within {_START_SECONDS:.0f} s. Start one "
+            "with `prefect server start` and set PREFECT_API_URL."
+        )
+
+    def stop(self) -> None:
+        """End the server."""
+        stop_group(self._process)
+
+    def _listen(self) -> None:
+        for line in self._process.stderr or ():
+            self._words = [*self._words[-20:], line.decode(errors="replace").strip()]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((_HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2) as response:  # noqa: S310 - our own loopback URL
+            return bool(response.status == 200)  # noqa: PLR2004 - HTTP OK
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def _end_with_owner() -> None:
+    while os.read(0, 1024):
+        pass
+    os._exit(0)
+
+
+def _serve(port: int) -> None:
+    threading.Thread(target=_end_with_owner, daemon=True).start()
+    import uvicorn
+
+    uvicorn.run(
+        "prefect.server.api.server:create_app",
+        factory=True,
+        host=_HOST,
+        port=port,
+        log_level="error",
+        lifespan="on",
+    )
+
+
+if __name__ == "__main__":
+    _serve(int(sys.argv[1]))

@@ -1,0 +1,96 @@
+"""Batches in an order that depends on (seed, epoch) alone, however many processes load them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from pipeline.config import PluginChoice
+from pipeline.data.augmentation import SeededAugmentation
+from pipeline.data.prepared_store import Pixels, open_images
+from pipeline.plugin_api import ImageSpec
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+"""uint8 images (B, H, W, C) and integer labels (B)."""
+
+
+@dataclass(frozen=True)
+class TrainingImages:
+    """The training split of a store, and how it is augmented."""
+
+    store: Path
+    rows: np.ndarray[Any, np.dtype[np.int64]]
+    """Rows of the store that belong to the split."""
+    labels: np.ndarray[Any, np.dtype[np.int64]]
+    """Class index of every row of the store."""
+    augmentation: PluginChoice
+    image: ImageSpec
+    seed: int
+
+
+class _AugmentedDataset(Dataset[Batch]):
+    """Fetch whole batches of (epoch, row) pairs; opened lazily in each loader process."""
+
+    def __init__(self, source: TrainingImages) -> None:
+        self.source = source
+        self._images: Pixels | None = None
+        self._augment: SeededAugmentation | None = None
+
+    def __getitems__(self, keys: list[tuple[int, int]]) -> Batch:
+        source = self.source
+        if self._images is None or self._augment is None:
+            import cv2
+
+            cv2.setNumThreads(0)  # the processes are the parallelism
+            self._images = open_images(source.store)
+            self._augment = SeededAugmentation(source.augmentation, source.image, source.seed)
+        augmented = [self._augment(np.array(self._images[row]), epoch, row) for epoch, row in keys]
+        labels = source.labels[[row for _, row in keys]]
+        return torch.from_numpy(np.stack(augmented)), torch.from_numpy(labels)
+
+    def __getitem__(self, key: tuple[int, int]) -> Batch:
+        return self.__getitems__([key])
+
+
+class BatchOrder:
+    """Yield batches of (epoch, row) for ever, from any step on; the last of an epoch is smaller."""
+
+    def __init__(
+        self, rows: np.ndarray[Any, np.dtype[np.int64]], batch_size: int, seed: int, first_step: int
+    ) -> None:
+        self.rows = rows
+        self.batch_size = batch_size
+        self.seed = seed
+        self.first_step = first_step
+        self.steps_per_epoch = -(-len(rows) // batch_size)
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        epoch, skipped = divmod(self.first_step, self.steps_per_epoch)
+        while True:
+            order = np.random.default_rng([self.seed, epoch]).permutation(self.rows)
+            for batch in range(skipped, self.steps_per_epoch):
+                chosen = order[batch * self.batch_size : (batch + 1) * self.batch_size]
+                yield [(epoch, int(row)) for row in chosen]
+            epoch, skipped = epoch + 1, 0
+
+
+def training_batches(order: BatchOrder, source: TrainingImages, workers: int) -> Iterator[Batch]:
+    """Return the batches of the training split, endless, from the order's first step on."""
+    loader: DataLoader[Batch] = DataLoader(
+        _AugmentedDataset(source),
+        batch_sampler=order,  # type: ignore[arg-type]  # keys are (epoch, row), not integers
+        num_workers=workers,
+        collate_fn=_whole_batch,
+        multiprocessing_context="spawn" if workers else None,
+    )
+    return iter(loader)
+
+
+def _whole_batch(batch: Batch) -> Batch:
+    return batch

@@ -1,0 +1,78 @@
+"""The numbered events that a worker process writes and its parent reads.
+
+One JSON object a line: `seq` counts from 0 without gaps, `time` is seconds since the epoch, `kind`
+says what the rest means.
+
+    progress    done, total, unit, and what a progress bar shows beside
+    metrics     step, values
+    artifact    path, name: a file that is worth keeping with the run
+    warning     message
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+Event = dict[str, Any]
+
+
+class EventWriter:
+    """Append events to a file; each line is written whole."""
+
+    def __init__(self, file: Path, *, progress_interval_seconds: float = 0.5) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        self._next = len(read_events(file))
+        self._file = file.open("a", encoding="utf-8", buffering=1)
+        self._interval = progress_interval_seconds
+        self._last_progress = 0.0
+
+    def write(self, kind: str, **values: Any) -> None:
+        """Append one event."""
+        event = {"seq": self._next, "time": time.time(), "kind": kind, **values}
+        self._file.write(json.dumps(event) + "\n")
+        self._next += 1
+
+    def progress(self, done: int, total: int, unit: str, **values: Any) -> None:
+        """Append a progress event, unless the last one is less than half a second old."""
+        now = time.monotonic()
+        if done >= total or now - self._last_progress >= self._interval:
+            self._last_progress = now
+            self.write("progress", done=done, total=total, unit=unit, **values)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class EventReader:
+    """Read what was appended since the last look."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._offset = 0
+
+    def new_events(self) -> list[Event]:
+        """Return the events of all lines that are complete by now."""
+        if not self._file.exists():
+            return []
+        with self._file.open("rb") as opened:
+            opened.seek(self._offset)
+            data = opened.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return [json.loads(line) for line in whole.splitlines()]
+
+
+def read_events(file: Path) -> list[Event]:
+    """Return all complete events of a file, cutting off a line that a killed writer left."""
+    if not file.exists():
+        return []
+    data = file.read_bytes()
+    whole = data[: data.rfind(b"\n") + 1]
+    if len(whole) < len(data):
+        with file.open("r+b") as opened:
+            opened.truncate(len(whole))
+    return [json.loads(line) for line in whole.splitlines()]

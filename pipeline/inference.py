@@ -1,0 +1,48 @@
+"""Run a model over stored images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from pipeline.plugin_api import ImageSpec
+
+
+def normalised(images_BHWC: torch.Tensor, image: ImageSpec) -> torch.Tensor:
+    """Turn uint8 images (B, H, W, C) into what a model is fed: float32 (B, C, H, W)."""
+    device = images_BHWC.device
+    mean_C = torch.tensor(image.mean, device=device) * 255
+    std_C = torch.tensor(image.std, device=device) * 255
+    return ((images_BHWC.float() - mean_C) / std_C).permute(0, 3, 1, 2).contiguous()
+
+
+@torch.inference_mode()
+def predict_logits(
+    model: nn.Module,
+    images: np.ndarray[Any, np.dtype[np.uint8]],
+    rows: np.ndarray[Any, np.dtype[np.int64]],
+    image: ImageSpec,
+    *,
+    batch_size: int = 256,
+    device: torch.device | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> torch.Tensor:
+    """Return float32 logits (N, K) of the given rows, in their order, on the CPU.
+
+    Sets the model to evaluation, and back to what it was.
+    """
+    device = device or torch.device("cpu")
+    was_training = model.training
+    model.eval()
+    logits = []
+    for start in range(0, len(rows), batch_size):
+        batch = torch.from_numpy(np.array(images[rows[start : start + batch_size]])).to(device)
+        logits.append(model(normalised(batch, image)).float().cpu())
+        if on_progress:
+            on_progress(min(start + batch_size, len(rows)), len(rows))
+    model.train(was_training)
+    return torch.cat(logits)

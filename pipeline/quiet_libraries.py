@@ -1,0 +1,31 @@
+"""Settings of the libraries that must be made before they are imported.
+
+No telemetry, no contact with a registry, no pickle: whatever the user did not set otherwise.
+"""
+
+from __future__ import annotations
+
+import os
+
+_ENVIRONMENT = {
+    "DO_NOT_TRACK": "1",
+    "NO_ALBUMENTATIONS_UPDATE": "1",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+    "MLFLOW_SKIP_PIP_REQUIREMENTS_CHECK": "true",
+    "GIT_PYTHON_REFRESH": "quiet",
+    "HF_HUB_OFFLINE": "1",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
+    "PREFECT_LOGGING_EXTRA_LOGGERS": "pipeline",
+    "PREFECT_CLI_COLORS": "false",
+}
+
+
+def apply() -> None:
+    """Set what the user has not set."""
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)

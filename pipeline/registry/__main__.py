@@ -1,0 +1,38 @@
+"""The packaging process: `python -P -m pipeline.registry FOLDER`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pipeline.data import manifest as manifests
+from pipeline.data.prepared_store import open_images
+from pipeline.event_log import EventWriter
+from pipeline.model_files import load_model, save_model
+from pipeline.registry.export import ProbabilityModel, export_onnx, largest_difference
+from pipeline.registry.packaging_job import Package, PackagingJob
+from pipeline.registry.server_file import write_server
+from pipeline.worker_process import worker_main
+
+_CHECKED_IMAGES = 256
+
+
+def package(job: PackagingJob, _events: EventWriter) -> Package:
+    """Write the package and compare it with the trained model on real test images."""
+    model, description = load_model(job.model_folder)
+    description = description.model_copy(update={"temperature": job.temperature})
+    save_model(job.folder, model, description)
+    whole = ProbabilityModel(model, description.image, job.temperature).eval()
+    onnx_file = job.folder / "model.onnx"
+    export_onnx(whole, onnx_file)
+    write_server(job.folder / "model_server.py")
+    table = manifests.usable(manifests.load(job.manifest_file))
+    rows = np.flatnonzero(table["split"] == "test")[:_CHECKED_IMAGES]
+    difference = largest_difference(whole, onnx_file, open_images(job.store)[rows])
+    size = sum(file.stat().st_size for file in job.folder.iterdir() if file.is_file())
+    return Package(
+        folder=job.folder, largest_difference=difference, checked_images=len(rows), bytes=size
+    )
+
+
+if __name__ == "__main__":
+    worker_main(PackagingJob, package)

@@ -1,0 +1,94 @@
+"""Export a trained model to ONNX: uint8 images in, calibrated probabilities out."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from pipeline.atomic_files import replacing
+from pipeline.errors import PackagingError
+from pipeline.inference import normalised
+from pipeline.plugin_api import ImageSpec
+
+TOLERANCE = 1e-4
+"""Largest difference of a probability between the package and the trained model."""
+
+
+class ProbabilityModel(nn.Module):
+    """The whole way of an image: uint8 (B, H, W, C) to probabilities (B, K)."""
+
+    def __init__(self, model: nn.Module, image: ImageSpec, temperature: float) -> None:
+        super().__init__()
+        self.model = model
+        self.image = image
+        self.temperature = temperature
+
+    def forward(self, images_BHWC: torch.Tensor) -> torch.Tensor:
+        """Return the probabilities."""
+        logits_BK = self.model(normalised(images_BHWC, self.image))
+        return torch.softmax(logits_BK.float() / self.temperature, dim=1)
+
+
+def export_onnx(model: ProbabilityModel, file: Path) -> None:
+    """Write the model with a dynamic batch dimension, weights inside the file.
+
+    Raises:
+        PackagingError: if torch cannot export it.
+    """
+    image = model.image
+    example = torch.zeros((2, image.height, image.width, image.channels), dtype=torch.uint8)
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    with warnings.catch_warnings(), replacing(file) as temporary:
+        warnings.simplefilter("ignore")
+        try:
+            torch.onnx.export(
+                model.eval(),
+                (example,),
+                str(temporary),
+                input_names=["images"],
+                output_names=["probabilities"],
+                dynamo=True,
+                dynamic_shapes=({0: torch.export.Dim("batch")},),
+                external_data=False,
+                verbose=False,
+            )
+        except Exception as error:  # torch documents no class for what it cannot export
+            raise PackagingError(
+                f"The model cannot be exported to ONNX: {str(error).splitlines()[0]}. Change the "
+                "model so that torch.onnx.export(dynamo=True) accepts it."
+            ) from error
+
+
+def largest_difference(model: ProbabilityModel, file: Path, images: np.ndarray[Any, Any]) -> float:
+    """Return the largest difference of a probability, package against torch, on real images.
+
+    Batches of 1, 2, 7 and the rest show that the batch size is free.
+
+    Raises:
+        PackagingError: if it is more than 1e-4.
+    """
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    largest, start = 0.0, 0
+    for size in (1, 2, 7, len(images)):
+        batch = np.ascontiguousarray(images[start : start + size])
+        start += size
+        if not len(batch):
+            break
+        with torch.inference_mode():
+            expected = model(torch.from_numpy(batch)).numpy()
+        packaged = session.run(None, {"images": batch})[0]
+        largest = max(largest, float(np.abs(expected - packaged).max()))
+    if not largest <= TOLERANCE:
+        raise PackagingError(
+            f"The packaged model differs from the trained one by {largest:.2g} in a probability; "
+            f"{TOLERANCE:g} is allowed. Report this with the model's settings."
+        )
+    return largest

@@ -1,0 +1,36 @@
+"""Open a registered package: numpy and onnxruntime, no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pipeline.errors import ModelReferenceError
+from pipeline.registry.model_server import PackagedModel
+from pipeline.registry.registered_models import ModelReference
+
+
+def fetch(reference: ModelReference) -> PackagedModel:
+    """Return the packaged model of a version.
+
+    The package's data is read by this Patchline's own code; no code of the package runs.
+
+    Raises:
+        ModelReferenceError: if its files are gone, or it is no Patchline package.
+    """
+    from mlflow.artifacts import download_artifacts
+    from mlflow.exceptions import MlflowException
+
+    try:
+        folder = Path(download_artifacts(reference.source)) / "artifacts"
+    except (MlflowException, OSError) as error:
+        raise ModelReferenceError(
+            f"The files of '{reference.name}' version {reference.version} are gone "
+            f"({str(error).splitlines()[0][:200]}). Restore them, or use another version."
+        ) from error
+    files = [folder / "model.onnx", folder / "model.json"]
+    if not all(file.is_file() for file in files):
+        raise ModelReferenceError(
+            f"'{reference.name}' version {reference.version} was not packaged by Patchline. Use "
+            "mlflow to load it, or name another model."
+        )
+    return PackagedModel(*files)

@@ -1,0 +1,26 @@
+"""What the packaging process is given, and what it gives back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pipeline.section import Section
+
+
+class PackagingJob(Section):
+    """A trained model, the images to check it on, and where the package goes."""
+
+    model_folder: Path
+    manifest_file: Path
+    store: Path
+    temperature: float
+    folder: Path
+
+
+class Package(Section):
+    """The files of a package and how close it is to the trained model."""
+
+    folder: Path
+    largest_difference: float
+    checked_images: int
+    bytes: int

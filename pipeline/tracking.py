@@ -1,0 +1,309 @@
+"""One run in MLflow: open, log, close, and find those that a SIGKILL left open.
+
+Everything goes through `MlflowClient` with the run's id; there is no active run.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import socket
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from filelock import FileLock, Timeout
+
+from pipeline import provenance
+from pipeline.atomic_files import storage_errors
+from pipeline.config import RunConfig
+from pipeline.errors import TrackingError
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Metric, Run
+
+logger = logging.getLogger(__name__)
+
+HOST_TAG, FOLDER_TAG, HEARTBEAT_TAG = "patchline.host", "patchline.folder", "patchline.heartbeat"
+FLOW_RUN_TAG = "prefect.flow_run_id"
+_LOCK_FILE = "owner.lock"
+_LONGEST_PARAM = 6000
+_LONG_GONE_SECONDS = 24 * 3600
+_RETRY_SECONDS = 5.0
+_FLUSH_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """A handle on one run: its id, its experiment's, and its folder on this machine."""
+
+    run_id: str
+    experiment_id: str
+    folder: Path
+
+
+def use_store() -> str:
+    """Return the tracking URI, made absolute for this process and all that it starts.
+
+    `MLFLOW_TRACKING_URI` decides; without it, MLflow's own default in the working directory.
+    """
+    uri = os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
+    match = re.match(r"^sqlite:///(?!/)(.+)$", uri)
+    if match:
+        uri = f"sqlite:///{Path(match[1]).resolve()}"
+    os.environ["MLFLOW_TRACKING_URI"] = uri
+    return uri
+
+
+def without_credentials(uri: str) -> str:
+    """Return a URI that can be shown: user and password are left out."""
+    return re.sub(r"//[^/@]*@", "//", uri)
+
+
+def client() -> MlflowClient:
+    """Return a client of the store, which is created first if it is a new SQLite file.
+
+    Raises:
+        TrackingError: if the store does not answer.
+        StorageError: if the SQLite file may not be written.
+    """
+    uri = use_store()
+    logging.getLogger("mlflow").setLevel(logging.ERROR)
+    logging.getLogger("alembic").setLevel(logging.ERROR)
+    from mlflow import MlflowClient
+
+    created = MlflowClient()
+    try:
+        if uri.startswith("sqlite:"):
+            database = Path(uri.removeprefix("sqlite:///"))
+            with storage_errors(database), FileLock(f"{database}.lock"):
+                if not database.exists():
+                    database.parent.mkdir(parents=True, exist_ok=True)
+                    database.touch()  # says at once whether the folder can be written
+                created.search_experiments(max_results=1)
+        else:
+            created.search_experiments(max_results=1)
+    except TrackingError:
+        raise
+    except Exception as error:
+        raise _unreachable(uri, error) from error
+    return created
+
+
+@contextmanager
+def owned_run(
+    config: RunConfig, runs: Path, tags: Mapping[str, str]
+) -> Iterator[TrackedRun]:
+    """Open a run, hold the lock that says it is alive, and close it whatever happens.
+
+    It ends FINISHED, FAILED after an error, KILLED after a signal.
+
+    Args:
+        config: resolved; its name is the experiment, its settings are the params.
+        runs: the folder that gets a folder for this run.
+        tags: what else to write on the run.
+    """
+    store = client()
+    folder = (runs / f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}").resolve()
+    with storage_errors(folder):
+        folder.mkdir(parents=True)
+        lock = FileLock(folder / _LOCK_FILE)
+        lock.acquire()
+    try:
+        run = _create_run(store, config, folder, tags)
+        status = "FAILED"
+        try:
+            yield run
+            status = "FINISHED"
+        except BaseException as error:
+            status = "FAILED" if isinstance(error, Exception) else "KILLED"
+            raise
+        finally:
+            store.set_terminated(run.run_id, status)
+    finally:
+        lock.release()
+
+
+def close_abandoned() -> list[str]:
+    """Close the runs whose owner was killed, and return their ids.
+
+    A run of this host is alive while its owner holds the lock in its folder. A run of another host
+    is left alone unless its last heartbeat is a day old.
+    """
+    store = client()
+    closed = []
+    experiments = [experiment.experiment_id for experiment in store.search_experiments()]
+    for run in store.search_runs(experiments, "attributes.status = 'RUNNING'"):
+        if HOST_TAG in run.data.tags and _abandoned(run):
+            store.set_terminated(run.info.run_id, "KILLED")
+            closed.append(run.info.run_id)
+    return closed
+
+
+class MetricLog:
+    """Send metrics to a run; an outage of the store delays them and loses none."""
+
+    def __init__(self, run: TrackedRun, model_id: str | None = None) -> None:
+        self._run = run
+        self._model_id = model_id
+        self._client = client()
+        self._pending: list[Metric] = []
+        self._retry_after = 0.0
+        self._last_heartbeat = 0.0
+
+    def add(self, values: Mapping[str, float], step: int, seconds: float) -> None:
+        """Queue metrics of one moment, and send what is queued."""
+        from mlflow.entities import Metric
+
+        self._pending += [
+            Metric(key, float(value), int(seconds * 1000), step) for key, value in values.items()
+        ]
+        self.send()
+
+    def send(self) -> bool:
+        """Try to send what is queued; return whether nothing is left."""
+        now = time.monotonic()
+        if not self._pending or now < self._retry_after:
+            return not self._pending
+        try:
+            self._client.log_batch(self._run.run_id, metrics=self._pending)
+            self._pending = []
+        except Exception as error:  # noqa: BLE001 - a store fails in many ways; all mean "later"
+            logger.warning("The tracking store does not answer, metrics wait: %s", error)
+            self._retry_after = now + _RETRY_SECONDS
+        return not self._pending
+
+    def beat(self) -> None:
+        """Say, at most once a minute, that the run is alive."""
+        now = time.monotonic()
+        if now - self._last_heartbeat < _FLUSH_SECONDS:
+            return
+        self._last_heartbeat = now
+        try:
+            self._client.set_tag(self._run.run_id, HEARTBEAT_TAG, str(int(time.time())))
+        except Exception as error:  # noqa: BLE001 - the next beat says it again
+            logger.debug("no heartbeat: %s", error)
+
+    def flush(self) -> None:
+        """Send everything, waiting for a store that is away for up to a minute.
+
+        Raises:
+            TrackingError: if it does not come back.
+        """
+        deadline = time.monotonic() + _FLUSH_SECONDS
+        while not self.send():
+            if time.monotonic() > deadline:
+                raise TrackingError(
+                    f"{without_credentials(use_store())} has not answered for a minute, so "
+                    f"{len(self._pending)} metrics could not be logged. Start the server again."
+                )
+            time.sleep(0.5)
+
+
+def log_data(run: TrackedRun, name: str, fingerprint: str, manifest_file: Path) -> None:
+    """Log the data's version as the data set of training and of evaluation."""
+    from mlflow.data.dataset_source_registry import resolve_dataset_source
+    from mlflow.data.meta_dataset import MetaDataset
+    from mlflow.entities import DatasetInput, InputTag
+
+    source = resolve_dataset_source(str(manifest_file.parent))
+    dataset = MetaDataset(source, name=name, digest=fingerprint)
+    entity = dataset._to_mlflow_entity()  # noqa: SLF001 - MlflowClient takes the entity only
+    store = client()
+    for context in ("training", "evaluation"):
+        tag = InputTag("mlflow.data.context", context)
+        store.log_inputs(run.run_id, [DatasetInput(entity, [tag])])
+    store.log_artifact(run.run_id, str(manifest_file), "data")
+
+
+def log_file(run: TrackedRun, file: Path, folder: str | None = None) -> None:
+    """Log one file as an artifact of the run."""
+    client().log_artifact(run.run_id, str(file), folder)
+
+
+def set_tags(run: TrackedRun, tags: Mapping[str, str]) -> None:
+    """Write tags on the run."""
+    from mlflow.entities import RunTag
+
+    client().log_batch(run.run_id, tags=[RunTag(key, value) for key, value in tags.items()])
+
+
+@contextmanager
+def system_metrics(run: TrackedRun) -> Iterator[None]:
+    """Log the machine's load while the block runs."""
+    from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+
+    monitor = SystemMetricsMonitor(run.run_id, sampling_interval=5, tracking_uri=use_store())
+    monitor.start()
+    try:
+        yield
+    finally:
+        monitor.finish()
+
+
+def run_page(run: TrackedRun) -> str:
+    """Return the address of the run's page; for a local file, that of `mlflow ui`."""
+    uri = use_store()
+    server = without_credentials(uri) if uri.startswith("http") else "http://127.0.0.1:5000"
+    return (
+        f"{server}/#/experiments/{run.experiment_id}/runs/{run.run_id}"
+        "?workflowType=machine_learning"
+    )
+
+
+def _create_run(
+    store: MlflowClient, config: RunConfig, folder: Path, tags: Mapping[str, str]
+) -> TrackedRun:
+    from mlflow.entities import Param
+
+    name = str(config.name)
+    experiment = store.get_experiment_by_name(name)
+    if experiment is not None and experiment.lifecycle_stage == "deleted":
+        raise TrackingError(
+            f"The experiment '{name}' was deleted in MLflow. Restore it with `mlflow experiments "
+            f"restore -x {experiment.experiment_id}`, or choose another --name."
+        )
+    experiment_id = experiment.experiment_id if experiment else store.create_experiment(name)
+    all_tags = {
+        HOST_TAG: socket.gethostname(),
+        FOLDER_TAG: str(folder),
+        HEARTBEAT_TAG: str(int(time.time())),
+        "mlflow.source.name": "patchline run",
+        "mlflow.source.type": "LOCAL",
+        **provenance.as_tags(),
+        **tags,
+    }
+    embedding = config.model.patch_embedding.name
+    run_name = f"{name}-{config.model.name}-{embedding}-seed{config.seed}"
+    run = store.create_run(experiment_id, tags=all_tags, run_name=run_name)
+    params = [Param(key, value[:_LONGEST_PARAM]) for key, value in config.flat().items()]
+    store.log_batch(run.info.run_id, params=params)
+    return TrackedRun(run.info.run_id, experiment_id, folder)
+
+
+def _abandoned(run: Run) -> bool:
+    tags = run.data.tags
+    if tags[HOST_TAG] != socket.gethostname():
+        return time.time() - float(tags.get(HEARTBEAT_TAG, "0")) > _LONG_GONE_SECONDS
+    lock_file = Path(tags.get(FOLDER_TAG, "")) / _LOCK_FILE
+    if not lock_file.exists():
+        return True
+    try:
+        with FileLock(lock_file, timeout=0):
+            return True
+    except Timeout:
+        return False
+
+
+def _unreachable(uri: str, error: Exception) -> TrackingError:
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return TrackingError(
+        f"The MLflow store {without_credentials(uri)} cannot be used "
+        f"({without_credentials(reason)[:300]}). Check MLFLOW_TRACKING_URI, and that the server runs."
+    )

@@ -1,0 +1,28 @@
+"""The training process: `python -P -m pipeline.training FOLDER`. Plain torch, no orchestration."""
+
+from __future__ import annotations
+
+import cv2
+
+from pipeline.data.augmentation import SeededAugmentation, preview_grid
+from pipeline.event_log import EventWriter
+from pipeline.train_result import TrainResult
+from pipeline.training.job import TrainingJob
+from pipeline.training.loop import Training, preview_rows
+from pipeline.worker_process import worker_main
+
+
+def train(job: TrainingJob, events: EventWriter) -> TrainResult:
+    """Show what the augmentation does, then train."""
+    training = Training(job, events)
+    augmentation = SeededAugmentation(job.config.augmentation, job.image, job.config.seed)
+    rows = preview_rows(training.labels, training.training_images.rows)
+    grid = preview_grid(augmentation, training.images, rows)
+    picture = job.folder / "augmentation_preview.png"
+    cv2.imwrite(str(picture), grid[:, :, ::-1])
+    events.write("artifact", path=str(picture), name="augmentation_preview.png")
+    return training.run()
+
+
+if __name__ == "__main__":
+    worker_main(TrainingJob, train)

@@ -1,0 +1,28 @@
+"""The moving average of the weights that is validated, kept and packaged."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+
+
+class MovingAverage:
+    """An exponential moving average whose decay is warmed up: min(decay, (1 + n) / (10 + n)).
+
+    So a short run already has an average that left the initial weights behind.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.model = copy.deepcopy(model).requires_grad_(requires_grad=False)
+        self.decay = decay
+
+    @torch.no_grad()
+    def update(self, model: nn.Module, step: int) -> None:
+        """Move the average towards the model after `step` steps."""
+        decay = min(self.decay, (1 + step) / (10 + step))
+        averages = list(self.model.parameters())
+        torch._foreach_lerp_(averages, list(model.parameters()), 1 - decay)  # noqa: SLF001 - no public name
+        for mine, theirs in zip(self.model.buffers(), model.buffers(), strict=True):
+            mine.copy_(theirs)

@@ -1,0 +1,155 @@
+"""Start a worker process in its own group, follow its events, and never leave it behind.
+
+A worker is a module with a `__main__`, started as `python -P -m MODULE FOLDER`. The folder holds
+`job.json`; the worker writes `events.jsonl`, `result.json` and `worker.log`. The parent keeps the
+worker's standard input open; when the parent dies in whatever way, that pipe closes and the worker
+ends itself and everything that it started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from pipeline.atomic_files import storage_errors, write_text
+from pipeline.errors import PipelineError, RunError, StorageError, WorkerError, error_class
+from pipeline.event_log import Event, EventReader, EventWriter
+from pipeline.section import Section
+
+Result = TypeVar("Result", bound=Section)
+Job = TypeVar("Job", bound=Section)
+OnEvent = Callable[[Event], None]
+
+JOB_FILE, EVENTS_FILE, RESULT_FILE, LOG_FILE = (
+    "job.json",
+    "events.jsonl",
+    "result.json",
+    "worker.log",
+)
+_POLL_SECONDS = 0.1
+_GRACE_SECONDS = 10.0
+
+
+# -- the parent's side -------------------------------------------------------------------------
+
+
+def run_worker(
+    module: str, folder: Path, job: Section, result_class: type[Result], on_event: OnEvent
+) -> Result:
+    """Run a worker to its end and return its result; `on_event` sees every event once, in order.
+
+    On any exception in the parent (a signal, an error in `on_event`) the worker's whole group is
+    stopped before the exception goes on.
+
+    Raises:
+        PipelineError: the error that the worker reported, by class and text.
+        WorkerError: if the worker died without a report.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / RESULT_FILE).unlink(missing_ok=True)
+    write_text(folder / JOB_FILE, job.model_dump_json(indent=2))
+    reader = EventReader(folder / EVENTS_FILE)
+    with (folder / LOG_FILE).open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", module, str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        while process.poll() is None:
+            for event in reader.new_events():
+                on_event(event)
+            time.sleep(_POLL_SECONDS)
+        for event in reader.new_events():
+            on_event(event)
+    finally:
+        stop_group(process)
+    return _result(folder, process.returncode, module, result_class)
+
+
+def stop_group(process: subprocess.Popen[bytes]) -> None:
+    """End a process that leads its own group, with everything in the group, and wait for it."""
+    try:
+        if process.poll() is None:
+            _signal_group(process.pid, signal.SIGTERM)
+            process.wait(_GRACE_SECONDS)
+    except subprocess.TimeoutExpired:
+        pass  # the next lines do what SIGTERM did not
+    finally:
+        _signal_group(process.pid, signal.SIGKILL)  # also what the leader left behind
+        process.wait()
+        if process.stdin:
+            process.stdin.close()
+
+
+def _signal_group(group: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)
+
+
+def _result(folder: Path, code: int, module: str, result_class: type[Result]) -> Result:
+    file = folder / RESULT_FILE
+    if file.exists():
+        content = json.loads(file.read_text(encoding="utf-8"))
+        if "error" in content:
+            raise error_class(content["error"]["class"])(content["error"]["message"])
+        return result_class.model_validate(content["result"])
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+    hint = " The machine may have run out of memory." if code == -signal.SIGKILL else ""
+    raise WorkerError(
+        f"The process {module} {how} before it was done.{hint} Its last words: "
+        f"{_last_line(folder / LOG_FILE)!r}; the rest is in {folder / LOG_FILE}."
+    )
+
+
+def _last_line(file: Path) -> str:
+    with contextlib.suppress(OSError):
+        lines = file.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        return lines[-1][:300] if lines else ""
+    return ""
+
+
+# -- the worker's side -------------------------------------------------------------------------
+
+
+def worker_main(job_class: type[Job], work: Callable[[Job, EventWriter], Section]) -> None:
+    """Run `work` on the job in the folder named by the first argument, and write its result."""
+    folder = Path(sys.argv[1])
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is the parent's to handle
+    job = job_class.model_validate_json((folder / JOB_FILE).read_text(encoding="utf-8"))
+    events = EventWriter(folder / EVENTS_FILE)
+    try:
+        with storage_errors(folder):
+            result = work(job, events)
+        content = f'{{"result": {result.model_dump_json()}}}'
+    except PipelineError as error:
+        report = {"error": {"class": type(error).__name__, "message": str(error)}}
+        content = json.dumps(report)
+    finally:
+        events.close()
+    write_text(folder / RESULT_FILE, content)
+
+
+def _end_with_parent() -> None:
+    """Wait until the parent is gone, then end this process group."""
+    while os.read(0, 1024):
+        pass
+    if hasattr(os, "killpg") and os.getpgid(0) == os.getpid():
+        os.killpg(os.getpid(), signal.SIGKILL)
+    os._exit(1)
+
+
+__all__ = ["OnEvent", "RunError", "StorageError", "run_worker", "stop_group", "worker_main"]
