@@ -9,16 +9,14 @@ from __future__ import annotations
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from cyclopts import App, CycloptsError, Parameter
 
 from pipeline import quiet_libraries
 from pipeline.errors import ConfigError, PipelineError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _EPILOGUE = """\
 Everywhere: --debug shows the trace of an error, --plugin FILE.py adds a plugin from a file.
@@ -42,7 +40,9 @@ def run_command_line(arguments: list[str]) -> int:
     try:
         arguments = _use_plugin_files(arguments)
         application = _application(arguments)
-        result = application(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+        result = application(
+            arguments, exit_on_error=False, print_error=False, result_action="return_value"
+        )
     except PipelineError as error:
         return _failed(str(error), error.exit_code, debug=debug)
     except CycloptsError as error:
@@ -51,7 +51,7 @@ def run_command_line(arguments: list[str]) -> int:
         return _failed("Stopped by Ctrl-C.", _INTERRUPTED, debug=debug)
     except BrokenPipeError:
         return 0  # whoever read the answer has seen enough
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 - the last place where an error can become a sentence
         return _other_end(error, debug=debug)
     return result if isinstance(result, int) else 0
 

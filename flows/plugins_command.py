@@ -63,7 +63,7 @@ def _entry(words: list[str]) -> PluginEntry:
         kind, name = words
         if kind not in KINDS:
             raise ConfigError(f"There is no plugin kind '{kind}'. Kinds: {', '.join(KINDS)}.")
-        return plugin_loader.find(kind, name)  # type: ignore[arg-type]  # checked above
+        return plugin_loader.find(kind, name)
     if len(words) != 1:
         raise ConfigError("Name one plugin: [KIND] NAME. `patchline plugins list` shows them.")
     matches = [entry for entry in installed() if entry.name == words[0]]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from flows.temporary_server import TemporaryServer
+
 
 _server: TemporaryServer | None = None
 
@@ -40,6 +40,7 @@ def server() -> Iterator[None]:
 @contextmanager
 def ready() -> Iterator[None]:
     """Wait for the server and use it; Prefect's own words stay out of the terminal."""
+    from prefect.logging.handlers import APILogHandler
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
     with _quiet_console():
@@ -50,7 +51,10 @@ def ready() -> Iterator[None]:
         os.environ["PREFECT_API_URL"] = _server.url
         try:
             with temporary_settings({PREFECT_API_URL: _server.url}):
-                yield
+                try:
+                    yield
+                finally:
+                    APILogHandler().flush()  # before the server goes
         finally:
             del os.environ["PREFECT_API_URL"]
 

@@ -23,6 +23,7 @@ from pipeline.plugin_loader import installed
 if TYPE_CHECKING:
     from flows.training_flow import RunSummary
 
+
 Settings = dict[str, Any]
 
 
@@ -149,8 +150,10 @@ def _closing_words(summary: RunSummary) -> str:
     width = max(len(command) for command, _ in commands)
     lines = [
         "",
-        f"Test accuracy  {accuracy.value:.1%} of {accuracy.n} images "
-        f"(95 % interval {accuracy.low:.1%} to {accuracy.high:.1%})",
+        (
+            f"Test accuracy  {accuracy.value:.1%} of {accuracy.n} images "
+            f"(95 % interval {accuracy.low:.1%} to {accuracy.high:.1%})"
+        ),
         f"Registered     {summary.name}, version {summary.version} ({', '.join(summary.aliases)})",
         f"Report         {_shown_path(summary.report)}",
         f"Seconds        {total:.0f} ({stages})",

@@ -91,9 +91,7 @@ def package_model(
     folder: Path,
 ) -> Package:
     """Export to ONNX and compare with the trained model."""
-    return packaging.package_model(
-        trained.best, data, prepared, temperature, folder, show_event
-    )
+    return packaging.package_model(trained.best, data, prepared, temperature, folder, show_event)
 
 
 @task(name="Register the model", cache_policy=NO_CACHE)

@@ -16,6 +16,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+
 from pipeline.errors import RunError
 from pipeline.worker_process import stop_group
 

@@ -97,7 +97,9 @@ def training_flow(config: RunConfig) -> RunSummary:
         tracking.set_tags(run, _training_tags(trained.model_dump(mode="json")))
         model_id = registering.create_logged_model(run, str(config.name))
         with watch.stage("evaluate", "Evaluating on the test images"):
-            evaluated = stages.evaluate_model(config, data, prepared, trained, run.folder / "report")
+            evaluated = stages.evaluate_model(
+                config, data, prepared, trained, run.folder / "report"
+            )
             registering.log_report_metrics(run, model_id, evaluated.report, data.name)
             _log_report(run, evaluated)
         with watch.stage("package", "Packaging the model and checking the package"):

@@ -103,7 +103,5 @@ def _range_text(model: type[BaseModel], path: list[str]) -> str:
         "maximum": "to {}",
         "exclusiveMaximum": "below {}",
     }
-    texts = [
-        words[key].format(option[key]) for option in options for key in words if key in option
-    ]
+    texts = [words[key].format(option[key]) for option in options for key in words if key in option]
     return " ".join(texts).replace("above 0 below", "above 0 and below")

@@ -33,12 +33,16 @@ def read_settings(file: Path) -> Settings:
     except FileNotFoundError as error:
         raise ConfigError(f"Config file {file} does not exist. Check the path.") from error
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"Config file {file} cannot be read ({error}). Give a text file.") from error
+        raise ConfigError(
+            f"Config file {file} cannot be read ({error}). Give a text file."
+        ) from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or "it cannot be parsed"
-        raise ConfigError(f"Config file {file}{where} is not YAML: {problem}. Correct it.") from error
+        raise ConfigError(
+            f"Config file {file}{where} is not YAML: {problem}. Correct it."
+        ) from error
     if content is None:
         return {}
     if not isinstance(content, dict):

@@ -62,7 +62,9 @@ def describe_plugins(choice: ModelChoice) -> tuple[PluginRecord, ...]:
 
 def save_model(folder: Path, model: nn.Module, description: ModelDescription) -> None:
     """Write weights and description into a folder; each file is whole or absent."""
-    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    weights = {
+        name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()
+    }
     with replacing(folder / WEIGHTS_FILE) as temporary:
         save_file(weights, temporary)
     write_text(folder / DESCRIPTION_FILE, description.model_dump_json(indent=2) + "\n")
@@ -78,7 +80,9 @@ def load_description(folder: Path) -> ModelDescription:
     try:
         return ModelDescription.model_validate_json(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise ModelReferenceError(f"{folder} holds no {DESCRIPTION_FILE}. Name a saved model.") from error
+        raise ModelReferenceError(
+            f"{folder} holds no {DESCRIPTION_FILE}. Name a saved model."
+        ) from error
     except ValidationError as error:
         raise ModelReferenceError(
             f"{file} does not describe a model of format {FORMAT_VERSION}. Update Patchline, or "

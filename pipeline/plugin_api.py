@@ -21,6 +21,7 @@ from pipeline.section import Section
 if TYPE_CHECKING:
     import torch
 
+
 __all__ = [
     "API_VERSION",
     "AugmentationContext",

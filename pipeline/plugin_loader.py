@@ -12,7 +12,7 @@ import importlib.util
 import os
 import sys
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -72,8 +72,8 @@ def use_plugin_files(files: list[Path]) -> None:
             raise PluginError(f"Plugin file {file} does not exist. Give the path of a .py file.")
     absolute = [str(file.resolve()) for file in files]
     os.environ[FILES_VARIABLE] = os.pathsep.join(dict.fromkeys(absolute))
-    for file in absolute:
-        _load_file(file)
+    for path in absolute:
+        _load_file(path)
 
 
 def installed(kind: Kind | None = None) -> list[PluginEntry]:
@@ -140,7 +140,7 @@ def load(kind: Kind, name: str) -> Plugin:
     return _load_entry(entry)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _load_entry(entry: PluginEntry) -> Plugin:
     module_name, _, attribute = entry.target.partition(":")
     origin = f"The {entry.kind} plugin '{entry.name}' of {entry.distribution} {entry.version}"
@@ -157,10 +157,10 @@ def _load_entry(entry: PluginEntry) -> Plugin:
             "entry point at the right object."
         )
     _check_api_version(plugin, origin)
-    return plugin  # type: ignore[return-value]  # isinstance above, by a class from a dict
+    return cast("Plugin", plugin)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _load_file(file: str) -> Plugin:
     origin = f"Plugin file {file}"
     module_name = f"patchline_plugin_file_{Path(file).stem}"
@@ -182,7 +182,7 @@ def _load_file(file: str) -> Plugin:
             "or AugmentationPlugin to the name 'plugin'."
         )
     _check_api_version(plugin, origin)
-    return plugin  # type: ignore[no-any-return]  # isinstance above, by a tuple of classes
+    return cast("Plugin", plugin)
 
 
 def _check_api_version(plugin: Any, origin: str) -> None:
@@ -227,7 +227,7 @@ def _describe_module(module_name: str) -> tuple[str, str | None]:
     """Return the first line of a module's docstring, and what is wrong with the module if it is."""
     try:
         spec = importlib.util.find_spec(module_name)
-    except Exception as error:  # a parent package that cannot be imported
+    except Exception as error:  # noqa: BLE001 - a parent package may raise anything
         return "", f"{type(error).__name__}: {error}"
     if spec is None or spec.origin is None:
         return "", f"module {module_name} does not exist"

@@ -55,7 +55,9 @@ def _with_settings(config: RunConfig, change: _Change) -> RunConfig:
 
     model = changed(config.model, "model", "model")
     embedding = changed(model.patch_embedding, "patch_embedding", "model.patch_embedding")
-    options = change(_parsed("data_source", config.data.source, config.data.options, "data.options"))
+    options = change(
+        _parsed("data_source", config.data.source, config.data.options, "data.options")
+    )
     return config.model_copy(
         update={
             "model": model.model_copy(update={"patch_embedding": embedding}),

@@ -7,7 +7,15 @@ import subprocess
 from importlib import metadata
 from pathlib import Path
 
-_PACKAGES = ("patchline", "torch", "torchvision", "albumentations", "numpy", "onnxruntime", "mlflow")
+_PACKAGES = (
+    "patchline",
+    "torch",
+    "torchvision",
+    "albumentations",
+    "numpy",
+    "onnxruntime",
+    "mlflow",
+)
 _GIT_SECONDS = 5
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
@@ -27,6 +27,7 @@ from pipeline.errors import TrackingError
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Metric, Run
+
 
 logger = logging.getLogger(__name__)
 
@@ -97,9 +98,7 @@ def client() -> MlflowClient:
 
 
 @contextmanager
-def owned_run(
-    config: RunConfig, runs: Path, tags: Mapping[str, str]
-) -> Iterator[TrackedRun]:
+def owned_run(config: RunConfig, runs: Path, tags: Mapping[str, str]) -> Iterator[TrackedRun]:
     """Open a run, hold the lock that says it is alive, and close it whatever happens.
 
     It ends FINISHED, FAILED after an error, KILLED after a signal.
@@ -208,12 +207,13 @@ class MetricLog:
 
 def log_data(run: TrackedRun, name: str, fingerprint: str, manifest_file: Path) -> None:
     """Log the data's version as the data set of training and of evaluation."""
-    from mlflow.data.dataset_source_registry import resolve_dataset_source
+    from mlflow.data import sources
     from mlflow.data.meta_dataset import MetaDataset
     from mlflow.entities import DatasetInput, InputTag
 
-    source = resolve_dataset_source(str(manifest_file.parent))
-    dataset = MetaDataset(source, name=name, digest=fingerprint)
+    # MLflow makes the class of a local folder while it runs, so no checker can see it.
+    source = sources.LocalArtifactDatasetSource(str(manifest_file.parent))  # type: ignore[attr-defined]
+    dataset = MetaDataset(source, name=name, digest=fingerprint)  # type: ignore[abstract]
     entity = dataset._to_mlflow_entity()  # noqa: SLF001 - MlflowClient takes the entity only
     store = client()
     for context in ("training", "evaluation"):
@@ -239,7 +239,9 @@ def system_metrics(run: TrackedRun) -> Iterator[None]:
     """Log the machine's load while the block runs."""
     from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
-    monitor = SystemMetricsMonitor(run.run_id, sampling_interval=5, tracking_uri=use_store())
+    monitor: Any = SystemMetricsMonitor(  # type: ignore[no-untyped-call]
+        run.run_id, sampling_interval=5, tracking_uri=use_store()
+    )
     monitor.start()
     try:
         yield
@@ -305,5 +307,5 @@ def _unreachable(uri: str, error: Exception) -> TrackingError:
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
     return TrackingError(
         f"The MLflow store {without_credentials(uri)} cannot be used "
-        f"({without_credentials(reason)[:300]}). Check MLFLOW_TRACKING_URI, and that the server runs."
+        f"({without_credentials(reason)[:300]}). Check MLFLOW_TRACKING_URI and the server."
     )

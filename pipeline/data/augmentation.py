@@ -37,7 +37,8 @@ class SeededAugmentation:
         """Return the image as it is seen in that epoch."""
         sequence = np.random.SeedSequence([self._seed, epoch, index])
         generator = np.random.Generator(np.random.PCG64(sequence))
-        self._transform.set_random_state(generator, random.Random(int(generator.integers(2**63))))
+        python_generator = random.Random(int(generator.integers(2**63)))  # noqa: S311 - no secret
+        self._transform.set_random_state(generator, python_generator)
         changed: Pixels = self._transform(image=image_HWC)["image"]
         if changed.ndim == 2:  # noqa: PLR2004 - some transforms drop a single channel
             changed = changed[:, :, None]

@@ -33,13 +33,13 @@ class DataConfig(Section):
     """How an image that is not square becomes so: cut at the centre, or squeezed."""
 
     validation_fraction: Fraction = 0.15
-    """Share of the images held back to choose the best weights, where the source has no such split."""
+    """Share of the images held back to choose the weights, unless the source has this split."""
 
     test_fraction: Fraction = 0.15
-    """Share of the images held back for the final figures, where the source has no such split."""
+    """Share of the images held back for the final figures, unless the source has this split."""
 
     split_seed: Annotated[int, Field(ge=0)] = 0
     """Chooses another split of the same images; independent of the seed of training."""
 
     workers: Annotated[int, Field(ge=0, le=64)] = 0
-    """Processes that augment images beside the training process; the result does not depend on it."""
+    """Processes that augment images beside the training; the result does not depend on it."""

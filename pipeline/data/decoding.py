@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import cv2
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 MAX_PIXELS = 178_956_970
 """Images with more pixels are refused, as they may be decompression bombs (Pillow's own limit)."""
@@ -70,10 +70,7 @@ def _decode_fast(data: bytes, channels: int) -> np.ndarray[Any, Any] | None:
 def _decode_strict(data: bytes, channels: int) -> np.ndarray[Any, Any]:
     try:
         with Image.open(io.BytesIO(data)) as opened:
-            if opened.width * opened.height > MAX_PIXELS:
-                raise UndecodableImageError(
-                    f"{opened.width}x{opened.height} pixels are more than {MAX_PIXELS}"
-                )
+            _refuse_bomb(opened.width, opened.height)
             opened.load()
             image: Image.Image = ImageOps.exif_transpose(opened)
             if image.mode in ("I", "I;16", "I;16B", "I;16L", "F"):
@@ -87,12 +84,17 @@ def _decode_strict(data: bytes, channels: int) -> np.ndarray[Any, Any]:
             return np.asarray(image.convert("L" if channels == 1 else "RGB"))
     except UndecodableImageError:
         raise
-    except Image.UnidentifiedImageError as error:
+    except UnidentifiedImageError as error:
         raise UndecodableImageError("not an image that can be read") from error
     except Image.DecompressionBombError as error:
         raise UndecodableImageError(str(error)) from error
     except (OSError, ValueError, SyntaxError, EOFError, IndexError, TypeError) as error:
         raise UndecodableImageError(str(error) or type(error).__name__) from error
+
+
+def _refuse_bomb(width: int, height: int) -> None:
+    if width * height > MAX_PIXELS:
+        raise UndecodableImageError(f"{width}x{height} pixels are more than {MAX_PIXELS}")
 
 
 def resize_image(
@@ -116,7 +118,9 @@ def resize_image(
         new_width = max(width, round(source_width * scale))
     shrinks = new_height < source_height or new_width < source_width
     method = cv2.INTER_AREA if shrinks else cv2.INTER_CUBIC
-    scaled = cv2.resize(np.ascontiguousarray(image_HWC), (new_width, new_height), interpolation=method)
+    scaled = cv2.resize(
+        np.ascontiguousarray(image_HWC), (new_width, new_height), interpolation=method
+    )
     top, left = (new_height - height) // 2, (new_width - width) // 2
     cut = scaled.reshape(new_height, new_width, channels)[top : top + height, left : left + width]
     return np.ascontiguousarray(cut)

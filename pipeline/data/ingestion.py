@@ -182,9 +182,7 @@ def _absolute(config: RunConfig) -> str | None:
     return str(Path(path).resolve()) if path is not None and Path(path).exists() else path
 
 
-def _labelled(
-    on_progress: StageProgress | None, label: str
-) -> Callable[[int, int], None] | None:
+def _labelled(on_progress: StageProgress | None, label: str) -> Callable[[int, int], None] | None:
     if on_progress is None:
         return None
     return lambda done, total: on_progress(label, done, total)
@@ -218,8 +216,7 @@ def _notes_on_files(manifest: pd.DataFrame) -> list[str]:
         for path, reason in zip(rows["path"], rows["reason"], strict=True):
             logger.debug("left out %s: %s", path, reason)
         named = [
-            f"{path} ({reason})"
-            for path, reason in zip(rows["path"], rows["reason"], strict=True)
+            f"{path} ({reason})" for path, reason in zip(rows["path"], rows["reason"], strict=True)
         ]
         if named:
             one = len(named) == 1
@@ -236,7 +233,6 @@ def _notes_on_leakage(rows: pd.DataFrame) -> list[str]:
     if not len(shared):
         return []
     paths = rows.loc[rows["sha256"].isin(shared), "path"]
-    return [
-        f"{len(shared)} image{' lies' if len(shared) == 1 else 's lie'} in more than one split, "
-        f"so the test figures flatter: {manifests.examples(paths)}"
-    ]
+    verb = " lies" if len(shared) == 1 else "s lie"
+    where = f"{len(shared)} image{verb} in more than one split, so the test figures flatter"
+    return [f"{where}: {manifests.examples(paths)}"]

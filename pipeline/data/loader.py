@@ -84,7 +84,7 @@ def training_batches(order: BatchOrder, source: TrainingImages, workers: int) ->
     """Return the batches of the training split, endless, from the order's first step on."""
     loader: DataLoader[Batch] = DataLoader(
         _AugmentedDataset(source),
-        batch_sampler=order,  # type: ignore[arg-type]  # keys are (epoch, row), not integers
+        batch_sampler=order,
         num_workers=workers,
         collate_fn=_whole_batch,
         multiprocessing_context="spawn" if workers else None,
@@ -92,5 +92,6 @@ def training_batches(order: BatchOrder, source: TrainingImages, workers: int) ->
     return iter(loader)
 
 
-def _whole_batch(batch: Batch) -> Batch:
-    return batch
+def _whole_batch(batch: Any) -> Batch:
+    whole: Batch = batch  # `__getitems__` has stacked it
+    return whole

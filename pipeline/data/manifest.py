@@ -79,26 +79,29 @@ def _describe(root: Path, listed: ListedImage) -> _Row:
     try:
         data = (root / listed.path).read_bytes()
     except OSError as error:
-        row.update(status="damaged", reason=f"cannot be read: {error.strerror}")
+        row["status"], row["reason"] = "damaged", f"cannot be read: {error.strerror}"
         return row
-    row.update(sha256=hashlib.sha256(data).hexdigest(), bytes=len(data))
+    row["sha256"], row["bytes"] = hashlib.sha256(data).hexdigest(), len(data)
     if not listed.label:
-        row.update(status="foreign", reason="lies in no class folder")
+        row["status"], row["reason"] = "foreign", "lies in no class folder"
         return row
     try:
         with Image.open(io.BytesIO(data)) as opened:
-            row.update(width=opened.width, height=opened.height, mode=opened.mode)
+            row["width"], row["height"], row["mode"] = opened.width, opened.height, opened.mode
         decode_image(data, channels=3)
     except (UndecodableImageError, OSError, ValueError, SyntaxError) as error:
-        looks_like_image = (
-            data.startswith(_KNOWN_STARTS) or Path(listed.path).suffix.lower() in _IMAGE_SUFFIXES
-        )
-        if looks_like_image:
-            reason = "not an image that can be read" if "cannot identify" in str(error) else str(error)
-            row.update(status="damaged", reason=reason if data else "the file is empty")
-        else:
-            row.update(status="foreign", reason="not an image")
+        row["status"], row["reason"] = _verdict(Path(listed.path), data, error)
     return row
+
+
+def _verdict(path: Path, data: bytes, error: Exception) -> tuple[str, str]:
+    """Tell a damaged image from a file that never was one."""
+    if not data:
+        return "damaged", "the file is empty"
+    if not data.startswith(_KNOWN_STARTS) and path.suffix.lower() not in _IMAGE_SUFFIXES:
+        return "foreign", "not an image"
+    unknown = "cannot identify" in str(error)
+    return "damaged", "not an image that can be read" if unknown else str(error)
 
 
 def fingerprint(manifest: pd.DataFrame) -> str:

@@ -14,6 +14,7 @@ from pipeline.evaluation.report import EvaluationReport, ImageError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+
 CONFUSION, CURVES, ERRORS = "confusion_matrix.png", "training_curves.png", "confident_errors.png"
 _MOST_LABELLED_CLASSES = 30
 _MOST_NUMBERED_CLASSES = 20

@@ -16,7 +16,7 @@ class LinearHead(nn.Linear):
 
 
 class TanhHead(nn.Module):
-    """One hidden tanh layer before the linear one, as in pre-training: `features_BD -> logits_BK`."""
+    """A hidden tanh layer before the linear one, as in pre-training: `features_BD -> logits_BK`."""
 
     def __init__(self, embed_dim: int, num_classes: int) -> None:
         super().__init__()

@@ -1,123 +1,22 @@
-"""The packaged model: decode, resize, run ONNX, name the classes.
+"""What MLflow loads from a package.
 
-In a package this module stands alone: the text of `pipeline.data.decoding` replaces the import of
-it, and a last line hands the model to MLflow. So it imports numpy, onnxruntime, OpenCV, Pillow and
-MLflow only: no torch, no Patchline, no plugin, no pickle.
+In a package this module stands alone: the texts of the modules that it imports from Patchline stand
+in their place, and a last line hands the model to MLflow. So a package needs numpy, onnxruntime,
+OpenCV, Pillow and MLflow only: no torch, no Patchline, no plugin, no pickle.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
-import json
 from pathlib import Path
 from typing import Any
 
 import mlflow.pyfunc
-import numpy as np
-import onnxruntime
+import pandas as pd
 
-from pipeline.data.decoding import UndecodableImageError, decode_image, resize_image
-
-_LONGEST_PATH = 4096
+from pipeline.registry.packaged_model import PackagedModel
 
 
-class PackagedModel:
-    """An ONNX model with the description that makes it an image classifier."""
-
-    def __init__(self, onnx_file: Path, description_file: Path, threads: int = 0) -> None:
-        description = json.loads(description_file.read_text(encoding="utf-8"))
-        self.classes: list[str] = description["classes"]
-        self.image: dict[str, Any] = description["image"]
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads
-        self._session = onnxruntime.InferenceSession(
-            str(onnx_file), options, providers=["CPUExecutionProvider"]
-        )
-
-    def pixels(self, image: object) -> np.ndarray[Any, Any]:
-        """Return what the network is fed, uint8 (H, W, C).
-
-        Args:
-            image: encoded bytes, base64 text, a path, or an array (H, W) or (H, W, C) of uint8.
-
-        Raises:
-            UndecodableImageError: with the reason, if it is none of them.
-        """
-        spec = self.image
-        if isinstance(image, np.ndarray):
-            decoded = _as_channels(image, spec["channels"])
-        else:
-            decoded = decode_image(_as_bytes(image), spec["channels"])
-        return resize_image(decoded, spec["height"], spec["width"], spec["resize"])
-
-    def probabilities(self, pixels_BHWC: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Return calibrated probabilities (B, K)."""
-        name = self._session.get_inputs()[0].name
-        outputs = self._session.run(None, {name: pixels_BHWC})
-        probabilities_BK: np.ndarray[Any, Any] = np.asarray(outputs[0])
-        return probabilities_BK
-
-    def answers(self, images: list[object], top_k: int = 5) -> list[dict[str, Any]]:
-        """Return one answer for each image, in order.
-
-        An answer holds `label`, `probability`, `top_k` and `error`. An image that cannot be read
-        gets an error of its own; the others get their answers.
-        """
-        answers: list[dict[str, Any]] = []
-        decoded: list[np.ndarray[Any, Any]] = []
-        for image in images:
-            answer: dict[str, Any] = {"label": None, "probability": None, "top_k": [], "error": None}
-            try:
-                decoded.append(self.pixels(image))
-            except UndecodableImageError as error:
-                answer["error"] = str(error)
-            answers.append(answer)
-        if decoded:
-            readable = [answer for answer in answers if answer["error"] is None]
-            probabilities_BK = self.probabilities(np.stack(decoded))
-            for answer, row_K in zip(readable, probabilities_BK, strict=True):
-                best = np.argsort(-row_K, kind="stable")[: max(1, top_k)]
-                ranked = [
-                    {"label": self.classes[k], "probability": float(row_K[k])} for k in best
-                ]
-                answer.update(ranked[0], top_k=ranked)
-        return answers
-
-
-def _as_channels(image: np.ndarray[Any, Any], channels: int) -> np.ndarray[Any, Any]:
-    if image.dtype != np.uint8 or image.ndim not in (2, 3):
-        raise UndecodableImageError(
-            f"an array of {image.dtype} with {image.ndim} axes is not an image; give uint8 with "
-            "axes (height, width) or (height, width, channels)"
-        )
-    stacked = image[:, :, None] if image.ndim == 2 else image  # noqa: PLR2004 - H, W
-    if stacked.shape[2] == channels:
-        return stacked
-    if stacked.shape[2] == 1:
-        return np.repeat(stacked, channels, axis=2)
-    if stacked.shape[2] == 3 and channels == 1:  # noqa: PLR2004 - RGB
-        grey = stacked @ np.array([0.299, 0.587, 0.114])  # ITU-R BT.601, as decoders do
-        return np.round(grey).astype(np.uint8)[:, :, None]
-    raise UndecodableImageError(f"an array with {stacked.shape[2]} channels is not an image")
-
-
-def _as_bytes(image: object) -> bytes:
-    if isinstance(image, (bytes, bytearray, memoryview)):
-        return bytes(image)
-    if isinstance(image, (str, Path)):
-        text = str(image)
-        if len(text) <= _LONGEST_PATH and Path(text).is_file():
-            return Path(text).read_bytes()
-        try:
-            return base64.b64decode(text, validate=True)
-        except (binascii.Error, ValueError):
-            kind = "a path of a file" if len(text) <= _LONGEST_PATH else "base64"
-            raise UndecodableImageError(f"{text[:80]!r} is neither base64 nor {kind}") from None
-    raise UndecodableImageError(f"a {type(image).__name__} is not an image")
-
-
-class ImageClassifier(mlflow.pyfunc.PythonModel):  # type: ignore[misc]  # MLflow is loosely typed
+class ImageClassifier(mlflow.pyfunc.PythonModel):  # type: ignore[name-defined,misc]  # MLflow is loosely typed
     """What `mlflow.pyfunc.load_model` returns: a column `image` in, one answer a row out."""
 
     def load_context(self, context: Any) -> None:
@@ -127,9 +26,10 @@ class ImageClassifier(mlflow.pyfunc.PythonModel):  # type: ignore[misc]  # MLflo
         )
 
     def predict(
-        self, _context: Any, model_input: Any, params: dict[str, Any] | None = None
+        self, context: Any, model_input: pd.DataFrame, params: dict[str, Any] | None = None
     ) -> list[dict[str, Any]]:
         """Answer for a table with a column `image`, or for a list of images."""
+        del context  # `load_context` has used it
         has_column = hasattr(model_input, "columns")
         images = list(model_input["image"]) if has_column else list(model_input)
         return self.model.answers(images, top_k=int((params or {}).get("top_k", 5)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipeline.errors import ModelReferenceError
-from pipeline.registry.model_server import PackagedModel
+from pipeline.registry.packaged_model import PackagedModel
 from pipeline.registry.registered_models import ModelReference
 
 
@@ -33,4 +33,5 @@ def fetch(reference: ModelReference) -> PackagedModel:
             f"'{reference.name}' version {reference.version} was not packaged by Patchline. Use "
             "mlflow to load it, or name another model."
         )
-    return PackagedModel(*files)
+    onnx_file, description_file = files
+    return PackagedModel(onnx_file, description_file)

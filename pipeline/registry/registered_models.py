@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
 
+
 CLASSES_TAG, DIGEST_TAG = "patchline.classes", "patchline.classes_sha256"
 FINGERPRINT_TAG = "patchline.data_fingerprint"
 CHAMPION, CHALLENGER = "champion", "challenger"
@@ -117,9 +118,7 @@ def resolve(reference: str) -> ModelReference:
         chosen = match["version"]
         if chosen not in by_version:
             there = ", ".join(sorted(by_version, key=int)) or "none"
-            raise ModelReferenceError(
-                f"'{model.name}' has no version {chosen}. It has: {there}."
-            )
+            raise ModelReferenceError(f"'{model.name}' has no version {chosen}. It has: {there}.")
     else:
         alias = match["alias"] or CHAMPION
         aliases = {a: version.version for version in model.versions for a in version.aliases}

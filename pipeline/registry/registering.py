@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import shutil
 import warnings
 from pathlib import Path
@@ -22,6 +24,7 @@ from pipeline.tracking import TrackedRun, client
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+
 
 _ARTIFACTS = ("model.onnx", "model.json", "model.safetensors")
 
@@ -53,7 +56,11 @@ def log_report_metrics(
     """Log the figures of a report on the run, linked to the model and to the data."""
     store = client()
     for key, estimate in report.metrics.items():
-        for suffix, value in (("", estimate.value), ("_low", estimate.low), ("_high", estimate.high)):
+        for suffix, value in (
+            ("", estimate.value),
+            ("_low", estimate.low),
+            ("_high", estimate.high),
+        ):
             store.log_metric(
                 run.run_id,
                 f"{key}{suffix}",
@@ -78,7 +85,8 @@ def register(
     store.log_model_artifacts(model_id, str(folder))
     store.finalize_logged_model(model_id, "READY")
     # `register_model` is the call that also writes the link back from the logged model.
-    version = mlflow.register_model(f"models:/{model_id}", name)
+    with contextlib.redirect_stderr(io.StringIO()):  # it also prints what the caller says better
+        version = mlflow.register_model(f"models:/{model_id}", name)
     description = load_description(package.folder)
     all_tags = {
         **class_tags(description.classes),
@@ -88,9 +96,7 @@ def register(
     for key, value in all_tags.items():
         store.set_model_version_tag(name, version.version, key, value)
     aliases = _give_aliases(store, name, str(version.version))
-    return Registered(
-        name=name, version=str(version.version), aliases=aliases, model_id=model_id
-    )
+    return Registered(name=name, version=str(version.version), aliases=aliases, model_id=model_id)
 
 
 def save_as_mlflow_model(run: TrackedRun, model_id: str, package: Path) -> Path:
@@ -101,8 +107,9 @@ def save_as_mlflow_model(run: TrackedRun, model_id: str, package: Path) -> Path:
 
     target = package.parent / "mlflow_model"
     shutil.rmtree(target, ignore_errors=True)
+    any_type = AnyType()  # type: ignore[no-untyped-call]  # bytes, base64, paths and arrays
     signature = ModelSignature(
-        inputs=Schema([ColSpec(AnyType(), "image")]),
+        inputs=Schema([ColSpec(any_type, "image")]),
         params=ParamSchema([ParamSpec("top_k", DataType.long, 5)]),
     )
     with warnings.catch_warnings():

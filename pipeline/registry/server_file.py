@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
+import re
 from importlib import metadata
 from pathlib import Path
 
 from pipeline.atomic_files import write_text
-from pipeline.data import decoding
-from pipeline.errors import PackagingError
 
-_IMPORT = (
-    "from pipeline.data.decoding import UndecodableImageError, decode_image, resize_image\n"
-)
+_OWN_IMPORT = re.compile(r"^from pipeline\.([a-z_.]+) import [^\n(]*\n", re.MULTILINE)
 _FUTURE = "from __future__ import annotations\n"
 _LAST_LINES = """
 
@@ -20,19 +16,22 @@ _LAST_LINES = """
 mlflow.models.set_model(ImageClassifier())
 """
 _DISTRIBUTIONS = ("mlflow", "numpy", "onnxruntime", "opencv-python-headless", "pillow")
+_LIBRARY = Path(__file__).resolve().parent.parent
 
 
 def write_server(file: Path) -> None:
-    """Write the server with the decoder's text in place of its import."""
-    source = (Path(__file__).parent / "model_server.py").read_text(encoding="utf-8")
-    if _IMPORT not in source:
-        raise PackagingError("model_server.py does not import the decoder as expected. Reinstall.")
-    decoder = inspect.getsource(decoding).replace(_FUTURE, "")
-    text = source.replace(_IMPORT, f"# -- the decoder ----\n{decoder}\n# -- the model ----\n")
+    """Write the server with the texts of our own modules in place of their imports."""
+    text = _standing_alone("registry.model_server")
     text = text.replace("import mlflow.pyfunc\n", "import mlflow.models\nimport mlflow.pyfunc\n", 1)
-    write_text(file, text + _LAST_LINES)
+    write_text(file, f"{_FUTURE}\n{text}{_LAST_LINES}")
 
 
 def requirements() -> list[str]:
     """Return what the server needs, in the versions that it was checked with."""
     return [f"{name}=={metadata.version(name)}" for name in _DISTRIBUTIONS]
+
+
+def _standing_alone(module: str) -> str:
+    source = _LIBRARY.joinpath(*module.split(".")).with_suffix(".py").read_text(encoding="utf-8")
+    inlined = _OWN_IMPORT.sub(lambda found: _standing_alone(found[1]), source.replace(_FUTURE, ""))
+    return f"# -- pipeline.{module} --\n{inlined}"

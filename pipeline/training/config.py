@@ -44,7 +44,7 @@ class OptimizerConfig(Section):
     """Peak learning rate, reached after the warm-up."""
 
     weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.05
-    """Decoupled weight decay of the weight matrices; biases, norms, tokens and positions have none."""
+    """Decoupled weight decay of the weight matrices; biases, norms and positions have none."""
 
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Decay of the running mean of the gradient."""
@@ -53,7 +53,7 @@ class OptimizerConfig(Section):
     """Decay of the running mean of the squared gradient."""
 
     warmup_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    """Share of the training in which the learning rate rises linearly; then it falls as a cosine."""
+    """Share of the training in which the learning rate rises; then it falls as a cosine."""
 
     gradient_clip: Annotated[float, Field(gt=0)] | None = 1.0
     """Largest global norm of the gradient; null for no limit."""
@@ -66,25 +66,25 @@ class TrainingConfig(Section):
     """Passes over the training split; ignored when time_limit is set."""
 
     time_limit: Duration | None = None
-    """Train for this long instead, counted from the first step, validation included: 90s, 20m, 2h."""
+    """Train for this long instead, from the first step, validation included: 90s, 20m, 2h."""
 
     step_plan: tuple[tuple[int, float], ...] | None = None
-    """What a run with a time limit recorded, (step, progress from 0 to 1), so that it can be replayed."""
+    """What a run with a time limit recorded, (step, progress), so that it can be replayed."""
 
     batch_size: Annotated[int, Field(ge=1, le=65_536)] = 128
     """Images per step."""
 
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """bfloat16 computes the forward pass under autocast; auto uses it where the machine has it."""
+    """bfloat16 computes the forward pass under autocast; auto uses it where it pays."""
 
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Where to train; auto takes a CUDA device if there is one."""
 
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """Threads of torch on the CPU; by default torch's own choice. Recorded, as results depend on it."""
+    """Threads of torch on the CPU; by default torch's own choice. Results depend on it."""
 
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    """Share of the probability spread over all classes in the target (arXiv 1512.00567, section 7)."""
+    """Share of the target spread over all classes (arXiv 1512.00567, section 7)."""
 
     ema_decay: Annotated[float, Field(ge=0, lt=1)] = 0.999
-    """Decay of the moving average of the weights that is validated and kept; warmed up from 0."""
+    """Decay of the moving average of the weights that is kept; warmed up from 0."""

@@ -19,18 +19,21 @@ def choose_device(config: TrainingConfig) -> torch.device:
     name = config.device
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    available = {
+        "cpu": True,
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+    }
     if not available[name]:
         have = ", ".join(device for device, there in available.items() if there)
         raise ConfigError(
-            f"training.device is '{name}', but this machine has {have}. Choose one of them, or auto."
+            f"training.device is '{name}', but this machine has {have}. Choose one of these."
         )
     return torch.device(name)
 
 
 _WORTH_CASTING = 1_000_000
-"""Parameters below which, on a CPU, the casts of autocast cost more than bfloat16 saves: measured on
-a 302,506-parameter model, 1,764 images/s against 2,681 in float32."""
+"""Parameters below which casting costs a CPU more than bfloat16 saves: see docs/performance.md."""
 
 
 def choose_precision(config: TrainingConfig, device: torch.device, parameters: int) -> str:

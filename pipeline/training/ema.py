@@ -22,7 +22,7 @@ class MovingAverage:
     def update(self, model: nn.Module, step: int) -> None:
         """Move the average towards the model after `step` steps."""
         decay = min(self.decay, (1 + step) / (10 + step))
-        averages = list(self.model.parameters())
-        torch._foreach_lerp_(averages, list(model.parameters()), 1 - decay)  # noqa: SLF001 - no public name
+        averages: list[torch.Tensor] = list(self.model.parameters())
+        torch._foreach_lerp_(averages, list(model.parameters()), 1 - decay)
         for mine, theirs in zip(self.model.buffers(), model.buffers(), strict=True):
             mine.copy_(theirs)

@@ -66,7 +66,7 @@ def train(
 
 
 def replayable(config: RunConfig, result: TrainResult) -> RunConfig:
-    """Return the config with everything that the machine decided, so that it runs the same again."""
+    """Return the config with all that the machine decided, so that it runs the same again."""
     planned = config.training.time_limit is not None
     training = config.training.model_copy(
         update={

@@ -27,11 +27,11 @@ from pipeline.event_log import EventWriter
 from pipeline.inference import normalised, predict_logits
 from pipeline.model_building import build_model
 from pipeline.model_files import ModelDescription, describe_plugins, save_model
+from pipeline.train_result import EpochRecord, TrainResult
 from pipeline.training.checkpoint import load_checkpoint, save_checkpoint
 from pipeline.training.config import duration_seconds
 from pipeline.training.device import choose_device, choose_precision, make_repeatable
 from pipeline.training.ema import MovingAverage
-from pipeline.train_result import EpochRecord, TrainResult
 from pipeline.training.job import TrainingJob
 from pipeline.training.optimizer import build_optimizer
 from pipeline.training.schedule import learning_rate_factor
@@ -39,6 +39,7 @@ from pipeline.training.step_plan import StepPlan, TimePlanner
 
 logger = logging.getLogger(__name__)
 
+Labels = np.ndarray[Any, np.dtype[np.int64]]
 _CHECKPOINT_SECONDS = 15.0
 
 
@@ -94,7 +95,7 @@ class Training:
     def _open_data(self) -> None:
         rows = manifests.usable(manifests.load(self.job.manifest_file))
         index = {label: number for number, label in enumerate(self.job.classes)}
-        self.labels = rows["label"].map(index).to_numpy(np.int64)
+        self.labels: Labels = rows["label"].map(index).to_numpy().astype(np.int64)
         self.images = open_images(self.job.store)
         self.validation_rows = np.flatnonzero(rows["split"] == "validation")
         config = self.config
@@ -153,9 +154,7 @@ class Training:
         )
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        with torch.autocast(
-            self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"
-        ):
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
             logits_BK = self.model(normalised(images, self.job.image))
         loss = functional.cross_entropy(
             logits_BK.float(), labels_B, label_smoothing=config.training.label_smoothing
@@ -195,7 +194,11 @@ class Training:
     def _validate(self) -> None:
         began = time.monotonic()
         logits_NK = predict_logits(
-            self.average.model, self.images, self.validation_rows, self.job.image, device=self.device
+            self.average.model,
+            self.images,
+            self.validation_rows,
+            self.job.image,
+            device=self.device,
         )
         labels_N = torch.from_numpy(self.labels[self.validation_rows])
         record = EpochRecord(
@@ -239,9 +242,7 @@ class Training:
             "best": self.best.model_dump() if self.best else None,
             "sums": vars(self.sums),
         }
-        save_checkpoint(
-            self.checkpoint_file, self.model, self.average.model, self.optimizer, state
-        )
+        save_checkpoint(self.checkpoint_file, self.model, self.average.model, self.optimizer, state)
         self.last_checkpoint = time.monotonic()
 
     def _description(self) -> ModelDescription:
@@ -283,7 +284,12 @@ class _RunningSums:
     def __init__(
         self, loss: float = 0.0, correct: int = 0, images: int = 0, total_images: int = 0
     ) -> None:
-        self.loss, self.correct, self.images, self.total_images = loss, correct, images, total_images
+        self.loss, self.correct, self.images, self.total_images = (
+            loss,
+            correct,
+            images,
+            total_images,
+        )
 
     def add(self, loss: float, correct: int, images: int) -> None:
         self.loss += loss * images

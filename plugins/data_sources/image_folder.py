@@ -37,7 +37,7 @@ class ImageFolderConfig(PluginConfig):
     """Settings of the folder."""
 
     mirror_symmetric: bool = True
-    """Whether a mirrored image still shows its class; false for text, digits or left-right views."""
+    """Whether a mirrored image still shows its class; false for text or left-right views."""
 
 
 class ImageFolder:
@@ -80,7 +80,9 @@ class ImageFolder:
         if not root.exists():
             raise DataError(f"There is no folder {root}. Check the path.")
         if not root.is_dir():
-            raise DataError(f"{root} is not a folder. Name the folder that holds the class folders.")
+            raise DataError(
+                f"{root} is not a folder. Name the folder that holds the class folders."
+            )
         return root.resolve()
 
 

@@ -5,7 +5,7 @@ Shapes: B batch, C channels, H height, W width, N patches, D embedding, K classe
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -19,6 +19,7 @@ from pipeline.plugin_api import ModelContext, PatchTokens
 if TYPE_CHECKING:
     from plugins.models.vit import VitConfig
 
+
 _HEADS = {"linear": LinearHead, "tanh": TanhHead}
 
 
@@ -29,7 +30,8 @@ class VisionTransformer(nn.Module):
         super().__init__()
         embed_dim, depth, num_heads, mlp_dim = config.dimensions()
         self.patch_embedding = context.patch_embedding(embed_dim)
-        rows, columns = self.patch_embedding.grid
+        grid: Any = self.patch_embedding.grid
+        rows, columns = grid
         self.class_token = ClassToken(embed_dim)
         self.position_embedding = LearnedPositionEmbedding(1 + rows * columns, embed_dim)
         self.dropout = nn.Dropout(config.dropout)
