@@ -23,13 +23,23 @@ Everywhere: --debug shows the trace of an error, --plugin FILE.py adds a plugin 
 """
 _INTERRUPTED = 128 + signal.SIGINT
 _TERMINATED = 128 + signal.SIGTERM
+_STOPPED = {
+    _INTERRUPTED: "Stopped by Ctrl-C.",
+    _TERMINATED: "Stopped by the signal SIGTERM.",
+}
 
 Json = Annotated[bool, Parameter(name="--json", negative="")]
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run one command and exit with its code."""
+    signal.signal(signal.SIGTERM, _end)
     sys.exit(run_command_line(sys.argv[1:] if arguments is None else arguments))
+
+
+def _end(*_: object) -> None:
+    """Leave on SIGTERM through every `finally`, so that nothing stays open or alive."""
+    sys.exit(_TERMINATED)
 
 
 def run_command_line(arguments: list[str]) -> int:
@@ -48,7 +58,7 @@ def run_command_line(arguments: list[str]) -> int:
     except CycloptsError as error:
         return _failed(_usage_sentence(error, arguments), ConfigError.exit_code, debug=debug)
     except KeyboardInterrupt:
-        return _failed("Stopped by Ctrl-C.", _INTERRUPTED, debug=debug)
+        return _failed(_STOPPED[_INTERRUPTED], _INTERRUPTED, debug=debug)
     except BrokenPipeError:
         return 0  # whoever read the answer has seen enough
     except BaseException as error:  # noqa: BLE001 - the last place where an error can become a sentence
@@ -58,9 +68,10 @@ def run_command_line(arguments: list[str]) -> int:
 
 def _other_end(error: BaseException, *, debug: bool) -> int:
     if isinstance(error, SystemExit):
-        return error.code if isinstance(error.code, int) else 1
-    if not isinstance(error, Exception):  # Prefect's word for SIGTERM
-        return _failed("Stopped by a signal.", _TERMINATED, debug=debug)
+        code = error.code if isinstance(error.code, int) else 1
+        if code in _STOPPED:  # what Prefect makes of Ctrl-C, and `_end` of SIGTERM
+            return _failed(_STOPPED[code], code, debug=debug)
+        return code
     sentence = f"{type(error).__name__}: {str(error).strip() or 'no message'}"
     hint = "" if debug else " Run again with --debug for the trace."
     return _failed(f"Unexpected failure. {sentence}{hint}", 1, debug=debug)
@@ -160,6 +171,7 @@ def show_plugin(*words: str, json: Json = False) -> None:
 
 def predict(
     model: str,
+    /,
     *images: Path,
     top_k: Annotated[int, Parameter(name="--top-k")] = 3,
     out: Path | None = None,
@@ -185,7 +197,7 @@ def predict(
     return print_predictions(model, list(images), top_k=top_k, out=out, as_json=json)
 
 
-def models(name: str | None = None, *, json: Json = False) -> None:
+def models(name: str | None = None, /, *, json: Json = False) -> None:
     """Show the registered models: versions, aliases, figures.
 
     Parameters

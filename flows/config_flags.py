@@ -8,8 +8,9 @@ made in which each plugin's settings stand beside its name, so that they have ty
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
+from cyclopts import Parameter
 from pydantic import BaseModel, create_model
 from pydantic.fields import FieldInfo
 
@@ -94,7 +95,9 @@ def _replaced(section: type[BaseModel], **classes: type[BaseModel]) -> type[Base
     fields: dict[str, Any] = {}
     for key, field in section.model_fields.items():
         if key in classes:
-            fields[key] = (classes[key], _documented(section, key, None))
+            # A plugin without settings has no flag of its own.
+            shown = Parameter(show=bool(classes[key].model_fields))
+            fields[key] = (Annotated[classes[key], shown], _documented(section, key, None))
         else:
             fields[key] = (_annotation(field), field)
     return create_model(section.__name__, __base__=Section, **fields)

@@ -38,6 +38,7 @@ def build(arguments: list[str]) -> Callable[..., None]:
 
     def run(
         data: str | None = None,
+        /,
         *,
         config: Path | None = None,
         preset: str | None = None,

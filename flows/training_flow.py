@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +27,7 @@ from pipeline.metrics.intervals import MetricEstimate
 from pipeline.registry import registered_models, registering
 from pipeline.registry.registering import Registered
 from pipeline.section import Section
+from pipeline.train_result import TrainResult
 from pipeline.training import launching
 
 WORKSPACE = Path(".patchline")
@@ -71,7 +71,7 @@ class _Stopwatch:
             self.seconds[key] = round(time.monotonic() - began, 2)
 
 
-@flow(name="Train and register", flow_run_name="{config.name}", validate_parameters=True)
+@flow(name="Train and register")
 def training_flow(config: RunConfig) -> RunSummary:
     """Read the data, train, evaluate, package and register: one MLflow run owns the whole line."""
     workspace = WORKSPACE.resolve()
@@ -94,7 +94,7 @@ def training_flow(config: RunConfig) -> RunSummary:
             trained = stages.train_model(config, data, prepared, run)
         config = launching.replayable(config, trained)
         config_file = launching.log_config(config, run)
-        tracking.set_tags(run, _training_tags(trained.model_dump(mode="json")))
+        tracking.set_tags(run, _training_tags(trained))
         model_id = registering.create_logged_model(run, str(config.name))
         with watch.stage("evaluate", "Evaluating on the test images"):
             evaluated = stages.evaluate_model(
@@ -144,10 +144,7 @@ def _training_words(config: RunConfig) -> str:
 
 
 def _prefect_tags() -> dict[str, str]:
-    return {
-        tracking.FLOW_RUN_TAG: str(flow_run.id or ""),
-        "prefect.flow_run_name": str(flow_run.name or ""),
-    }
+    return {tracking.FLOW_RUN_TAG: str(flow_run.id or "")}
 
 
 def _tag_flow_run(run: tracking.TrackedRun, name: str) -> None:
@@ -158,10 +155,9 @@ def _tag_flow_run(run: tracking.TrackedRun, name: str) -> None:
         )
 
 
-def _training_tags(trained: dict[str, object]) -> dict[str, str]:
+def _training_tags(trained: TrainResult) -> dict[str, str]:
     kept = ("precision", "device", "threads", "parameters", "stopped_because", "steps")
-    tags = {f"training.{key}": str(trained[key]) for key in kept}
-    return tags | {"patchline.plugins": json.dumps(trained["plugins"])}
+    return {f"training.{key}": str(getattr(trained, key)) for key in kept}
 
 
 def _log_report(run: tracking.TrackedRun, evaluated: Evaluated) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import errno
-import os
-import tempfile
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,9 +23,7 @@ def replacing(target: Path) -> Iterator[Path]:
     """
     with storage_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-        os.close(handle)
-        temporary = Path(name)
+        temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.part")
         try:
             yield temporary
             temporary.replace(target)

@@ -91,10 +91,23 @@ def validated(settings: Settings) -> RunConfig:
         PluginError: for a plugin that is unknown or broken.
     """
     try:
-        config = RunConfig.model_validate(settings)
+        config = RunConfig.model_validate(_with_plugin_names(settings))
     except ValidationError as error:
         raise config_errors.sentence(error, RunConfig) from error
     return checked_plugins(config)
+
+
+def _with_plugin_names(settings: Settings) -> Settings:
+    """Name the default plugins where only their settings were given."""
+    defaults = RunConfig()
+    named: Settings = {
+        "augmentation": {"name": defaults.augmentation.name},
+        "model": {
+            "name": defaults.model.name,
+            "patch_embedding": {"name": defaults.model.patch_embedding.name},
+        },
+    }
+    return merged(named, settings)
 
 
 def save(config: RunConfig, file: Path) -> None:

@@ -7,6 +7,9 @@ import subprocess
 from importlib import metadata
 from pathlib import Path
 
+from pipeline import plugin_loader
+from pipeline.config import RunConfig
+
 _PACKAGES = (
     "patchline",
     "torch",
@@ -55,6 +58,18 @@ def as_tags() -> dict[str, str]:
     if head:
         tags |= {"mlflow.source.git.commit": head, "patchline.dirty": str(dirty).lower()}
     return tags
+
+
+def plugin_tags(config: RunConfig) -> dict[str, str]:
+    """Return a tag for each plugin of a run: its distribution and version."""
+    chosen: dict[plugin_loader.Kind, str] = {
+        "data_source": config.data.source,
+        "augmentation": config.augmentation.name,
+        "model": config.model.name,
+        "patch_embedding": config.model.patch_embedding.name,
+    }
+    entries = [plugin_loader.find(kind, name) for kind, name in chosen.items()]
+    return {f"plugin.{e.kind}": f"{e.name} ({e.distribution} {e.version})" for e in entries}
 
 
 def _processor() -> str:

@@ -67,6 +67,12 @@ def without_credentials(uri: str) -> str:
     return re.sub(r"//[^/@]*@", "//", uri)
 
 
+def store_exists() -> bool:
+    """Return whether there is a store to read from; a SQLite file is only made by a run."""
+    uri = use_store()
+    return not uri.startswith("sqlite:") or Path(uri.removeprefix("sqlite:///")).exists()
+
+
 def client() -> MlflowClient:
     """Return a client of the store, which is created first if it is a new SQLite file.
 
@@ -135,6 +141,8 @@ def close_abandoned() -> list[str]:
     A run of this host is alive while its owner holds the lock in its folder. A run of another host
     is left alone unless its last heartbeat is a day old.
     """
+    if not store_exists():
+        return []
     store = client()
     closed = []
     experiments = [experiment.experiment_id for experiment in store.search_experiments()]
@@ -206,7 +214,7 @@ class MetricLog:
 
 
 def log_data(run: TrackedRun, name: str, fingerprint: str, manifest_file: Path) -> None:
-    """Log the data's version as the data set of training and of evaluation."""
+    """Log the data's version as the data set of the run, and its manifest as an artifact."""
     from mlflow.data import sources
     from mlflow.data.meta_dataset import MetaDataset
     from mlflow.entities import DatasetInput, InputTag
@@ -216,9 +224,8 @@ def log_data(run: TrackedRun, name: str, fingerprint: str, manifest_file: Path) 
     dataset = MetaDataset(source, name=name, digest=fingerprint)  # type: ignore[abstract]
     entity = dataset._to_mlflow_entity()  # noqa: SLF001 - MlflowClient takes the entity only
     store = client()
-    for context in ("training", "evaluation"):
-        tag = InputTag("mlflow.data.context", context)
-        store.log_inputs(run.run_id, [DatasetInput(entity, [tag])])
+    tag = InputTag("mlflow.data.context", "training")
+    store.log_inputs(run.run_id, [DatasetInput(entity, [tag])])
     store.log_artifact(run.run_id, str(manifest_file), "data")
 
 
@@ -279,6 +286,7 @@ def _create_run(
         "mlflow.source.name": "patchline run",
         "mlflow.source.type": "LOCAL",
         **provenance.as_tags(),
+        **provenance.plugin_tags(config),
         **tags,
     }
     embedding = config.model.patch_embedding.name

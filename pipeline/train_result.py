@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline.model_files import PluginRecord
 from pipeline.section import Section
 
 
@@ -40,5 +39,4 @@ class TrainResult(Section):
     threads: int
     parameters: int
     stopped_because: str
-    plugins: tuple[PluginRecord, ...]
     history: tuple[EpochRecord, ...]

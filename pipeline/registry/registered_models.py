@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipeline.errors import ModelReferenceError
 from pipeline.section import Section
-from pipeline.tracking import client
+from pipeline.tracking import client, store_exists
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -66,7 +66,7 @@ def check_classes(name: str, classes: tuple[str, ...]) -> None:
     Raises:
         ModelReferenceError: naming the classes that differ.
     """
-    versions = _versions(client(), name)
+    versions = _versions(client(), name) if store_exists() else []
     if not versions:
         return
     newest = versions[0]
@@ -89,8 +89,11 @@ def summaries(name: str | None = None) -> list[ModelSummary]:
     Raises:
         ModelReferenceError: if there is no model of that name.
     """
-    store = client()
-    names = sorted(model.name for model in store.search_registered_models(max_results=1000))
+    if not store_exists():
+        names: list[str] = []
+    else:
+        store = client()
+        names = sorted(model.name for model in store.search_registered_models(max_results=1000))
     if name is not None:
         if name not in names:
             raise _unknown(f"There is no registered model '{name}'.", name, names)

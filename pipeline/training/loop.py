@@ -273,7 +273,6 @@ class Training:
             threads=self.threads,
             parameters=self.parameters,
             stopped_because=f"time limit of {limited}" if limited else "all planned steps done",
-            plugins=describe_plugins(self.config.model),
             history=tuple(self.history),
         )
 

@@ -1,0 +1,119 @@
+"""What all tests share: a quiet environment, small real images, and one real run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pipeline import quiet_libraries
+
+quiet_libraries.apply()
+PATCHLINE = Path(sys.executable).parent / "patchline"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_prefect_home(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Keep Prefect's database out of the home of whoever runs the tests."""
+    os.environ["PREFECT_HOME"] = str(tmp_path_factory.mktemp("prefect_home"))
+    os.environ.pop("PREFECT_API_URL", None)
+    os.environ.pop("MLFLOW_TRACKING_URI", None)
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run every test in a folder of its own, with a store of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.delenv("PATCHLINE_PLUGIN_FILES", raising=False)
+
+
+def draw_photo(label: int, variant: int, side: int = 32) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Return an RGB image (side, side, 3) whose stripes tell its class: easy, but not trivial."""
+    generator = np.random.default_rng([label, variant])
+    rows, columns = np.mgrid[0:side, 0:side]
+    axis = (rows, columns, rows + columns, rows - columns)[label % 4]
+    stripes = np.sin(axis * 2 * np.pi / 8 + generator.uniform(0, 2 * np.pi))
+    colour = generator.uniform(0.3, 1.0, 3)
+    noise = generator.normal(0, 0.15, (side, side, 3))
+    values = 127 + 90 * stripes[:, :, None] * colour + 127 * noise
+    drawn: np.ndarray[Any, np.dtype[np.uint8]] = np.clip(values, 0, 255).astype(np.uint8)
+    return drawn
+
+
+def write_photos(root: Path, classes: int = 3, images: int = 20, side: int = 32) -> Path:
+    """Write a folder with one subfolder of PNG files for each class, and return it."""
+    names = ("across", "down", "rising", "falling")[:classes]
+    for label, name in enumerate(names):
+        (root / name).mkdir(parents=True, exist_ok=True)
+        for variant in range(images):
+            image = Image.fromarray(draw_photo(label, variant, side))
+            image.save(root / name / f"{variant:03d}.png")
+    return root
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Return a folder of 60 small RGB images in 3 classes: across, down, rising."""
+    return write_photos(tmp_path / "photos")
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A command that has ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """The one JSON object on standard output."""
+        return json.loads(self.out)
+
+
+def patchline(
+    *arguments: str | Path, cwd: Path, env: dict[str, str] | None = None, timeout: float = 240
+) -> Finished:
+    """Run the command `patchline` as a user would, in a process of its own."""
+    done = subprocess.run(
+        [str(PATCHLINE), *(str(argument) for argument in arguments)],
+        cwd=cwd,
+        env={**os.environ, **(env or {})},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    return Finished(done.returncode, done.stdout, done.stderr)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One finished `patchline run`: where it ran and what it printed."""
+
+    folder: Path
+    summary: dict[str, Any]
+
+    @property
+    def tracking_uri(self) -> str:
+        """The store of the run."""
+        return str(self.summary["tracking_uri"])
+
+
+@pytest.fixture(scope="session")
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Return one real run of the whole flow on small photos; tests must not change it."""
+    folder = tmp_path_factory.mktemp("finished_run")
+    write_photos(folder / "photos", images=40)
+    done = patchline("run", "photos", "--training.epochs", "12", "--json", cwd=folder)
+    assert done.code == 0, done.err
+    return Run(folder, done.json)
