@@ -1,0 +1,51 @@
+"""Run `patchline run` for a benchmark, in an empty folder, and describe the machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from pipeline import provenance, quiet_libraries
+
+PATCHLINE = Path(sys.executable).parent / "patchline"
+
+
+def machine() -> str:
+    """Return hardware, package versions and commit in one line."""
+    hardware = provenance.hardware()
+    head, dirty = provenance.commit()
+    return (
+        f"{hardware['processor']}, {hardware['cores']} cores, {hardware['memory_gib']} GiB; "
+        f"torch {provenance.package_versions()['torch']}; "
+        f"commit {head[:12] or 'unknown'}{' with changes' if dirty else ''}"
+    )
+
+
+def measured_run(*arguments: str, folder: Path | None = None) -> dict[str, Any]:
+    """Run `patchline run` and return its summary, with `wall_seconds` and `first_step_seconds`."""
+    quiet_libraries.apply()
+    folder = folder or Path(tempfile.mkdtemp(prefix="patchline-benchmark-"))
+    began = time.time()
+    done = subprocess.run(
+        [str(PATCHLINE), "run", *arguments, "--json"],
+        cwd=folder,
+        env=os.environ,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    summary: dict[str, Any] = json.loads(done.stdout)
+    summary["wall_seconds"] = time.time() - began
+    run_folder = Path(summary["config"]).parent
+    result = json.loads((run_folder / "training/result.json").read_text(encoding="utf-8"))
+    summary["training"] = result["result"]
+    lines = (run_folder / "training/events.jsonl").read_text(encoding="utf-8").splitlines()
+    steps = [event for event in map(json.loads, lines) if event["kind"] == "progress"]
+    summary["first_step_seconds"] = steps[0]["time"] - began
+    return summary

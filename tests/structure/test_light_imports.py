@@ -1,0 +1,59 @@
+"""Commands that compute nothing import nothing heavy."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HEAVY = ("torch", "pandas", "mlflow", "prefect", "albumentations", "sklearn", "matplotlib", "cv2")
+_SCRIPT = """
+import json, sys
+from flows.command_line import run_command_line
+try:
+    code = run_command_line(json.loads(sys.argv[1]))
+finally:
+    names = {name.partition(".")[0] for name in sys.modules}
+    print("\\nLOADED", json.dumps(sorted(names)))
+"""
+
+
+def loaded_by(arguments: list[str], cwd: Path, before: str = "") -> set[str]:
+    """Return the heavy packages that a command has imported when it ends."""
+    done = subprocess.run(
+        [sys.executable, "-c", before + _SCRIPT, json.dumps(arguments)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    names = json.loads(done.stdout.rpartition("LOADED ")[2])
+    return set(HEAVY) & set(names)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["run", "--help"],
+        ["plugins", "list"],
+        ["plugins", "list", "--json"],
+        ["run", "--training.epochz", "3"],
+        ["run", "--training.epochs", "0"],
+        ["run", "--model.name", "vti"],
+        ["run", "--config", "none.yaml"],
+        ["run", "--schema"],
+    ],
+    ids=" ".join,
+)
+def test_nothing_heavy_is_imported(tmp_path: Path, arguments: list[str]) -> None:
+    """Help, lists and config errors answer without torch, pandas, mlflow or prefect."""
+    assert loaded_by(arguments, tmp_path) == set()
+
+
+def test_a_heavy_import_would_be_seen(tmp_path: Path) -> None:
+    """The same check fails when something heavy is imported on purpose."""
+    assert loaded_by(["--help"], tmp_path, before="import pandas\n") == {"pandas"}

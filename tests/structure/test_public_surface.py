@@ -1,0 +1,57 @@
+"""What plugin authors may rely on, and what the project looks like from outside."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+from pipeline import plugin_api
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_plugin_api_exports_exactly_these_names() -> None:
+    """A name that appears or vanishes here changes the contract with plugin authors."""
+    assert sorted(plugin_api.__all__) == [
+        "API_VERSION",
+        "AugmentationContext",
+        "AugmentationPlugin",
+        "ConfigError",
+        "DataError",
+        "DataSource",
+        "DataSourcePlugin",
+        "DataTraits",
+        "ImageListing",
+        "ImageSpec",
+        "ListedImage",
+        "ModelContext",
+        "ModelPlugin",
+        "PatchEmbeddingContext",
+        "PatchEmbeddingPlugin",
+        "PatchTokens",
+        "PluginConfig",
+        "PluginError",
+        "SourceContext",
+        "Split",
+    ]
+    for name in plugin_api.__all__:
+        assert hasattr(plugin_api, name)
+
+
+def test_the_top_level_holds_what_the_readme_says() -> None:
+    """Nothing but the agreed names stands at the top, dotfiles and build products aside."""
+    agreed = {
+        "pipeline", "flows", "plugins", "tests", "docs", "examples", "benchmarks",
+        "pyproject.toml", "constraints.txt", "Makefile", "README.md", "CHANGELOG.md", "LICENSE",
+    }  # fmt: skip
+    made = {"patchline.egg-info", "build", "dist", "mlflow.db", "mlflow.db.lock", "mlruns"}
+    present = {entry.name for entry in ROOT.iterdir() if not entry.name.startswith(".")}
+    assert present - made == agreed
+
+
+def test_package_inits_are_empty_of_work() -> None:
+    """An `__init__` holds a docstring and nothing else."""
+    for package in ("pipeline", "flows", "plugins"):
+        for init in (ROOT / package).rglob("__init__.py"):
+            body = ast.parse(init.read_text(encoding="utf-8")).body
+            assert [type(node) for node in body] == [ast.Expr], init
