@@ -97,6 +97,7 @@ def run_flow(config: RunConfig) -> RunSummary:
     from pipeline.data import ingestion
 
     ingestion.check_source(config, Path(".patchline").resolve())
+    display().stage("Starting Prefect and MLflow")
     with prefect_session.server():
         from flows.training_flow import training_flow
         from pipeline import tracking
