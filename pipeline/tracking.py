@@ -22,7 +22,7 @@ from filelock import FileLock, Timeout
 from pipeline import provenance
 from pipeline.atomic_files import storage_errors
 from pipeline.config import RunConfig
-from pipeline.errors import TrackingError
+from pipeline.errors import PipelineError, TrackingError
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -38,6 +38,7 @@ _LONGEST_PARAM = 6000
 _LONG_GONE_SECONDS = 24 * 3600
 _RETRY_SECONDS = 5.0
 _FLUSH_SECONDS = 60.0
+_HEARTBEAT_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -83,23 +84,26 @@ def client() -> MlflowClient:
     uri = use_store()
     logging.getLogger("mlflow").setLevel(logging.ERROR)
     logging.getLogger("alembic").setLevel(logging.ERROR)
-    from mlflow import MlflowClient
-
-    created = MlflowClient()
     try:
-        if uri.startswith("sqlite:"):
-            database = Path(uri.removeprefix("sqlite:///"))
-            with storage_errors(database), FileLock(f"{database}.lock"):
-                if not database.exists():
-                    database.parent.mkdir(parents=True, exist_ok=True)
-                    database.touch()  # says at once whether the folder can be written
-                created.search_experiments(max_results=1)
-        else:
-            created.search_experiments(max_results=1)
-    except TrackingError:
+        if not uri.startswith("sqlite:"):
+            return _answering_client()
+        lock = Path(uri.removeprefix("sqlite:///")).parent / ".patchline" / "mlflow.lock"
+        with storage_errors(lock.parent.parent / "mlflow.db"):
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            lock.touch()  # says at once whether the folder can be written
+        with FileLock(lock):  # processes that meet a new SQLite file would crash each other
+            return _answering_client()
+    except PipelineError:
         raise
     except Exception as error:
         raise _unreachable(uri, error) from error
+
+
+def _answering_client() -> MlflowClient:
+    from mlflow import MlflowClient
+
+    created = MlflowClient()
+    created.search_experiments(max_results=1)
     return created
 
 
@@ -153,49 +157,45 @@ def close_abandoned() -> list[str]:
     return closed
 
 
-class MetricLog:
-    """Send metrics to a run; an outage of the store delays them and loses none."""
+class RunLog:
+    """Send metrics and files to a run; an outage of the store delays them and loses none."""
 
-    def __init__(self, run: TrackedRun, model_id: str | None = None) -> None:
+    def __init__(self, run: TrackedRun) -> None:
         self._run = run
-        self._model_id = model_id
         self._client = client()
-        self._pending: list[Metric] = []
+        self._metrics: list[Metric] = []
+        self._files: list[Path] = []
         self._retry_after = 0.0
         self._last_heartbeat = 0.0
 
-    def add(self, values: Mapping[str, float], step: int, seconds: float) -> None:
-        """Queue metrics of one moment, and send what is queued."""
+    def add_metrics(self, values: Mapping[str, float], step: int, seconds: float) -> None:
+        """Queue metrics of one moment (seconds since the epoch), and send what is queued."""
         from mlflow.entities import Metric
 
-        self._pending += [
+        self._metrics += [
             Metric(key, float(value), int(seconds * 1000), step) for key, value in values.items()
         ]
         self.send()
 
-    def send(self) -> bool:
-        """Try to send what is queued; return whether nothing is left."""
-        now = time.monotonic()
-        if not self._pending or now < self._retry_after:
-            return not self._pending
-        try:
-            self._client.log_batch(self._run.run_id, metrics=self._pending)
-            self._pending = []
-        except Exception as error:  # noqa: BLE001 - a store fails in many ways; all mean "later"
-            logger.warning("The tracking store does not answer, metrics wait: %s", error)
-            self._retry_after = now + _RETRY_SECONDS
-        return not self._pending
+    def add_file(self, file: Path) -> None:
+        """Queue a file, and send what is queued."""
+        self._files.append(file)
+        self.send()
 
-    def beat(self) -> None:
-        """Say, at most once a minute, that the run is alive."""
+    def send(self) -> bool:
+        """Try to send what is queued, at most every five seconds after a failure.
+
+        Returns:
+            Whether nothing is left.
+        """
         now = time.monotonic()
-        if now - self._last_heartbeat < _FLUSH_SECONDS:
-            return
-        self._last_heartbeat = now
-        try:
-            self._client.set_tag(self._run.run_id, HEARTBEAT_TAG, str(int(time.time())))
-        except Exception as error:  # noqa: BLE001 - the next beat says it again
-            logger.debug("no heartbeat: %s", error)
+        if now >= self._retry_after:
+            try:
+                self._send_all(now)
+            except Exception as error:  # noqa: BLE001 - a store fails in many ways; all mean "later"
+                logger.warning("MLflow does not answer; the training goes on: %s", error)
+                self._retry_after = now + _RETRY_SECONDS
+        return not (self._metrics or self._files)
 
     def flush(self) -> None:
         """Send everything, waiting for a store that is away for up to a minute.
@@ -208,9 +208,20 @@ class MetricLog:
             if time.monotonic() > deadline:
                 raise TrackingError(
                     f"{without_credentials(use_store())} has not answered for a minute, so "
-                    f"{len(self._pending)} metrics could not be logged. Start the server again."
+                    f"{len(self._metrics)} metrics could not be logged. Start the server again."
                 )
             time.sleep(0.5)
+
+    def _send_all(self, now: float) -> None:
+        if self._metrics:
+            self._client.log_batch(self._run.run_id, metrics=self._metrics)
+            self._metrics = []
+        while self._files:
+            self._client.log_artifact(self._run.run_id, str(self._files[0]))
+            self._files.pop(0)
+        if now - self._last_heartbeat >= _HEARTBEAT_SECONDS:
+            self._client.set_tag(self._run.run_id, HEARTBEAT_TAG, str(int(time.time())))
+            self._last_heartbeat = now
 
 
 def log_data(run: TrackedRun, name: str, fingerprint: str, manifest_file: Path) -> None:

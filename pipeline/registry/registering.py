@@ -83,6 +83,7 @@ def register(
     store = client()
     folder = save_as_mlflow_model(run, model_id, package.folder)
     store.log_model_artifacts(model_id, str(folder))
+    shutil.rmtree(folder)  # the store has it now
     store.finalize_logged_model(model_id, "READY")
     # `register_model` is the call that also writes the link back from the logged model.
     with contextlib.redirect_stderr(io.StringIO()):  # it also prints what the caller says better

@@ -46,22 +46,21 @@ def train(
         run_id=run.run_id,
         folder=run.folder / "training",
     )
-    metrics = tracking.MetricLog(run)
+    log = tracking.RunLog(run)
 
     def forward(event: Event) -> None:
         on_event(event)
-        metrics.beat()
-        metrics.send()
+        log.send()
         if event["kind"] == "metrics":
-            metrics.add(event["values"], event["step"], event["time"])
+            log.add_metrics(event["values"], event["step"], event["time"])
         elif event["kind"] == "artifact":
-            tracking.log_file(run, Path(event["path"]))
+            log.add_file(Path(event["path"]))
         elif event["kind"] == "warning":
             logger.warning(event["message"])
 
     with tracking.system_metrics(run):
         result = run_worker("pipeline.training", job.folder, job, TrainResult, forward)
-    metrics.flush()
+    log.flush()
     return result
 
 

@@ -1,0 +1,204 @@
+"""One run in MLflow, on real stores."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline import tracking
+from pipeline.config import RunConfig
+from pipeline.errors import StorageError, TrackingError
+
+CONFIG = RunConfig(name="roses")
+
+
+class Server:
+    """An MLflow server on loopback that can be stopped and started again."""
+
+    def __init__(self, folder: Path) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = int(probe.getsockname()[1])
+        self.folder = folder
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the server and wait until it answers."""
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "mlflow", "server", "--port", str(self.port), "--workers", "1",
+             "--backend-store-uri", f"sqlite:///{self.folder / 'server.db'}",
+             "--artifacts-destination", str(self.folder / "artifacts")],
+            cwd=self.folder,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )  # fmt: skip
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            try:
+                with urllib.request.urlopen(f"{self.url}/health", timeout=2):
+                    return
+            except (urllib.error.URLError, OSError):
+                time.sleep(0.2)
+        pytest.fail("the MLflow server did not start")
+
+    def stop(self) -> None:
+        """Stop the server with everything that it started."""
+        if self.process and self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """Return a running MLflow server that is this test's store."""
+    started = Server(tmp_path)
+    started.start()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", started.url)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    yield started
+    started.stop()
+
+
+def _history(run: tracking.TrackedRun, key: str) -> list[tuple[int, float]]:
+    metrics: list[Any] = tracking.client().get_metric_history(run.run_id, key)
+    return [(metric.step, metric.value) for metric in metrics]
+
+
+def test_an_outage_of_the_server_delays_metrics_and_loses_none(
+    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is logged while the server is away arrives when it is back, each value once."""
+    monkeypatch.setattr(tracking, "_RETRY_SECONDS", 0.0)
+    picture = tmp_path / "picture.png"
+    picture.write_bytes(b"not really")
+    with tracking.owned_run(CONFIG, tmp_path / "runs", {}) as run:
+        log = tracking.RunLog(run)
+        log.add_metrics({"loss": 3.0}, step=1, seconds=1.0)
+        server.stop()
+        log.add_metrics({"loss": 2.0}, step=2, seconds=2.0)
+        log.add_file(picture)
+        assert not log.send()
+        server.start()
+        log.add_metrics({"loss": 1.0}, step=3, seconds=3.0)
+        log.flush()
+        assert _history(run, "loss") == [(1, 3.0), (2, 2.0), (3, 1.0)]
+        files = [file.path for file in tracking.client().list_artifacts(run.run_id)]
+        assert files == ["picture.png"]
+
+
+def test_a_store_that_does_not_answer_is_named_without_credentials(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The sentence has the address, but neither user nor password."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://anna:secret@127.0.0.1:9")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with pytest.raises(TrackingError, match=r"127\.0\.0\.1:9") as raised:
+        tracking.client()
+    assert "secret" not in str(raised.value)
+    assert "anna" not in str(raised.value)
+
+
+def test_the_relative_default_store_becomes_absolute(tmp_path: Path) -> None:
+    """Another process with another working directory finds the same store."""
+    assert tracking.use_store() == f"sqlite:///{tmp_path / 'mlflow.db'}"
+    assert os.environ["MLFLOW_TRACKING_URI"] == tracking.use_store()
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(None, "FINISHED"), (ValueError, "FAILED"), (KeyboardInterrupt, "KILLED")],
+)
+def test_a_run_ends_as_what_happened(
+    tmp_path: Path, error: type[BaseException] | None, status: str
+) -> None:
+    """A run ends FINISHED, FAILED after an error, KILLED after an interruption."""
+    opened = []
+    expected = pytest.raises(error) if error else contextlib.nullcontext()
+    with expected, tracking.owned_run(CONFIG, tmp_path / "runs", {"note": "x"}) as run:
+        opened.append(run)
+        if error:
+            raise error
+    found = tracking.client().get_run(opened[0].run_id)
+    assert found.info.status == status
+    assert found.data.tags["note"] == "x"
+    assert found.data.params["model.name"] == "vit"
+
+
+def test_only_abandoned_runs_of_this_host_are_closed(tmp_path: Path) -> None:
+    """A run whose lock is free is closed; one that is held, or of another host, is left alone."""
+    store = tracking.client()
+    with tracking.owned_run(CONFIG, tmp_path / "runs", {}) as alive:
+        experiment = alive.experiment_id
+        gone = tmp_path / "runs" / "gone"
+        gone.mkdir()
+        (gone / "owner.lock").touch()
+        abandoned = store.create_run(
+            experiment,
+            tags={tracking.HOST_TAG: socket.gethostname(), tracking.FOLDER_TAG: str(gone)},
+        )
+        elsewhere = store.create_run(
+            experiment,
+            tags={
+                tracking.HOST_TAG: "another-host",
+                tracking.HEARTBEAT_TAG: str(int(time.time()) - 600),
+            },
+        )
+        long_gone = store.create_run(
+            experiment, tags={tracking.HOST_TAG: "another-host", tracking.HEARTBEAT_TAG: "1"}
+        )
+        foreign = store.create_run(experiment)
+        assert set(tracking.close_abandoned()) == {
+            abandoned.info.run_id,
+            long_gone.info.run_id,
+        }
+        for run_id in (alive.run_id, elsewhere.info.run_id, foreign.info.run_id):
+            assert store.get_run(run_id).info.status == "RUNNING"
+        assert store.get_run(abandoned.info.run_id).info.status == "KILLED"
+
+
+def test_a_deleted_experiment_of_the_name_is_said(tmp_path: Path) -> None:
+    """MLflow keeps the name of a deleted experiment; the sentence says how to get it back."""
+    store = tracking.client()
+    store.delete_experiment(store.create_experiment("roses"))
+    with (
+        pytest.raises(TrackingError, match="mlflow experiments restore"),
+        tracking.owned_run(CONFIG, tmp_path / "runs", {}),
+    ):
+        pass
+
+
+def test_processes_that_meet_a_new_store_create_it_once(tmp_path: Path) -> None:
+    """Four processes that start together on a new SQLite file all get to use it."""
+    script = "from pipeline import tracking; tracking.client().search_experiments()"
+    together = [subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path) for _ in range(4)]
+    assert [process.wait(120) for process in together] == [0, 0, 0, 0]
+
+
+def test_reading_from_a_folder_without_a_store_makes_none(tmp_path: Path) -> None:
+    """Closing abandoned runs in a fresh folder leaves it as it was."""
+    assert tracking.close_abandoned() == []
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_store_that_may_not_be_made_is_a_storage_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A SQLite store below something that is no folder is answered with its path."""
+    (tmp_path / "file").write_text("x", encoding="utf-8")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/file/mlflow.db")
+    with pytest.raises((StorageError, TrackingError), match=r"mlflow\.db"):
+        tracking.client()
