@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from pipeline import tracking
@@ -58,7 +58,11 @@ class Server:
     def stop(self) -> None:
         """Stop the server with everything that it started."""
         if self.process and self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGKILL)
+            family = psutil.Process(self.process.pid).children(recursive=True)
+            self.process.kill()
+            for process in family:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
             self.process.wait()
 
 
