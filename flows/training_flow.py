@@ -139,7 +139,7 @@ def _note_data(data: IngestedData) -> None:
 def _training_words(config: RunConfig) -> str:
     length = config.training.time_limit or f"{config.training.epochs} epochs"
     if config.training.step_plan:
-        length = f"{config.training.step_plan[-1][0]} steps, as recorded"
+        length = f"{config.training.step_plan[-1][2]} steps, as recorded"
     return f"Training {config.model.name} with {config.model.patch_embedding.name} for {length}"
 
 

@@ -14,11 +14,11 @@ from pipeline.data.config import DataConfig
 from pipeline.section import Section
 from pipeline.training.config import OptimizerConfig, TrainingConfig
 
-_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 
 def _checked_name(name: str) -> str:
-    if not _NAME.match(name):
+    if not _NAME.fullmatch(name):
         raise ValueError(
             "must be 1 to 100 letters, digits, dots, dashes or underscores, the first a letter "
             "or digit"

@@ -43,11 +43,14 @@ def sentence(error: ValidationError, model: type[BaseModel], prefix: str = "") -
     path = [str(part) for part in first["loc"] if not str(part).startswith("function-")]
     dotted = ".".join([prefix, *path] if prefix else path)
     if first["type"] == "extra_forbidden":
+        if "." in path[-1]:
+            nested = ": ".join(path[-1].split("."))
+            return ConfigError(f"There is no setting '{path[-1]}'. In a file write {nested}: ….")
         return unknown_key(dotted, _fields_beside(model, path))
     if first["type"] == "value_error":
         reason = str(first["msg"]).removeprefix("Value error, ")
         if not dotted:
-            return ConfigError(f"{reason[0].upper()}{reason[1:]}.")
+            return ConfigError(f"{reason}.")
         return ConfigError(f"{dotted} is {first['input']!r}, but {reason}.")
     template = _RULES.get(first["type"])
     rule = template.format(**first.get("ctx", {})) if template else str(first["msg"])
@@ -60,10 +63,16 @@ def sentence(error: ValidationError, model: type[BaseModel], prefix: str = "") -
 
 def unknown_key(dotted: str, known: Iterable[str]) -> ConfigError:
     """Return the error for a setting that does not exist, naming the nearest one."""
-    parent = dotted.rpartition(".")[0]
-    names = [f"{parent}.{name}" if parent else name for name in known]
-    close = difflib.get_close_matches(dotted, names, n=1, cutoff=0.5)
-    remedy = f"Did you mean {close[0]}?" if close else f"Known here: {', '.join(sorted(names))}."
+    parent, dot, key = dotted.rpartition(".")
+    before = f"{parent}{dot}"
+    names = sorted(known)
+    close = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
+    if close:
+        remedy = f"Did you mean {before}{close[0]}?"
+    elif names:
+        remedy = f"Known here: {', '.join(before + name for name in names)}."
+    else:
+        remedy = "There are no settings here. Remove it."
     return ConfigError(f"There is no setting {dotted}. {remedy}")
 
 
@@ -104,4 +113,4 @@ def _range_text(model: type[BaseModel], path: list[str]) -> str:
         "exclusiveMaximum": "below {}",
     }
     texts = [words[key].format(option[key]) for option in options for key in words if key in option]
-    return " ".join(texts).replace("above 0 below", "above 0 and below")
+    return " ".join(texts).replace(" below", " and below")

@@ -59,12 +59,21 @@ def merged(weaker: Mapping[str, Any], stronger: Mapping[str, Any]) -> Settings:
     for key, value in stronger.items():
         old = result.get(key)
         if isinstance(value, Mapping) and isinstance(old, Mapping):
-            renamed = "name" in value and "name" in old and value["name"] != old["name"]
-            kept = {k: v for k, v in old.items() if k == "patch_embedding"} if renamed else old
+            kept = _kept(old, value)
             result[key] = merged(kept, value)
         else:
             result[key] = dict(value) if isinstance(value, Mapping) else value
     return result
+
+
+def _kept(old: Mapping[str, Any], new: Mapping[str, Any]) -> Settings:
+    """Return what still holds of a section when another plugin is chosen in it."""
+    kept = dict(old)
+    if "name" in new and "name" in old and new["name"] != old["name"]:
+        kept = {k: v for k, v in old.items() if k == "patch_embedding"}
+    if "source" in new and "source" in old and new["source"] != old["source"]:
+        kept.pop("options", None)
+    return kept
 
 
 def assemble(*, preset_name: str | None, file: Path | None, flags: Settings) -> Settings:
@@ -72,15 +81,16 @@ def assemble(*, preset_name: str | None, file: Path | None, flags: Settings) -> 
     settings = preset(preset_name) if preset_name else {}
     if file is not None:
         settings = merged(settings, read_settings(file))
-    settings = merged(settings, flags)
-    if "epochs" in flags.get("training", {}) and "time_limit" not in flags.get("training", {}):
-        # The user asks for epochs now: a time limit or a plan of the file gives way.
-        training = {k: v for k, v in settings["training"].items() if k not in _LENGTHS}
+    asked = set(flags.get("training", {}))
+    given_up: set[str] = set()
+    if "time_limit" in asked:  # the user asks for a length now: what the file says gives way
+        given_up = {"step_plan"} - asked
+    elif "epochs" in asked:
+        given_up = {"time_limit", "step_plan"} - asked
+    if given_up and "training" in settings:
+        training = {k: v for k, v in settings["training"].items() if k not in given_up}
         settings = {**settings, "training": training}
-    return settings
-
-
-_LENGTHS = ("time_limit", "step_plan")
+    return merged(_with_plugin_names(settings) if settings else settings, flags)
 
 
 def validated(settings: Settings) -> RunConfig:

@@ -71,9 +71,9 @@ def use_plugin_files(files: list[Path]) -> None:
         if not file.is_file():
             raise PluginError(f"Plugin file {file} does not exist. Give the path of a .py file.")
     absolute = [str(file.resolve()) for file in files]
-    os.environ[FILES_VARIABLE] = os.pathsep.join(dict.fromkeys(absolute))
     for path in absolute:
         _load_file(path)
+    os.environ[FILES_VARIABLE] = os.pathsep.join(dict.fromkeys(absolute))
 
 
 def installed(kind: Kind | None = None) -> list[PluginEntry]:
@@ -223,16 +223,27 @@ def config_class(kind: Kind, name: str) -> type[PluginConfig]:
     return load(kind, name).config_class
 
 
+def _file_of(module_name: str) -> Path | None:
+    """Return a module's file without importing the packages around it."""
+    folders: list[str] | None = None
+    spec = None
+    for end, _ in enumerate(module_name.split("."), start=1):
+        full_name = ".".join(module_name.split(".")[:end])
+        found = (finder.find_spec(full_name, folders) for finder in sys.meta_path)
+        spec = next((s for s in found if s is not None), None)
+        if spec is None:
+            return None
+        folders = list(spec.submodule_search_locations or [])
+    return Path(spec.origin) if spec and spec.origin else None
+
+
 def _describe_module(module_name: str) -> tuple[str, str | None]:
     """Return the first line of a module's docstring, and what is wrong with the module if it is."""
-    try:
-        spec = importlib.util.find_spec(module_name)
-    except Exception as error:  # noqa: BLE001 - a parent package may raise anything
-        return "", f"{type(error).__name__}: {error}"
-    if spec is None or spec.origin is None:
+    file = _file_of(module_name)
+    if file is None:
         return "", f"module {module_name} does not exist"
     try:
-        source = Path(spec.origin).read_text(encoding="utf-8")
+        source = file.read_text(encoding="utf-8")
         docstring = ast.get_docstring(ast.parse(source)) or ""
     except (OSError, SyntaxError, ValueError) as error:
         return "", f"{type(error).__name__}: {error}"

@@ -33,7 +33,7 @@ class TrainResult(Section):
     """From the first step to the end of the last validation."""
     images_per_second: float
     """Training images over the time of the training steps, validation excluded."""
-    step_plan: tuple[tuple[int, float], ...]
+    step_plan: tuple[tuple[int, float, int], ...]
     precision: str
     device: str
     threads: int

@@ -29,6 +29,11 @@ class SeededAugmentation:
         settings = settings_of("augmentation", choice, "augmentation")
         context = AugmentationContext(image.channels, image.height, image.width)
         self._transform = load_augmentation(choice.name).build(settings, context)
+        if not hasattr(self._transform, "set_random_state"):
+            raise PluginError(
+                f"The augmentation '{choice.name}' built a {type(self._transform).__name__}, not an "
+                "albumentations.Compose. Repair its build."
+            )
         self._seed = seed
         self._shape = (image.height, image.width, image.channels)
         self._name = choice.name

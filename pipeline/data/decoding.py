@@ -21,6 +21,7 @@ MAX_PIXELS = 178_956_970
 
 _JPEG_START, _JPEG_END = b"\xff\xd8\xff", b"\xff\xd9"
 _PNG_START, _PNG_END = b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82"
+_PNG_HEADER = 33  # bytes of the signature and the first chunk
 _PNG_COLOUR_TYPE, _PNG_BIT_DEPTH = 25, 24
 _PNG_PLAIN = {0, 2}  # greyscale and RGB, without palette or transparency
 _TRAILING_BYTES = 64  # some cameras write a little behind the end marker
@@ -49,22 +50,34 @@ def decode_image(data: bytes, channels: int) -> np.ndarray[Any, np.dtype[np.uint
 def _decode_fast(data: bytes, channels: int) -> np.ndarray[Any, Any] | None:
     whole_jpeg = data.startswith(_JPEG_START) and _JPEG_END in data[-_TRAILING_BYTES:]
     plain_png = (
-        data.startswith(_PNG_START)
+        len(data) > _PNG_HEADER
+        and data.startswith(_PNG_START)
         and _PNG_END in data[-_TRAILING_BYTES:]
         and data[_PNG_COLOUR_TYPE] in _PNG_PLAIN
         and data[_PNG_BIT_DEPTH] == 8  # noqa: PLR2004 - bits
-        and b"tRNS" not in data[:1024]
+        and b"tRNS" not in data[: data.find(b"IDAT")]
     )
     if not (whole_jpeg or plain_png):
         return None
     if whole_jpeg and b"Adobe" in data[:4096]:
         return None  # may be CMYK, which OpenCV and Pillow read differently
+    if not _has_allowed_size(data):
+        return None
     flag = cv2.IMREAD_GRAYSCALE if channels == 1 else cv2.IMREAD_COLOR_RGB
     try:
         pixels = cv2.imdecode(np.frombuffer(data, np.uint8), flag)
     except cv2.error:
         return None
     return pixels if pixels is None or pixels.size else None
+
+
+def _has_allowed_size(data: bytes) -> bool:
+    """Read the header alone; whatever is odd about it, the strict path explains."""
+    try:
+        with Image.open(io.BytesIO(data)) as opened:
+            return opened.width * opened.height <= MAX_PIXELS
+    except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError):
+        return False
 
 
 def _decode_strict(data: bytes, channels: int) -> np.ndarray[Any, Any]:

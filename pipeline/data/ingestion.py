@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 _SIZES = (8, 16, 32, 64, 96)
 """Image sizes that are chosen by default: the largest that most images reach without enlarging."""
+_GREY_MODES = ["1", "L", "LA", "I", "I;16", "I;16B", "I;16L"]
 _NAMED_FILES = 20
 StageProgress = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and how much there is."""
@@ -103,7 +104,7 @@ def ingest(
         counts={name: int((rows["split"] == name).sum()) for name in split.SPLITS},
         class_counts={str(k): int(v) for k, v in rows["label"].value_counts().sort_index().items()},
         median_side=int(rows[["width", "height"]].min(axis=1).median()),
-        greyscale=bool(rows["mode"].isin(["1", "L", "I;16", "I"]).all()),
+        greyscale=bool(rows["mode"].isin(_GREY_MODES).all()),
         mirror_symmetric=listing.mirror_symmetric,
         example_image=str(listing.root / rows.loc[rows["split"] == "test", "path"].iloc[0]),
         notes=(*notes, *split_notes, *_notes_on_leakage(rows)),
@@ -174,6 +175,13 @@ def _listing(config: RunConfig, workspace: Path) -> ImageListing:
             f"The data source '{config.data.source}' returned a {type(listing).__name__}, not an "
             "ImageListing. Repair the plugin."
         )
+    try:
+        RunConfig(name=listing.name)
+    except ValueError as error:
+        raise PluginError(
+            f"The data source '{config.data.source}' calls the data {listing.name!r}, which is no "
+            "valid name. Repair the plugin, or choose a --name."
+        ) from error
     return listing
 
 

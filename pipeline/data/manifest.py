@@ -64,8 +64,8 @@ def scan(listing: ImageListing, on_progress: Progress | None = None) -> pd.DataF
 
 def _describe(root: Path, listed: ListedImage) -> _Row:
     row = _Row(
-        path=listed.path,
-        label=listed.label,
+        path=_printable(listed.path),
+        label=_printable(listed.label),
         split=listed.split or "",
         group=listed.group or "",
         sha256="",
@@ -76,6 +76,9 @@ def _describe(root: Path, listed: ListedImage) -> _Row:
         status="ok",
         reason="",
     )
+    if row["path"] != listed.path:
+        row["status"], row["reason"] = "damaged", "its name is not UTF-8; rename it"
+        return row
     try:
         data = (root / listed.path).read_bytes()
     except OSError as error:
@@ -89,9 +92,20 @@ def _describe(root: Path, listed: ListedImage) -> _Row:
         with Image.open(io.BytesIO(data)) as opened:
             row["width"], row["height"], row["mode"] = opened.width, opened.height, opened.mode
         decode_image(data, channels=3)
-    except (UndecodableImageError, OSError, ValueError, SyntaxError) as error:
+    except (
+        UndecodableImageError,
+        Image.DecompressionBombError,
+        OSError,
+        ValueError,
+        SyntaxError,
+    ) as error:
         row["status"], row["reason"] = _verdict(Path(listed.path), data, error)
     return row
+
+
+def _printable(name: str) -> str:
+    """Return a file name that Parquet can hold: bytes that are not UTF-8 are written out."""
+    return name.encode("utf-8", "backslashreplace").decode()
 
 
 def _verdict(path: Path, data: bytes, error: Exception) -> tuple[str, str]:

@@ -112,7 +112,12 @@ def _fill(
 
     def decode(item: tuple[int, str, str]) -> None:
         position, path, sha256 = item
-        data = (root / path).read_bytes()
+        try:
+            data = (root / path).read_bytes()
+        except OSError as error:
+            raise DataError(
+                f"{path} cannot be read any more ({error.strerror}). Restore it, or run again."
+            ) from error
         if hashlib.sha256(data).hexdigest() != sha256:
             raise DataError(f"{path} changed while it was being read. Run again.")
         pixels = decode_image(data, spec.channels)

@@ -10,6 +10,7 @@ nearest to that split goes there.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 
 import pandas as pd
 
@@ -43,23 +44,28 @@ def assign(
         f"{'training ' if given else ''}images were taken for it"
         for split, share in wanted.items()
     ]
-    numbers = _numbers(manifest[movable], seed)
-    splits = numbers.map(lambda number: _split_of(number, wanted))
+    units = _units(manifest[movable])
+    numbers = {unit: _number(unit, seed) for unit in sorted(set(units))}
+    splits = {unit: _split_of(number, wanted) for unit, number in numbers.items()}
     labels = manifest.loc[movable, "label"]
     for label in sorted(set(labels)):
-        _fill_empty_splits(splits, numbers[labels == label], label, list(wanted))
-    manifest.loc[movable, "split"] = splits
+        own = units[labels == label]
+        ordered = sorted(set(own), key=numbers.__getitem__)
+        _fill_empty_splits(splits, ordered, label, len(own), [*wanted, "train"])
+    manifest.loc[movable, "split"] = units.map(splits)
     manifest.loc[~is_usable, "split"] = ""
     _check_training_images(manifest[is_usable])
     return manifest, notes
 
 
-def _numbers(rows: pd.DataFrame, seed: int) -> pd.Series[float]:
-    """Return a number in [0, 1) for each row, from its group or its content."""
-    keys = rows["group"].where(rows["group"] != "", rows["sha256"])
-    return keys.map(
-        lambda key: int.from_bytes(hashlib.sha256(f"{seed}:{key}".encode()).digest()[:7]) / 2**56
-    ).astype(float)
+def _units(rows: pd.DataFrame) -> pd.Series[str]:
+    """Return what decides for each row: its group, or its content. A unit is never divided."""
+    return rows["group"].where(rows["group"] != "", rows["sha256"])
+
+
+def _number(unit: str, seed: int) -> float:
+    """Return a number in [0, 1)."""
+    return int.from_bytes(hashlib.sha256(f"{seed}:{unit}".encode()).digest()[:7]) / 2**56
 
 
 def _split_of(number: float, wanted: dict[str, float]) -> str:
@@ -72,25 +78,22 @@ def _split_of(number: float, wanted: dict[str, float]) -> str:
 
 
 def _fill_empty_splits(
-    splits: pd.Series[str], numbers: pd.Series[float], label: str, wanted: list[str]
+    splits: dict[str, str], ordered: list[str], label: str, images: int, needed: list[str]
 ) -> None:
-    """Move single images of one class, in place, until none of its splits is empty."""
-    needed = [*wanted, "train"]
-    if len(numbers) < len(needed):
+    """Move single units of one class, in place, until none of its splits is empty."""
+    if len(ordered) < len(needed):
+        usable = f"{images} usable image{'s' if images != 1 else ''}"
+        together = f" of {len(ordered)} group or content" if len(ordered) < images else ""
         raise DataError(
-            f"Class '{label}' has {len(numbers)} usable image{'s' if len(numbers) != 1 else ''}, "
+            f"Class '{label}' has {usable}{together}, "
             f"but {len(needed)} splits ({', '.join(reversed(needed))}) need one each. Add images "
             "to the class, or remove it."
         )
-    ordered = numbers.sort_values(kind="stable").index
-    for position, split in enumerate(needed):
-        own = splits.loc[ordered]
-        if (own == split).any():
-            continue
-        counts = own.value_counts()
-        candidates = ordered if position == 0 else ordered[::-1] if split == "train" else ordered
-        spare = next(i for i in candidates if counts[splits.loc[i]] > 1)
-        splits.loc[spare] = split
+    for split in needed:
+        counts = Counter(splits[unit] for unit in ordered)
+        if not counts[split]:
+            candidates = ordered[::-1] if split == "train" else ordered
+            splits[next(unit for unit in candidates if counts[splits[unit]] > 1)] = split
 
 
 def _check_training_images(rows: pd.DataFrame) -> None:

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field
 
 from pipeline.section import Section
 
-_DURATION = re.compile(r"^(\d+(?:\.\d+)?)(s|m|h)$")
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)")
 _SECONDS_PER_UNIT = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -19,7 +19,7 @@ def duration_seconds(text: str) -> float:
     Raises:
         ValueError: for anything else, and for zero.
     """
-    match = _DURATION.match(text)
+    match = _DURATION.fullmatch(text)
     seconds = float(match[1]) * _SECONDS_PER_UNIT[match[2]] if match else 0.0
     if seconds <= 0:
         raise ValueError("must be a number with a unit, such as 90s, 20m or 2h")
@@ -68,8 +68,8 @@ class TrainingConfig(Section):
     time_limit: Duration | None = None
     """Train for this long instead, from the first step, validation included: 90s, 20m, 2h."""
 
-    step_plan: tuple[tuple[int, float], ...] | None = None
-    """What a run with a time limit recorded, (step, progress), so that it can be replayed."""
+    step_plan: tuple[tuple[int, float, int], ...] | None = None
+    """What a run with a time limit recorded, (step, progress, end), so that it can be replayed."""
 
     batch_size: Annotated[int, Field(ge=1, le=65_536)] = 128
     """Images per step."""

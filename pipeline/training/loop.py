@@ -137,7 +137,7 @@ class Training:
         self.step = state["step"]
         self.training_seconds = state["training_seconds"]
         self.seconds_before = state["elapsed"]
-        self.plan.knots = [(int(step), float(progress)) for step, progress in state["plan"]]
+        self.plan.knots = StepPlan(state["plan"]).knots
         self.history = [EpochRecord.model_validate(record) for record in state["history"]]
         self.best = EpochRecord.model_validate(state["best"]) if state["best"] else None
         self.sums = _RunningSums(**state["sums"])
@@ -176,6 +176,8 @@ class Training:
             )
 
     def _report_progress(self) -> None:
+        if not self.plan.is_known:
+            return
         per_epoch = self.order.steps_per_epoch
         epochs = -(-self.plan.last_step // per_epoch)
         self.events.progress(

@@ -1,9 +1,10 @@
 """How far the training has come at each step, planned by steps or by time.
 
-A plan is a list of knots (step, progress); between two knots progress rises linearly. A run
-limited by epochs has two knots. A run limited by time moves its end while it measures how fast it
-is, and leaves a knot at each such moment. The knots are written into the resolved config, and a
-run with the same knots does the same steps with the same learning rates: that is its replay.
+A plan is a list of knots (step, progress, end): from that step on, progress rises evenly from that
+progress to 1 at that end. A run limited by epochs has one knot. A run limited by time moves its end
+while it measures how fast it is, and leaves a knot at each such moment. The knots are written into
+the resolved config; a run with the same knots does the same steps at exactly the same progress:
+that is its replay.
 """
 
 from __future__ import annotations
@@ -11,44 +12,49 @@ from __future__ import annotations
 import bisect
 from collections.abc import Sequence
 
-Knots = tuple[tuple[int, float], ...]
+Knot = tuple[int, float, int]
 
-_MEASURED_STEPS = 5
-"""Steps at progress 0 that only measure the speed; the first ones only warm up caches."""
-_WARM_UP_STEPS = 2
+_UNKNOWN_END = 10**9
 _REPLANS = 40
-"""Shares of the time limit after which the end is planned again."""
+"""Shares of the time limit after which the end is planned again,"""
+_REPLANS_TO_GO = 4
+"""or shares of the steps to go, whichever comes first: so near the end it is planned more often."""
 
 
 class StepPlan:
     """Progress by step, from 0 to 1."""
 
-    def __init__(self, knots: Sequence[tuple[int, float]]) -> None:
-        self.knots: list[tuple[int, float]] = [(int(step), float(p)) for step, p in knots]
+    def __init__(self, knots: Sequence[Knot]) -> None:
+        self.knots: list[Knot] = [(int(step), float(p), int(end)) for step, p, end in knots]
 
     @classmethod
     def of_steps(cls, steps: int) -> StepPlan:
         """Return the plan of a run that does a known number of steps."""
-        return cls([(0, 0.0), (steps, 1.0)])
+        return cls([(0, 0.0, steps)])
 
     @property
     def last_step(self) -> int:
         """The number of steps after which the training ends."""
-        return self.knots[-1][0]
+        return self.knots[-1][2]
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the end has been planned."""
+        return self.last_step < _UNKNOWN_END
 
     def progress(self, step: int) -> float:
         """Return the progress when `step` steps have been done."""
-        after = bisect.bisect_right(self.knots, (step, 2.0))
-        if after == len(self.knots):
-            return self.knots[-1][1]
-        (left, low), (right, high) = self.knots[after - 1], self.knots[after]
-        return low + (high - low) * (step - left) / (right - left)
+        index = bisect.bisect_right(self.knots, step, key=lambda knot: knot[0]) - 1
+        start, low, end = self.knots[index]
+        if step >= end:
+            return 1.0
+        return low + (1.0 - low) * (step - start) / (end - start)
 
     def end_after(self, step: int, remaining: int) -> None:
-        """Leave a knot at `step` and plan the end `remaining` steps later."""
-        here = (step, self.progress(step))
-        self.knots = [knot for knot in self.knots[:-1] if knot[0] < step]
-        self.knots += [here, (step + max(1, remaining), 1.0)]
+        """Leave a knot at `step` and plan the end `remaining` steps later; 0 ends it here."""
+        here = self.progress(step)
+        self.knots = [knot for knot in self.knots if knot[0] < step]
+        self.knots.append((step, here, step + max(0, remaining)))
 
 
 class TimePlanner:
@@ -67,17 +73,17 @@ class TimePlanner:
         self.plan = plan
         self.limit_seconds = limit_seconds
         self.steps_per_epoch = steps_per_epoch
-        self._calls = 0
-        self._marks = (0, 0.0)
-        self._next_replan_seconds = 0.0
         self._validation_steps = validation_steps
         self.validation_seconds: float | None = None
         """How long the last validation took."""
+        self._mark: tuple[int, float] | None = None
+        self._next_replan_seconds = 0.0
+        self._next_replan_step = 0
 
     @staticmethod
     def opening_plan() -> StepPlan:
-        """Return the plan before anything was measured: a few steps at progress 0."""
-        return StepPlan([(0, 0.0), (_MEASURED_STEPS, 0.0), (_MEASURED_STEPS + 1, 1.0)])
+        """Return the plan before anything was measured: no end, and no progress to speak of."""
+        return StepPlan([(0, 0.0, _UNKNOWN_END)])
 
     def after_step(self, step: int, training_seconds: float, elapsed_seconds: float) -> None:
         """Plan again, if it is time to.
@@ -87,15 +93,33 @@ class TimePlanner:
             training_seconds: time spent in them, validation excluded.
             elapsed_seconds: time since the first step began, everything included.
         """
-        self._calls += 1
-        if self._calls == _WARM_UP_STEPS:
-            self._marks = (step, training_seconds)
-        if self._calls < _MEASURED_STEPS or elapsed_seconds < self._next_replan_seconds:
+        if self._mark is None:  # the first step also warms up caches, so it says little
+            self._mark = (step, training_seconds)
+            if elapsed_seconds >= self.limit_seconds:
+                self.plan.end_after(step, 0)
             return
-        first_step, first_seconds = self._marks
-        step_seconds = (training_seconds - first_seconds) / max(1, step - first_step)
-        validation = self.validation_seconds or self._validation_steps * step_seconds
-        per_step = step_seconds + validation / self.steps_per_epoch
-        left = self.limit_seconds - elapsed_seconds - validation
-        self.plan.end_after(step, int(left / max(per_step, 1e-9)))
+        if elapsed_seconds < self._next_replan_seconds and step < self._next_replan_step:
+            return
+        marked_step, marked_seconds = self._mark
+        step_seconds = (training_seconds - marked_seconds) / (step - marked_step)
+        self._mark = (step, training_seconds)
+        left = self.limit_seconds - elapsed_seconds
+        remaining = self._steps_within(left, step, step_seconds)
+        self.plan.end_after(step, remaining)
+        self._next_replan_step = step + max(1, remaining // _REPLANS_TO_GO)
         self._next_replan_seconds = elapsed_seconds + self.limit_seconds / _REPLANS
+
+    def _steps_within(self, seconds: float, step: int, step_seconds: float) -> int:
+        """Return how many more steps fit, with the validations that come between and after."""
+        validation = self.validation_seconds
+        if validation is None:
+            validation = self._validation_steps * step_seconds
+
+        def cost(more: int) -> float:
+            end = step + more
+            boundaries = end // self.steps_per_epoch - (step - 1) // self.steps_per_epoch
+            final = 1 if end % self.steps_per_epoch else 0
+            return more * step_seconds + (boundaries + final) * validation
+
+        most = max(0, int(seconds / max(step_seconds, 1e-9)))
+        return max(0, bisect.bisect_right(range(most + 1), seconds, key=cost) - 1)

@@ -56,6 +56,8 @@ class ImageFolder:
         images = [ListedImage(path=f.name, label="") for f in _visible_files(root)]
         if has_splits:
             for folder in split_folders:
+                stray = [file.relative_to(root).as_posix() for file in _visible_files(folder)]
+                images += [ListedImage(path=path, label="") for path in stray]
                 images += _classes_below(folder, root, _SPLIT_NAMES[folder.name.lower()])
             others = [f for f in folders if f not in split_folders]
             images += [ListedImage(p, "") for f in others for p in _files_below(f, root)]

@@ -1,0 +1,148 @@
+"""Batches: their order and their pixels depend on the seed and the step alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain, islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.config import PluginChoice
+from pipeline.data.loader import Batch, BatchOrder, TrainingImages, training_batches
+from pipeline.plugin_api import ImageSpec
+from tests.conftest import draw_photo
+
+ROWS = np.array([0, 2, 3, 5, 6, 7, 8, 11, 12, 14, 15])
+"""The training rows of a store of sixteen images."""
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> TrainingImages:
+    """Return the training split of a small store, with augmentation."""
+    images = np.stack([draw_photo(row % 4, row, 16) for row in range(16)])
+    np.save(tmp_path / "images.npy", images)
+    spec = ImageSpec(
+        channels=3, height=16, width=16, mean=(0.5,) * 3, std=(0.2,) * 3, resize="crop"
+    )
+    return TrainingImages(
+        store=tmp_path,
+        rows=ROWS,
+        labels=np.arange(16) % 4,
+        augmentation=PluginChoice(name="light"),
+        image=spec,
+        seed=3,
+    )
+
+
+def batches(
+    source: TrainingImages,
+    count: int,
+    *,
+    batch_size: int = 4,
+    first_step: int = 0,
+    workers: int = 0,
+) -> list[Batch]:
+    """Return the first batches from a step on."""
+    order = BatchOrder(source.rows, batch_size, source.seed, first_step)
+    stream: Iterator[Batch] = training_batches(order, source, workers)
+    return list(islice(stream, count))
+
+
+def same(first: list[Batch], second: list[Batch]) -> bool:
+    """Return whether two lists of batches hold the same images and labels."""
+    return len(first) == len(second) and all(
+        torch.equal(images, others) and torch.equal(labels, other_labels)
+        for (images, labels), (others, other_labels) in zip(first, second, strict=True)
+    )
+
+
+sizes = st.tuples(st.integers(1, 50), st.integers(1, 60))
+
+
+@settings(max_examples=60, deadline=None)
+@given(sizes=sizes, seed=st.integers(0, 2**32 - 1), epochs=st.integers(1, 4))
+def test_every_image_comes_once_an_epoch(sizes: tuple[int, int], seed: int, epochs: int) -> None:
+    """An epoch has each training row exactly once, and no batch is larger than asked."""
+    count, batch_size = sizes
+    rows = np.arange(count) * 3
+    order = BatchOrder(rows, batch_size, seed, 0)
+    stream = iter(order)
+    for epoch in range(epochs):
+        found = list(islice(stream, order.steps_per_epoch))
+        assert all(1 <= len(batch) <= batch_size for batch in found)
+        assert all(len(batch) == batch_size for batch in found[:-1])
+        keys = list(chain.from_iterable(found))
+        assert {key[0] for key in keys} == {epoch}
+        assert sorted(key[1] for key in keys) == rows.tolist()
+
+
+@settings(max_examples=60, deadline=None)
+@given(sizes=sizes, seed=st.integers(0, 1000), first_step=st.integers(0, 40))
+def test_order_from_a_step_is_the_tail_of_the_whole(
+    sizes: tuple[int, int], seed: int, first_step: int
+) -> None:
+    """Beginning at a step gives exactly what a run from the start does from that step on."""
+    count, batch_size = sizes
+    rows = np.arange(count)
+    whole = list(islice(iter(BatchOrder(rows, batch_size, seed, 0)), first_step + 6))
+    tail = list(islice(iter(BatchOrder(rows, batch_size, seed, first_step)), 6))
+    assert tail == whole[first_step:]
+
+
+def test_order_depends_on_seed_and_epoch() -> None:
+    """The order is the same for the same seed, and another for another seed or epoch."""
+
+    def epoch_order(seed: int, epoch: int) -> tuple[int, ...]:
+        order = BatchOrder(np.arange(64), 16, seed, epoch * 4)
+        return tuple(row for batch in islice(iter(order), 4) for _, row in batch)
+
+    assert epoch_order(1, 0) == epoch_order(1, 0)
+    different = {epoch_order(seed, epoch) for seed in (0, 1, 2) for epoch in (0, 1, 2)}
+    assert len(different) == 9
+
+
+def test_batch_holds_augmented_images_with_their_labels(source: TrainingImages) -> None:
+    """Each image of a batch is the stored row, changed for its epoch, beside its own label."""
+    plain = TrainingImages(**{**vars(source), "augmentation": PluginChoice(name="none")})
+    stored = np.load(source.store / "images.npy")
+    order = BatchOrder(ROWS, 4, source.seed, 0)
+    keys = list(islice(iter(order), 4))
+    for batch_keys, (images, labels) in zip(keys, batches(plain, 4), strict=True):
+        rows = [row for _, row in batch_keys]
+        assert images.dtype == torch.uint8
+        assert torch.equal(images, torch.from_numpy(stored[rows]))
+        assert labels.tolist() == [row % 4 for row in rows]
+
+
+def test_image_looks_different_in_each_epoch(source: TrainingImages) -> None:
+    """The pixels of one image in the second epoch are not those of the first."""
+    whole = batches(source, 2, batch_size=len(ROWS))
+    orders = list(islice(iter(BatchOrder(ROWS, len(ROWS), source.seed, 0)), 2))
+    places = [[row for _, row in keys].index(7) for keys in orders]
+    first, second = (whole[epoch][0][places[epoch]] for epoch in range(2))
+    assert not torch.equal(first, second)
+
+
+def test_pixels_do_not_depend_on_the_batch_size(source: TrainingImages) -> None:
+    """An epoch in small batches holds the same images in the same order as in one batch."""
+    small = batches(source, 6, batch_size=2)
+    large = batches(source, 1, batch_size=len(ROWS))
+    assert torch.equal(torch.cat([images for images, _ in small]), large[0][0])
+    assert torch.equal(torch.cat([labels for _, labels in small]), large[0][1])
+
+
+def test_resumed_batches_equal_the_uninterrupted_ones(source: TrainingImages) -> None:
+    """Batches from the fifth step on are, pixel by pixel, those of a run from the start."""
+    whole = batches(source, 8)
+    assert same(batches(source, 3, first_step=5), whole[5:])
+    assert not same(batches(source, 3, first_step=4), whole[5:])
+
+
+def test_number_of_loader_processes_changes_nothing(source: TrainingImages) -> None:
+    """Two worker processes give the same batches as none, over the end of an epoch."""
+    assert same(batches(source, 5, first_step=1, workers=2), batches(source, 5, first_step=1))

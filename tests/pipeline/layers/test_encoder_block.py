@@ -1,0 +1,103 @@
+"""The encoder block against equations 2 and 3 of arXiv 2010.11929."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from pipeline.layers.encoder_block import EncoderBlock
+
+D, H, M = 12, 3, 20
+
+
+def _block(
+    *, dropout: float = 0.0, attention_dropout: float = 0.0, stochastic_depth: float = 0.0
+) -> EncoderBlock:
+    torch.manual_seed(0)
+    block = EncoderBlock(
+        D,
+        H,
+        M,
+        dropout=dropout,
+        attention_dropout=attention_dropout,
+        stochastic_depth=stochastic_depth,
+    )
+    for parameter in block.parameters():
+        nn.init.normal_(parameter, std=0.4)  # the norms too, so that they cannot be left out
+    return block
+
+
+def _tokens(batch: int = 2) -> torch.Tensor:
+    return torch.randn(batch, 5, D, generator=torch.Generator().manual_seed(1))
+
+
+def _normalised(norm: nn.LayerNorm, tokens_BND: torch.Tensor) -> torch.Tensor:
+    mean = tokens_BND.mean(dim=2, keepdim=True)
+    variance = ((tokens_BND - mean) ** 2).mean(dim=2, keepdim=True)
+    return (tokens_BND - mean) / torch.sqrt(variance + 1e-6) * norm.weight + norm.bias
+
+
+def _branches(
+    block: EncoderBlock, tokens_BND: torch.Tensor, attention_share: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return MSA(LN(z)), and MLP(LN(z')) for z' = share * MSA(LN(z)) + z."""
+    attended = block.attention(_normalised(block.attention_norm, tokens_BND))
+    between = attention_share * attended + tokens_BND
+    hidden = functional.linear(
+        _normalised(block.mlp_norm, between), block.mlp.expand.weight, block.mlp.expand.bias
+    )
+    transformed = functional.linear(
+        functional.gelu(hidden), block.mlp.contract.weight, block.mlp.contract.bias
+    )
+    return attended, transformed
+
+
+@torch.no_grad()
+def test_equals_equations_2_and_3() -> None:
+    """The block is z' = MSA(LN(z)) + z and then z'' = MLP(LN(z')) + z'."""
+    block, tokens_BND = _block().eval(), _tokens()
+    attended, transformed = _branches(block, tokens_BND, torch.ones(1))
+    expected = transformed + attended + tokens_BND
+    torch.testing.assert_close(block(tokens_BND), expected, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_without_branches_it_is_the_identity() -> None:
+    """When both branches end in zero weights, the tokens pass through untouched."""
+    block, tokens_BND = _block(), _tokens()
+    for last in (block.attention.projection, block.mlp.contract):
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
+    assert torch.equal(block(tokens_BND), tokens_BND)
+
+
+@torch.no_grad()
+def test_samples_skip_each_branch_by_themselves() -> None:
+    """With stochastic depth every sample keeps or skips attention and MLP independently."""
+    block = _block(stochastic_depth=0.5).train()
+    tokens_BND = _tokens(batch=64)
+    output_BND = block(tokens_BND)
+    found = torch.zeros(64)
+    for share in (0.0, 2.0):
+        attended, transformed = _branches(block, tokens_BND, torch.tensor(share))
+        for mlp_share in (0.0, 2.0):
+            expected = tokens_BND + share * attended + mlp_share * transformed
+            same_B = torch.isclose(output_BND, expected, atol=1e-4).all(dim=(1, 2))
+            assert 4 <= int(same_B.sum()) <= 40
+            found += same_B
+    assert torch.equal(found, torch.ones(64))
+
+
+@torch.no_grad()
+def test_dropout_acts_in_training_alone() -> None:
+    """Each kind of dropout changes the output in training and none in evaluation."""
+    tokens_BND, plain = _tokens(), _block().eval()
+    blocks = (
+        _block(dropout=0.4),
+        _block(attention_dropout=0.4),
+        _block(stochastic_depth=0.4),
+    )
+    for block in blocks:
+        torch.testing.assert_close(block.eval()(tokens_BND), plain(tokens_BND))
+        assert not torch.allclose(block.train()(tokens_BND), plain(tokens_BND))

@@ -1,0 +1,56 @@
+"""The MLP of a block against its formula."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from pipeline.layers.mlp import MLP
+
+
+def _mlp(dropout: float = 0.0) -> MLP:
+    torch.manual_seed(0)
+    layer = MLP(6, 10, dropout)
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    return layer
+
+
+def _tokens() -> torch.Tensor:
+    return torch.randn(2, 5, 6, generator=torch.Generator().manual_seed(1))
+
+
+@torch.no_grad()
+def test_equals_the_formula() -> None:
+    """It is two linear maps with the exact GELU, x times the normal distribution, between."""
+    layer, tokens_BND = _mlp(), _tokens()
+    hidden = tokens_BND @ layer.expand.weight.T + layer.expand.bias
+    hidden = hidden * 0.5 * (1 + torch.erf(hidden / math.sqrt(2)))
+    expected = hidden @ layer.contract.weight.T + layer.contract.bias
+    torch.testing.assert_close(layer(tokens_BND), expected, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_treats_every_token_alone() -> None:
+    """A change of one token changes the answer of that token and of no other."""
+    layer, tokens_BND = _mlp(), _tokens()
+    changed_BND = tokens_BND.clone()
+    changed_BND[0, 3] += 1.0
+    different = (layer(changed_BND) - layer(tokens_BND)).abs().amax(dim=2) > 1e-4
+    assert different.nonzero().tolist() == [[0, 3]]
+
+
+@torch.no_grad()
+def test_drops_after_both_layers_in_training_alone() -> None:
+    """In training, dropout zeroes outputs and hides hidden units; in evaluation nothing."""
+    layer, plain = _mlp(dropout=0.5), _mlp()
+    tokens_BND = _tokens().repeat(20, 1, 1)
+    torch.testing.assert_close(layer.eval()(tokens_BND), plain(tokens_BND))
+    dropped = layer.train()(tokens_BND)
+    share = float((dropped == 0).float().mean())
+    assert 0.4 < share < 0.6
+    kept = dropped != 0
+    only_outputs_dropped = torch.isclose(dropped, 2 * plain(tokens_BND), atol=1e-5) | ~kept
+    assert not only_outputs_dropped.all()

@@ -1,0 +1,40 @@
+"""Stochastic depth: identity in evaluation, the same expectation in training."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pipeline.layers.stochastic_depth import StochasticDepth
+
+
+@pytest.mark.parametrize("probability", [0.0, 0.3, 0.9])
+def test_changes_nothing_in_evaluation(probability: float) -> None:
+    """In evaluation the branch comes back as it was, whatever the probability."""
+    branch_BND = torch.randn(6, 4, 3)
+    assert torch.equal(StochasticDepth(probability).eval()(branch_BND), branch_BND)
+
+
+def test_changes_nothing_with_probability_zero() -> None:
+    """With probability 0 the branch comes back as it was in training too."""
+    branch_BND = torch.randn(6, 4, 3)
+    assert torch.equal(StochasticDepth(0.0).train()(branch_BND), branch_BND)
+
+
+@pytest.mark.parametrize("probability", [0.1, 0.5, 0.8])
+def test_drops_whole_samples_and_scales_the_others(probability: float) -> None:
+    """A sample is zero throughout or scaled by 1 / (1 - p) throughout, and both happen."""
+    torch.manual_seed(0)
+    branch_BND = torch.randn(400, 4, 3)
+    output_BND = StochasticDepth(probability).train()(branch_BND)
+    dropped_B = (output_BND == 0).all(dim=(1, 2))
+    torch.testing.assert_close(output_BND[~dropped_B], branch_BND[~dropped_B] / (1 - probability))
+    assert abs(float(dropped_B.float().mean()) - probability) < 0.1
+
+
+@pytest.mark.parametrize("probability", [0.1, 0.5, 0.8])
+def test_keeps_the_expectation(probability: float) -> None:
+    """The mean over many samples is what it was without it."""
+    torch.manual_seed(0)
+    output = StochasticDepth(probability).train()(torch.ones(40_000, 1, 1))
+    assert abs(float(output.mean()) - 1.0) < 0.05

@@ -1,0 +1,203 @@
+"""References, classes and summaries of the registry, in a real SQLite store."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import mlflow
+import pytest
+from mlflow import MlflowClient
+
+from pipeline.errors import ModelReferenceError
+from pipeline.registry.registered_models import (
+    FINGERPRINT_TAG,
+    ModelReference,
+    check_classes,
+    class_tags,
+    resolve,
+    summaries,
+)
+from pipeline.tracking import client
+
+PETS = ("cat", "dog", "owl")
+
+
+def _version(store: MlflowClient, name: str, classes: tuple[str, ...], accuracy: float) -> str:
+    """Register a version the way a run does, but without files, and return its source."""
+    experiment = store.get_experiment_by_name(name)
+    experiment_id = experiment.experiment_id if experiment else store.create_experiment(name)
+    run_id = store.create_run(experiment_id).info.run_id
+    store.log_metric(run_id, "test/accuracy", accuracy)
+    store.log_metric(run_id, "train/loss", 0.5)
+    model = store.create_logged_model(experiment_id, name=name, source_run_id=run_id)
+    source = f"models:/{model.model_id}"
+    version = store.create_model_version(name, source, run_id).version
+    for key, value in {**class_tags(classes), FINGERPRINT_TAG: f"data-{accuracy}"}.items():
+        store.set_model_version_tag(name, version, key, value)
+    return source
+
+
+class FilledStore(NamedTuple):
+    """A store with two models, and the sources of the versions of `pets`, oldest first."""
+
+    uri: str
+    sources: list[str]
+
+
+@pytest.fixture(scope="module")
+def filled_store(tmp_path_factory: pytest.TempPathFactory) -> FilledStore:
+    """Return a store with two models; tests must not change it."""
+    uri = f"sqlite:///{tmp_path_factory.mktemp('store') / 'mlflow.db'}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLFLOW_TRACKING_URI", uri)
+        store = client()
+        for name in ("flowers", "pets"):
+            store.create_registered_model(name)
+        sources = [_version(store, "pets", PETS, number / 20) for number in range(1, 12)]
+        _version(store, "flowers", ("rose", "tulip"), accuracy=0.9)
+        store.set_registered_model_alias("pets", "champion", "2")
+        store.set_registered_model_alias("pets", "challenger", "11")
+        store.set_registered_model_alias("pets", "old", "2")
+    return FilledStore(uri, sources)
+
+
+@pytest.fixture(autouse=True)
+def _use_filled_store(filled_store: FilledStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", filled_store.uri)
+
+
+@pytest.mark.parametrize(
+    ("reference", "version"),
+    [
+        ("pets", "2"),
+        ("pets@champion", "2"),
+        ("pets@challenger", "11"),
+        ("pets@old", "2"),
+        ("pets/1", "1"),
+        ("pets/10", "10"),
+        ("models:/pets", "2"),
+        ("models:/pets@challenger", "11"),
+        ("models:/pets/3", "3"),
+    ],
+)
+def test_a_reference_names_a_version(
+    filled_store: FilledStore, reference: str, version: str
+) -> None:
+    """A name, an alias, a number and MLflow's own form lead to the version and its files."""
+    source = filled_store.sources[int(version) - 1]
+    assert resolve(reference) == ModelReference("pets", version, source)
+
+
+@pytest.mark.parametrize(
+    ("reference", "sentence"),
+    [
+        ("pest", "There is no registered model 'pest'. Did you mean 'pets'? There are: flowers, p"),
+        ("zebra/1", "There is no registered model 'zebra'. There are: flowers, pets."),
+        ("pets@champoin", "'pets' has no alias 'champoin'. Did you mean 'champion'?"),
+        ("pets/12", "'pets' has no version 12. It has: 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11."),
+        ("flowers", "'flowers' has no alias 'champion'. There are: none yet."),
+    ],
+)
+def test_what_is_not_there_is_named_with_the_nearest(reference: str, sentence: str) -> None:
+    """An unknown model, alias or version is answered with what there is, nearest first."""
+    with pytest.raises(ModelReferenceError) as caught:
+        resolve(reference)
+    assert str(caught.value).startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    "reference",
+    ["", "pets@", "pets/", "pets/x", "pets/1/2", "pets@a@b", "@champion", "a b", "runs:/1/model"],
+)
+def test_a_bad_form_is_answered_with_the_good_ones(reference: str) -> None:
+    """What is no reference at all is answered with the forms that there are."""
+    with pytest.raises(ModelReferenceError, match="Write NAME@ALIAS, NAME/VERSION or models:/"):
+        resolve(reference)
+
+
+def test_a_model_without_versions_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A registered model that has lost all versions is a sentence, not a crash."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    client().create_registered_model("empty")
+    [summary] = summaries()
+    assert summary.versions == ()
+    for reference in ("empty", "empty/1"):
+        with pytest.raises(ModelReferenceError, match=r"'empty' has no .* none"):
+            resolve(reference)
+    check_classes("empty", PETS)
+
+
+def test_the_same_classes_are_accepted() -> None:
+    """A name may get another version with the same classes; a new name may have any."""
+    check_classes("pets", PETS)
+    check_classes("new", ("anything", "else"))
+
+
+@pytest.mark.parametrize(
+    ("classes", "said"),
+    [
+        (("cat", "dog"), ["2 classes here, 3 there", "only there: owl"]),
+        ((*PETS, "emu"), ["4 classes here, 3 there", "only here: emu"]),
+        (("cat", "dog", "emu"), ["3 classes here", "only here: emu", "only there: owl"]),
+    ],
+)
+def test_other_classes_are_refused(classes: tuple[str, ...], said: list[str]) -> None:
+    """A name whose newest version knows other classes is refused, and the difference is named."""
+    with pytest.raises(ModelReferenceError, match=r"'pets' \(version 11\)") as caught:
+        check_classes("pets", classes)
+    assert [words for words in said if words not in str(caught.value)] == []
+    assert str(caught.value).endswith("Choose another name with --name.")
+
+
+def test_many_classes_are_compared_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Classes too many for a tag are compared by their digest."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    many = tuple(f"class number {number}" for number in range(1000))
+    assert len(class_tags(many)) == 1
+    store = client()
+    store.create_registered_model("many")
+    _version(store, "many", many, accuracy=0.5)
+    check_classes("many", many)
+    with pytest.raises(ModelReferenceError, match="other classes than this data"):
+        check_classes("many", many[1:])
+
+
+def test_summaries_list_the_newest_version_first() -> None:
+    """All models by name, versions by number from the newest, with aliases, figures and data."""
+    flowers, pets = summaries()
+    assert (flowers.name, pets.name) == ("flowers", "pets")
+    assert [version.version for version in pets.versions] == [str(n) for n in range(11, 0, -1)]
+    newest, second = pets.versions[0], pets.versions[9]
+    assert newest.aliases == ("challenger",)
+    assert second.aliases == ("champion", "old")
+    assert pets.versions[1].aliases == ()
+    assert newest.metrics == {"test/accuracy": 11 / 20}
+    assert newest.data_fingerprint == "data-0.55"
+    assert len({version.run_id for version in pets.versions}) == 11
+
+
+def test_one_model_can_be_summarised() -> None:
+    """A name limits the summary to its model; an unknown one is an error."""
+    assert [summary.name for summary in summaries("pets")] == ["pets"]
+    with pytest.raises(ModelReferenceError, match="Did you mean 'flowers'"):
+        summaries("flower")
+
+
+def test_the_run_of_a_version_may_be_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the run was deleted for good, the version is still listed, without figures."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    store = client()
+    store.create_registered_model("pets")
+    version = store.create_model_version("pets", str(tmp_path), "0" * 32).version
+    [summary] = summaries()
+    assert summary.versions[0].version == str(version)
+    assert summary.versions[0].metrics == {}
+
+
+def test_reading_leaves_no_active_run() -> None:
+    """The registry is read without MLflow's global state."""
+    resolve("pets")
+    assert mlflow.active_run() is None
+    assert os.environ["MLFLOW_TRACKING_URI"].startswith("sqlite:////")

@@ -1,0 +1,178 @@
+"""What is wrong with a setting is one sentence: the value, the rule, the remedy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pipeline.config_errors import unknown_key
+from pipeline.config_files import validated
+from pipeline.errors import ConfigError, UserError
+
+
+def sentence_of(settings: dict[str, Any]) -> str:
+    """Return what the user reads about these settings."""
+    with pytest.raises(ConfigError) as raised:
+        validated(settings)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (
+            {"training": {"epochs": 0}},
+            "training.epochs is 0, but must be at least 1. Choose a value from 1 to 100000.",
+        ),
+        (
+            {"training": {"epochs": "many"}},
+            (
+                "training.epochs is 'many', but must be a whole number. Choose a value from 1 to "
+                "100000."
+            ),
+        ),
+        (
+            {"training": {"epochs": 1.5}},
+            "training.epochs is 1.5, but must be a whole number. Choose a value from 1 to 100000.",
+        ),
+        (
+            {"data": {"image_size": 2000}},
+            "data.image_size is 2000, but must be at most 1024. Choose a value from 4 to 1024.",
+        ),
+        (
+            {"data": {"validation_fraction": 0}},
+            (
+                "data.validation_fraction is 0, but must be greater than 0.0. Choose a value above "
+                "0 and below 0.9."
+            ),
+        ),
+        (
+            {"data": {"resize": "stretch"}},
+            "data.resize is 'stretch', but must be one of 'crop' or 'squash'.",
+        ),
+        ({"data": {"channels": 2}}, "data.channels is 2, but must be one of 1 or 3."),
+        ({"data": {"path": 3}}, "data.path is 3, but must be text."),
+        (
+            {"training": {"time_limit": "90"}},
+            (
+                "training.time_limit is '90', but must be a number with a unit, such as 90s, 20m "
+                "or 2h."
+            ),
+        ),
+        (
+            {"name": "my flowers"},
+            (
+                "name is 'my flowers', but must be 1 to 100 letters, digits, dots, dashes or "
+                "underscores, the first a letter or digit."
+            ),
+        ),
+        ({"training": 3}, "training is 3, but must be a group of settings, not a single value."),
+        ({"model": "vit"}, "model is 'vit', but must be a group of settings, not a single value."),
+        (
+            {"augmentation": {"name": "light", "rotation": 500}},
+            (
+                "augmentation.rotation is 500, but must be at most 180.0. Choose a value from 0 to "
+                "180."
+            ),
+        ),
+    ],
+)
+def test_bad_value_is_answered_with_value_rule_and_range(
+    settings: dict[str, Any], sentence: str
+) -> None:
+    """A bad value is repeated with its setting, the rule and, for a number, the range."""
+    assert sentence_of(settings) == sentence
+
+
+@pytest.mark.parametrize(
+    ("settings", "wrong", "meant"),
+    [
+        ({"trainig": {"epochs": 3}}, "trainig", "training"),
+        ({"training": {"epoch": 3}}, "training.epoch", "training.epochs"),
+        ({"data": {"imagesize": 8}}, "data.imagesize", "data.image_size"),
+        ({"optimizer": {"learning-rate": 1}}, "optimizer.learning-rate", "optimizer.learning_rate"),
+        ({"model": {"name": "vit", "dept": 3}}, "model.dept", "model.depth"),
+        (
+            {"model": {"patch_embedding": {"name": "conv", "patchsize": 4}}},
+            "model.patch_embedding.patchsize",
+            "model.patch_embedding.patch_size",
+        ),
+        ({"augmentation": {"rotatoin": 4}}, "augmentation.rotatoin", "augmentation.rotation"),
+        (
+            {"data": {"source": "image_folder", "options": {"mirror": True}}},
+            "data.options.mirror",
+            "data.options.mirror_symmetric",
+        ),
+    ],
+)
+def test_misspelt_setting_is_answered_with_the_nearest(
+    settings: dict[str, Any], wrong: str, meant: str
+) -> None:
+    """A setting that does not exist is named, with the one that was probably meant."""
+    assert sentence_of(settings) == f"There is no setting {wrong}. Did you mean {meant}?"
+
+
+def test_setting_like_no_other_is_answered_with_all() -> None:
+    """When nothing is near, the settings that exist there are listed."""
+    sentence = sentence_of({"optimizer": {"zzz": 1}})
+    assert "There is no setting optimizer.zzz. Known here: optimizer.beta1, " in sentence
+    assert sentence.endswith("optimizer.weight_decay.")
+
+
+def test_setting_of_a_plugin_without_settings_is_answered_in_words() -> None:
+    """Where there are no settings at all, the answer does not end in an empty list."""
+    sentence = sentence_of({"augmentation": {"name": "none", "rotation": 4}})
+    assert sentence.startswith("There is no setting augmentation.rotation.")
+    assert "Known here: ." not in sentence
+
+
+def test_sentence_about_several_settings_keeps_their_names() -> None:
+    """A rule over two settings writes their names as the user must write them."""
+    sentence = sentence_of({"data": {"validation_fraction": 0.6, "test_fraction": 0.6}})
+    assert "data.validation_fraction and data.test_fraction hold back 1.20" in sentence
+    assert sentence.endswith("Make one of them smaller.")
+
+
+def test_only_the_first_of_several_errors_is_told() -> None:
+    """One sentence at a time: the first thing that is wrong."""
+    sentence = sentence_of({"seed": -1, "training": {"epochs": 0}})
+    assert sentence.startswith("seed is -1")
+    assert "epochs" not in sentence
+
+
+def test_number_that_is_none_is_refused() -> None:
+    """Infinity and not-a-number are answered like any other bad value."""
+    for value in (float("nan"), float("inf")):
+        sentence = sentence_of({"optimizer": {"learning_rate": value}})
+        assert sentence.startswith(f"optimizer.learning_rate is {value}, but must be")
+
+
+@pytest.mark.parametrize(
+    ("settings", "first", "last"),
+    [
+        ({"seed": -1}, "from 0", "below 4294967296"),
+        ({"training": {"ema_decay": 1}}, "from 0", "below 1"),
+        ({"data": {"test_fraction": 2}}, "above 0", "below 0.9"),
+    ],
+)
+def test_range_names_both_ends_in_english(settings: dict[str, Any], first: str, last: str) -> None:
+    """A range names both its limits, with a word between them."""
+    sentence = sentence_of(settings)
+    assert first in sentence
+    assert sentence.endswith(f"{last}.")
+    assert f"{first} {last}" not in sentence
+
+
+@pytest.mark.parametrize("key", ["training.epochs", "augmentation.rotation"])
+def test_dotted_key_of_a_file_is_never_sent_elsewhere(key: str) -> None:
+    """A dotted key, written flat into a file, is not answered with a setting that is not there."""
+    assert "training.seed" not in sentence_of({key: 3})
+    assert "augmentation.seed" not in sentence_of({key: 3})
+
+
+def test_unknown_key_is_what_the_user_gave() -> None:
+    """The error counts as the user's, and names keys at the top without a dot."""
+    error = unknown_key("sed", ["seed", "name"])
+    assert isinstance(error, UserError)
+    assert str(error) == "There is no setting sed. Did you mean seed?"

@@ -1,0 +1,218 @@
+"""Preset, file and flags become one config, and a saved config is that config again."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.config import RunConfig
+from pipeline.config_files import assemble, merged, read_settings, save, validated
+from pipeline.data.ingestion import ingest, resolve
+from pipeline.errors import ConfigError
+from pipeline.presets import PRESETS, preset
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Any:
+    """Return a function that writes a config file."""
+
+    def write(text: str) -> Path:
+        file = tmp_path / "run.yaml"
+        file.write_text(text)
+        return file
+
+    return write
+
+
+def test_default_applies_where_nothing_is_said() -> None:
+    """Without preset, file and flags the config is the default one."""
+    assert assemble(preset_name=None, file=None, flags={}) == {}
+    assert validated({}).training.epochs == RunConfig().training.epochs
+
+
+def test_flag_beats_file_beats_preset_beats_default(written: Any) -> None:
+    """Each setting comes from the strongest place that names it."""
+    file = written("training: {epochs: 7, batch_size: 16}\nseed: 4\n")
+    only_preset = validated(assemble(preset_name="quick", file=None, flags={}))
+    assert only_preset.training.epochs == PRESETS["quick"]["training"]["epochs"] != 60
+    with_file = validated(assemble(preset_name="quick", file=file, flags={}))
+    assert (with_file.training.epochs, with_file.training.batch_size) == (7, 16)
+    flags = {"training": {"epochs": 3}}
+    with_flag = validated(assemble(preset_name="quick", file=file, flags=flags))
+    assert (with_flag.training.epochs, with_flag.training.batch_size) == (3, 16)
+    assert with_flag.seed == 4
+    assert with_flag.model.settings["size"] == "micro"
+
+
+def test_inputs_of_a_merge_are_not_changed() -> None:
+    """Merging changes neither side, and no preset."""
+    weaker: dict[str, Any] = {"a": {"b": {"c": 1}}, "d": 2}
+    stronger: dict[str, Any] = {"a": {"b": {"e": 3}}}
+    before = copy.deepcopy((weaker, stronger, PRESETS))
+    assert merged(weaker, stronger) == {"a": {"b": {"c": 1, "e": 3}}, "d": 2}
+    assemble(preset_name="best", file=None, flags={"model": {"size": "ti"}})
+    assert (weaker, stronger, PRESETS) == before
+
+
+def test_merging_with_nothing_changes_nothing() -> None:
+    """Empty settings on either side leave the other as it is."""
+    settings = {"model": {"name": "vit", "depth": 3}, "seed": 1}
+    assert merged(settings, {}) == settings
+    assert merged({}, settings) == settings
+
+
+def test_another_plugin_drops_the_settings_of_the_old_one() -> None:
+    """Choosing another plugin keeps nothing of the replaced one's settings."""
+    file = {"augmentation": {"name": "light", "shift": 0.3}}
+    assert merged(file, {"augmentation": {"name": "none"}}) == {"augmentation": {"name": "none"}}
+    same = {"augmentation": {"name": "light", "scale": 0.1}}
+    assert merged(file, same)["augmentation"] == {"name": "light", "shift": 0.3, "scale": 0.1}
+
+
+def test_another_model_keeps_the_patch_embedding() -> None:
+    """The patch embedding is a choice of its own, and outlives a change of the model."""
+    file = {"model": {"name": "vit", "depth": 3, "patch_embedding": {"name": "linear"}}}
+    changed = merged(file, {"model": {"name": "other"}})["model"]
+    assert changed == {"name": "other", "patch_embedding": {"name": "linear"}}
+
+
+def test_another_plugin_drops_settings_that_stand_beside_a_default_name(written: Any) -> None:
+    """Settings of the default plugin, written without its name, go when another is chosen."""
+    file = written("augmentation: {rotation: 5}\n")
+    for name, settings in (("light", {"rotation": 5}), ("none", {})):
+        flags = {"augmentation": {"name": name}}
+        chosen = validated(assemble(preset_name=None, file=file, flags=flags)).augmentation
+        assert chosen.name == name
+        assert settings.items() <= chosen.settings.items()
+    assert chosen.settings == {}
+
+
+def test_another_data_source_drops_the_options_of_the_old_one(tmp_path: Path) -> None:
+    """A saved run on a folder can be used for the digits: the folder's options go."""
+    given = validated({"data": {"source": "image_folder", "path": "photos"}})
+    save(given, tmp_path / "config.yaml")
+    flags = {"data": {"source": "digits", "path": None}}
+    settings = assemble(preset_name=None, file=tmp_path / "config.yaml", flags=flags)
+    assert validated(settings).data.source == "digits"
+
+
+@pytest.mark.parametrize(
+    ("section", "values"),
+    [("augmentation", {"rotation": 5}), ("model", {"patch_embedding": {"patch_size": 4}})],
+)
+def test_setting_of_the_default_plugin_needs_no_name(section: str, values: dict[str, Any]) -> None:
+    """A setting of the plugin that is used anyway can be given without naming the plugin."""
+    chosen = validated({section: values}).model_dump()[section]
+    assert chosen["name"] == RunConfig().model_dump()[section]["name"]
+    choice = chosen.get("patch_embedding", chosen)
+    assert choice["name"] in ("light", "conv")
+    assert {**choice, **values.get("patch_embedding", values)} == choice
+
+
+@pytest.mark.parametrize("length", ["time_limit: 20m", "step_plan: [[0, 0.0, 90]]"])
+def test_epochs_flag_drops_another_length_of_the_file(written: Any, length: str) -> None:
+    """Who asks for epochs gets epochs, whatever time limit or plan the file holds."""
+    file = written(f"training: {{{length}, batch_size: 16}}\n")
+    flags = {"training": {"epochs": 3}}
+    training = validated(assemble(preset_name=None, file=file, flags=flags)).training
+    assert (training.epochs, training.time_limit, training.step_plan) == (3, None, None)
+    assert training.batch_size == 16
+
+
+def test_time_limit_flag_drops_the_plan_of_the_file(written: Any) -> None:
+    """Who asks for a time limit does not replay the steps that an old run recorded."""
+    file = written("training: {time_limit: 20m, step_plan: [[0, 0.0, 90]]}\n")
+    flags = {"training": {"time_limit": "5m"}}
+    training = validated(assemble(preset_name=None, file=file, flags=flags)).training
+    assert (training.time_limit, training.step_plan) == ("5m", None)
+
+
+def test_file_keeps_its_length_without_a_flag(written: Any) -> None:
+    """A recorded plan is replayed when no flag asks for another length."""
+    file = written("training: {time_limit: 20m, step_plan: [[0, 0.0, 90]]}\n")
+    training = validated(assemble(preset_name=None, file=file, flags={"seed": 1})).training
+    assert (training.time_limit, training.step_plan) == ("20m", ((0, 0.0, 90),))
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("seed: 1\ntraining: [1, 2\nname: a\n", 3),
+        ("seed: 1\n\ttraining: 2\n", 2),
+        ("a: 1\nb: 'open\n", 3),
+        ("seed: 1\nname: a: b\n", 2),
+    ],
+)
+def test_broken_yaml_names_the_line(written: Any, text: str, line: int) -> None:
+    """A file that is not YAML is answered with the line and what is wrong there."""
+    file = written(text)
+    with pytest.raises(ConfigError) as raised:
+        read_settings(file)
+    sentence = str(raised.value)
+    assert f"Config file {file}, line {line} is not YAML" in sentence
+    assert "\n" not in sentence
+
+
+@pytest.mark.parametrize("text", ["- 1\n- 2\n", "just words\n", "3\n"])
+def test_file_without_settings_is_refused(written: Any, text: str) -> None:
+    """A file that is YAML but no mapping is refused with an example."""
+    with pytest.raises(ConfigError, match=r"holds no settings\. Write lines such as `seed: 1`"):
+        read_settings(written(text))
+
+
+def test_empty_file_sets_nothing(written: Any) -> None:
+    """An empty file, or one of comments, is a file without settings."""
+    assert read_settings(written("")) == {}
+    assert read_settings(written("# nothing yet\n")) == {}
+
+
+def test_file_that_does_not_exist_or_is_no_text_is_refused(tmp_path: Path) -> None:
+    """A wrong path, a folder and a binary file are each named."""
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml does not exist"):
+        read_settings(tmp_path / "nowhere.yaml")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_settings(tmp_path)
+    (tmp_path / "photo.yaml").write_bytes(b"\xff\xd8\xff\xe0")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_settings(tmp_path / "photo.yaml")
+
+
+def test_unknown_preset_names_the_nearest() -> None:
+    """A misspelt preset is answered with the nearest and all there are."""
+    with pytest.raises(ConfigError) as raised:
+        preset("quik")
+    assert "Did you mean 'quick'?" in str(raised.value)
+    assert "quick, balanced, best" in str(raised.value)
+
+
+@pytest.mark.parametrize("name", list(PRESETS))
+def test_every_preset_is_a_valid_config(name: str) -> None:
+    """Each preset is complete and correct as it stands."""
+    assert validated(preset(name)).model.name == PRESETS[name]["model"]["name"]
+
+
+def test_saved_config_is_the_same_config(photos: Path, tmp_path: Path) -> None:
+    """A resolved config that is saved, read and checked is equal to itself."""
+    config = validated(
+        {
+            "data": {"source": "image_folder", "path": str(photos)},
+            "optimizer": {"learning_rate": 1e-5},
+            "training": {"time_limit": "90s", "step_plan": [[0, 0.0, 18], [7, 0.3, 20]]},
+            "augmentation": {"name": "light", "rotation": 3},
+        }
+    )
+    for checked in (config, resolve(config, ingest(config, tmp_path / "work"))):
+        save(checked, tmp_path / "config.yaml")
+        assert validated(read_settings(tmp_path / "config.yaml")) == checked
+
+
+def test_saved_file_reads_like_the_config(tmp_path: Path) -> None:
+    """The sections of a saved file come in the order of the config, names untouched."""
+    save(validated({"data": {"path": "Blüten/rot"}}), tmp_path / "config.yaml")
+    text = (tmp_path / "config.yaml").read_text(encoding="utf-8")
+    sections = [line.partition(":")[0] for line in text.splitlines() if not line.startswith(" ")]
+    assert sections == list(RunConfig.model_fields)
+    assert "Blüten/rot" in text

@@ -1,0 +1,75 @@
+"""A training job on small photos that takes a second or two."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+import torch
+
+from pipeline import config_files
+from pipeline.data import ingestion
+from pipeline.training.job import TrainingJob
+from tests.conftest import write_photos
+
+SETTINGS: dict[str, Any] = {
+    "name": "photos",
+    "data": {"source": "image_folder", "image_size": 16},
+    "model": {"name": "vit", "embed_dim": 24, "depth": 2, "num_heads": 2, "mlp_dim": 32},
+    "training": {
+        "epochs": 4,
+        "batch_size": 12,
+        "threads": 1,
+        "device": "cpu",
+        "precision": "float32",
+    },
+}
+
+
+class MakeJob(Protocol):
+    """Build a job in a folder of its own."""
+
+    def __call__(self, folder: Path, **changes: Any) -> TrainingJob:
+        """Return the small job with some sections of its config changed."""
+        ...
+
+
+@pytest.fixture(scope="session")
+def small_photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder of 48 photos in 3 classes; tests must not change it."""
+    return write_photos(tmp_path_factory.mktemp("small_photos") / "photos", images=16, side=16)
+
+
+@pytest.fixture(scope="session")
+def make_job(small_photos: Path) -> MakeJob:
+    """Return the builder of small jobs; all share one manifest and one store."""
+    workspace = small_photos.parent
+
+    def make(folder: Path, **changes: Any) -> TrainingJob:
+        settings = config_files.merged(SETTINGS, {"data": {"path": str(small_photos)}})
+        config = config_files.validated(config_files.merged(settings, changes))
+        data = ingestion.ingest(config, workspace)
+        config = ingestion.resolve(config, data)
+        prepared = ingestion.prepare(config, data, workspace)
+        return TrainingJob(
+            config=config,
+            manifest_file=data.manifest_file,
+            store=prepared.store,
+            image=prepared.image,
+            classes=data.classes,
+            data_fingerprint=data.fingerprint,
+            run_id="no run",
+            folder=folder,
+        )
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+def _threads_as_before() -> Iterator[None]:
+    """Give torch its threads back, which a training sets for its process."""
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)

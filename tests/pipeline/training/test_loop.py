@@ -1,0 +1,221 @@
+"""The training loop: repeatable to the bit, also after a stop, and it learns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from pipeline.errors import RunError
+from pipeline.event_log import EventWriter, read_events
+from pipeline.model_files import load_model
+from pipeline.train_result import TrainResult
+from pipeline.training import launching, loop
+from pipeline.training.job import TrainingJob
+from pipeline.training.loop import Training
+from tests.pipeline.training.conftest import MakeJob
+
+Weights = dict[str, torch.Tensor]
+RANDOM_MODEL = {"dropout": 0.2, "attention_dropout": 0.1, "stochastic_depth": 0.3}
+
+
+def _trained(job: TrainingJob, events: EventWriter | None = None) -> TrainResult:
+    events = events or EventWriter(job.folder / "events.jsonl")
+    try:
+        return Training(job, events).run()
+    finally:
+        events.close()
+
+
+def _weights(job: TrainingJob) -> Weights:
+    """Return the last state of model, average and optimizer, and the best weights."""
+    best = load_file(job.folder / "best" / "model.safetensors")
+    last = load_file(job.folder / "last.safetensors")
+    return last | {f"best.{name}": tensor for name, tensor in best.items()}
+
+
+def _same(one: Weights, other: Weights) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def _figures(result: TrainResult) -> list[dict[str, Any]]:
+    """Return the history without what depends on the clock."""
+    return [record.model_dump(exclude={"images_per_second"}) for record in result.history]
+
+
+class _Stop(Exception):  # noqa: N818 - stands for a kill, not for an error
+    """Ends a training in the middle of a step's report."""
+
+
+class _StoppingWriter(EventWriter):
+    """Raises when a step has been done."""
+
+    def __init__(self, file: Path, last_step: int) -> None:
+        super().__init__(file)
+        self.last_step = last_step
+
+    def progress(self, done: int, total: int, unit: str, **values: Any) -> None:
+        super().progress(done, total, unit, **values)
+        if done == self.last_step:
+            raise _Stop
+
+
+@pytest.fixture(scope="module")
+def reference(
+    make_job: MakeJob, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[TrainingJob, TrainResult]:
+    """Return one finished training with everything random in it; tests must not change it."""
+    job = make_job(tmp_path_factory.mktemp("reference"), model=RANDOM_MODEL)
+    return job, _trained(job)
+
+
+def test_the_same_job_gives_the_same_weights(
+    reference: tuple[TrainingJob, TrainResult], make_job: MakeJob, tmp_path: Path
+) -> None:
+    """Twice the same job leads to the same weights, averages and figures to the last bit."""
+    again = make_job(tmp_path, model=RANDOM_MODEL)
+    result = _trained(again)
+    assert _figures(result) == _figures(reference[1])
+    assert _same(_weights(again), _weights(reference[0]))
+
+
+def test_another_seed_gives_other_weights(
+    reference: tuple[TrainingJob, TrainResult], make_job: MakeJob, tmp_path: Path
+) -> None:
+    """The seed decides the weights."""
+    other = make_job(tmp_path, model=RANDOM_MODEL, seed=1)
+    _trained(other)
+    theirs, ours = _weights(reference[0]), _weights(other)
+    assert not torch.equal(ours["model.head.weight"], theirs["model.head.weight"])
+
+
+@pytest.mark.parametrize(("stop_after", "resumed_at"), [(3, None), (7, 4), (8, 4), (9, 8)])
+def test_a_resumed_training_ends_where_an_uninterrupted_one_does(
+    reference: tuple[TrainingJob, TrainResult],
+    make_job: MakeJob,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    stop_after: int,
+    resumed_at: int | None,
+) -> None:
+    """Stopped before a checkpoint or around one, it goes on to the same bits and figures."""
+    monkeypatch.setattr(loop, "_CHECKPOINT_SECONDS", 0.0)  # one after each epoch of 4 steps
+    job = make_job(tmp_path, model=RANDOM_MODEL)
+    with pytest.raises(_Stop):
+        _trained(job, _StoppingWriter(tmp_path / "events.jsonl", stop_after))
+    result = _trained(job)
+    events = read_events(tmp_path / "events.jsonl")
+    said = [event["message"] for event in events if event["kind"] == "warning"]
+    assert said == ([f"going on from step {resumed_at}"] if resumed_at else [])
+    assert [event["seq"] for event in events] == list(range(len(events)))
+    assert _figures(result) == _figures(reference[1])
+    assert result.best_step == reference[1].best_step
+    assert _same(_weights(job), _weights(reference[0]))
+
+
+def test_the_number_of_workers_changes_nothing(
+    reference: tuple[TrainingJob, TrainResult], make_job: MakeJob, tmp_path: Path
+) -> None:
+    """Images that other processes augment give the same weights."""
+    job = make_job(tmp_path, model=RANDOM_MODEL, data={"workers": 2})
+    _trained(job)
+    assert _same(_weights(job), _weights(reference[0]))
+
+
+def test_dropout_and_stochastic_depth_are_in_the_reference(
+    reference: tuple[TrainingJob, TrainResult], make_job: MakeJob, tmp_path: Path
+) -> None:
+    """Without dropout and stochastic depth other weights come out, so the other tests see them."""
+    plain = make_job(tmp_path)
+    _trained(plain)
+    ours, theirs = _weights(plain), _weights(reference[0])
+    assert not torch.equal(ours["model.head.weight"], theirs["model.head.weight"])
+
+
+def test_a_time_limit_records_a_plan_that_replays(make_job: MakeJob, tmp_path: Path) -> None:
+    """The recorded plan without the time limit leads to the same weights, bit for bit."""
+    limited = make_job(tmp_path / "limited", training={"time_limit": "1s"})
+    result = _trained(limited)
+    assert result.stopped_because == "time limit of 1s"
+    assert result.step_plan[0][:2] == (0, 0.0)
+    assert result.step_plan[-1][2] == result.steps
+    config = launching.replayable(limited.config, result)
+    assert config.training.time_limit is None
+    replay = limited.model_copy(update={"config": config, "folder": tmp_path / "replay"})
+    again = _trained(replay)
+    assert again.steps == result.steps > 6
+    assert _figures(again) == _figures(result)
+    assert _same(_weights(replay), _weights(limited))
+
+
+def test_it_learns_the_photos(make_job: MakeJob, tmp_path: Path) -> None:
+    """Stripes in three directions are told apart far better than by chance."""
+    job = make_job(
+        tmp_path, training={"epochs": 25, "batch_size": 8}, optimizer={"learning_rate": 5e-3}
+    )
+    result = _trained(job)
+    first, last = result.history[0], result.history[-1]
+    assert last.train_loss < first.train_loss - 0.2
+    assert last.train_accuracy > 0.75
+    assert result.best_validation_accuracy > 0.75
+
+
+def test_the_best_weights_are_those_of_the_best_validation(
+    reference: tuple[TrainingJob, TrainResult],
+) -> None:
+    """The best step is the first of the highest accuracy, then of the lowest loss."""
+    result = reference[1]
+    best = max(result.history, key=lambda r: (r.validation_accuracy, -r.validation_loss))
+    assert (result.best_step, result.best_validation_accuracy) == (
+        best.step,
+        best.validation_accuracy,
+    )
+    model, description = load_model(result.best)
+    assert description.classes == reference[0].classes
+    assert sum(parameter.numel() for parameter in model.parameters()) == result.parameters
+
+
+def test_the_rate_rises_and_ends_near_zero(
+    reference: tuple[TrainingJob, TrainResult],
+) -> None:
+    """The steps take their learning rate from the schedule, from 0 to the peak and down."""
+    rates = [record.learning_rate for record in reference[1].history]
+    assert rates == sorted(rates, reverse=True)
+    assert 0.0 < rates[-1] < 0.05 * rates[0]
+
+
+def test_the_events_tell_the_history(reference: tuple[TrainingJob, TrainResult]) -> None:
+    """Each epoch writes its metrics once, and the last progress says that all steps are done."""
+    job, result = reference
+    events = read_events(job.folder / "events.jsonl")
+    assert [event["seq"] for event in events] == list(range(len(events)))
+    metrics = [event for event in events if event["kind"] == "metrics"]
+    assert [event["step"] for event in metrics] == [record.step for record in result.history]
+    assert [event["values"]["validation/loss"] for event in metrics] == [
+        record.validation_loss for record in result.history
+    ]
+    last = [event for event in events if event["kind"] == "progress"][-1]
+    assert last["done"] == last["total"] == result.steps
+
+
+def test_a_loss_that_is_not_finite_stops_the_training(make_job: MakeJob, tmp_path: Path) -> None:
+    """The error names the loss and the step, and no model is left behind as the best."""
+    job = make_job(tmp_path)
+    broken = job.image.model_copy(update={"std": (0.0, 0.0, 0.0)})
+    with pytest.raises(RunError, match=r"The loss became nan at step 1, .*\.learning_rate"):
+        _trained(job.model_copy(update={"image": broken}))
+    assert not (tmp_path / "best").exists()
+
+
+def test_preview_rows_show_every_class_first() -> None:
+    """Of a few rows, one of each class comes before a second of any."""
+    labels = np.array([0, 0, 0, 0, 1, 2, 2, 9])
+    rows = np.array([0, 1, 2, 3, 4, 5, 6])
+    chosen = loop.preview_rows(labels, rows, limit=4)
+    assert sorted(labels[chosen[:3]]) == [0, 1, 2]
+    assert len(set(chosen)) == 4
+    assert set(loop.preview_rows(labels, rows)) == set(rows)

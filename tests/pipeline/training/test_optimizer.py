@@ -1,0 +1,77 @@
+"""Weight matrices decay, and nothing else does."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from pipeline.config import ModelChoice
+from pipeline.model_building import build_model
+from pipeline.plugin_api import ImageSpec
+from pipeline.training.config import OptimizerConfig
+from pipeline.training.optimizer import build_optimizer
+
+
+def _model(embedding: str) -> nn.Module:
+    image = ImageSpec(channels=1, height=8, width=8, mean=(0.5,), std=(0.5,), resize="crop")
+    choice = ModelChoice.model_validate(
+        {
+            "name": "vit",
+            "patch_embedding": {"name": embedding, "patch_size": 4},
+            "embed_dim": 12,
+            "depth": 2,
+            "mlp_dim": 8,
+        }
+    )
+    return build_model(choice, image, num_classes=3)
+
+
+def _decaying(model: nn.Module, optimizer: torch.optim.Optimizer) -> set[str]:
+    rates = {
+        id(parameter): group["weight_decay"]
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
+    return {name for name, parameter in model.named_parameters() if rates[id(parameter)] > 0}
+
+
+def test_weight_matrices_decay_and_nothing_else() -> None:
+    """Biases, norms, the class token and the position embeddings do not decay."""
+    for embedding in ("linear", "conv"):
+        model = _model(embedding)
+        block = ("attention.query_key_value", "attention.projection", "mlp.expand", "mlp.contract")
+        expected = {f"blocks.{index}.{name}.weight" for index in (0, 1) for name in block}
+        expected |= {"patch_embedding.projection.weight", "head.weight"}
+        assert _decaying(model, build_optimizer(OptimizerConfig(), model)) == expected
+
+
+def test_every_parameter_is_optimized_once() -> None:
+    """The groups together hold each parameter of the model exactly once."""
+    model = _model("conv")
+    optimizer = build_optimizer(OptimizerConfig(), model)
+    held = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
+    assert sorted(held) == sorted(id(parameter) for parameter in model.parameters())
+
+
+def test_a_step_without_gradient_shrinks_the_matrices_alone() -> None:
+    """With zero gradients, matrices lose learning rate times decay, everything else stays."""
+    model = _model("conv")
+    nn.init.normal_(model.get_parameter("class_token.token_11D"))
+    optimizer = build_optimizer(OptimizerConfig(learning_rate=0.1, weight_decay=0.5), model)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    decaying = _decaying(model, optimizer)
+    for name, parameter in model.state_dict().items():
+        factor = 1 - 0.1 * 0.5 if name in decaying else 1.0
+        torch.testing.assert_close(parameter, before[name] * factor)
+
+
+def test_the_settings_reach_the_optimizer() -> None:
+    """Learning rate, betas and decay are those of the config."""
+    config = OptimizerConfig(learning_rate=0.01, weight_decay=0.2, beta1=0.8, beta2=0.95)
+    decaying, free = build_optimizer(config, _model("conv")).param_groups
+    assert (decaying["lr"], decaying["weight_decay"]) == (0.01, 0.2)
+    assert (free["lr"], free["weight_decay"]) == (0.01, 0.0)
+    assert decaying["betas"] == free["betas"] == (0.8, 0.95)

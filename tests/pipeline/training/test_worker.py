@@ -1,0 +1,164 @@
+"""The training process is followed, reports its errors, and is never left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from pipeline.errors import ConfigError, WorkerError
+from pipeline.event_log import Event
+from pipeline.train_result import TrainResult
+from pipeline.training.job import TrainingJob
+from pipeline.worker_process import run_worker
+from tests.pipeline.training.conftest import MakeJob
+
+MODULE = "pipeline.training"
+LONG: dict[str, Any] = {"training": {"epochs": 100_000}, "data": {"workers": 1}}
+"""A training that nobody waits for, with a process of its own that loads the images."""
+
+PARENT = """
+import sys
+from pathlib import Path
+from pipeline.train_result import TrainResult
+from pipeline.training.job import TrainingJob
+from pipeline.worker_process import run_worker
+
+job = TrainingJob.model_validate_json(Path(sys.argv[1]).read_text())
+run_worker("pipeline.training", job.folder, job, TrainResult, lambda event: print(event["kind"]))
+"""
+
+
+def _group_of_the_training() -> int:
+    """Return the id of the worker's process group; the worker leads it."""
+    children = psutil.Process().children()
+    [worker] = [child for child in children if MODULE in child.cmdline()]
+    assert os.getpgid(worker.pid) == worker.pid != os.getpgid(0)
+    return worker.pid
+
+
+def _members(group: int) -> list[psutil.Process]:
+    """Return the living processes of a group."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            alive = process.status() != psutil.STATUS_ZOMBIE
+            if alive and os.getpgid(process.pid) == group:
+                found.append(process)
+        except (psutil.NoSuchProcess, ProcessLookupError):
+            continue  # it ended while we looked
+    return found
+
+
+def _ends(group: int, seconds: float = 5.0) -> bool:
+    """Return whether all processes of a group are gone before the seconds are over."""
+    deadline = time.monotonic() + seconds
+    while _members(group) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return not _members(group)
+
+
+def _is_training(event: Event) -> bool:
+    return event["kind"] in ("progress", "metrics")
+
+
+def test_a_result_comes_back_and_every_event_once(make_job: MakeJob, tmp_path: Path) -> None:
+    """The parent gets the result, and sees all events in the order of their numbers."""
+    job = make_job(tmp_path / "job", training={"epochs": 2})
+    events: list[Event] = []
+    result = run_worker(MODULE, job.folder, job, TrainResult, events.append)
+    assert result.best == job.folder / "best"
+    assert (result.best / "model.safetensors").is_file()
+    assert [event["seq"] for event in events] == list(range(len(events)))
+    assert sum(event["kind"] == "metrics" for event in events) == 2
+    assert [event["name"] for event in events if event["kind"] == "artifact"] == [
+        "augmentation_preview.png"
+    ]
+
+
+def test_a_killed_worker_is_an_error_that_names_the_signal(
+    make_job: MakeJob, tmp_path: Path
+) -> None:
+    """SIGKILL of the worker, as by the kernel out of memory, is named together with its log."""
+    job = make_job(tmp_path / "job", **LONG)
+    groups: list[int] = []
+
+    def kill(event: Event) -> None:
+        if _is_training(event) and not groups:
+            groups.append(_group_of_the_training())
+            assert len(_members(groups[0])) >= 2, "the process that loads images is running"
+            os.kill(groups[0], signal.SIGKILL)
+
+    with pytest.raises(WorkerError, match=r"pipeline\.training was killed by SIGKILL .*memory"):
+        run_worker(MODULE, job.folder, job, TrainResult, kill)
+    assert _ends(groups[0])
+
+
+def test_an_error_in_the_parent_stops_the_whole_group(make_job: MakeJob, tmp_path: Path) -> None:
+    """When an event cannot be handled, the worker and its own processes end before the error."""
+    job = make_job(tmp_path / "job", **LONG)
+    groups: list[int] = []
+
+    def fail(event: Event) -> None:
+        if _is_training(event):
+            groups.append(_group_of_the_training())
+            assert len(_members(groups[0])) >= 2, "the process that loads images is running"
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_worker(MODULE, job.folder, job, TrainResult, fail)
+    assert len(groups) == 1
+    assert _ends(groups[0])
+
+
+def test_a_killed_parent_leaves_nothing_behind(make_job: MakeJob, tmp_path: Path) -> None:
+    """SIGKILL of the parent ends the worker and its own processes within seconds."""
+    job: TrainingJob = make_job(tmp_path / "job", **LONG)
+    (tmp_path / "job.json").write_text(job.model_dump_json())
+    parent = subprocess.Popen(
+        [sys.executable, "-u", "-c", PARENT, str(tmp_path / "job.json")],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert parent.stdout is not None
+        kinds = iter(parent.stdout.readline, "")
+        assert any(kind.strip() in ("progress", "metrics") for kind in kinds)
+        [worker] = psutil.Process(parent.pid).children()
+        group = os.getpgid(worker.pid)
+        assert group == worker.pid
+        assert len(_members(group)) >= 2
+    finally:
+        parent.kill()
+        parent.communicate()
+    assert _ends(group, seconds=20)
+
+
+def test_an_error_of_the_worker_arrives_as_it_was(make_job: MakeJob, tmp_path: Path) -> None:
+    """What the worker raises on purpose is raised in the parent: same class, same sentence."""
+    absent = "mps" if not torch.backends.mps.is_available() else "cuda"
+    job = make_job(tmp_path / "job", training={"device": absent})
+    sentence = (
+        rf"^training\.device is '{absent}', but this machine has cpu.*\. Choose one of these\.$"
+    )
+    with pytest.raises(ConfigError, match=sentence):
+        run_worker(MODULE, job.folder, job, TrainResult, lambda _: None)
+
+
+def test_an_error_that_nobody_meant_names_the_log(make_job: MakeJob, tmp_path: Path) -> None:
+    """Any other error in the worker is reported with its last words and the place of the log."""
+    job = make_job(tmp_path / "job")
+    gone = job.model_copy(update={"store": tmp_path / "gone"})
+    with pytest.raises(WorkerError) as caught:
+        run_worker(MODULE, job.folder, gone, TrainResult, lambda _: None)
+    assert "ended with code 1" in str(caught.value)
+    assert "FileNotFoundError" in str(caught.value)
+    assert str(job.folder / "worker.log") in str(caught.value)

@@ -1,0 +1,201 @@
+"""The Vision Transformer against torchvision, the published counts, and its own contract."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torchvision
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.nn import functional
+
+from pipeline.config import ModelChoice
+from pipeline.errors import ConfigError
+from pipeline.model_building import build_model, build_on_meta
+from pipeline.plugin_api import DataTraits, ImageSpec
+from plugins.models.vit import SIZES, VitConfig
+
+TRAITS = DataTraits(channels=3, height=32, width=32, num_classes=5, mirror_symmetric=True)
+
+
+def _image(side: int = 16, channels: int = 3) -> ImageSpec:
+    return ImageSpec.model_validate(
+        {
+            "channels": channels,
+            "height": side,
+            "width": side,
+            "mean": (0.5,) * channels,
+            "std": (0.25,) * channels,
+            "resize": "crop",
+        }
+    )
+
+
+def _choice(*, patch_size: int = 4, embedding: str = "conv", **settings: Any) -> ModelChoice:
+    patch_embedding = {"name": embedding, "patch_size": patch_size}
+    return ModelChoice.model_validate(
+        {"name": "vit", "patch_embedding": patch_embedding, **settings}
+    )
+
+
+def _small(seed: int = 0, **settings: Any) -> nn.Module:
+    torch.manual_seed(seed)
+    return build_model(_choice(depth=2, **settings), _image(), num_classes=5).eval()
+
+
+def _images(batch: int = 4) -> torch.Tensor:
+    return torch.randn(batch, 3, 16, 16, generator=torch.Generator().manual_seed(7))
+
+
+_TORCHVISION_NAMES = {
+    "conv_proj.": "patch_embedding.projection.",
+    "encoder.pos_embedding": "position_embedding.positions_1ND",
+    "encoder.layers.encoder_layer_": "blocks.",
+    "encoder.ln.": "norm.",
+    "heads.head.": "head.",
+    ".ln_1.": ".attention_norm.",
+    ".ln_2.": ".mlp_norm.",
+    ".self_attention.in_proj_": ".attention.query_key_value.",
+    ".self_attention.out_proj.": ".attention.projection.",
+    ".mlp.0.": ".mlp.expand.",
+    ".mlp.3.": ".mlp.contract.",
+}
+
+
+def _our_name(name: str) -> str:
+    for theirs, ours in _TORCHVISION_NAMES.items():
+        name = name.replace(theirs, ours)
+    return "class_token.token_11D" if name == "class_token" else name
+
+
+@torch.no_grad()
+def test_base_equals_torchvision() -> None:
+    """With the weights of torchvision's ViT-B/16, its logits come out to 1e-4."""
+    torch.manual_seed(0)
+    with torch.device("meta"):
+        reference = torchvision.models.vit_b_16(weights=None)
+    reference = reference.to_empty(device="cpu").eval()
+    for parameter in reference.parameters():
+        parameter.normal_(std=0.05)  # torchvision's own head is zero and would hide everything
+    ours = build_on_meta(_choice(size="b", patch_size=16), _image(224), 1000).eval()
+    weights = {_our_name(name): tensor for name, tensor in reference.state_dict().items()}
+    ours.load_state_dict(weights, assign=True)
+    images = torch.randn(2, 3, 224, 224)
+    expected = reference(images)
+    assert float(expected.std()) > 0.1
+    torch.testing.assert_close(ours(images), expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("size", "patch_size", "parameters"),
+    [("b", 16, 86_567_656), ("l", 16, 304_326_632), ("h", 14, 632_045_800)],
+)
+def test_has_the_published_number_of_parameters(
+    size: str, patch_size: int, parameters: int
+) -> None:
+    """Base, Large and Huge have as many parameters as the published models with 1000 classes."""
+    model = build_on_meta(_choice(size=size, patch_size=patch_size), _image(224), 1000)
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
+
+
+@pytest.mark.parametrize("size", list(SIZES))
+def test_every_size_builds(size: str) -> None:
+    """Every size has its number of blocks and maps images to logits."""
+    model: Any = build_on_meta(_choice(size=size, patch_size=16), _image(224), 7)
+    assert len(model.blocks) == SIZES[size].depth
+    assert model(torch.zeros(2, 3, 224, 224, device="meta")).shape == (2, 7)
+
+
+def test_a_dimension_beats_the_size() -> None:
+    """What is set separately replaces the size's number, and only that."""
+    model: Any = build_on_meta(_choice(size="ti", depth=3, mlp_dim=100), _image(), 7)
+    assert len(model.blocks) == 3
+    assert model.blocks[0].mlp.expand.weight.shape == (100, SIZES["ti"].embed_dim)
+
+
+@torch.no_grad()
+def test_the_tanh_head_adds_a_hidden_layer() -> None:
+    """With head tanh, one hidden layer with tanh stands before the linear one."""
+    linear, tanh = _small(), _small(head="tanh")
+    features = SIZES["micro"].embed_dim
+    difference = sum(p.numel() for p in tanh.parameters()) - sum(
+        p.numel() for p in linear.parameters()
+    )
+    assert difference == features * features + features
+    assert tanh(_images()).shape == (4, 5)
+    weights = linear.state_dict()
+    weights["head.output.weight"] = weights.pop("head.weight")
+    weights["head.output.bias"] = weights.pop("head.bias")
+    weights["head.hidden.weight"] = 1e-3 * torch.eye(features)  # where tanh is the identity
+    weights["head.hidden.bias"] = torch.zeros(features)
+    tanh.load_state_dict(weights)
+    torch.testing.assert_close(1e3 * tanh(_images()), linear(_images()), atol=1e-3, rtol=1e-3)
+
+
+def test_resolving_fills_in_the_dimensions() -> None:
+    """Open dimensions become the size's; set ones stay."""
+    resolved = VitConfig(size="ti", depth=3).resolved_for(TRAITS)
+    assert resolved.dimensions() == (192, 3, 3, 768)
+    assert (resolved.embed_dim, resolved.depth) == (192, 3)
+    assert (resolved.num_heads, resolved.mlp_dim) == (3, 768)
+
+
+def test_resolving_refuses_heads_that_do_not_divide() -> None:
+    """Heads that do not divide the embedding are refused with both settings and both numbers."""
+    with pytest.raises(ConfigError, match=r"model\.num_heads 5 .* model\.embed_dim 96"):
+        VitConfig(size="micro", num_heads=5).resolved_for(TRAITS)
+
+
+@torch.no_grad()
+def test_the_seed_decides_the_weights() -> None:
+    """The same seed gives the same output, another seed another one."""
+    images = _images()
+    assert torch.equal(_small(seed=1)(images), _small(seed=1)(images))
+    assert not torch.allclose(_small(seed=1)(images), _small(seed=2)(images))
+
+
+@torch.no_grad()
+def test_an_image_is_classified_alone() -> None:
+    """What else is in the batch does not change an image's logits."""
+    model, images = _small(), _images()
+    alone = torch.cat([model(image[None]) for image in images])
+    torch.testing.assert_close(model(images), alone, atol=1e-5, rtol=1e-5)
+    assert float(alone.std(dim=0).max()) > 1e-3
+
+
+@torch.no_grad()
+def test_the_place_of_a_patch_matters() -> None:
+    """The same patches in other places give other logits."""
+    model, images = _small(), _images()
+    assert not torch.allclose(model(images), model(images.roll(4, dims=3)), atol=1e-4)
+
+
+@pytest.mark.parametrize("head", ["linear", "tanh"])
+@pytest.mark.parametrize("embedding", ["linear", "conv"])
+def test_every_parameter_learns(head: str, embedding: str) -> None:
+    """Every parameter gets a gradient that is not zero."""
+    model = _small(head=head, embedding=embedding).train()
+    loss = functional.cross_entropy(model(_images()), torch.tensor([0, 1, 2, 3]))
+    loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert float(parameter.grad.abs().max()) > 0, name
+
+
+@torch.no_grad()
+def test_weights_survive_a_round_trip_through_a_file(tmp_path: Path) -> None:
+    """Saved weights, loaded into another model, give the same logits bit for bit."""
+    model, other = _small(seed=1), _small(seed=2)
+    save_file(model.state_dict(), tmp_path / "weights.safetensors")
+    other.load_state_dict(load_file(tmp_path / "weights.safetensors"))
+    assert torch.equal(other(_images()), model(_images()))
+
+
+def test_stochastic_depth_rises_from_zero() -> None:
+    """The first block is never skipped, the last one with the probability that was set."""
+    model: Any = build_on_meta(_choice(depth=5, stochastic_depth=0.4), _image(), 5)
+    rates = [block.stochastic_depth.drop_probability for block in model.blocks]
+    assert rates == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4])
