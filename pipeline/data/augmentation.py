@@ -31,8 +31,8 @@ class SeededAugmentation:
         self._transform = load_augmentation(choice.name).build(settings, context)
         if not hasattr(self._transform, "set_random_state"):
             raise PluginError(
-                f"The augmentation '{choice.name}' built a {type(self._transform).__name__}, not an "
-                "albumentations.Compose. Repair its build."
+                f"The augmentation '{choice.name}' built a {type(self._transform).__name__}, not "
+                "an albumentations.Compose. Repair its build."
             )
         self._seed = seed
         self._shape = (image.height, image.width, image.channels)
