@@ -62,8 +62,10 @@ def describe_plugins(choice: ModelChoice) -> tuple[PluginRecord, ...]:
 
 def save_model(folder: Path, model: nn.Module, description: ModelDescription) -> None:
     """Write weights and description into a folder; each file is whole or absent."""
+    # safetensors refuses tensors that share memory, so tied weights are written twice
     weights = {
-        name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()
+        name: tensor.detach().cpu().clone().contiguous()
+        for name, tensor in model.state_dict().items()
     }
     with replacing(folder / WEIGHTS_FILE) as temporary:
         save_file(weights, temporary)

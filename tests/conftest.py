@@ -17,6 +17,7 @@ from PIL import Image
 from pipeline import quiet_libraries
 
 quiet_libraries.apply()
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # two tests run at a time
 PATCHLINE = Path(sys.executable).parent / "patchline"
 
 

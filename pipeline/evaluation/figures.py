@@ -36,8 +36,8 @@ def confusion_figure(report: EvaluationReport, file: Path) -> Path:
                 axes.text(column, row, str(count), ha="center", va="center", color=colour, size=8)
     if len(counts) <= _MOST_LABELLED_CLASSES:
         ticks = range(len(counts))
-        axes.set_xticks(ticks, report.classes, rotation=45, ha="right")
-        axes.set_yticks(ticks, report.classes)
+        axes.set_xticks(ticks, report.classes, rotation=45, ha="right", parse_math=False)
+        axes.set_yticks(ticks, report.classes, parse_math=False)
     axes.set_xlabel("predicted class")
     axes.set_ylabel("true class")
     figure.colorbar(shown, fraction=0.046, label="share of the true class")
@@ -72,10 +72,10 @@ def errors_figure(errors: Sequence[ImageError], images: np.ndarray[Any, Any], fi
     for place, error in enumerate(errors, start=1):
         axes = figure.add_subplot(rows, columns, place)
         pixels = images[error.row]
-        axes.imshow(pixels.squeeze(), cmap="gray" if pixels.shape[-1] == 1 else None)
+        axes.imshow(pixels.squeeze(), cmap="gray", vmin=0, vmax=255)
         axes.set_axis_off()
         title = f"{_short(error.label)} → {_short(error.predicted)}\n{error.probability:.0%} sure"
-        axes.set_title(title, size=9)
+        axes.set_title(title, size=9, parse_math=False)
     return _save(figure, file)
 
 

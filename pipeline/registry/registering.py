@@ -9,6 +9,8 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import yaml
+
 from pipeline.evaluation.report import EvaluationReport
 from pipeline.model_files import load_description
 from pipeline.registry.packaging_job import Package
@@ -123,7 +125,18 @@ def save_as_mlflow_model(run: TrackedRun, model_id: str, package: Path) -> Path:
             pip_requirements=requirements(),
             mlflow_model=Model(run_id=run.run_id, model_id=model_id),
         )
+    _without_machine_paths(target / "MLmodel")
     return target
+
+
+def _without_machine_paths(file: Path) -> None:
+    """Let a package say nothing about the folders of the machine that made it."""
+    content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    flavor = content["flavors"]["python_function"]
+    flavor["model_code_path"] = Path(flavor["model_code_path"]).name
+    for artifact in flavor["artifacts"].values():
+        artifact["uri"] = artifact["path"]
+    file.write_text(yaml.safe_dump(content, sort_keys=True), encoding="utf-8")
 
 
 def _give_aliases(store: MlflowClient, name: str, version: str) -> tuple[str, ...]:

@@ -29,7 +29,8 @@ def save_checkpoint(
     tensors |= {f"average.{name}": tensor for name, tensor in average.state_dict().items()}
     for index, state in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{index}.{name}": value for name, value in state.items()}
-    on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    # safetensors refuses tensors that share memory, so tied weights are written twice
+    on_cpu = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
     with replacing(file) as temporary:
         save_file(on_cpu, temporary, metadata={"progress": json.dumps(progress)})
 

@@ -16,7 +16,7 @@ from tests.conftest import write_photos
 
 SETTINGS: dict[str, Any] = {
     "name": "photos",
-    "data": {"source": "image_folder", "image_size": 16},
+    "data": {"source": "image_folder", "image_size": 16, "validation_fraction": 0.3},
     "model": {"name": "vit", "embed_dim": 24, "depth": 2, "num_heads": 2, "mlp_dim": 32},
     "training": {
         "epochs": 4,
@@ -38,8 +38,8 @@ class MakeJob(Protocol):
 
 @pytest.fixture(scope="session")
 def small_photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder of 48 photos in 3 classes; tests must not change it."""
-    return write_photos(tmp_path_factory.mktemp("small_photos") / "photos", images=16, side=16)
+    """Return a folder of 72 photos in 3 classes; tests must not change it."""
+    return write_photos(tmp_path_factory.mktemp("small_photos") / "photos", images=24, side=16)
 
 
 @pytest.fixture(scope="session")

@@ -117,6 +117,28 @@ def test_a_resumed_training_ends_where_an_uninterrupted_one_does(
     assert _same(_weights(job), _weights(reference[0]))
 
 
+def test_a_resumed_training_remembers_what_came_before(
+    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The best weights of before the stop stay the best, and images are counted from the start."""
+    monkeypatch.setattr(loop, "_CHECKPOINT_SECONDS", 0.0)
+    too_fast = {"learning_rate": 1.0, "warmup_fraction": 0.9}  # the last epoch does harm
+    whole = make_job(tmp_path / "whole", optimizer=too_fast)
+    stopped = make_job(tmp_path / "stopped", optimizer=too_fast)
+    expected = _trained(whole)
+    assert expected.best_step < expected.steps, "the settings no longer do harm"
+    with pytest.raises(_Stop):
+        _trained(stopped, _StoppingWriter(stopped.folder / "events.jsonl", expected.steps))
+    events = EventWriter(stopped.folder / "events.jsonl")
+    training = Training(stopped, events)
+    result = training.run()
+    events.close()
+    assert result.best_step == expected.best_step
+    assert _same(_weights(stopped), _weights(whole))
+    images_of_an_epoch = len(training.training_images.rows)
+    assert training.sums.total_images == 4 * images_of_an_epoch
+
+
 def test_the_number_of_workers_changes_nothing(
     reference: tuple[TrainingJob, TrainResult], make_job: MakeJob, tmp_path: Path
 ) -> None:
@@ -160,8 +182,8 @@ def test_it_learns_the_photos(make_job: MakeJob, tmp_path: Path) -> None:
     result = _trained(job)
     first, last = result.history[0], result.history[-1]
     assert last.train_loss < first.train_loss - 0.2
-    assert last.train_accuracy > 0.75
-    assert result.best_validation_accuracy > 0.75
+    assert last.train_accuracy > 0.8
+    assert result.best_validation_accuracy > 0.8
 
 
 def test_the_best_weights_are_those_of_the_best_validation(
