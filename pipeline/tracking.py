@@ -39,6 +39,7 @@ _LONG_GONE_SECONDS = 24 * 3600
 _RETRY_SECONDS = 5.0
 _FLUSH_SECONDS = 60.0
 _HEARTBEAT_SECONDS = 60.0
+_CLOSE_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -134,9 +135,26 @@ def owned_run(config: RunConfig, runs: Path, tags: Mapping[str, str]) -> Iterato
             status = "FAILED" if isinstance(error, Exception) else "KILLED"
             raise
         finally:
-            store.set_terminated(run.run_id, status)
+            _close(store, run, status)
     finally:
         lock.release()
+
+
+def _close(store: MlflowClient, run: TrackedRun, status: str) -> None:
+    """Close a run and fail its models that have no files, waiting a little for a store away."""
+    deadline = time.monotonic() + _CLOSE_SECONDS
+    while True:
+        try:
+            for output in store.get_run(run.run_id).outputs.model_outputs:
+                if str(store.get_logged_model(output.model_id).status) != "READY":
+                    store.finalize_logged_model(output.model_id, "FAILED")
+            store.set_terminated(run.run_id, status)
+        except Exception as error:
+            if time.monotonic() > deadline:
+                raise _unreachable(use_store(), error) from error
+            time.sleep(0.5)
+        else:
+            return
 
 
 def close_abandoned() -> list[str]:

@@ -20,6 +20,7 @@ import pytest
 from pipeline import tracking
 from pipeline.config import RunConfig
 from pipeline.errors import StorageError, TrackingError
+from pipeline.registry import registering
 
 CONFIG = RunConfig(name="roses")
 
@@ -134,12 +135,16 @@ def test_a_run_ends_as_what_happened(
     expected = pytest.raises(error) if error else contextlib.nullcontext()
     with expected, tracking.owned_run(CONFIG, tmp_path / "runs", {"note": "x"}) as run:
         opened.append(run)
+        model = registering.create_logged_model(run, "roses")
         if error:
             raise error
-    found = tracking.client().get_run(opened[0].run_id)
+        tracking.client().finalize_logged_model(model, "READY")
+    store = tracking.client()
+    found = store.get_run(opened[0].run_id)
     assert found.info.status == status
     assert found.data.tags["note"] == "x"
     assert found.data.params["model.name"] == "vit"
+    assert str(store.get_logged_model(model).status) == ("FAILED" if error else "READY")
 
 
 def test_only_abandoned_runs_of_this_host_are_closed(tmp_path: Path) -> None:
