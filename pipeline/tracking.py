@@ -145,7 +145,8 @@ def _close(store: MlflowClient, run: TrackedRun, status: str) -> None:
     deadline = time.monotonic() + _CLOSE_SECONDS
     while True:
         try:
-            for output in store.get_run(run.run_id).outputs.model_outputs:
+            outputs = store.get_run(run.run_id).outputs
+            for output in outputs.model_outputs if outputs else ():
                 if str(store.get_logged_model(output.model_id).status) != "READY":
                     store.finalize_logged_model(output.model_id, "FAILED")
             store.set_terminated(run.run_id, status)

@@ -18,6 +18,7 @@ import onnxruntime
 from pipeline.data.decoding import UndecodableImageError, decode_image, resize_image
 
 _LONGEST_PATH = 4096
+_SHOWN = 300
 
 
 class PackagedModel:
@@ -115,5 +116,5 @@ def _as_bytes(image: object) -> bytes:
             return base64.b64decode(text, validate=True)
         except (binascii.Error, ValueError):
             kind = "a path of a file" if len(text) <= _LONGEST_PATH else "base64"
-            raise UndecodableImageError(f"{text[:80]!r} is neither base64 nor {kind}") from None
+            raise UndecodableImageError(f"{text[:_SHOWN]!r} is neither base64 nor {kind}") from None
     raise UndecodableImageError(f"a {type(image).__name__} is not an image")

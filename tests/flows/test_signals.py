@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,8 @@ class LongRun:
                 stdout=subprocess.DEVNULL,
                 stderr=stream,
                 start_new_session=True,
+                # A shell lets what it starts in the background ignore SIGINT.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - no threads yet
             )
 
     def wait_until_it_trains(self) -> None:
@@ -70,6 +72,26 @@ class LongRun:
         return str(run.info.status)
 
 
+StartLongRun = Callable[..., LongRun]
+
+
+@pytest.fixture
+def long_run(tmp_path: Path) -> Iterator[StartLongRun]:
+    """Return a function that starts a long run; what is left of it is killed in the end."""
+    started: list[LongRun] = []
+
+    def start(*flags: str) -> LongRun:
+        started.append(LongRun(tmp_path, *flags))
+        started[-1].wait_until_it_trains()
+        return started[-1]
+
+    yield start
+    for run in started:
+        if run.process.poll() is None:
+            run.process.kill()
+            run.process.wait()
+
+
 def _until(condition: Callable[[], Any], complaint: str) -> None:
     deadline = time.monotonic() + _SECONDS
     while not condition():
@@ -88,11 +110,10 @@ def _gone(family: list[psutil.Process]) -> None:
     ids=["SIGINT", "SIGTERM"],
 )
 def test_a_signal_ends_the_run_as_killed(
-    tmp_path: Path, number: signal.Signals, code: int, words: str
+    long_run: StartLongRun, number: signal.Signals, code: int, words: str
 ) -> None:
     """SIGINT and SIGTERM close the run as KILLED, end every process, and say so in a line."""
-    run = LongRun(tmp_path)
-    run.wait_until_it_trains()
+    run = long_run()
     family = run.family()
     os.kill(run.process.pid, number)
     ended, said = run.end()
@@ -103,10 +124,9 @@ def test_a_signal_ends_the_run_as_killed(
     assert run.status() == "KILLED"
 
 
-def test_a_killed_worker_fails_the_run_with_a_sentence(tmp_path: Path) -> None:
+def test_a_killed_worker_fails_the_run_with_a_sentence(long_run: StartLongRun) -> None:
     """SIGKILL of the training process gives exit code 1, FAILED, and the likely reason."""
-    run = LongRun(tmp_path)
-    run.wait_until_it_trains()
+    run = long_run()
     family = run.family()
     run.worker().kill()
     code, said = run.end()
@@ -118,10 +138,11 @@ def test_a_killed_worker_fails_the_run_with_a_sentence(tmp_path: Path) -> None:
     assert run.status() == "FAILED"
 
 
-def test_a_killed_command_leaves_nothing_alive_and_is_closed_by_the_next(tmp_path: Path) -> None:
+def test_a_killed_command_leaves_nothing_alive_and_is_closed_by_the_next(
+    long_run: StartLongRun, tmp_path: Path
+) -> None:
     """After SIGKILL of the command its processes end by themselves; `models` closes the run."""
-    run = LongRun(tmp_path, "--data.workers", "1")
-    run.wait_until_it_trains()
+    run = long_run("--data.workers", "1")
     family = run.family()
     assert len(family) >= 4  # command, Prefect server, training, data worker
     run.process.kill()
@@ -131,10 +152,9 @@ def test_a_killed_command_leaves_nothing_alive_and_is_closed_by_the_next(tmp_pat
     assert run.status() == "KILLED"
 
 
-def test_a_run_that_is_alive_is_left_alone(tmp_path: Path) -> None:
+def test_a_run_that_is_alive_is_left_alone(long_run: StartLongRun, tmp_path: Path) -> None:
     """Another command in the same store does not close a run that still trains."""
-    run = LongRun(tmp_path)
-    run.wait_until_it_trains()
+    run = long_run()
     assert patchline("models", cwd=tmp_path).code == 0
     assert run.status() == "RUNNING"
     os.kill(run.process.pid, signal.SIGTERM)
