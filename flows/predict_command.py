@@ -40,15 +40,16 @@ def print_predictions(
             display().advance("Predicting", len(answers), len(files))
     if out is not None:
         _write_table(answers, out)
-        print(f"{len(answers)} predictions written to {out}", file=sys.stderr)
+        print(f"{_counted(answers)} written to {out}", file=sys.stderr)
     elif as_json:
         shown_as = {"model": model_reference.name, "version": model_reference.version}
         print(json.dumps({**shown_as, "predictions": answers}, indent=2))
     else:
         print("\n".join(_line(answer) for answer in answers))
-    for answer in answers:
-        if answer["error"]:
-            print(f"{answer['image']} could not be read: {answer['error']}", file=sys.stderr)
+    if out is not None or as_json:
+        for answer in answers:
+            if answer["error"]:
+                print(_line(answer), file=sys.stderr)
     return 0 if any(answer["error"] is None for answer in answers) else DataError.exit_code
 
 
@@ -69,9 +70,16 @@ def _files(images: Sequence[Path]) -> list[Path]:
     return files
 
 
+def _counted(answers: list[dict[str, Any]]) -> str:
+    """Return `63 predictions and 2 unreadable`."""
+    errors = sum(answer["error"] is not None for answer in answers)
+    predictions = f"{len(answers) - errors} predictions"
+    return f"{predictions} and {errors} unreadable" if errors else predictions
+
+
 def _line(answer: dict[str, Any]) -> str:
     if answer["error"]:
-        return f"{answer['image']}  could not be read"
+        return f"{answer['image']}  could not be read: {answer['error']}"
     ranked = "  ".join(f"{each['label']} {each['probability']:.1%}" for each in answer["top_k"])
     return f"{answer['image']}  {ranked}"
 

@@ -49,6 +49,8 @@ class PlainLines:
         self._stream = stream
         self._last_line = time.monotonic()
         self._started = time.monotonic()
+        self._label = ""
+        self._began = (self._started, 0)
 
     def stage(self, name: str) -> None:
         """Write the stage with the seconds since the start."""
@@ -60,8 +62,15 @@ class PlainLines:
 
     def advance(self, label: str, done: int, total: int, beside: str = "") -> None:
         """Write a line if ten seconds have passed since the last one."""
+        if label != self._label:
+            self._label, self._began = label, (time.monotonic(), done)
         if time.monotonic() - self._last_line >= _PLAIN_SECONDS:
-            self._line(f"  {label}: {done} of {total}{'; ' + beside if beside else ''}")
+            left = f", {self._seconds_left(done, total):.0f} s left" if done < total else ""
+            self._line(f"  {label}: {done} of {total}{left}{'; ' + beside if beside else ''}")
+
+    def _seconds_left(self, done: int, total: int) -> float:
+        began, first = self._began
+        return (time.monotonic() - began) / max(1, done - first) * (total - done)
 
     def _line(self, text: str) -> None:
         self._last_line = time.monotonic()
@@ -133,10 +142,10 @@ def show_event(event: Event) -> None:
     elif event["kind"] == "progress":
         if event["unit"] == "step":
             beside = (
-                f"epoch {event['epoch']}/{event['epochs']}, loss {event['loss']:.3f}, "
+                f"epoch {event['epoch']}/{event['epochs']}, training loss {event['loss']:.3f} and "
                 f"accuracy {event['accuracy']:.1%}, {event['images_per_second']:.0f} images/s"
             )
-            display().advance("Training", event["done"], event["total"], beside)
+            display().advance("Training steps", event["done"], event["total"], beside)
         else:
             display().advance("Predicting", event["done"], event["total"])
 

@@ -18,7 +18,7 @@ from flows.config_flags import composed_config, value_of_flag
 from flows.progress import display, shown
 from pipeline import config_files
 from pipeline.config import RunConfig
-from pipeline.plugin_loader import installed
+from pipeline.plugin_loader import installed, plugin_files
 
 if TYPE_CHECKING:
     from flows.training_flow import RunSummary
@@ -142,12 +142,15 @@ def _closing_words(summary: RunSummary) -> str:
     total = sum(summary.seconds.values())
     stages = ", ".join(f"{stage} {seconds:.0f}" for stage, seconds in summary.seconds.items())
     program = _shown_program("patchline")
+    champion = "champion" in summary.aliases
+    model = f"{summary.name}@champion" if champion else f"{summary.name}/{summary.version}"
+    plugins = "".join(f" --plugin {_shown_path(str(file))}" for file in plugin_files())
     commands = [
-        (f"{program} predict {summary.name}@champion {_shown_path(summary.example_image)}",
-         "label an image"),
+        (f"{program} predict {model} {_shown_path(summary.example_image)}", "label an image"),
         (f"{program} models {summary.name}", "all versions and their figures"),
         (f"{_shown_program('mlflow')} ui", "browse the runs in this folder"),
-        (f"{program} run --config {_shown_path(summary.config)}", "the same weights again"),
+        (f"{program} run --config {_shown_path(summary.config)}{plugins}",
+         "the same weights again"),
     ]  # fmt: skip
     width = max(len(command) for command, _ in commands)
     lines = [
@@ -157,6 +160,7 @@ def _closing_words(summary: RunSummary) -> str:
             f"(95 % interval {accuracy.low:.1%} to {accuracy.high:.1%})"
         ),
         f"Registered     {summary.name}, version {summary.version} ({', '.join(summary.aliases)})",
+        *([] if champion else ["               the champion stays the version that it was"]),
         f"Report         {_shown_path(summary.report)}",
         f"Seconds        {total:.0f} ({stages})",
         "",

@@ -102,6 +102,8 @@ def training_flow(config: RunConfig) -> RunSummary:
             )
             registering.log_report_metrics(run, model_id, evaluated.report, data.name)
             _log_report(run, evaluated)
+            if evaluated.report.warning:
+                display().note(evaluated.report.warning)
         with watch.stage("package", "Packaging the model and checking the package"):
             package = stages.package_model(
                 trained, data, prepared, evaluated.report.temperature, run.folder / "package"

@@ -123,7 +123,8 @@ def find(kind: Kind, name: str) -> PluginEntry:
         close = difflib.get_close_matches(name, names, n=1)
         hint = f" Did you mean '{close[0]}'?" if close else ""
         raise PluginError(
-            f"There is no {kind} plugin '{name}'.{hint} Installed: {', '.join(names) or 'none'}."
+            f"There is no {kind} plugin '{name}'.{hint} Installed: {', '.join(names) or 'none'}. A "
+            "plugin in a file of yours needs --plugin FILE.py."
         )
     return matches[0]
 

@@ -35,6 +35,8 @@ JOB_FILE, EVENTS_FILE, RESULT_FILE, LOG_FILE = (
     "result.json",
     "worker.log",
 )
+# Threads that wait must sleep: spinning ones stop each other when something else wants a core.
+_WORKER_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}
 _POLL_SECONDS = 0.1
 _GRACE_SECONDS = 10.0
 
@@ -65,6 +67,7 @@ def run_worker(
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            env={**_WORKER_ENVIRONMENT, **os.environ},
         )
     try:
         while process.poll() is None:

@@ -102,7 +102,13 @@ def _decode_strict(data: bytes, channels: int) -> np.ndarray[Any, Any]:
     except Image.DecompressionBombError as error:
         raise UndecodableImageError(str(error)) from error
     except (OSError, ValueError, SyntaxError, EOFError, IndexError, TypeError) as error:
-        raise UndecodableImageError(str(error) or type(error).__name__) from error
+        raise UndecodableImageError(_in_words(error)) from error
+
+
+def _in_words(error: Exception) -> str:
+    """Return Pillow's reason, its commonest one in plain words."""
+    reason = str(error) or type(error).__name__
+    return "the file ends too early" if "truncated" in reason.lower() else reason
 
 
 def _refuse_bomb(width: int, height: int) -> None:

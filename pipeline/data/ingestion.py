@@ -24,6 +24,7 @@ _SIZES = (8, 16, 32, 64, 96)
 """Image sizes that are chosen by default: the largest that most images reach without enlarging."""
 _GREY_MODES = ["1", "L", "LA", "I", "I;16", "I;16B", "I;16L"]
 _NAMED_FILES = 20
+_FEW_IMAGES = 50
 StageProgress = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and how much there is."""
 
@@ -107,7 +108,7 @@ def ingest(
         greyscale=bool(rows["mode"].isin(_GREY_MODES).all()),
         mirror_symmetric=listing.mirror_symmetric,
         example_image=str(listing.root / rows.loc[rows["split"] == "test", "path"].iloc[0]),
-        notes=(*notes, *split_notes, *_notes_on_leakage(rows)),
+        notes=(*notes, *split_notes, *_notes_on_leakage(rows), *_notes_on_size(rows)),
     )
 
 
@@ -219,7 +220,10 @@ def _one_class(listing: ImageListing, labels: set[str]) -> DataError:
 
 def _notes_on_files(manifest: pd.DataFrame) -> list[str]:
     notes = []
-    for status, words in (("damaged", "damaged"), ("foreign", "no images of a class")):
+    for status, words in (
+        ("damaged", ("is damaged", "are damaged")),
+        ("foreign", ("is not an image of a class", "are not images of a class")),
+    ):
         rows = manifest[manifest["status"] == status]
         for path, reason in zip(rows["path"], rows["reason"], strict=True):
             logger.debug("left out %s: %s", path, reason)
@@ -229,10 +233,23 @@ def _notes_on_files(manifest: pd.DataFrame) -> list[str]:
         if named:
             one = len(named) == 1
             notes.append(
-                f"{len(named)} file{'' if one else 's'} {'is' if one else 'are'} {words} and "
+                f"{len(named)} file{'' if one else 's'} {words[not one]} and "
                 f"{'was' if one else 'were'} left out: {manifests.examples(named, _NAMED_FILES)}"
             )
     return notes
+
+
+def _notes_on_size(rows: pd.DataFrame) -> list[str]:
+    counts = rows["split"].value_counts()
+    words = {
+        "validation": "the best epoch and the calibration hang on chance",
+        "test": "the test figures are rough",
+    }
+    return [
+        f"only {counts[split]} {split} images: {meaning}"
+        for split, meaning in words.items()
+        if counts[split] < _FEW_IMAGES
+    ]
 
 
 def _notes_on_leakage(rows: pd.DataFrame) -> list[str]:

@@ -39,11 +39,6 @@ def assign(
     movable = is_usable & manifest["split"].isin(["", "train"])
     fractions = {"test": test_fraction, "validation": validation_fraction}
     wanted = {split: share for split, share in fractions.items() if split not in given}
-    notes = [
-        f"the data has no {split} split: about {share:.0%} of its "
-        f"{'training ' if given else ''}images were taken for it"
-        for split, share in wanted.items()
-    ]
     units = _units(manifest[movable])
     numbers = {unit: _number(unit, seed) for unit in sorted(set(units))}
     splits = {unit: _split_of(number, wanted) for unit, number in numbers.items()}
@@ -54,6 +49,12 @@ def assign(
         _fill_empty_splits(splits, ordered, label, len(own), [*wanted, "train"])
     manifest.loc[movable, "split"] = units.map(splits)
     manifest.loc[~is_usable, "split"] = ""
+    of_its = f"of its {len(units)} {'training ' if given else ''}images"
+    notes = [
+        f"the data has no {split} split: {int((manifest['split'] == split).sum())} {of_its} were "
+        "taken for it"
+        for split in wanted
+    ]
     _check_training_images(manifest[is_usable])
     return manifest, notes
 

@@ -53,6 +53,19 @@ class EvaluationReport(Section):
     temperature: float
     """Fitted on the validation split."""
 
+    @property
+    def warning(self) -> str:
+        """A sentence if the model is not clearly better than naming one class for everything."""
+        accuracy = self.metrics[f"{self.split}/accuracy"]
+        commonest = max(self.by_class, key=lambda figures: figures.images)
+        share = commonest.images / accuracy.n
+        if accuracy.low > share:
+            return ""
+        return (
+            f"the model is not clearly better than always answering '{commonest.name}', which is "
+            f"right for {share:.1%}: train longer (training.epochs), or on more images"
+        )
+
 
 def evaluate(
     predictions_file: Path,

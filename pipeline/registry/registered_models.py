@@ -109,10 +109,14 @@ def resolve(reference: str) -> ModelReference:
     Raises:
         ModelReferenceError: if the form is wrong, or there is no such model, version or alias.
     """
+    name, at, number = reference.partition("@")
+    if at and number.isdigit():
+        raise ModelReferenceError(f"A version is written {name}/{number}, not {reference}.")
     match = _REFERENCE.match(reference)
     if match is None:
         raise ModelReferenceError(
-            f"'{reference}' is not a model. Write NAME@ALIAS, NAME/VERSION or models:/NAME@ALIAS."
+            f"'{reference}' is not a model. Write NAME, NAME@ALIAS, NAME/VERSION or "
+            "models:/NAME@ALIAS."
         )
     store = client()
     [model] = summaries(match["name"])

@@ -64,9 +64,10 @@ class ImageFolder:
         else:
             images += _classes_below(root, root, None)
         if not any(image.label for image in images):
+            meant = f" If it is one of the classes, name {root.parent}." if images else ""
             raise DataError(
                 f"{root} has no class folder with files in it. Put the images of each class into "
-                "a folder named after the class."
+                f"a folder named after the class.{meant}"
             )
         return ImageListing(
             name=_valid_name(root.name),

@@ -105,6 +105,13 @@ def test_a_plugin_from_a_file_is_listed_and_shown(tmp_path: Path) -> None:
     assert "--model.patch-embedding.thickness" in unknown.err
 
 
+def test_a_plugin_file_that_is_missing_on_a_rerun_is_asked_for(tmp_path: Path) -> None:
+    """A name that no installed plugin has is answered with `--plugin` too."""
+    done = patchline("run", "--model.patch-embedding.name", "thick", cwd=tmp_path)
+    assert done.code == 2
+    assert "--plugin FILE.py" in done.err
+
+
 def test_version_is_the_distributions(tmp_path: Path) -> None:
     """`--version` prints one line."""
     assert patchline("--version", cwd=tmp_path).out.strip() == "0.1.0"

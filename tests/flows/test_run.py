@@ -155,7 +155,8 @@ def test_predict_writes_tables_and_names_broken_images(finished_run: Run, tmp_pa
     out = tmp_path / "predictions.parquet"
     done = patchline("predict", "photos@champion", images, "--out", out, cwd=finished_run.folder)
     assert done.code == 0
-    assert "broken.png could not be read" in done.err
+    assert "3 predictions and 1 unreadable" in done.err
+    assert "broken.png  could not be read" in done.err
     table = pd.read_parquet(out)
     assert len(table) == 4
     assert table["error"].notna().sum() == 1

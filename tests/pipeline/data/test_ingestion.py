@@ -117,7 +117,7 @@ def _untrained_class(folder: Path) -> None:
         (_is_a_file, ["is not a folder", "Name the folder"]),
         (_no_class_folder, ["has no class folder", "Put the images of each class"]),
         (_one_class, ["one class only", "'across'", "at least two folders"]),
-        (_unreadable_class, ["'broken'", "broken/a.png", "truncated", "Repair"]),
+        (_unreadable_class, ["'broken'", "broken/a.png", "ends too early", "Repair"]),
         (_one_class_that_can_be_read, ["'notes'", "notes/a.txt", "not an image", "remove"]),
         (_too_few_images, ["'down'", "2 usable images", "3 splits", "Add images"]),
         (_untrained_class, ["'rising'", "test", "none to train on", "Add some"]),
@@ -169,7 +169,7 @@ def test_damaged_and_foreign_files_are_named_and_left_out(photos: Path) -> None:
     data = ingested(photos)
     notes = "\n".join(data.notes)
     assert "2 files are damaged and were left out" in notes
-    assert "down/cut.png (image file is truncated" in notes
+    assert "down/cut.png (the file ends too early)" in notes
     assert "down/empty.png (the file is empty)" in notes
     assert "down/notes.txt (not an image)" in notes
     assert "readme.txt (lies in no class folder)" in notes
@@ -291,7 +291,7 @@ def test_given_split_folders_are_respected(tmp_path: Path, names: tuple[str, str
     data = ingested(folder)
     assert data.classes == ("across", "down")
     assert data.counts == {"train": 16, "validation": 6, "test": 10}
-    assert data.notes == ()
+    assert all(note.startswith("only ") for note in data.notes)
 
 
 def test_class_missing_from_a_split_folder_does_not_shift_the_labels(tmp_path: Path) -> None:

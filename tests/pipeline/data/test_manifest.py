@@ -62,8 +62,8 @@ def test_source_gives_split_and_group(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "keep", "status", "reason"),
     [
-        ("cut.png", 0.5, "damaged", "truncated"),
-        ("cut.jpg", 0.8, "damaged", "truncated"),
+        ("cut.png", 0.5, "damaged", "ends too early"),
+        ("cut.jpg", 0.8, "damaged", "ends too early"),
         ("empty.png", 0.0, "damaged", "empty"),
     ],
 )

@@ -205,15 +205,17 @@ def test_missing_test_split_is_carved_from_train() -> None:
     assert (manifest["split"] == "test").sum() == pytest.approx(32, abs=16)
     assert len(notes) == 1
     assert "no test split" in notes[0]
-    assert "20%" in notes[0]
+    assert f"{(manifest['split'] == 'test').sum()} of its 160 training images" in notes[0]
 
 
 def test_note_names_each_carved_split() -> None:
-    """Without any given split, both held-back splits are noted with their share."""
-    notes = assign(table(labels_of(2, 20)), validation_fraction=0.1, test_fraction=0.2, seed=0)[1]
+    """Without any given split, both held-back splits are noted with their numbers."""
+    images = table(labels_of(2, 20))
+    manifest, notes = assign(images, validation_fraction=0.1, test_fraction=0.2, seed=0)
     assert len(notes) == 2
-    assert any("validation" in note and "10%" in note for note in notes)
-    assert any("test" in note and "20%" in note for note in notes)
+    for note, split in zip(notes, ("test", "validation"), strict=True):
+        count = (manifest["split"] == split).sum()
+        assert f"no {split} split: {count} of its 40 images" in note
 
 
 def test_image_that_cannot_be_used_is_in_no_split() -> None:

@@ -187,3 +187,15 @@ def test_a_report_survives_its_file(tmp_path: Path) -> None:
 def test_the_same_predictions_give_the_same_report(tmp_path: Path) -> None:
     """Intervals come from a seeded bootstrap, so a report can be computed again."""
     assert report_of(tmp_path, CLASSES) == report_of(tmp_path, CLASSES)
+
+
+def test_a_model_that_is_no_better_than_one_answer_is_said(finished_run: Run) -> None:
+    """A report warns when naming the commonest class for every image would do as well."""
+    file = Path(finished_run.summary["report"]).with_name("report.json")
+    report = EvaluationReport.model_validate_json(file.read_text(encoding="utf-8"))
+    low = report.metrics["test/accuracy"].model_copy(update={"value": 0.3, "low": 0.1})
+    poor = report.model_copy(update={"metrics": {**report.metrics, "test/accuracy": low}})
+    assert "not clearly better than always answering" in poor.warning
+    high = low.model_copy(update={"value": 0.99, "low": 0.98})
+    good = report.model_copy(update={"metrics": {**report.metrics, "test/accuracy": high}})
+    assert good.warning == ""

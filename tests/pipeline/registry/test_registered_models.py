@@ -113,8 +113,16 @@ def test_what_is_not_there_is_named_with_the_nearest(reference: str, sentence: s
 )
 def test_a_bad_form_is_answered_with_the_good_ones(reference: str) -> None:
     """What is no reference at all is answered with the forms that there are."""
-    with pytest.raises(ModelReferenceError, match="Write NAME@ALIAS, NAME/VERSION or models:/"):
+    with pytest.raises(
+        ModelReferenceError, match="Write NAME, NAME@ALIAS, NAME/VERSION or models:/"
+    ):
         resolve(reference)
+
+
+def test_a_version_behind_an_at_sign_is_put_right() -> None:
+    """A number is a version, not an alias."""
+    with pytest.raises(ModelReferenceError, match="A version is written pets/2, not pets@2"):
+        resolve("pets@2")
 
 
 def test_a_model_without_versions_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
