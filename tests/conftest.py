@@ -12,11 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import settings
 from PIL import Image
 
 from pipeline import quiet_libraries
 
 quiet_libraries.apply()
+settings.register_profile("repeatable", derandomize=True)  # the same examples each time
+settings.load_profile("repeatable")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # two tests run at a time
 PATCHLINE = Path(sys.executable).parent / "patchline"
 
