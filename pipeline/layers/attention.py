@@ -5,9 +5,62 @@ Shapes: B batch, N tokens, D embedding, H heads, d = D / H the size of a head.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import torch
 from torch import nn
 from torch.nn import functional
+
+
+class AttentionValues(NamedTuple):
+    """Everything that one attention layer computes, by head."""
+
+    query_BHNd: torch.Tensor
+    key_BHNd: torch.Tensor
+    value_BHNd: torch.Tensor
+    scores_BHNN: torch.Tensor
+    """Row i compares the query of token i with the key of every token; minus infinity where a
+    token may not look."""
+    weights_BHNN: torch.Tensor
+    """The softmax of each row of the scores: how much token i takes from every token."""
+    mixed_BHNd: torch.Tensor
+
+
+def explicit_attention(
+    query_BHNd: torch.Tensor,
+    key_BHNd: torch.Tensor,
+    value_BHNd: torch.Tensor,
+    *,
+    forbidden_NN: torch.Tensor | None = None,
+    dropout: float = 0.0,
+) -> AttentionValues:
+    """Attend step by step, as the paper writes it: softmax(q k' / sqrt(d)) v.
+
+    The same map as `fused_attention`, which is faster and shows nothing.
+    """
+    head_dim = query_BHNd.shape[-1]
+    scores_BHNN = query_BHNd @ key_BHNd.transpose(-2, -1) / head_dim**0.5
+    if forbidden_NN is not None:
+        scores_BHNN = scores_BHNN.masked_fill(forbidden_NN, float("-inf"))
+    weights_BHNN = torch.softmax(scores_BHNN, dim=-1)
+    mixed_BHNd = functional.dropout(weights_BHNN, dropout) @ value_BHNd
+    return AttentionValues(query_BHNd, key_BHNd, value_BHNd, scores_BHNN, weights_BHNN, mixed_BHNd)
+
+
+def fused_attention(
+    query_BHNd: torch.Tensor,
+    key_BHNd: torch.Tensor,
+    value_BHNd: torch.Tensor,
+    *,
+    forbidden_NN: torch.Tensor | None = None,
+    dropout: float = 0.0,
+) -> torch.Tensor:
+    """Attend by torch's fused kernel, which never holds the whole score matrix."""
+    allowed_NN = None if forbidden_NN is None else ~forbidden_NN
+    return functional.scaled_dot_product_attention(
+        query_BHNd, key_BHNd, value_BHNd, attn_mask=allowed_NN, dropout_p=dropout
+    )
 
 
 class MultiHeadSelfAttention(nn.Module):
@@ -15,25 +68,59 @@ class MultiHeadSelfAttention(nn.Module):
 
     Each head compares queries with keys, divides by sqrt(d), and mixes the values by the softmax
     of the result; the heads are concatenated and projected once more.
+
+    Args:
+        embed_dim: D.
+        num_heads: H, a divisor of D.
+        dropout: share of the attention weights that is dropped in training.
+        bias: whether queries, keys and values have biases; the output always has.
+
+    Raises:
+        ValueError: if the heads do not divide the embedding.
     """
 
-    def __init__(self, embed_dim: int, num_heads: int, dropout: float = 0.0) -> None:
+    def __init__(
+        self, embed_dim: int, num_heads: int, dropout: float = 0.0, *, bias: bool = True
+    ) -> None:
         super().__init__()
         if embed_dim % num_heads:
             raise ValueError(f"embed_dim {embed_dim} is not a multiple of num_heads {num_heads}")
+        self.embed_dim = embed_dim
         self.num_heads = num_heads
         self.dropout = dropout
-        self.query_key_value = nn.Linear(embed_dim, 3 * embed_dim)
+        self.query_key_value = nn.Linear(embed_dim, 3 * embed_dim, bias=bias)
         self.projection = nn.Linear(embed_dim, embed_dim)
+        self.observer: Callable[[AttentionValues], None] | None = None
+        """Who is shown every value; set by `pipeline.layers.intermediate_values.recorded`."""
 
     def forward(self, tokens_BND: torch.Tensor) -> torch.Tensor:
         """Return the mixed tokens, shaped like the input."""
-        B, N, D = tokens_BND.shape
+        return self.attend(*self.queries_keys_values(tokens_BND))
+
+    def queries_keys_values(
+        self, tokens_BND: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return the three projections of the tokens, each (B, H, N, d)."""
+        B, N, _ = tokens_BND.shape
         qkv_BN3Hd = self.query_key_value(tokens_BND).reshape(B, N, 3, self.num_heads, -1)
         query_BHNd, key_BHNd, value_BHNd = qkv_BN3Hd.permute(2, 0, 3, 1, 4).unbind(0)
-        mixed_BHNd = functional.scaled_dot_product_attention(
-            query_BHNd, key_BHNd, value_BHNd, dropout_p=self.dropout if self.training else 0.0
-        )
-        mixed_BND = mixed_BHNd.transpose(1, 2).reshape(B, N, D)
-        projected_BND: torch.Tensor = self.projection(mixed_BND)
+        return query_BHNd, key_BHNd, value_BHNd
+
+    def attend(
+        self,
+        query_BHNd: torch.Tensor,
+        key_BHNd: torch.Tensor,
+        value_BHNd: torch.Tensor,
+        forbidden_NN: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Mix the values, concatenate the heads and project: (B, N, D)."""
+        dropout = self.dropout if self.training else 0.0
+        inputs = (query_BHNd, key_BHNd, value_BHNd)
+        if self.observer is None:
+            mixed_BHNd = fused_attention(*inputs, forbidden_NN=forbidden_NN, dropout=dropout)
+        else:
+            values = explicit_attention(*inputs, forbidden_NN=forbidden_NN, dropout=dropout)
+            self.observer(values)
+            mixed_BHNd = values.mixed_BHNd
+        projected_BND: torch.Tensor = self.projection(mixed_BHNd.transpose(1, 2).flatten(2))
         return projected_BND

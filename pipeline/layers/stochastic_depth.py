@@ -20,3 +20,8 @@ class StochasticDepth(nn.Module):
         keep = 1.0 - self.drop_probability
         kept_B11 = branch_BND.new_empty(branch_BND.shape[0], 1, 1).bernoulli_(keep)
         return branch_BND * kept_B11 / keep
+
+
+def rising_rates(last: float, depth: int) -> list[float]:
+    """Return the drop probability of each block, rising linearly from 0 (section 3)."""
+    return [last * block / max(1, depth - 1) for block in range(depth)]

@@ -8,7 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline.layers.attention import MultiHeadSelfAttention
+from pipeline.layers.attention import (
+    AttentionValues,
+    MultiHeadSelfAttention,
+    explicit_attention,
+    fused_attention,
+)
 
 B, N, D, H = 3, 7, 24, 4
 
@@ -67,6 +72,84 @@ def test_equals_the_layer_of_torch() -> None:
     )
     expected, _ = reference(tokens_BND, tokens_BND, tokens_BND, need_weights=False)
     torch.testing.assert_close(layer(tokens_BND), expected, atol=1e-5, rtol=1e-5)
+
+
+def _forbidden(kind: str) -> torch.Tensor | None:
+    if kind == "nothing":
+        return None
+    itself_NN = torch.eye(N, dtype=torch.bool)
+    return itself_NN if kind == "itself" else ~torch.ones(N, N).tril().bool()
+
+
+@pytest.mark.parametrize("kind", ["nothing", "itself", "what follows"])
+def test_step_by_step_equals_the_fused_kernel(kind: str) -> None:
+    """Both paths give one answer and one gradient to 1e-5, whatever a token may not look at."""
+    torch.manual_seed(2)
+    inputs = [torch.randn(B, H, N, D // H) for _ in range(3)]
+    direction_BHNd = torch.randn(B, H, N, D // H)
+    found = []
+    for step_by_step in (True, False):
+        leaves = [value.clone().requires_grad_() for value in inputs]
+        mixed_BHNd = (
+            explicit_attention(*leaves, forbidden_NN=_forbidden(kind)).mixed_BHNd
+            if step_by_step
+            else fused_attention(*leaves, forbidden_NN=_forbidden(kind))
+        )
+        found.append(
+            [mixed_BHNd, *torch.autograd.grad((mixed_BHNd * direction_BHNd).sum(), leaves)]
+        )
+    for explicit, fused in zip(*found, strict=True):
+        torch.testing.assert_close(explicit, fused, atol=1e-5, rtol=0)
+        assert float(fused.detach().std()) > 0.01
+
+
+@torch.no_grad()
+def test_a_forbidden_token_has_no_weight() -> None:
+    """Where a token may not look, its score is minus infinity and its weight zero."""
+    torch.manual_seed(2)
+    values = explicit_attention(*torch.randn(3, B, H, N, D // H), forbidden_NN=_forbidden("itself"))
+    itself_NN = torch.eye(N, dtype=torch.bool)
+    assert (values.scores_BHNN[..., itself_NN] == float("-inf")).all()
+    assert (values.weights_BHNN[..., itself_NN] == 0).all()
+    assert (values.weights_BHNN[..., ~itself_NN] > 0).all()
+    torch.testing.assert_close(values.weights_BHNN.sum(-1), torch.ones(B, H, N))
+
+
+@torch.no_grad()
+def test_an_observer_sees_everything_and_changes_nothing() -> None:
+    """Whoever observes is shown scores, weights and mixtures that lead to the very answer."""
+    layer, tokens_BND = _attention().eval(), _tokens()
+    expected = layer(tokens_BND)
+    seen: list[AttentionValues] = []
+    layer.observer = seen.append
+    torch.testing.assert_close(layer(tokens_BND), expected, atol=1e-5, rtol=0)
+    (values,) = seen
+    scores_BHNN = torch.einsum("bhid,bhjd->bhij", values.query_BHNd, values.key_BHNd)
+    torch.testing.assert_close(values.scores_BHNN, scores_BHNN / math.sqrt(D // H))
+    torch.testing.assert_close(values.weights_BHNN, values.scores_BHNN.softmax(-1))
+    torch.testing.assert_close(values.mixed_BHNd, values.weights_BHNN @ values.value_BHNd)
+    mixed_BND = values.mixed_BHNd.transpose(1, 2).reshape(B, N, D)
+    torch.testing.assert_close(layer.projection(mixed_BND), expected, atol=1e-5, rtol=0)
+
+
+@torch.no_grad()
+def test_the_observed_path_drops_attention_in_training_alone() -> None:
+    """Under an observer dropout acts as it does in the fused kernel, after the weights."""
+    layer, tokens_BND = _attention(dropout=0.5), _tokens()
+    seen: list[AttentionValues] = []
+    layer.observer = seen.append
+    layer.eval()
+    torch.testing.assert_close(layer(tokens_BND), layer(tokens_BND))
+    layer.train()
+    assert (layer(tokens_BND) - layer(tokens_BND)).abs().max() > 1e-3
+    for values in seen:
+        torch.testing.assert_close(values.weights_BHNN.sum(-1), torch.ones(B, H, N))
+
+
+def test_only_queries_keys_and_values_go_without_biases() -> None:
+    """With bias False the three projections have none; the output keeps its own."""
+    names = dict(MultiHeadSelfAttention(D, H, bias=False).named_parameters()).keys()
+    assert names == {"query_key_value.weight", "projection.weight", "projection.bias"}
 
 
 @torch.no_grad()

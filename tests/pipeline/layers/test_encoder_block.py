@@ -6,22 +6,28 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from pipeline.layers.attention import MultiHeadSelfAttention
 from pipeline.layers.encoder_block import EncoderBlock
+from pipeline.layers.layer_scale import LayerScale
+from pipeline.layers.rotary_attention import RotarySelfAttention, grid_places
 
 D, H, M = 12, 3, 20
 
 
 def _block(
-    *, dropout: float = 0.0, attention_dropout: float = 0.0, stochastic_depth: float = 0.0
+    *,
+    dropout: float = 0.0,
+    attention_dropout: float = 0.0,
+    stochastic_depth: float = 0.0,
+    layer_scale: float | None = None,
 ) -> EncoderBlock:
     torch.manual_seed(0)
     block = EncoderBlock(
-        D,
-        H,
+        MultiHeadSelfAttention(D, H, attention_dropout),
         M,
         dropout=dropout,
-        attention_dropout=attention_dropout,
         stochastic_depth=stochastic_depth,
+        layer_scale=layer_scale,
     )
     for parameter in block.parameters():
         nn.init.normal_(parameter, std=0.4)  # the norms too, so that they cannot be left out
@@ -70,6 +76,42 @@ def test_without_branches_it_is_the_identity() -> None:
         nn.init.zeros_(last.weight)
         nn.init.zeros_(last.bias)
     assert torch.equal(block(tokens_BND), tokens_BND)
+
+
+@torch.no_grad()
+def test_layer_scale_multiplies_both_branches() -> None:
+    """With gains g and h the block is z' = g MSA(LN(z)) + z and z'' = h MLP(LN(z')) + z'."""
+    block, tokens_BND = _block(layer_scale=0.1), _tokens()
+    gains = []
+    for scale in (block.attention_scale, block.mlp_scale):
+        assert isinstance(scale, LayerScale)
+        gains.append(scale.gain_D)
+    attended, transformed = _branches(block, tokens_BND, gains[0])
+    expected = gains[1] * transformed + gains[0] * attended + tokens_BND
+    torch.testing.assert_close(block(tokens_BND), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_layer_scale_starts_at_its_gain() -> None:
+    """Both gains start at the value that was set; without one there is nothing to learn."""
+    attention = MultiHeadSelfAttention(D, H)
+    with_gains = EncoderBlock(attention, M, layer_scale=1e-5)
+    added = dict(with_gains.named_parameters()).keys() - dict(_block().named_parameters()).keys()
+    assert added == {"attention_scale.gain_D", "mlp_scale.gain_D"}
+    for name in added:
+        assert torch.equal(with_gains.get_parameter(name), torch.full((D,), 1e-5))
+
+
+@torch.no_grad()
+def test_hands_on_what_the_attention_needs() -> None:
+    """What follows the tokens, such as their places, reaches the attention."""
+    torch.manual_seed(0)
+    block = EncoderBlock(RotarySelfAttention(D, H), M)
+    tokens_BND, places_N2 = torch.randn(2, 6, D), grid_places((2, 3))
+    attended = block.attention(block.attention_norm(tokens_BND), places_N2)
+    between = tokens_BND + attended
+    expected = between + block.mlp(block.mlp_norm(between))
+    torch.testing.assert_close(block(tokens_BND, places_N2), expected, atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(block(tokens_BND), expected, atol=1e-3)
 
 
 @torch.no_grad()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pipeline.layers.stochastic_depth import StochasticDepth
+from pipeline.layers.stochastic_depth import StochasticDepth, rising_rates
 
 
 @pytest.mark.parametrize("probability", [0.0, 0.3, 0.9])
@@ -38,3 +38,17 @@ def test_keeps_the_expectation(probability: float) -> None:
     torch.manual_seed(0)
     output = StochasticDepth(probability).train()(torch.ones(40_000, 1, 1))
     assert abs(float(output.mean()) - 1.0) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("last", "depth", "rates"),
+    [
+        (0.4, 5, [0.0, 0.1, 0.2, 0.3, 0.4]),
+        (0.3, 2, [0.0, 0.3]),
+        (0.3, 1, [0.0]),
+        (0.0, 3, [0.0, 0.0, 0.0]),
+    ],
+)
+def test_the_rates_rise_linearly_from_zero(last: float, depth: int, rates: list[float]) -> None:
+    """The first block is never skipped and the last one at the rate that was set."""
+    assert rising_rates(last, depth) == pytest.approx(rates)

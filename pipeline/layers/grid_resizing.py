@@ -1,0 +1,27 @@
+"""Move values from one grid of patches to another (arXiv 2010.11929, section 3.2).
+
+Shapes: N = rows * columns places, D numbers each.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+
+def resized_grid(
+    values_1ND: torch.Tensor, grid: tuple[int, int], new_grid: tuple[int, int]
+) -> torch.Tensor:
+    """Interpolate between the places of a grid, bicubic and antialiased: (1, N', D).
+
+    Raises:
+        ValueError: if the values do not fill the grid.
+    """
+    rows, columns = grid
+    if values_1ND.shape[1] != rows * columns:
+        raise ValueError(f"{values_1ND.shape[1]} values do not fill a grid of {rows}x{columns}")
+    values_1Dhw = values_1ND.transpose(1, 2).reshape(1, -1, rows, columns)
+    resized_1Dhw = functional.interpolate(
+        values_1Dhw.float(), size=new_grid, mode="bicubic", antialias=True, align_corners=False
+    )
+    return resized_1Dhw.flatten(2).transpose(1, 2).to(values_1ND.dtype)

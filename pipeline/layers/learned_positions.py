@@ -1,0 +1,45 @@
+"""Learned position embeddings, one vector for each place (arXiv 2010.11929, section 3.1).
+
+Shapes: B batch, N tokens, P of them in front (class token, registers), D embedding.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from pipeline.layers.grid_resizing import resized_grid
+
+
+class LearnedPositionEmbedding(nn.Module):
+    """Add a learned vector to every token: `tokens_BND -> tokens_BND`.
+
+    Tokens on another grid than the one that was learned get vectors interpolated between the
+    learned ones, in two dimensions (section 3.2).
+
+    Args:
+        grid: rows and columns of the patches.
+        embed_dim: D.
+        prefix_tokens: P, tokens in front of the patches that have a vector each.
+        std: standard deviation of the initial vectors.
+    """
+
+    def __init__(
+        self, grid: tuple[int, int], embed_dim: int, prefix_tokens: int = 0, *, std: float = 0.02
+    ) -> None:
+        super().__init__()
+        self.grid, self.prefix_tokens = grid, prefix_tokens
+        rows, columns = grid
+        self.positions_1ND = nn.Parameter(torch.empty(1, prefix_tokens + rows * columns, embed_dim))
+        nn.init.normal_(self.positions_1ND, std=std)
+
+    def forward(self, tokens_BND: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
+        """Return the tokens of a grid, each marked with its place."""
+        return tokens_BND + self.on_grid(grid)
+
+    def on_grid(self, grid: tuple[int, int]) -> torch.Tensor:
+        """Return the vectors for a grid: (1, P + rows * columns, D)."""
+        if grid == self.grid:
+            return self.positions_1ND
+        prefix_1PD, places_1ND = self.positions_1ND.tensor_split([self.prefix_tokens], dim=1)
+        return torch.cat([prefix_1PD, resized_grid(places_1ND, self.grid, grid)], dim=1)

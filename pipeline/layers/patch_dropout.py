@@ -1,0 +1,51 @@
+"""PatchDropout: train on a random part of the patches (arXiv 2208.07220, section 3).
+
+Shapes: B batch, N tokens, P of them in front (class token, registers), M kept, D embedding.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+
+class PatchDropout(nn.Module):
+    """Keep a random subset of an image's patches in training: `tokens_BND -> tokens_BMD`.
+
+    Comes after the position embedding, so that a kept token knows its place. At a rate of one half
+    training costs half as much. The tokens in front are always kept, and at least one patch is.
+    """
+
+    def __init__(self, rate: float, prefix_tokens: int = 0) -> None:
+        super().__init__()
+        self.rate = rate
+        self.prefix_tokens = prefix_tokens
+
+    def forward(self, tokens_BND: torch.Tensor) -> torch.Tensor:
+        """Return the kept tokens, in their order."""
+        kept_BM = self._drawn(tokens_BND)
+        return tokens_BND if kept_BM is None else _chosen(tokens_BND, kept_BM)
+
+    def with_places(
+        self, tokens_BND: torch.Tensor, places_N2: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the kept tokens and their places: (B, M, 2), or (N, 2) when all are kept."""
+        kept_BM = self._drawn(tokens_BND)
+        if kept_BM is None:
+            return tokens_BND, places_N2
+        return _chosen(tokens_BND, kept_BM), places_N2[kept_BM]
+
+    def _drawn(self, tokens_BND: torch.Tensor) -> torch.Tensor | None:
+        """Draw the indices (B, M) of the tokens to keep; None keeps all."""
+        if not self.training or self.rate == 0.0:
+            return None
+        B, N, P = tokens_BND.shape[0], tokens_BND.shape[1], self.prefix_tokens
+        keep = max(1, round((N - P) * (1 - self.rate)))
+        order_BN = torch.rand(B, N - P, device=tokens_BND.device).argsort(dim=1)
+        drawn_BM = order_BN[:, :keep].sort(dim=1).values
+        prefix_BP = torch.arange(P, device=tokens_BND.device).expand(B, -1)
+        return torch.cat([prefix_BP, P + drawn_BM], dim=1)
+
+
+def _chosen(tokens_BND: torch.Tensor, kept_BM: torch.Tensor) -> torch.Tensor:
+    return tokens_BND.gather(1, kept_BM[:, :, None].expand(-1, -1, tokens_BND.shape[2]))

@@ -1,0 +1,205 @@
+"""Rotary positions: only differences of places count; the maths is timm's."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from timm.layers import RotaryEmbeddingCat, RotaryEmbeddingMixed, apply_rot_embed_cat
+from torch import nn
+
+from pipeline.layers.attention import AttentionValues, MultiHeadSelfAttention
+from pipeline.layers.rotary_attention import (
+    RotarySelfAttention,
+    grid_places,
+    rotated,
+    rotation_frequencies,
+)
+
+D, H = 48, 3
+HEAD = D // H
+GRID = (4, 6)
+
+
+def _attention(*, learned: bool = False) -> RotarySelfAttention:
+    torch.manual_seed(0)
+    layer = RotarySelfAttention(D, H, learned=learned)
+    for linear in (layer.query_key_value, layer.projection):
+        nn.init.normal_(linear.weight, std=0.3)
+        nn.init.normal_(linear.bias, std=0.3)
+    return layer.eval()
+
+
+def _angles(frequencies_2HF: torch.Tensor, places_N2: torch.Tensor) -> torch.Tensor:
+    """Return x * frequency_x + y * frequency_y for each head, place and pair."""
+    x_N1, y_N1 = places_N2[:, :1], places_N2[:, 1:]
+    return x_N1 * frequencies_2HF[0][:, None] + y_N1 * frequencies_2HF[1][:, None]
+
+
+def _seen(layer: RotarySelfAttention, *inputs: torch.Tensor) -> AttentionValues:
+    seen: list[AttentionValues] = []
+    layer.observer = seen.append
+    layer(*inputs)
+    layer.observer = None
+    return seen[0]
+
+
+def test_places_are_columns_and_rows() -> None:
+    """The places of a grid are (x, y), row by row, from (0, 0) on."""
+    assert grid_places((2, 3)).tolist() == [[0, 0], [1, 0], [2, 0], [0, 1], [1, 1], [2, 1]]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("learned", [False, True])
+@pytest.mark.parametrize("shift", [(1.0, 0.0), (0.0, 1.0), (-3.0, 7.0), (2.5, 0.25)])
+def test_a_score_depends_on_the_difference_of_places_alone(
+    learned: bool, shift: tuple[float, float]
+) -> None:
+    """When every token moves by as much, no score and no answer changes."""
+    layer, tokens_BND = _attention(learned=learned), torch.randn(2, 24, D)
+    places_N2 = grid_places(GRID)
+    moved_N2 = places_N2 + torch.tensor(shift)
+    here, there = _seen(layer, tokens_BND, places_N2), _seen(layer, tokens_BND, moved_N2)
+    torch.testing.assert_close(there.scores_BHNN, here.scores_BHNN, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        layer(tokens_BND, moved_N2), layer(tokens_BND, places_N2), atol=1e-4, rtol=1e-4
+    )
+    assert not torch.allclose(there.query_BHNd, here.query_BHNd, atol=0.1)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("learned", [False, True])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_the_distance_along_each_axis_counts(learned: bool, axis: int) -> None:
+    """When places are stretched along one axis, scores change."""
+    layer, tokens_BND = _attention(learned=learned), torch.randn(2, 24, D)
+    places_N2 = grid_places(GRID)
+    stretched_N2 = places_N2.clone()
+    stretched_N2[:, axis] *= 2
+    here, there = _seen(layer, tokens_BND, places_N2), _seen(layer, tokens_BND, stretched_N2)
+    assert float((here.scores_BHNN - there.scores_BHNN).abs().max()) > 0.1
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("learned", [False, True])
+def test_turning_keeps_lengths_and_the_place_zero(learned: bool) -> None:
+    """Queries and keys keep their lengths, values stay, and a token at (0, 0) is not turned."""
+    layer, tokens_BND = _attention(learned=learned), torch.randn(2, 24, D)
+    plain, turned = _seen(layer, tokens_BND), _seen(layer, tokens_BND, grid_places(GRID))
+    assert torch.equal(turned.value_BHNd, plain.value_BHNd)
+    for before, after in (
+        (plain.query_BHNd, turned.query_BHNd),
+        (plain.key_BHNd, turned.key_BHNd),
+    ):
+        torch.testing.assert_close(after.norm(dim=-1), before.norm(dim=-1), atol=1e-4, rtol=1e-4)
+        assert torch.equal(after[:, :, 0], before[:, :, 0])
+        assert ((after - before)[:, :, 1:].abs().amax(dim=(1, 3)) > 0.1).all()
+
+
+@torch.no_grad()
+def test_without_places_it_is_plain_attention() -> None:
+    """Tokens without places are mixed as by attention that knows none."""
+    rotary, plain = _attention(), MultiHeadSelfAttention(D, H).eval()
+    plain.load_state_dict(rotary.state_dict())
+    tokens_BND = torch.randn(2, 24, D)
+    torch.testing.assert_close(rotary(tokens_BND), plain(tokens_BND))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("learned", [False, True])
+def test_every_image_may_have_places_of_its_own(learned: bool) -> None:
+    """One set of places an image gives each image the answer that it gets alone."""
+    layer, tokens_BND = _attention(learned=learned), torch.randn(3, 5, D)
+    places_BN2 = torch.stack([grid_places(GRID)[torch.randperm(24)[:5]] for _ in range(3)])
+    alone = [
+        layer(tokens_ND[None], places_N2)[0]
+        for tokens_ND, places_N2 in zip(tokens_BND, places_BN2, strict=True)
+    ]
+    torch.testing.assert_close(
+        layer(tokens_BND, places_BN2), torch.stack(alone), atol=1e-5, rtol=1e-5
+    )
+
+
+@torch.no_grad()
+def test_axial_turning_equals_timm() -> None:
+    """Fixed frequencies turn as timm's axial embedding with temperature 100 does."""
+    rope = RotaryEmbeddingCat(
+        HEAD, temperature=100.0, in_pixels=False, feat_shape=list(GRID), grid_indexing="xy"
+    )
+    queries_BHNd = torch.randn(2, H, 24, HEAD)
+    frequencies_2HF = rotation_frequencies(H, HEAD, mixed=False)
+    angles_HNF = _angles(frequencies_2HF, grid_places(GRID))
+    expected = apply_rot_embed_cat(queries_BHNd, rope.get_embed())
+    torch.testing.assert_close(rotated(queries_BHNd, angles_HNF), expected, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_mixed_turning_equals_timm() -> None:
+    """From the same frequencies, mixed turning is that of timm's mixed embedding."""
+    torch.manual_seed(0)
+    rope = RotaryEmbeddingMixed(D, depth=2, num_heads=H, feat_shape=list(GRID), grid_indexing="xy")
+    queries_BHNd = torch.randn(2, H, 24, HEAD)
+    for layer_index in range(2):
+        angles_HNF = _angles(rope.freqs[:, layer_index], grid_places(GRID))
+        expected = apply_rot_embed_cat(queries_BHNd, rope.get_embed()[layer_index])
+        found = rotated(queries_BHNd, angles_HNF)
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_axial_frequencies_belong_to_one_axis() -> None:
+    """The first half of the pairs turns with x, the second with y, from 1 down to near 1/100."""
+    x_HF, y_HF = rotation_frequencies(2, 16, mixed=False)
+    magnitudes_M = 100.0 ** (-torch.arange(4) / 4)
+    zeros_M = torch.zeros(4)
+    for x_F, y_F in zip(x_HF, y_HF, strict=True):
+        torch.testing.assert_close(x_F, torch.cat([magnitudes_M, zeros_M]), atol=1e-6, rtol=0)
+        torch.testing.assert_close(y_F, torch.cat([zeros_M, magnitudes_M]), atol=1e-6, rtol=0)
+
+
+def test_mixed_frequencies_point_in_random_perpendicular_directions() -> None:
+    """Lengths fall from 1 to near 1/10; each head draws an angle, its second half turned by 90°."""
+    torch.manual_seed(0)
+    frequencies_2HF = rotation_frequencies(64, 16, mixed=True)
+    torch.manual_seed(0)
+    assert torch.equal(rotation_frequencies(64, 16, mixed=True), frequencies_2HF)
+    lengths_M = 10.0 ** (-torch.arange(4) / 4)
+    torch.testing.assert_close(
+        frequencies_2HF.norm(dim=0), lengths_M.repeat(2).expand(64, -1), atol=1e-5, rtol=1e-5
+    )
+    first, second = frequencies_2HF.tensor_split(2, dim=2)
+    assert float((first * second).sum(dim=0).abs().max()) < 1e-5
+    angles_H = torch.atan2(first[1, :, 0], first[0, :, 0]) % (2 * math.pi)
+    quarters = torch.bincount((angles_H / (math.pi / 2)).long(), minlength=4)
+    assert int(quarters.min()) >= 8
+
+
+def test_only_mixed_frequencies_are_learned() -> None:
+    """Fixed frequencies are neither parameters nor saved; mixed ones are, and get a gradient."""
+    axial, mixed = _attention(), _attention(learned=True)
+    plain = dict(MultiHeadSelfAttention(D, H).named_parameters()).keys()
+    assert dict(axial.named_parameters()).keys() == plain == axial.state_dict().keys()
+    assert mixed.state_dict().keys() - plain == {"frequencies_2HF"}
+    layer: Any = mixed
+    layer(torch.randn(2, 24, D), grid_places(GRID)).square().sum().backward()
+    assert float(layer.frequencies_2HF.grad.abs().min()) > 0
+
+
+@torch.no_grad()
+def test_angles_keep_float32_under_autocast() -> None:
+    """Where matrices are multiplied in bfloat16, queries are still turned by exact angles."""
+    layer = _attention(learned=True)
+    nn.init.zeros_(layer.query_key_value.weight)  # queries are their biases, which bfloat16 holds
+    nn.init.ones_(layer.query_key_value.bias)
+    tokens_BND, places_N2 = torch.zeros(1, 14 * 14, D), grid_places((14, 14))
+    expected_BHNd = _seen(layer, tokens_BND, places_N2).query_BHNd
+    with torch.autocast("cpu", torch.bfloat16):
+        found_BHNd = _seen(layer, tokens_BND, places_N2).query_BHNd
+    assert torch.equal(found_BHNd, expected_BHNd.bfloat16())
+
+
+def test_refuses_heads_that_pairs_in_two_dimensions_do_not_fill() -> None:
+    """A head whose size is no multiple of 4 is refused with its size."""
+    with pytest.raises(ValueError, match="size 6 is not a multiple of 4"):
+        RotarySelfAttention(12, 2)
