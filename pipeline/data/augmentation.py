@@ -28,19 +28,39 @@ class SeededAugmentation:
         os.environ["NO_ALBUMENTATIONS_UPDATE"] = "1"  # its import would contact a registry
         settings = settings_of("augmentation", choice, "augmentation")
         context = AugmentationContext(image.channels, image.height, image.width)
-        self._transform = load_augmentation(choice.name).build(settings, context)
-        if not hasattr(self._transform, "set_random_state"):
-            raise PluginError(
-                f"The augmentation '{choice.name}' built a {type(self._transform).__name__}, not "
-                "an albumentations.Compose. Repair its build."
-            )
+        transform = load_augmentation(choice.name).build(settings, context)
+        self._transform = SeededTransform(transform, context, choice.name)
         self._seed = seed
-        self._shape = (image.height, image.width, image.channels)
-        self._name = choice.name
 
     def __call__(self, image_HWC: Pixels, epoch: int, index: int) -> Pixels:
         """Return the image as it is seen in that epoch."""
-        sequence = np.random.SeedSequence([self._seed, epoch, index])
+        return self._transform(image_HWC, [self._seed, epoch, index])
+
+
+class SeededTransform:
+    """What an augmentation plugin built, made to depend on a key alone.
+
+    Raises:
+        PluginError: if the plugin did not build an `albumentations.Compose`.
+    """
+
+    def __init__(self, transform: Any, context: AugmentationContext, name: str) -> None:
+        if not hasattr(transform, "set_random_state"):
+            raise PluginError(
+                f"The augmentation '{name}' built a {type(transform).__name__}, not an "
+                "albumentations.Compose. Repair its build."
+            )
+        self._transform = transform
+        self._shape = (context.height, context.width, context.channels)
+        self._name = name
+
+    def __call__(self, image_HWC: Pixels, key: list[int]) -> Pixels:
+        """Return the changed image; the same key changes it in the same way.
+
+        Raises:
+            PluginError: if shape or type are not kept.
+        """
+        sequence = np.random.SeedSequence(key)
         generator = np.random.Generator(np.random.PCG64(sequence))
         python_generator = random.Random(int(generator.integers(2**63)))  # noqa: S311 - no secret
         self._transform.set_random_state(generator, python_generator)

@@ -59,7 +59,10 @@ class _AugmentedDataset(Dataset[Batch]):
 
 
 class BatchOrder:
-    """Yield batches of (epoch, row) for ever, from any step on; the last of an epoch is smaller."""
+    """Yield batches of (epoch, row) for ever, from any step on; the last of an epoch is smaller.
+
+    One image left over joins the batch before: batch norm has nothing to compare it with.
+    """
 
     def __init__(
         self, rows: np.ndarray[Any, np.dtype[np.int64]], batch_size: int, seed: int, first_step: int
@@ -68,14 +71,18 @@ class BatchOrder:
         self.batch_size = batch_size
         self.seed = seed
         self.first_step = first_step
-        self.steps_per_epoch = -(-len(rows) // batch_size)
+        whole, left_over = divmod(len(rows), batch_size)
+        joined = left_over == 1 and batch_size > 1
+        self.steps_per_epoch = max(1, whole + (left_over > 0 and not joined))
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
         epoch, skipped = divmod(self.first_step, self.steps_per_epoch)
         while True:
             order = np.random.default_rng([self.seed, epoch]).permutation(self.rows)
             for batch in range(skipped, self.steps_per_epoch):
-                chosen = order[batch * self.batch_size : (batch + 1) * self.batch_size]
+                last = batch + 1 == self.steps_per_epoch
+                end = len(order) if last else (batch + 1) * self.batch_size
+                chosen = order[batch * self.batch_size : end]
                 yield [(epoch, int(row)) for row in chosen]
             epoch, skipped = epoch + 1, 0
 

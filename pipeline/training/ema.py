@@ -25,4 +25,7 @@ class MovingAverage:
         averages: list[torch.Tensor] = list(self.model.parameters())
         torch._foreach_lerp_(averages, list(model.parameters()), 1 - decay)
         for mine, theirs in zip(self.model.buffers(), model.buffers(), strict=True):
-            mine.copy_(theirs)
+            if mine.is_floating_point():  # batch statistics belong to the averaged weights
+                mine.lerp_(theirs, 1 - decay)
+            else:
+                mine.copy_(theirs)

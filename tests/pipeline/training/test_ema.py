@@ -63,15 +63,17 @@ def test_leaves_the_model_alone() -> None:
     assert not any(parameter.requires_grad for parameter in average.model.parameters())
 
 
-def test_takes_buffers_as_they_are() -> None:
-    """Running statistics are copied, not averaged."""
+def test_averages_running_statistics_and_copies_counters() -> None:
+    """Batch statistics are averaged as the weights are; a whole number is taken as it is."""
     model = _model()
     average = MovingAverage(model, decay=0.9)
     model(torch.randn(16, 3) + 5)
     average.update(model, 1)
-    for ours, theirs in zip(average.model.buffers(), model.buffers(), strict=True):
-        assert torch.equal(ours, theirs)
-    assert float(model.state_dict()["1.running_mean"].abs().max()) > 0
+    ours, theirs = average.model.state_dict(), model.state_dict()
+    kept = 2 / 11  # of the first mean, which is zero, after one step of the warm-up
+    assert float(theirs["1.running_mean"].abs().max()) > 0
+    torch.testing.assert_close(ours["1.running_mean"], theirs["1.running_mean"] * (1 - kept))
+    assert int(ours["1.num_batches_tracked"]) == int(theirs["1.num_batches_tracked"]) == 1
 
 
 def test_a_short_run_leaves_the_initial_weights_behind() -> None:
