@@ -113,9 +113,11 @@ def _application(arguments: list[str]) -> App:
         version=_version,
     )
     application.command(_run_command(arguments), name="run")
-    plugins = App(name="plugins", help="What is installed, and its settings.")
+    plugins = App(name="plugins", help="What is installed, what it costs, and how to write more.")
     plugins.command(list_plugins, name="list")
-    plugins.command(show_plugin, name="show")
+    plugins.command(_plugin_command(arguments, "show", show_plugin), name="show")
+    plugins.command(_plugin_command(arguments, "check", check_plugin), name="check")
+    plugins.command(new_plugin, name="new")
     application.command(plugins)
     application.command(predict, name="predict")
     application.command(models, name="models")
@@ -149,24 +151,69 @@ def list_plugins(*, json: Json = False) -> None:
     json
         Print one JSON object.
     """
-    from flows.plugins_command import print_list
+    from flows.plugin_list_command import print_list
 
     print_list(as_json=json)
 
 
+def _plugin_command(
+    arguments: list[str], name: str, general: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Return `plugins show` or `plugins check`; with a plugin named, its settings are flags."""
+    if arguments[:2] != ["plugins", name]:
+        return general
+    from flows import named_plugin, plugins_command
+
+    asks_for_help = {"--help", "-h"} & set(arguments)
+    if asks_for_help and not named_plugin.words_of(arguments[2:]):
+        return general
+    builders = {"show": plugins_command.build_show, "check": plugins_command.build_check}
+    return builders[name](arguments[2:])
+
+
 def show_plugin(*words: str, json: Json = False) -> None:
-    """Show a plugin's settings; for a model, its parameters, tokens and multiplications too.
+    """Show a plugin's settings, and what a model or a patch embedding costs with them.
 
     Parameters
     ----------
     words
-        The plugin's name, after its kind where the name alone is not clear: [KIND] NAME.
+        The plugin's name, after its kind where the name alone is not clear: [KIND] NAME. Its
+        settings are flags, as for `run`: --model.size b --data.image-size 224.
     json
         Print one JSON object.
     """
-    from flows.plugins_command import print_plugin
 
-    print_plugin(list(words), as_json=json)
+
+def check_plugin(*words: str, json: Json = False) -> None:
+    """Hold a plugin against its contract; the exit code is 1 if it breaks a rule.
+
+    Parameters
+    ----------
+    words
+        The plugin's name, after its kind where the name alone is not clear: [KIND] NAME. Its
+        settings are flags, as for `run`: --model.size b.
+    json
+        Print one JSON object.
+    """
+
+
+def new_plugin(kind: str, name: str, /, *, into: Path = Path(), json: Json = False) -> None:
+    """Write a package with a new plugin that works: its code, its settings, its test.
+
+    Parameters
+    ----------
+    kind
+        model, patch_embedding, data_source or augmentation.
+    name
+        What the plugin is called: lower-case letters, digits and underscores.
+    into
+        The folder that the package `patchline-NAME` is written into; by default this one.
+    json
+        Print one JSON object.
+    """
+    from flows.new_plugin_command import print_new_plugin
+
+    print_new_plugin(kind, name, into=into, as_json=json)
 
 
 def predict(

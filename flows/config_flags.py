@@ -14,9 +14,10 @@ from cyclopts import Parameter
 from pydantic import BaseModel, create_model
 from pydantic.fields import FieldInfo
 
-from pipeline.config import ModelChoice, PluginChoice, RunConfig
+from pipeline.config import ModelChoice, PatchEmbeddingChoice, PluginChoice, RunConfig
 from pipeline.data.config import DataConfig
-from pipeline.plugin_loader import Kind, config_class
+from pipeline.plugin_api import NO_PATCH_EMBEDDING
+from pipeline.plugin_loader import Kind, config_class, patch_embedding_name
 from pipeline.section import Section
 
 Settings = dict[str, Any]
@@ -52,17 +53,17 @@ def composed_config(arguments: Sequence[str], settings: Settings) -> type[BaseMo
         named = value_of_flag(arguments, flag)
         return named or (value if isinstance(value, str) else default)
 
+    model = chosen("--model.name", "model", "name", default=defaults.model.name)
     embedding = chosen(
         "--model.patch-embedding.name",
         *("model", "patch_embedding", "name"),
         default=defaults.model.patch_embedding.name,
     )
-    model = chosen("--model.name", "model", "name", default=defaults.model.name)
     augmentation = chosen(
         "--augmentation.name", "augmentation", "name", default=defaults.augmentation.name
     )
     source = chosen("--data.source", "data", "source", default=defaults.data.source)
-    embedding_class = _choice_class("patch_embedding", embedding, PluginChoice)
+    embedding_class = _embedding_class(patch_embedding_name(model, embedding))
     model_class = _choice_class(
         "model",
         model,
@@ -76,6 +77,13 @@ def composed_config(arguments: Sequence[str], settings: Settings) -> type[BaseMo
         augmentation=_choice_class("augmentation", augmentation, PluginChoice),
         model=model_class,
     )
+
+
+def _embedding_class(name: str) -> type[BaseModel]:
+    if name == NO_PATCH_EMBEDDING:
+        field = _documented(PatchEmbeddingChoice, "name", name)
+        return create_model(PatchEmbeddingChoice.__name__, __base__=Section, name=(str, field))
+    return _choice_class("patch_embedding", name, PatchEmbeddingChoice)
 
 
 def _choice_class(

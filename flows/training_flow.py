@@ -142,7 +142,7 @@ def _training_words(config: RunConfig) -> str:
     length = config.training.time_limit or f"{config.training.epochs} epochs"
     if config.training.step_plan:
         length = f"{config.training.step_plan[-1][2]} steps, as recorded"
-    return f"Training {config.model.name} with {config.model.patch_embedding.name} for {length}"
+    return f"Training {' with '.join(config.model.names)} for {length}"
 
 
 def _prefect_tags() -> dict[str, str]:

@@ -11,9 +11,11 @@ from typing import Annotated, Any, Self
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from pipeline.data.config import DataConfig
+from pipeline.plugin_api import NO_PATCH_EMBEDDING
 from pipeline.section import Section
 from pipeline.training.config import OptimizerConfig, TrainingConfig
 
+AUTO = "auto"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 
@@ -49,14 +51,27 @@ class PluginChoice(Section):
         return type(self).model_validate({**settings, **own})
 
 
+class PatchEmbeddingChoice(PluginChoice):
+    """The patch embedding plugin."""
+
+    name: str = AUTO
+    """Name of the patch embedding plugin; auto takes the one that the model plugin was made for."""
+
+
 class ModelChoice(PluginChoice):
     """The model plugin and the patch embedding that feeds it."""
 
     name: str = "vit"
     """Name of the model plugin; `patchline plugins list` shows what is installed."""
 
-    patch_embedding: PluginChoice = PluginChoice(name="conv")
+    patch_embedding: PatchEmbeddingChoice = PatchEmbeddingChoice()
     """How the image becomes a sequence of tokens."""
+
+    @property
+    def names(self) -> list[str]:
+        """The model's name, and that of the patch embedding if it takes one."""
+        embedding = self.patch_embedding.name
+        return [self.name] if embedding == NO_PATCH_EMBEDDING else [self.name, embedding]
 
 
 class RunConfig(Section):

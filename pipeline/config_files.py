@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from pipeline import config_errors
 from pipeline.atomic_files import write_text
-from pipeline.config import RunConfig
+from pipeline.config import AUTO, RunConfig
 from pipeline.errors import ConfigError
 from pipeline.plugin_settings import checked_plugins
 from pipeline.presets import preset
@@ -114,7 +114,7 @@ def _with_plugin_names(settings: Settings) -> Settings:
         "augmentation": {"name": defaults.augmentation.name},
         "model": {
             "name": defaults.model.name,
-            "patch_embedding": {"name": defaults.model.patch_embedding.name},
+            "patch_embedding": {"name": AUTO},
         },
     }
     return merged(named, settings)

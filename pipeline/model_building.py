@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
 from pipeline import plugin_loader
-from pipeline.config import ModelChoice
-from pipeline.errors import PluginError
-from pipeline.plugin_api import ImageSpec, ModelContext, PatchEmbeddingContext
-from pipeline.plugin_settings import settings_of
+from pipeline.config import ModelChoice, PatchEmbeddingChoice
+from pipeline.errors import PipelineError, PluginError
+from pipeline.plugin_api import (
+    NO_PATCH_EMBEDDING,
+    ImageSpec,
+    ModelContext,
+    PatchEmbeddingContext,
+)
+from pipeline.plugin_settings import named_patch_embedding, settings_of
 
 
 def build_model(choice: ModelChoice, image: ImageSpec, num_classes: int) -> nn.Module:
@@ -18,19 +25,34 @@ def build_model(choice: ModelChoice, image: ImageSpec, num_classes: int) -> nn.M
     Raises:
         PluginError: if a plugin fails to build, or builds something that is not a module.
     """
+    embedding = named_patch_embedding(choice)
 
     def patch_embedding(embed_dim: int) -> nn.Module:
-        embedding = choice.patch_embedding
-        settings = settings_of("patch_embedding", embedding, "model.patch_embedding")
-        context = PatchEmbeddingContext(image.channels, image.height, image.width, embed_dim)
-        plugin = plugin_loader.load_patch_embedding(embedding.name)
-        built = plugin.build(settings, context)
-        return _checked(built, f"patch_embedding plugin '{embedding.name}'")
+        if embedding.name == NO_PATCH_EMBEDDING:
+            raise PluginError(
+                f"The model plugin '{choice.name}' asks for a patch embedding, but says that it "
+                "takes none. Repair its patch_embedding or its build."
+            )
+        return build_patch_embedding(embedding, image, embed_dim)
 
     settings = settings_of("model", choice, "model")
     plugin = plugin_loader.load_model(choice.name)
-    model = plugin.build(settings, ModelContext(image, num_classes, patch_embedding))
-    return _checked(model, f"model plugin '{choice.name}'")
+    context = ModelContext(image, num_classes, patch_embedding)
+    return _built(lambda: plugin.build(settings, context), "model", choice.name)
+
+
+def build_patch_embedding(
+    choice: PatchEmbeddingChoice, image: ImageSpec, embed_dim: int
+) -> nn.Module:
+    """Build a patch embedding alone.
+
+    Raises:
+        PluginError: if the plugin fails to build, or builds something that is not a module.
+    """
+    settings = settings_of("patch_embedding", choice, "model.patch_embedding")
+    context = PatchEmbeddingContext(image.channels, image.height, image.width, embed_dim)
+    plugin = plugin_loader.load_patch_embedding(choice.name)
+    return _built(lambda: plugin.build(settings, context), "patch_embedding", choice.name)
 
 
 def build_on_meta(choice: ModelChoice, image: ImageSpec, num_classes: int) -> nn.Module:
@@ -39,9 +61,21 @@ def build_on_meta(choice: ModelChoice, image: ImageSpec, num_classes: int) -> nn
         return build_model(choice, image, num_classes)
 
 
-def _checked(built: object, what: str) -> nn.Module:
+def _built(build: Callable[[], object], kind: plugin_loader.Kind, name: str) -> nn.Module:
+    try:
+        built = build()
+    except PipelineError:
+        raise
+    except Exception as error:  # whatever a plugin's build raises is the plugin's fault
+        entry = plugin_loader.find(kind, name)
+        raise PluginError(
+            f"The {kind} plugin '{name}' of {entry.distribution} {entry.version} failed to build: "
+            f"{type(error).__name__}: {error}. Try `patchline plugins check {kind} {name}`, and "
+            "repair its build."
+        ) from error
     if not isinstance(built, nn.Module):
         raise PluginError(
-            f"The {what} built a {type(built).__name__}, not a torch.nn.Module. Repair its build."
+            f"The {kind} plugin '{name}' built a {type(built).__name__}, not a torch.nn.Module. "
+            "Repair its build."
         )
     return built

@@ -13,7 +13,8 @@ from pipeline.atomic_files import replacing, write_text
 from pipeline.config import ModelChoice
 from pipeline.errors import ModelReferenceError
 from pipeline.model_building import build_model
-from pipeline.plugin_api import ImageSpec
+from pipeline.plugin_api import NO_PATCH_EMBEDDING, ImageSpec
+from pipeline.plugin_settings import named_patch_embedding
 from pipeline.section import Section
 
 WEIGHTS_FILE = "model.safetensors"
@@ -49,10 +50,10 @@ class ModelDescription(Section):
 
 def describe_plugins(choice: ModelChoice) -> tuple[PluginRecord, ...]:
     """Return the records of the plugins that a model is made of."""
-    wanted: list[tuple[plugin_loader.Kind, str]] = [
-        ("model", choice.name),
-        ("patch_embedding", choice.patch_embedding.name),
-    ]
+    wanted: list[tuple[plugin_loader.Kind, str]] = [("model", choice.name)]
+    embedding = named_patch_embedding(choice).name
+    if embedding != NO_PATCH_EMBEDDING:
+        wanted.append(("patch_embedding", embedding))
     entries = [plugin_loader.find(kind, name) for kind, name in wanted]
     return tuple(
         PluginRecord(kind=e.kind, name=e.name, distribution=e.distribution, version=e.version)

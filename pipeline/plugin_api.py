@@ -10,7 +10,7 @@ Shapes: B batch, C channels, H height, W width, N tokens, D embedding, K classes
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, Self, TypeVar
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "API_VERSION",
+    "NO_PATCH_EMBEDDING",
     "AugmentationContext",
     "AugmentationPlugin",
     "ConfigError",
@@ -99,6 +100,9 @@ class PluginConfig(Section):
 
 C = TypeVar("C", bound=PluginConfig)
 
+NO_PATCH_EMBEDDING = "none"
+"""What stands in the settings for the patch embedding of a model that takes none."""
+
 
 # -- models ------------------------------------------------------------------------------------
 
@@ -142,6 +146,11 @@ class ModelPlugin(Generic[C]):
     paper: str
     config_class: type[C]
     build: Callable[[C, ModelContext], torch.nn.Module]
+    patch_embedding: str = "conv"
+    """The patch embedding plugin that feeds it unless another is chosen, or `NO_PATCH_EMBEDDING`
+    for a model that takes none."""
+    exceptions: Mapping[str, str] = field(default_factory=dict)
+    """Checks of `pipeline.plugin_checks` that it does not pass, each with the reason."""
     api_version: int = API_VERSION
 
 
@@ -153,6 +162,8 @@ class PatchEmbeddingPlugin(Generic[C]):
     paper: str
     config_class: type[C]
     build: Callable[[C, PatchEmbeddingContext], torch.nn.Module]
+    exceptions: Mapping[str, str] = field(default_factory=dict)
+    """Checks of `pipeline.plugin_checks` that it does not pass, each with the reason."""
     api_version: int = API_VERSION
 
 
@@ -209,6 +220,11 @@ class DataSourcePlugin(Generic[C]):
     paper: str
     config_class: type[C]
     build: Callable[[C, SourceContext], DataSource]
+    example: Callable[[Path], str] | None = None
+    """Writes a few images of at least two classes into an empty folder, in the form that the
+    source reads, and returns the path to name, for the checks. None if it needs no path."""
+    exceptions: Mapping[str, str] = field(default_factory=dict)
+    """Checks of `pipeline.plugin_checks` that it does not pass, each with the reason."""
     api_version: int = API_VERSION
 
 
@@ -233,4 +249,6 @@ class AugmentationPlugin(Generic[C]):
     paper: str
     config_class: type[C]
     build: Callable[[C, AugmentationContext], Any]
+    exceptions: Mapping[str, str] = field(default_factory=dict)
+    """Checks of `pipeline.plugin_checks` that it does not pass, each with the reason."""
     api_version: int = API_VERSION

@@ -1,69 +1,142 @@
-"""What a model costs: parameters, tokens, multiplications."""
+"""What a model costs: parameters, tokens, multiplications, memory.
+
+Everything is counted on tensors that have shapes and no values: Huge takes seconds, not gigabytes.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from pipeline.config import ModelChoice, PluginChoice
-from pipeline.plugin_api import DataTraits, ImageSpec
-from pipeline.plugin_settings import settings_of
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from pipeline.config import ModelChoice, PatchEmbeddingChoice
+from pipeline.model_building import build_on_meta
+from pipeline.plugin_api import NO_PATCH_EMBEDDING, DataTraits, ImageSpec, PluginConfig
+from pipeline.plugin_loader import Kind
+from pipeline.plugin_settings import named_patch_embedding, settings_of
 from pipeline.section import Section
 
 NUM_CLASSES = 1000
+_OTHER_NUM_CLASSES = 2
 
 
 class ModelFigures(Section):
-    """Counted on a model without weights; nothing is computed."""
+    """What one RGB image costs in a model."""
 
     parameters: int
     """With 1000 classes."""
+    parameters_without_head: int
+    """Those whose number does not depend on the number of classes."""
     tokens: int
-    """Patches of one image."""
+    """Patches of one image; 0 for a model without a patch embedding."""
     macs: int
-    """Multiply-accumulate operations of one image."""
+    """Multiply-accumulate operations of matrix products and convolutions, forward."""
+    activation_bytes: int
+    """What training keeps for the backward pass, in float32, with torch's fused attention."""
+
+
+def resolved_choice(choice: ModelChoice, traits: DataTraits) -> ModelChoice:
+    """Return the choice with every setting filled in for images of a size.
+
+    Raises:
+        ConfigError: if a setting does not fit the images.
+        PluginError: for a plugin that is unknown or broken.
+    """
+
+    def resolved(kind: Kind, chosen: Any, prefix: str) -> Any:
+        settings: PluginConfig = settings_of(kind, chosen, prefix).resolved_for(traits)
+        return chosen.with_settings(settings.model_dump())
+
+    model: ModelChoice = resolved("model", choice, "model")
+    embedding: PatchEmbeddingChoice = named_patch_embedding(choice)
+    if embedding.name != NO_PATCH_EMBEDDING:
+        embedding = resolved("patch_embedding", embedding, "model.patch_embedding")
+    return model.model_copy(update={"patch_embedding": embedding})
 
 
 def model_figures(choice: ModelChoice, image_size: int) -> ModelFigures:
-    """Count a model for RGB images of a size and 1000 classes."""
-    import torch
-    from torch.utils.flop_counter import FlopCounterMode
+    """Count a model for square RGB images of a size and 1000 classes.
 
-    from pipeline.model_building import build_on_meta
-
-    traits = DataTraits(3, image_size, image_size, NUM_CLASSES, mirror_symmetric=True)
+    Raises:
+        ConfigError: if a setting does not fit the images.
+        PluginError: for a plugin that is unknown or broken.
+    """
     image = ImageSpec(
         channels=3, height=image_size, width=image_size, mean=(0.5,) * 3, std=(0.5,) * 3,
         resize="crop",
     )  # fmt: skip
-    model_settings = settings_of("model", choice, "model").resolved_for(traits)
-    embedding = choice.patch_embedding
-    embedding_settings = settings_of(
-        "patch_embedding", embedding, "model.patch_embedding"
-    ).resolved_for(traits)
-    resolved = choice.with_settings(model_settings.model_dump()).model_copy(
-        update={"patch_embedding": embedding.with_settings(embedding_settings.model_dump())}
+    traits = DataTraits(3, image_size, image_size, NUM_CLASSES, mirror_symmetric=True)
+    resolved = resolved_choice(choice, traits)
+    model = build_on_meta(resolved, image, NUM_CLASSES).train()
+    parameters = _parameters(model)
+    for_a_class = (parameters - _parameters(build_on_meta(resolved, image, _OTHER_NUM_CLASSES))) / (
+        NUM_CLASSES - _OTHER_NUM_CLASSES
     )
-    model = build_on_meta(resolved, image, NUM_CLASSES)
+    tokens, macs, activation_bytes = _counted(model, image_size)
+    return ModelFigures(
+        parameters=parameters,
+        parameters_without_head=round(parameters - NUM_CLASSES * for_a_class),
+        tokens=tokens,
+        macs=macs,
+        activation_bytes=activation_bytes,
+    )
+
+
+def _parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _counted(model: nn.Module, image_size: int) -> tuple[int, int, int]:
+    """Return tokens, multiply-accumulates and saved bytes of one image in training."""
     tokens: list[int] = []
 
     def count_tokens(_module: Any, _inputs: Any, output: Any) -> None:
         if hasattr(output, "tokens_BND"):
             tokens.append(int(output.tokens_BND.shape[1]))
 
-    for module in model.modules():
-        module.register_forward_hook(count_tokens)
-    images_BCHW = torch.zeros(1, 3, image_size, image_size, device="meta")
+    hooks = [module.register_forward_hook(count_tokens) for module in model.modules()]
     counter = FlopCounterMode(display=False)
-    with counter, torch.no_grad():
-        model(images_BCHW)
-    return ModelFigures(
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
-        tokens=tokens[0] if tokens else 0,
-        macs=counter.get_total_flops() // 2,
-    )
+    saved = _SavedTensors()
+    with FakeTensorMode():
+        state = {
+            name: torch.empty(
+                value.shape, dtype=value.dtype, requires_grad=isinstance(value, nn.Parameter)
+            )
+            for name, value in [*model.named_parameters(), *model.named_buffers()]
+        }
+        saved.ignore(list(state.values()))
+        images_BCHW = torch.zeros(1, 3, image_size, image_size)
+        with counter, torch.autograd.graph.saved_tensors_hooks(saved.keep, lambda value: value):
+            torch.func.functional_call(model, state, (images_BCHW,))
+    for hook in hooks:
+        hook.remove()
+    return (tokens[0] if tokens else 0), counter.get_total_flops() // 2, saved.bytes
 
 
-def choice_of_model(name: str, embedding: str | None = None) -> ModelChoice:
-    """Return the model with its default settings, fed by an embedding."""
-    embedding = embedding or ModelChoice().patch_embedding.name
-    return ModelChoice(name=name, patch_embedding=PluginChoice(name=embedding))
+class _SavedTensors:
+    """Add up what autograd keeps, each piece of memory once."""
+
+    def __init__(self) -> None:
+        self._kept: list[torch.Tensor] = []  # alive, so that no address is used twice
+        self._ignored: set[int] = set()
+        self._sizes: dict[int, int] = {}
+
+    @property
+    def bytes(self) -> int:
+        return sum(self._sizes.values())
+
+    def ignore(self, tensors: list[torch.Tensor]) -> None:
+        self._ignored |= {_address(tensor) for tensor in tensors}
+
+    def keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        if _address(tensor) not in self._ignored:
+            self._kept.append(tensor)
+            self._sizes[_address(tensor)] = tensor.untyped_storage().nbytes()
+        return tensor
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001 - tensors without values have no data_ptr

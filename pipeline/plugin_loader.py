@@ -11,15 +11,17 @@ import difflib
 import importlib.util
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from pipeline.errors import PluginError
+from pipeline.config import AUTO
+from pipeline.errors import ConfigError, PluginError
 from pipeline.plugin_api import (
     API_VERSION,
+    NO_PATCH_EMBEDDING,
     AugmentationPlugin,
     DataSourcePlugin,
     ModelPlugin,
@@ -79,8 +81,9 @@ def use_plugin_files(files: list[Path]) -> None:
 def installed(kind: Kind | None = None) -> list[PluginEntry]:
     """Return what is installed, sorted by kind and name, without importing any plugin."""
     entries: list[PluginEntry] = []
+    points = metadata.entry_points()  # reads every distribution, so once for all kinds
     for wanted in KINDS if kind is None else (kind,):
-        for point in metadata.entry_points(group=f"patchline.{wanted}s"):
+        for point in points.select(group=f"patchline.{wanted}s"):
             summary, error = _describe_module(point.value.partition(":")[0])
             dist = point.dist
             entries.append(
@@ -101,7 +104,21 @@ def installed(kind: Kind | None = None) -> list[PluginEntry]:
             entries.append(
                 PluginEntry(own_kind, file.stem, file.name, "-", plugin.summary, None, str(file))
             )
-    return sorted(set(entries), key=lambda e: (list(KINDS).index(e.kind), e.name, e.distribution))
+    entries = _with_rivals(list(dict.fromkeys(entries)))
+    return sorted(entries, key=lambda e: (list(KINDS).index(e.kind), e.name, e.distribution))
+
+
+def _with_rivals(entries: list[PluginEntry]) -> list[PluginEntry]:
+    """Return the entries, with an error at those whose name is taken more than once."""
+    owners: dict[tuple[str, str], list[str]] = {}
+    for entry in entries:
+        owners.setdefault((entry.kind, entry.name), []).append(entry.distribution)
+    return [
+        entry
+        if len(rivals := owners[entry.kind, entry.name]) == 1
+        else replace(entry, error=f"its name is taken by {' and '.join(rivals)}")
+        for entry in entries
+    ]
 
 
 def find(kind: Kind, name: str) -> PluginEntry:
@@ -217,6 +234,28 @@ def load_data_source(name: str) -> DataSourcePlugin[Any]:
 def load_augmentation(name: str) -> AugmentationPlugin[Any]:
     """Import an augmentation plugin."""
     return cast("AugmentationPlugin[Any]", load("augmentation", name))
+
+
+def patch_embedding_name(model: str, chosen: str) -> str:
+    """Return the name of the patch embedding that feeds a model, `none` if nothing does.
+
+    Args:
+        model: name of the model plugin.
+        chosen: what the settings name; `auto` leaves it to the model.
+
+    Raises:
+        ConfigError: if one is chosen for a model that takes none.
+        PluginError: if the model plugin is unknown or broken.
+    """
+    own = load_model(model).patch_embedding
+    if chosen in (AUTO, own):
+        return own
+    if own == NO_PATCH_EMBEDDING:
+        raise ConfigError(
+            f"model.patch_embedding.name is {chosen}, but the model {model} takes no patch "
+            f"embedding. Set it to {NO_PATCH_EMBEDDING}, or leave it out."
+        )
+    return chosen
 
 
 def config_class(kind: Kind, name: str) -> type[PluginConfig]:

@@ -8,9 +8,10 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from pipeline import config_errors
-from pipeline.config import PluginChoice, RunConfig
-from pipeline.plugin_api import DataTraits, PluginConfig
-from pipeline.plugin_loader import Kind, config_class
+from pipeline.config import ModelChoice, PatchEmbeddingChoice, PluginChoice, RunConfig
+from pipeline.errors import ConfigError
+from pipeline.plugin_api import NO_PATCH_EMBEDDING, DataTraits, PluginConfig
+from pipeline.plugin_loader import Kind, config_class, patch_embedding_name
 
 Choice = TypeVar("Choice", bound=PluginChoice)
 _Change = Callable[[PluginConfig], PluginConfig]
@@ -35,6 +36,22 @@ def resolve_settings(config: RunConfig, traits: DataTraits) -> RunConfig:
     return _with_settings(config, lambda settings: settings.resolved_for(traits))
 
 
+def named_patch_embedding(model: ModelChoice) -> PatchEmbeddingChoice:
+    """Return the model's patch embedding with its name instead of `auto`.
+
+    Raises:
+        ConfigError: if one is chosen, or settings for one, and the model takes none.
+    """
+    chosen = model.patch_embedding
+    name = patch_embedding_name(model.name, chosen.name)
+    if name == NO_PATCH_EMBEDDING and chosen.settings:
+        raise ConfigError(
+            f"model.patch_embedding.{next(iter(chosen.settings))} is set, but the model "
+            f"{model.name} takes no patch embedding. Leave it out."
+        )
+    return chosen if name == chosen.name else chosen.model_copy(update={"name": name})
+
+
 def settings_of(kind: Kind, choice: PluginChoice, prefix: str) -> PluginConfig:
     """Return the settings beside a plugin's name as the plugin's own config class."""
     return _parsed(kind, choice.name, choice.settings, prefix)
@@ -54,7 +71,12 @@ def _with_settings(config: RunConfig, change: _Change) -> RunConfig:
         return choice.with_settings(settings.model_dump(mode="json"))
 
     model = changed(config.model, "model", "model")
-    embedding = changed(model.patch_embedding, "patch_embedding", "model.patch_embedding")
+    named = named_patch_embedding(model)
+    embedding = (
+        named
+        if named.name == NO_PATCH_EMBEDDING
+        else changed(named, "patch_embedding", "model.patch_embedding")
+    )
     options = change(
         _parsed("data_source", config.data.source, config.data.options, "data.options")
     )

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from pipeline import plugin_loader
 from pipeline.config import RunConfig
+from pipeline.plugin_api import NO_PATCH_EMBEDDING
+from pipeline.plugin_settings import named_patch_embedding
 
 _PACKAGES = (
     "patchline",
@@ -66,8 +68,10 @@ def plugin_tags(config: RunConfig) -> dict[str, str]:
         "data_source": config.data.source,
         "augmentation": config.augmentation.name,
         "model": config.model.name,
-        "patch_embedding": config.model.patch_embedding.name,
     }
+    embedding = named_patch_embedding(config.model).name
+    if embedding != NO_PATCH_EMBEDDING:
+        chosen["patch_embedding"] = embedding
     entries = [plugin_loader.find(kind, name) for kind, name in chosen.items()]
     return {f"plugin.{e.kind}": f"{e.name} ({e.distribution} {e.version})" for e in entries}
 

@@ -319,8 +319,7 @@ def _create_run(
         **provenance.plugin_tags(config),
         **tags,
     }
-    embedding = config.model.patch_embedding.name
-    run_name = f"{name}-{config.model.name}-{embedding}-seed{config.seed}"
+    run_name = "-".join([name, *config.model.names, f"seed{config.seed}"])
     run = store.create_run(experiment_id, tags=all_tags, run_name=run_name)
     params = [Param(key, value[:_LONGEST_PARAM]) for key, value in config.flat().items()]
     store.log_batch(run.info.run_id, params=params)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +9,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from pipeline.atomic_files import replacing
 from pipeline.errors import PackagingError
 from pipeline.inference import normalised
+from pipeline.onnx_export import write_onnx
 from pipeline.plugin_api import ImageSpec
 
 TOLERANCE = 1e-4
@@ -43,26 +41,7 @@ def export_onnx(model: ProbabilityModel, file: Path) -> None:
     """
     image = model.image
     example = torch.zeros((2, image.height, image.width, image.channels), dtype=torch.uint8)
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    with warnings.catch_warnings(), replacing(file) as temporary:
-        warnings.simplefilter("ignore")
-        try:
-            torch.onnx.export(
-                model.eval(),
-                (example,),
-                str(temporary),
-                input_names=["images"],
-                output_names=["probabilities"],
-                dynamo=True,
-                dynamic_shapes=({0: torch.export.Dim("batch")},),
-                external_data=False,
-                verbose=False,
-            )
-        except Exception as error:  # torch documents no class for what it cannot export
-            raise PackagingError(
-                f"The model cannot be exported to ONNX: {str(error).splitlines()[0]}. Change the "
-                "model so that torch.onnx.export(dynamo=True) accepts it."
-            ) from error
+    write_onnx(model, example, file, input_name="images", output_name="probabilities")
 
 
 def largest_difference(model: ProbabilityModel, file: Path, images: np.ndarray[Any, Any]) -> float:

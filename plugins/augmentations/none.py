@@ -23,4 +23,5 @@ plugin = AugmentationPlugin(
     paper="",
     config_class=NoneConfig,
     build=build,
+    exceptions={"changes_something": "changing nothing is what it is for"},
 )

@@ -115,9 +115,22 @@ def _valid_name(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-._")[:100] or "images"
 
 
+def _write_example(folder: Path) -> str:
+    """Write two classes of three small images and return the folder."""
+    from PIL import Image
+
+    for label, colour in (("dark", 60), ("light", 200)):
+        (folder / label).mkdir()
+        for number in range(3):
+            image = Image.new("RGB", (24, 16), (colour, colour, 80 * number))
+            image.save(folder / label / f"{number}.png")
+    return str(folder)
+
+
 plugin = DataSourcePlugin(
     summary="A folder with one subfolder of images for each class",
     paper="",
     config_class=ImageFolderConfig,
     build=ImageFolder,
+    example=_write_example,
 )

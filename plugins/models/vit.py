@@ -5,94 +5,41 @@ Settings and plugin; the network is in `plugins.models.vit_module`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field
 
-from pipeline.plugin_api import (
-    ConfigError,
-    DataTraits,
-    ModelContext,
-    ModelPlugin,
-    PluginConfig,
-)
+from pipeline.plugin_api import DataTraits, ModelContext, ModelPlugin
+from plugins.models.transformer_settings import TransformerConfig, check_sine_cosine
 
 if TYPE_CHECKING:
     import torch
 
 
-class Size(NamedTuple):
-    """The four numbers that make a Transformer small or large."""
-
-    embed_dim: int
-    depth: int
-    num_heads: int
-    mlp_dim: int
-
-
-SIZES = {
-    "micro": Size(96, 4, 3, 192),  # ours: small images in minutes on two cores
-    "mini": Size(128, 6, 4, 256),  # ours
-    "ti": Size(192, 12, 3, 768),  # arXiv 2012.12877, table 1
-    "s": Size(384, 12, 6, 1536),  # the same
-    "b": Size(768, 12, 12, 3072),  # arXiv 2010.11929, table 1
-    "l": Size(1024, 24, 16, 4096),  # the same
-    "h": Size(1280, 32, 16, 5120),  # the same
-}
-
-Dimension = Annotated[int, Field(ge=1, le=65_536)]
-Probability = Annotated[float, Field(ge=0, lt=1)]
-
-
-class VitConfig(PluginConfig):
-    """Size, regularisation and head of a Vision Transformer."""
+class VitConfig(TransformerConfig):
+    """Size, regularisation, positions, pooling, head."""
 
     size: Literal["micro", "mini", "ti", "s", "b", "l", "h"] = "micro"
-    """b, l and h are the paper's Base, Large and Huge; ti and s are DeiT's; micro and mini ours."""
+    """Dimensions: micro and mini for small images and few cores; ti, s, b, l, h as published."""
 
-    embed_dim: Dimension | None = None
-    """Dimension D of a token; by default the size's."""
+    positions: Literal["learned", "sine_cosine", "none"] = "learned"
+    """How a token knows its place: a learned vector, as published, a fixed one, or not at all."""
 
-    depth: Annotated[int, Field(ge=1, le=256)] | None = None
-    """Number of encoder blocks; by default the size's."""
+    pooling: Literal["class_token", "average", "attention"] = "class_token"
+    """What the head reads: the class token, as published, the average of the patches, or what one
+    learned query finds in them (arXiv 2106.04560)."""
 
-    num_heads: Annotated[int, Field(ge=1, le=256)] | None = None
-    """Attention heads in each block, a divisor of embed_dim; by default the size's."""
-
-    mlp_dim: Dimension | None = None
-    """Hidden dimension of the MLP in each block; by default the size's."""
-
-    dropout: Probability = 0.0
-    """Dropout of the embedded tokens and after each linear layer of a block."""
-
-    attention_dropout: Probability = 0.0
-    """Dropout of the attention weights."""
-
-    stochastic_depth: Probability = 0.0
-    """Probability of skipping a residual branch in the last block, rising linearly from 0."""
+    layer_scale: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Initial gain of each residual branch (arXiv 2103.17239), such as 1e-5; null for none."""
 
     head: Literal["linear", "tanh"] = "linear"
     """linear, as in fine-tuning, or one hidden tanh layer, as in pre-training."""
 
-    def resolved_for(self, _traits: DataTraits) -> Self:
-        """Fill in the dimensions of the size, and check that the heads divide the embedding."""
-        size = self.dimensions()
-        if size.embed_dim % size.num_heads:
-            raise ConfigError(
-                f"model.num_heads {size.num_heads} does not divide model.embed_dim "
-                f"{size.embed_dim}. Choose a divisor, or change model.embed_dim."
-            )
-        return self.model_copy(update=size._asdict())
-
-    def dimensions(self) -> Size:
-        """Return the dimensions of the size, with what was set separately."""
-        size = SIZES[self.size]
-        return Size(
-            embed_dim=self.embed_dim or size.embed_dim,
-            depth=self.depth or size.depth,
-            num_heads=self.num_heads or size.num_heads,
-            mlp_dim=self.mlp_dim or size.mlp_dim,
-        )
+    def resolved_for(self, traits: DataTraits) -> Self:
+        """Fill in the dimensions, and check that the positions fit them."""
+        if self.positions == "sine_cosine":
+            check_sine_cosine(self.dimensions().embed_dim)
+        return super().resolved_for(traits)
 
 
 def build(config: VitConfig, context: ModelContext) -> torch.nn.Module:

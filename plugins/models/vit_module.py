@@ -1,6 +1,6 @@
 """The network of the Vision Transformer (arXiv 2010.11929, section 3.1, equations 1 to 4).
 
-Shapes: B batch, C channels, H height, W width, N patches, D embedding, K classes.
+Shapes: B batch, C channels, H height, W width, N tokens, D embedding, K classes.
 """
 
 from __future__ import annotations
@@ -10,10 +10,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from pipeline.layers.attention import MultiHeadSelfAttention
 from pipeline.layers.class_token import ClassToken
 from pipeline.layers.encoder_block import LAYER_NORM_EPSILON, EncoderBlock
 from pipeline.layers.head import LinearHead, TanhHead
-from pipeline.layers.position_embedding import LearnedPositionEmbedding
+from pipeline.layers.initialisation import xavier
+from pipeline.layers.patch_dropout import PatchDropout
+from pipeline.layers.pooling import AttentionPooling, AveragePooling, ClassTokenPooling
+from pipeline.layers.positions import position_embedding
+from pipeline.layers.stochastic_depth import rising_rates
 from pipeline.plugin_api import ModelContext, PatchTokens
 
 if TYPE_CHECKING:
@@ -31,39 +36,42 @@ class VisionTransformer(nn.Module):
         embed_dim, depth, num_heads, mlp_dim = config.dimensions()
         self.patch_embedding = context.patch_embedding(embed_dim)
         grid: Any = self.patch_embedding.grid
-        rows, columns = grid
-        self.class_token = ClassToken(embed_dim)
-        self.position_embedding = LearnedPositionEmbedding(1 + rows * columns, embed_dim)
+        prefix_tokens = 1 if config.pooling == "class_token" else 0
+        self.class_token = ClassToken(embed_dim) if prefix_tokens else nn.Identity()
+        self.position_embedding = position_embedding(
+            config.positions, grid, embed_dim, prefix_tokens
+        )
         self.dropout = nn.Dropout(config.dropout)
+        self.patch_dropout = PatchDropout(config.patch_dropout, prefix_tokens)
         self.blocks = nn.ModuleList(
             EncoderBlock(
-                embed_dim,
-                num_heads,
+                MultiHeadSelfAttention(embed_dim, num_heads, config.attention_dropout),
                 mlp_dim,
                 dropout=config.dropout,
-                attention_dropout=config.attention_dropout,
-                stochastic_depth=config.stochastic_depth * layer / max(1, depth - 1),
+                stochastic_depth=rate,
+                layer_scale=config.layer_scale,
             )
-            for layer in range(depth)
+            for rate in rising_rates(config.stochastic_depth, depth)
         )
+        self.blocks.apply(xavier)
         self.norm = nn.LayerNorm(embed_dim, eps=LAYER_NORM_EPSILON)
+        self.pooling = _pooling(config)
         self.head = _HEADS[config.head](embed_dim, context.num_classes)
-        for block in self.blocks:
-            block.apply(_initialise_linear)
 
     def forward(self, images_BCHW: torch.Tensor) -> torch.Tensor:
         """Return the logits of a batch of normalised images."""
         patches: PatchTokens = self.patch_embedding(images_BCHW)
         tokens_BND = self.class_token(patches.tokens_BND)  # N is now 1 + rows * columns
-        tokens_BND = self.dropout(self.position_embedding(tokens_BND))
+        tokens_BND = self.dropout(self.position_embedding(tokens_BND, patches.grid))
+        tokens_BND = self.patch_dropout(tokens_BND)
         for block in self.blocks:
             tokens_BND = block(tokens_BND)
-        logits_BK: torch.Tensor = self.head(self.norm(tokens_BND[:, 0]))
+        logits_BK: torch.Tensor = self.head(self.pooling(self.norm(tokens_BND)))
         return logits_BK
 
 
-def _initialise_linear(module: nn.Module) -> None:
-    """Xavier weights and zero biases, as in the published code."""
-    if isinstance(module, nn.Linear):
-        nn.init.xavier_uniform_(module.weight)
-        nn.init.zeros_(module.bias)
+def _pooling(config: VitConfig) -> nn.Module:
+    embed_dim, _, num_heads, mlp_dim = config.dimensions()
+    if config.pooling == "attention":
+        return AttentionPooling(embed_dim, num_heads, mlp_dim)
+    return AveragePooling() if config.pooling == "average" else ClassTokenPooling()

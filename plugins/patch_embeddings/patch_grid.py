@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Self
 
 from pydantic import Field
@@ -21,26 +22,58 @@ class PatchGridConfig(PluginConfig):
 
     def resolved_for(self, traits: DataTraits) -> Self:
         """Choose the patch size if it is open, and check that it divides the image."""
-        height, width = traits.height, traits.width
-        patch_size = self.patch_size or default_patch_size(height, width)
-        if height % patch_size or width % patch_size:
-            raise ConfigError(
-                f"patch_size {patch_size} does not divide the {height}x{width} image. Choose "
-                f"{_divisors_text(height, width)}, or change data.image_size."
-            )
+        patch_size = self.patch_size_for(traits.height, traits.width)
         return self.model_copy(update={"patch_size": patch_size})
+
+    def patch_size_for(self, height: int, width: int) -> int:
+        """Return the patch size for an image, chosen if it is open.
+
+        Raises:
+            ConfigError: if it does not fit the image.
+        """
+        patch_size = self.patch_size or default_patch_size(height, width)
+        check_divides(f"patch_size {patch_size}", patch_size, height, width)
+        return patch_size
 
 
 def default_patch_size(height: int, width: int) -> int:
     """Return the common divisor, 2 to 16, that comes closest to 8 patches a side."""
-    candidates = [p for p in _common_divisors(height, width) if 1 < p <= _LARGEST_DEFAULT]
-    return min(candidates or [1], key=lambda p: (abs(min(height, width) / p - _WANTED_GRID), -p))
+    candidates = [p for p in common_divisors(height, width) if p > 1]
+    return nearest_patch_size(candidates, height, width)
 
 
-def _common_divisors(height: int, width: int) -> list[int]:
+def nearest_patch_size(candidates: Sequence[int], height: int, width: int) -> int:
+    """Return the candidate up to 16 that comes closest to 8 patches a side, or 1 without any."""
+    small = [p for p in candidates if p <= _LARGEST_DEFAULT]
+    return min(small or [1], key=lambda p: (abs(min(height, width) / p - _WANTED_GRID), -p))
+
+
+def common_divisors(height: int, width: int) -> list[int]:
+    """Return every patch size that divides both sides, 1 included, in rising order."""
     return [p for p in range(1, min(height, width) + 1) if height % p == 0 and width % p == 0]
 
 
-def _divisors_text(height: int, width: int) -> str:
-    divisors = [str(p) for p in _common_divisors(height, width) if p > 1]
-    return f"one of {', '.join(divisors)}" if divisors else "1"
+def check_divides(subject: str, patch_size: int, height: int, width: int) -> None:
+    """Refuse a patch size that does not divide the image.
+
+    Args:
+        subject: how the error names the setting.
+        patch_size: in pixels.
+        height: of the image, in pixels.
+        width: of the image, in pixels.
+
+    Raises:
+        ConfigError: with every patch size that does.
+    """
+    if height % patch_size or width % patch_size:
+        divisors = [str(p) for p in common_divisors(height, width) if p > 1]
+        choices = f"one of {', '.join(divisors)}" if divisors else "1"
+        raise ConfigError(
+            f"{subject} does not divide the {height}x{width} image. Choose {choices}, or change "
+            "data.image_size."
+        )
+
+
+def nearby_even_size(height: int, width: int) -> int:
+    """Return the multiple of 8 pixels nearest to the shorter side, to suggest in an error."""
+    return max(8, 8 * round(min(height, width) / 8))

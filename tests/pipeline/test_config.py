@@ -109,7 +109,7 @@ def test_flat_names_every_value_by_its_dotted_key() -> None:
     assert flat["augmentation.name"] == "light"
     assert flat["augmentation.shift"] == "0.2"
     assert flat["data.path"] == "a b"
-    assert flat["model.patch_embedding.name"] == "conv"
+    assert flat["model.patch_embedding.name"] == "auto"
     assert flat["training.epochs"] == "60"
     assert flat["training.time_limit"] == ""
 

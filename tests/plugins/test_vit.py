@@ -1,4 +1,7 @@
-"""The Vision Transformer against torchvision, the published counts, and its own contract."""
+"""The Vision Transformer: published counts, its settings, and its contract.
+
+Its function is held against public implementations in `test_vit_parity`.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-import torchvision
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional
@@ -16,7 +18,8 @@ from pipeline.config import ModelChoice
 from pipeline.errors import ConfigError
 from pipeline.model_building import build_model, build_on_meta
 from pipeline.plugin_api import DataTraits, ImageSpec
-from plugins.models.vit import SIZES, VitConfig
+from plugins.models.transformer_settings import VIT_SIZES
+from plugins.models.vit import VitConfig
 
 TRAITS = DataTraits(channels=3, height=32, width=32, num_classes=5, mirror_symmetric=True)
 
@@ -50,45 +53,6 @@ def _images(batch: int = 4) -> torch.Tensor:
     return torch.randn(batch, 3, 16, 16, generator=torch.Generator().manual_seed(7))
 
 
-_TORCHVISION_NAMES = {
-    "conv_proj.": "patch_embedding.projection.",
-    "encoder.pos_embedding": "position_embedding.positions_1ND",
-    "encoder.layers.encoder_layer_": "blocks.",
-    "encoder.ln.": "norm.",
-    "heads.head.": "head.",
-    ".ln_1.": ".attention_norm.",
-    ".ln_2.": ".mlp_norm.",
-    ".self_attention.in_proj_": ".attention.query_key_value.",
-    ".self_attention.out_proj.": ".attention.projection.",
-    ".mlp.0.": ".mlp.expand.",
-    ".mlp.3.": ".mlp.contract.",
-}
-
-
-def _our_name(name: str) -> str:
-    for theirs, ours in _TORCHVISION_NAMES.items():
-        name = name.replace(theirs, ours)
-    return "class_token.token_11D" if name == "class_token" else name
-
-
-@torch.no_grad()
-def test_base_equals_torchvision() -> None:
-    """With the weights of torchvision's ViT-B/16, its logits come out to 1e-4."""
-    torch.manual_seed(0)
-    with torch.device("meta"):
-        reference = torchvision.models.vit_b_16(weights=None)
-    reference = reference.to_empty(device="cpu").eval()
-    for parameter in reference.parameters():
-        parameter.normal_(std=0.05)  # torchvision's own head is zero and would hide everything
-    ours = build_on_meta(_choice(size="b", patch_size=16), _image(224), 1000).eval()
-    weights = {_our_name(name): tensor for name, tensor in reference.state_dict().items()}
-    ours.load_state_dict(weights, assign=True)
-    images = torch.randn(2, 3, 224, 224)
-    expected = reference(images)
-    assert float(expected.std()) > 0.1
-    torch.testing.assert_close(ours(images), expected, atol=1e-4, rtol=0)
-
-
 @pytest.mark.parametrize(
     ("size", "patch_size", "parameters"),
     [("b", 16, 86_567_656), ("l", 16, 304_326_632), ("h", 14, 632_045_800)],
@@ -101,11 +65,11 @@ def test_has_the_published_number_of_parameters(
     assert sum(parameter.numel() for parameter in model.parameters()) == parameters
 
 
-@pytest.mark.parametrize("size", list(SIZES))
+@pytest.mark.parametrize("size", list(VIT_SIZES))
 def test_every_size_builds(size: str) -> None:
     """Every size has its number of blocks and maps images to logits."""
     model: Any = build_on_meta(_choice(size=size, patch_size=16), _image(224), 7)
-    assert len(model.blocks) == SIZES[size].depth
+    assert len(model.blocks) == VIT_SIZES[size].depth
     assert model(torch.zeros(2, 3, 224, 224, device="meta")).shape == (2, 7)
 
 
@@ -113,14 +77,14 @@ def test_a_dimension_beats_the_size() -> None:
     """What is set separately replaces the size's number, and only that."""
     model: Any = build_on_meta(_choice(size="ti", depth=3, mlp_dim=100), _image(), 7)
     assert len(model.blocks) == 3
-    assert model.blocks[0].mlp.expand.weight.shape == (100, SIZES["ti"].embed_dim)
+    assert model.blocks[0].mlp.expand.weight.shape == (100, VIT_SIZES["ti"].embed_dim)
 
 
 @torch.no_grad()
 def test_the_tanh_head_adds_a_hidden_layer() -> None:
     """With head tanh, one hidden layer with tanh stands before the linear one."""
     linear, tanh = _small(), _small(head="tanh")
-    features = SIZES["micro"].embed_dim
+    features = VIT_SIZES["micro"].embed_dim
     difference = sum(p.numel() for p in tanh.parameters()) - sum(
         p.numel() for p in linear.parameters()
     )

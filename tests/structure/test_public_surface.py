@@ -26,6 +26,7 @@ def test_the_plugin_api_exports_exactly_these_names() -> None:
         "ListedImage",
         "ModelContext",
         "ModelPlugin",
+        "NO_PATCH_EMBEDDING",
         "PatchEmbeddingContext",
         "PatchEmbeddingPlugin",
         "PatchTokens",

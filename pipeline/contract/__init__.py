@@ -1,0 +1,1 @@
+"""What a plugin has to do, as checks that run."""

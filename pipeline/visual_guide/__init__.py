@@ -1,0 +1,1 @@
+"""Pictures that show what a part of a model does to one photograph."""

@@ -1,0 +1,60 @@
+"""A ViT with rotary positions: attention knows how far apart two patches are.
+
+Settings and plugin; the network is in `plugins.models.rope_vit_module`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal, Self
+
+from pydantic import Field
+
+from pipeline.plugin_api import ConfigError, DataTraits, ModelContext, ModelPlugin
+from plugins.models.transformer_settings import TransformerConfig
+
+if TYPE_CHECKING:
+    import torch
+
+
+class RopeVitConfig(TransformerConfig):
+    """Size, regularisation, kind of rotation."""
+
+    size: Literal["micro", "mini", "ti", "s", "b", "l"] = "micro"
+    """Dimensions: micro and mini for small images and few cores; s, b, l as in the paper."""
+
+    frequencies: Literal["mixed", "axial"] = "mixed"
+    """mixed: learned, in any direction, the paper's choice; axial: fixed, along x and y."""
+
+    absolute_positions: bool = False
+    """Add learned positions to the tokens as well, as the paper's RoPE + APE."""
+
+    layer_scale: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Initial gain of each residual branch (arXiv 2103.17239), such as 1e-5; null for none."""
+
+    def resolved_for(self, traits: DataTraits) -> Self:
+        """Fill in the dimensions, and check that pairs in two dimensions fill a head."""
+        size = self.dimensions()
+        resolved = super().resolved_for(traits)
+        head_dim = size.embed_dim // size.num_heads
+        if head_dim % 4:
+            raise ConfigError(
+                f"model.embed_dim {size.embed_dim} over model.num_heads {size.num_heads} gives "
+                f"heads of {head_dim} numbers, but rotation in two dimensions needs a multiple of "
+                "4. Change one of the two settings."
+            )
+        return resolved
+
+
+def build(config: RopeVitConfig, context: ModelContext) -> torch.nn.Module:
+    """Build the network."""
+    from plugins.models.rope_vit_module import RotaryVisionTransformer
+
+    return RotaryVisionTransformer(config, context)
+
+
+plugin = ModelPlugin(
+    summary="A ViT with rotary positions: attention knows how far apart two patches are",
+    paper="arXiv 2403.13298",
+    config_class=RopeVitConfig,
+    build=build,
+)

@@ -1,0 +1,70 @@
+"""The network of the ViT with rotary positions (arXiv 2403.13298, section 3).
+
+Shapes: B batch, C channels, H height, W width, N tokens, D embedding, K classes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from pipeline.layers.class_token import ClassToken
+from pipeline.layers.encoder_block import LAYER_NORM_EPSILON, EncoderBlock
+from pipeline.layers.head import LinearHead
+from pipeline.layers.initialisation import xavier
+from pipeline.layers.patch_dropout import PatchDropout
+from pipeline.layers.pooling import ClassTokenPooling
+from pipeline.layers.positions import Positions, position_embedding
+from pipeline.layers.rotary_attention import RotarySelfAttention, grid_places
+from pipeline.layers.stochastic_depth import rising_rates
+from pipeline.plugin_api import ModelContext, PatchTokens
+
+if TYPE_CHECKING:
+    from plugins.models.rope_vit import RopeVitConfig
+
+
+class RotaryVisionTransformer(nn.Module):
+    """A ViT that turns queries and keys by their place: `images_BCHW -> logits_BK`."""
+
+    def __init__(self, config: RopeVitConfig, context: ModelContext) -> None:
+        super().__init__()
+        embed_dim, depth, num_heads, mlp_dim = config.dimensions()
+        self.patch_embedding = context.patch_embedding(embed_dim)
+        grid: Any = self.patch_embedding.grid
+        self.class_token = ClassToken(embed_dim)
+        positions: Positions = "learned" if config.absolute_positions else "none"
+        self.position_embedding = position_embedding(positions, grid, embed_dim, prefix_tokens=1)
+        self.dropout = nn.Dropout(config.dropout)
+        self.patch_dropout = PatchDropout(config.patch_dropout, prefix_tokens=1)
+        learned = config.frequencies == "mixed"
+        self.blocks = nn.ModuleList(
+            EncoderBlock(
+                RotarySelfAttention(
+                    embed_dim, num_heads, config.attention_dropout, learned=learned
+                ),
+                mlp_dim,
+                dropout=config.dropout,
+                stochastic_depth=rate,
+                layer_scale=config.layer_scale,
+            )
+            for rate in rising_rates(config.stochastic_depth, depth)
+        )
+        self.blocks.apply(xavier)
+        self.norm = nn.LayerNorm(embed_dim, eps=LAYER_NORM_EPSILON)
+        self.pooling = ClassTokenPooling()
+        self.head = LinearHead(embed_dim, context.num_classes)
+
+    def forward(self, images_BCHW: torch.Tensor) -> torch.Tensor:
+        """Return the logits of a batch of normalised images."""
+        patches: PatchTokens = self.patch_embedding(images_BCHW)
+        tokens_BND = self.class_token(patches.tokens_BND)
+        tokens_BND = self.dropout(self.position_embedding(tokens_BND, patches.grid))
+        patch_places_N2 = grid_places(patches.grid, tokens_BND.device)
+        places_N2 = torch.cat([patch_places_N2.new_zeros(1, 2), patch_places_N2])
+        tokens_BND, places = self.patch_dropout.with_places(tokens_BND, places_N2)
+        for block in self.blocks:
+            tokens_BND = block(tokens_BND, places)
+        logits_BK: torch.Tensor = self.head(self.pooling(self.norm(tokens_BND)))
+        return logits_BK

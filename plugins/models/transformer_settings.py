@@ -1,0 +1,100 @@
+"""What the settings of all built-in Transformers have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, NamedTuple, Self
+
+from pydantic import Field
+
+from pipeline.plugin_api import ConfigError, DataTraits, PluginConfig
+
+
+class Size(NamedTuple):
+    """The four numbers that make a Transformer small or large."""
+
+    embed_dim: int
+    depth: int
+    num_heads: int
+    mlp_dim: int
+
+
+VIT_SIZES = {
+    "micro": Size(96, 4, 3, 192),  # ours: small images in minutes on two cores
+    "mini": Size(128, 6, 4, 256),  # ours
+    "ti": Size(192, 12, 3, 768),  # arXiv 2012.12877, table 1
+    "s": Size(384, 12, 6, 1536),  # the same
+    "b": Size(768, 12, 12, 3072),  # arXiv 2010.11929, table 1
+    "l": Size(1024, 24, 16, 4096),  # the same
+    "h": Size(1280, 32, 16, 5120),  # the same
+}
+
+Dimension = Annotated[int, Field(ge=1, le=65_536)]
+Probability = Annotated[float, Field(ge=0, lt=1)]
+
+
+class TransformerConfig(PluginConfig):
+    """Size and regularisation; a model's own config class adds its `size` and its choices."""
+
+    sizes: ClassVar[Mapping[str, Size]] = VIT_SIZES
+    """The dimensions of each size."""
+
+    size: str
+    """Which row of dimensions to take."""
+
+    embed_dim: Dimension | None = None
+    """Dimension D of a token; by default the size's."""
+
+    depth: Annotated[int, Field(ge=1, le=256)] | None = None
+    """Number of encoder blocks; by default the size's."""
+
+    num_heads: Annotated[int, Field(ge=1, le=256)] | None = None
+    """Attention heads in each block, a divisor of embed_dim; by default the size's."""
+
+    mlp_dim: Dimension | None = None
+    """Hidden dimension of the MLP in each block; by default the size's."""
+
+    dropout: Probability = 0.0
+    """Dropout of the embedded tokens and after each linear layer of a block."""
+
+    attention_dropout: Probability = 0.0
+    """Dropout of the attention weights."""
+
+    stochastic_depth: Probability = 0.0
+    """Probability of skipping a residual branch in the last block, rising linearly from 0."""
+
+    patch_dropout: Probability = 0.0
+    """Share of the patches that is left out in training (arXiv 2208.07220)."""
+
+    def resolved_for(self, _traits: DataTraits) -> Self:
+        """Fill in the dimensions of the size, and check that the heads divide the embedding."""
+        size = self.dimensions()
+        if size.embed_dim % size.num_heads:
+            raise ConfigError(
+                f"model.num_heads {size.num_heads} does not divide model.embed_dim "
+                f"{size.embed_dim}. Choose a divisor, or change model.embed_dim."
+            )
+        return self.model_copy(update=size._asdict())
+
+    def dimensions(self) -> Size:
+        """Return the dimensions of the size, with what was set separately."""
+        size = self.sizes[self.size]
+        return Size(
+            embed_dim=self.embed_dim or size.embed_dim,
+            depth=self.depth or size.depth,
+            num_heads=self.num_heads or size.num_heads,
+            mlp_dim=self.mlp_dim or size.mlp_dim,
+        )
+
+
+def check_sine_cosine(embed_dim: int) -> None:
+    """Refuse a dimension that sine-cosine positions cannot fill.
+
+    Raises:
+        ConfigError: unless it is a multiple of 4.
+    """
+    if embed_dim % 4:
+        raise ConfigError(
+            f"model.embed_dim {embed_dim} is not a multiple of 4, which sine-cosine positions "
+            f"need. Choose {embed_dim // 4 * 4 + 4}, or other positions."
+        )

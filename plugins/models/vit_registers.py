@@ -1,0 +1,44 @@
+"""A ViT with register tokens: room to compute in, so that patches keep to what they show.
+
+Settings and plugin; the network is in `plugins.models.vit_registers_module`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+from pipeline.plugin_api import ModelContext, ModelPlugin
+from plugins.models.transformer_settings import TransformerConfig
+
+if TYPE_CHECKING:
+    import torch
+
+
+class VitRegistersConfig(TransformerConfig):
+    """Size, regularisation, registers."""
+
+    size: Literal["micro", "mini", "ti", "s", "b", "l", "h"] = "micro"
+    """Dimensions: micro and mini for small images and few cores; ti, s, b, l, h as for vit."""
+
+    num_registers: Annotated[int, Field(ge=1, le=64)] = 4
+    """Register tokens; the paper settles on 4."""
+
+    layer_scale: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Initial gain of each residual branch (arXiv 2103.17239), such as 1e-5; null for none."""
+
+
+def build(config: VitRegistersConfig, context: ModelContext) -> torch.nn.Module:
+    """Build the network."""
+    from plugins.models.vit_registers_module import RegisterVisionTransformer
+
+    return RegisterVisionTransformer(config, context)
+
+
+plugin = ModelPlugin(
+    summary="A ViT with register tokens, so that patches keep to what they show",
+    paper="arXiv 2309.16588",
+    config_class=VitRegistersConfig,
+    build=build,
+)

@@ -1,0 +1,66 @@
+"""The network of the ViT with registers (arXiv 2309.16588, section 2.2).
+
+Shapes: B batch, C channels, H height, W width, N tokens, D embedding, K classes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from pipeline.layers.attention import MultiHeadSelfAttention
+from pipeline.layers.class_token import ClassToken
+from pipeline.layers.encoder_block import LAYER_NORM_EPSILON, EncoderBlock
+from pipeline.layers.head import LinearHead
+from pipeline.layers.initialisation import xavier
+from pipeline.layers.learned_positions import LearnedPositionEmbedding
+from pipeline.layers.patch_dropout import PatchDropout
+from pipeline.layers.pooling import ClassTokenPooling
+from pipeline.layers.registers import RegisterTokens
+from pipeline.layers.stochastic_depth import rising_rates
+from pipeline.plugin_api import ModelContext, PatchTokens
+
+if TYPE_CHECKING:
+    from plugins.models.vit_registers import VitRegistersConfig
+
+
+class RegisterVisionTransformer(nn.Module):
+    """Class token, registers, patches; the head reads the first: `images_BCHW -> logits_BK`."""
+
+    def __init__(self, config: VitRegistersConfig, context: ModelContext) -> None:
+        super().__init__()
+        embed_dim, depth, num_heads, mlp_dim = config.dimensions()
+        self.patch_embedding = context.patch_embedding(embed_dim)
+        grid: Any = self.patch_embedding.grid
+        self.class_token = ClassToken(embed_dim)
+        self.position_embedding = LearnedPositionEmbedding(grid, embed_dim, prefix_tokens=1)
+        self.registers = RegisterTokens(config.num_registers, embed_dim)
+        self.dropout = nn.Dropout(config.dropout)
+        self.patch_dropout = PatchDropout(config.patch_dropout, 1 + config.num_registers)
+        self.blocks = nn.ModuleList(
+            EncoderBlock(
+                MultiHeadSelfAttention(embed_dim, num_heads, config.attention_dropout),
+                mlp_dim,
+                dropout=config.dropout,
+                stochastic_depth=rate,
+                layer_scale=config.layer_scale,
+            )
+            for rate in rising_rates(config.stochastic_depth, depth)
+        )
+        self.blocks.apply(xavier)
+        self.norm = nn.LayerNorm(embed_dim, eps=LAYER_NORM_EPSILON)
+        self.pooling = ClassTokenPooling()
+        self.head = LinearHead(embed_dim, context.num_classes)
+
+    def forward(self, images_BCHW: torch.Tensor) -> torch.Tensor:
+        """Return the logits of a batch of normalised images."""
+        patches: PatchTokens = self.patch_embedding(images_BCHW)
+        tokens_BND = self.class_token(patches.tokens_BND)
+        tokens_BND = self.dropout(self.position_embedding(tokens_BND, patches.grid))
+        tokens_BND = self.patch_dropout(self.registers(tokens_BND))
+        for block in self.blocks:
+            tokens_BND = block(tokens_BND)
+        logits_BK: torch.Tensor = self.head(self.pooling(self.norm(tokens_BND)))
+        return logits_BK

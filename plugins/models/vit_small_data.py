@@ -1,0 +1,45 @@
+"""A ViT for small data sets: shifted patches and attention that looks at others only.
+
+Settings and plugin; the network is in `plugins.models.vit_small_data_module`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pipeline.plugin_api import ModelContext, ModelPlugin
+from plugins.models.transformer_settings import VIT_SIZES, Size, TransformerConfig
+
+if TYPE_CHECKING:
+    import torch
+
+
+class VitSmallDataConfig(TransformerConfig):
+    """Size and regularisation."""
+
+    sizes: ClassVar[Mapping[str, Size]] = {
+        **{name: VIT_SIZES[name] for name in ("micro", "mini", "ti", "s", "b")},
+        "paper": Size(
+            192, 9, 12, 384
+        ),  # arXiv 2112.13492, section 4.1, for Tiny-ImageNet and CIFAR
+    }
+
+    size: Literal["micro", "mini", "paper", "ti", "s", "b"] = "micro"
+    """Dimensions: micro and mini for few cores; paper is the one it uses on small images."""
+
+
+def build(config: VitSmallDataConfig, context: ModelContext) -> torch.nn.Module:
+    """Build the network."""
+    from plugins.models.vit_small_data_module import SmallDataVisionTransformer
+
+    return SmallDataVisionTransformer(config, context)
+
+
+plugin = ModelPlugin(
+    summary="A ViT for small data sets: shifted patches, locality self-attention",
+    paper="arXiv 2112.13492",
+    config_class=VitSmallDataConfig,
+    build=build,
+    patch_embedding="shifted",
+)

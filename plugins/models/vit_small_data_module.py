@@ -1,0 +1,63 @@
+"""The network of the ViT for small data sets (arXiv 2112.13492, section 3).
+
+Shapes: B batch, C channels, H height, W width, N tokens, D embedding, K classes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from pipeline.layers.class_token import ClassToken
+from pipeline.layers.encoder_block import LAYER_NORM_EPSILON, EncoderBlock
+from pipeline.layers.head import LinearHead
+from pipeline.layers.initialisation import truncated_normal
+from pipeline.layers.learned_positions import LearnedPositionEmbedding
+from pipeline.layers.locality_attention import LocalitySelfAttention
+from pipeline.layers.patch_dropout import PatchDropout
+from pipeline.layers.pooling import ClassTokenPooling
+from pipeline.layers.stochastic_depth import rising_rates
+from pipeline.plugin_api import ModelContext, PatchTokens
+
+if TYPE_CHECKING:
+    from plugins.models.vit_small_data import VitSmallDataConfig
+
+
+class SmallDataVisionTransformer(nn.Module):
+    """A ViT whose tokens look at each other, never at themselves: `images_BCHW -> logits_BK`."""
+
+    def __init__(self, config: VitSmallDataConfig, context: ModelContext) -> None:
+        super().__init__()
+        embed_dim, depth, num_heads, mlp_dim = config.dimensions()
+        self.patch_embedding = context.patch_embedding(embed_dim)
+        grid: Any = self.patch_embedding.grid
+        self.class_token = ClassToken(embed_dim)
+        self.position_embedding = LearnedPositionEmbedding(grid, embed_dim, prefix_tokens=1)
+        self.dropout = nn.Dropout(config.dropout)
+        self.patch_dropout = PatchDropout(config.patch_dropout, prefix_tokens=1)
+        self.blocks = nn.ModuleList(
+            EncoderBlock(
+                LocalitySelfAttention(embed_dim, num_heads, config.attention_dropout),
+                mlp_dim,
+                dropout=config.dropout,
+                stochastic_depth=rate,
+            )
+            for rate in rising_rates(config.stochastic_depth, depth)
+        )
+        self.blocks.apply(truncated_normal)
+        self.norm = nn.LayerNorm(embed_dim, eps=LAYER_NORM_EPSILON)
+        self.pooling = ClassTokenPooling()
+        self.head = LinearHead(embed_dim, context.num_classes)
+
+    def forward(self, images_BCHW: torch.Tensor) -> torch.Tensor:
+        """Return the logits of a batch of normalised images."""
+        patches: PatchTokens = self.patch_embedding(images_BCHW)
+        tokens_BND = self.class_token(patches.tokens_BND)
+        tokens_BND = self.dropout(self.position_embedding(tokens_BND, patches.grid))
+        tokens_BND = self.patch_dropout(tokens_BND)
+        for block in self.blocks:
+            tokens_BND = block(tokens_BND)
+        logits_BK: torch.Tensor = self.head(self.pooling(self.norm(tokens_BND)))
+        return logits_BK

@@ -1,0 +1,77 @@
+"""A few 3x3 convolutions that halve the image, instead of one large stride.
+
+Settings and plugin; the layer is in `plugins.patch_embeddings.conv_stem_module`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+from pipeline.plugin_api import ConfigError, PatchEmbeddingContext, PatchEmbeddingPlugin
+from plugins.patch_embeddings.patch_grid import (
+    PatchGridConfig,
+    common_divisors,
+    nearby_even_size,
+    nearest_patch_size,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+
+class ConvStemConfig(PatchGridConfig):
+    """Depth and normalisation of the stem."""
+
+    patch_size: Annotated[int, Field(ge=2, le=512)] | None = None
+    """Pixels that a token steps by: a power of two that divides the image, one convolution for each
+    halving. By default about 8 tokens a side, at most 16 pixels each."""
+
+    norm: Literal["batch", "group"] = "batch"
+    """batch, as published; group normalises each image over all channels and places, which does not
+    depend on the other images of a batch."""
+
+    def patch_size_for(self, height: int, width: int) -> int:
+        """Return the power of two for an image, chosen if it is open.
+
+        Raises:
+            ConfigError: if it does not fit the image.
+        """
+        choices = [p for p in common_divisors(height, width) if p > 1 and p.bit_count() == 1]
+        if not choices:
+            raise ConfigError(
+                f"No power of two divides the {height}x{width} image, and each convolution halves "
+                "it. Set data.image_size to an even number, such as "
+                f"{nearby_even_size(height, width)}."
+            )
+        patch_size = self.patch_size or nearest_patch_size(choices, height, width)
+        if patch_size not in choices:
+            rule = "does not divide" if patch_size.bit_count() == 1 else "is no power of two for"
+            raise ConfigError(
+                f"patch_size {patch_size} {rule} the {height}x{width} image. Choose one of "
+                f"{', '.join(map(str, choices))}, or change data.image_size."
+            )
+        if self.norm == "batch" and height == width == patch_size:
+            # A batch of one image would leave one value a channel, which has no variance.
+            raise ConfigError(
+                f"patch_size {patch_size} makes one token of the {height}x{width} image, too few "
+                "for norm batch. Choose a smaller patch_size, or norm group."
+            )
+        return patch_size
+
+
+def build(config: ConvStemConfig, context: PatchEmbeddingContext) -> torch.nn.Module:
+    """Build the layer."""
+    from plugins.patch_embeddings.conv_stem_module import ConvStem
+
+    patch_size = config.patch_size_for(context.height, context.width)
+    return ConvStem(patch_size, config.norm, context)
+
+
+plugin = PatchEmbeddingPlugin(
+    summary="A few 3x3 convolutions that halve the image, instead of one large stride",
+    paper="arXiv 2106.14881",
+    config_class=ConvStemConfig,
+    build=build,
+)

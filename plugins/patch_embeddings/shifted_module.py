@@ -1,0 +1,57 @@
+"""Shifted patch tokenization (arXiv 2112.13492, section 3.1).
+
+Shapes: B batch, C channels, H height, W width, N patches, D embedding; P = patch_size² 5 C.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from pipeline.plugin_api import PatchEmbeddingContext, PatchTokens
+
+_COPIES = 5
+
+
+class ShiftedPatchEmbedding(nn.Module):
+    """Project patches of the image and its shifted copies: `images_BCHW -> tokens_BND`."""
+
+    def __init__(self, patch_size: int, context: PatchEmbeddingContext) -> None:
+        super().__init__()
+        self.patch_size = patch_size
+        self.grid = (context.height // patch_size, context.width // patch_size)
+        values = _COPIES * patch_size**2 * context.channels
+        self.norm = nn.LayerNorm(values)
+        self.projection = nn.Linear(values, context.embed_dim)
+        nn.init.trunc_normal_(self.projection.weight, std=values**-0.5)
+        nn.init.zeros_(self.projection.bias)
+
+    def forward(self, images_BCHW: torch.Tensor) -> PatchTokens:
+        """Return one token for each patch, row by row."""
+        (rows, columns), p = self.grid, self.patch_size
+        stacked = with_shifted_copies(images_BCHW, p // 2)
+        B, C = stacked.shape[:2]
+        patches = stacked.reshape(B, C, rows, p, columns, p).permute(0, 2, 4, 1, 3, 5)
+        patches_BNP = patches.reshape(B, rows * columns, C * p * p)
+        return PatchTokens(self.projection(self.norm(patches_BNP)), self.grid)
+
+
+def with_shifted_copies(images_BCHW: torch.Tensor, shift: int) -> torch.Tensor:
+    """Return the images and their copies moved left-up, right-up, left-down and right-down.
+
+    Args:
+        images_BCHW: the images.
+        shift: pixels to move in both directions; zeros come in.
+
+    Returns:
+        The five concatenated over the channels, (B, 5 C, H, W).
+    """
+    height, width = images_BCHW.shape[2:]
+    padded = functional.pad(images_BCHW, (shift, shift, shift, shift))
+    copies = [
+        padded[:, :, top : top + height, left : left + width]
+        for top in (2 * shift, 0)
+        for left in (2 * shift, 0)
+    ]
+    return torch.cat([images_BCHW, *copies], dim=1)

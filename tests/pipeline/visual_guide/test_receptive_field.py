@@ -1,0 +1,186 @@
+"""What a token sees is measured alike for every kind of layer."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from pipeline.errors import PluginError
+from pipeline.plugin_api import PatchTokens
+from pipeline.visual_guide.receptive_field import Box, ReceptiveField, Span, measure
+
+D = 6
+
+
+class Tokens(nn.Module):
+    """Turn a feature map into tokens, row by row."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, images_BCHW: torch.Tensor) -> PatchTokens:
+        """Return one token for each place of the feature map."""
+        features_BDhw = self.layers(images_BCHW)
+        rows, columns = features_BDhw.shape[2:]
+        return PatchTokens(features_BDhw.flatten(2).transpose(1, 2), (rows, columns))
+
+
+def _measured(*layers: nn.Module, height: int = 24, width: int = 24) -> ReceptiveField:
+    return measure(Tokens(*layers), height, width)
+
+
+def _conv(kernel: int, stride: int, padding: int = 0, channels: int = 3) -> nn.Conv2d:
+    torch.manual_seed(0)
+    return nn.Conv2d(channels, D, kernel, stride, padding)
+
+
+def _counted(spans: list[tuple[int, int]], side: int) -> list[int]:
+    return [sum(start <= place < end for start, end in spans) for place in range(side)]
+
+
+@pytest.mark.parametrize(("patch_size", "height", "width"), [(4, 24, 24), (8, 24, 16), (6, 12, 24)])
+def test_patches_side_by_side(patch_size: int, height: int, width: int) -> None:
+    """A convolution with kernel = stride sees its patch alone, and each pixel is in one patch."""
+    field = _measured(_conv(patch_size, patch_size), height=height, width=width)
+    rows, columns = height // patch_size, width // patch_size
+    assert field.grid == (rows, columns)
+    assert field.size == (patch_size, patch_size)
+    assert field.stride == (patch_size, patch_size)
+    assert np.all(field.count_map() == 1)
+    assert field.count_map().shape == (height, width)
+    assert not field.is_cut
+    for row in range(rows):
+        for column in range(columns):
+            box = field.box(row, column)
+            assert box.rows == (row * patch_size, (row + 1) * patch_size)
+            assert box.columns == (column * patch_size, (column + 1) * patch_size)
+
+
+def test_overlapping_patches() -> None:
+    """Kernel 7 and stride 4 give boxes of 7x7 pixels, cut at the border, and up to 4 of a pixel."""
+    field = _measured(_conv(7, 4, padding=3), height=24, width=32)
+    assert (field.grid, field.size, field.stride) == ((6, 8), (7, 7), (4.0, 4.0))
+    assert field.box(2, 3) == Box(Span(5, 12), Span(9, 16))
+    assert field.box(0, 7) == Box(Span(0, 4), Span(25, 32))
+    down = _counted([(4 * row - 3, 4 * row + 4) for row in range(6)], 24)
+    across = _counted([(4 * column - 3, 4 * column + 4) for column in range(8)], 32)
+    assert field.count_map().tolist() == np.outer(down, across).tolist()
+    assert field.count_map().max() == 4
+
+
+def test_the_stride_is_not_taken_where_the_border_cuts() -> None:
+    """Boxes that the border cuts on one side tell their distance by the other side."""
+    field = _measured(_conv(17, 4, padding=8), height=16, width=16)
+    assert field.row_spans == ((0, 9), (0, 13), (0, 16), (4, 16))
+    assert field.stride == (4.0, 4.0)
+
+
+@pytest.mark.parametrize("between", [nn.Identity(), nn.ReLU(), nn.BatchNorm2d(D)], ids=repr)
+def test_two_strided_convolutions(between: nn.Module) -> None:
+    """Two 3x3 convolutions of stride 2 see 7x7 pixels with stride 4, whatever is between them."""
+    field = _measured(_conv(3, 2, 1), between, _conv(3, 2, 1, channels=D), height=32, width=32)
+    assert (field.grid, field.size, field.stride) == ((8, 8), (7, 7), (4.0, 4.0))
+    assert field.box(3, 3) == Box(Span(9, 16), Span(9, 16))
+
+
+def test_max_pooling_widens_what_a_token_sees() -> None:
+    """3x3 pooling of stride 2 after a 3x3 convolution of stride 1 sees 5x5 pixels."""
+    field = _measured(_conv(3, 1, 1), nn.ReLU(), nn.MaxPool2d(3, 2, 1), height=16, width=16)
+    assert (field.grid, field.size, field.stride) == ((8, 8), (5, 5), (2.0, 2.0))
+
+
+def test_a_group_norm_does_not_make_every_pixel_seen() -> None:
+    """The little that a group norm takes from each pixel of the image does not widen the box."""
+    norm = nn.GroupNorm(1, D)
+    field = _measured(_conv(3, 2, 1), norm, _conv(3, 2, 1, channels=D), height=48, width=48)
+    assert np.all(field.influence_HW > 0)
+    assert field.size == (7, 7)
+
+
+def test_influence_is_that_of_the_weights() -> None:
+    """A pixel whose weights are three times as large has three times the influence."""
+    convolution = nn.Conv2d(1, 400, 2, 2)
+    relative = torch.tensor([[3.0, 1.0], [1.0, 2.0]])
+    nn.init.normal_(convolution.weight, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        convolution.weight /= convolution.weight.square().sum((0, 1)).sqrt()
+        convolution.weight *= relative
+    field = measure(Tokens(convolution), 6, 6, channels=1)
+    top, left = field.box(*field.inner_token).rows.start, field.box(*field.inner_token).columns[0]
+    found = field.influence_HW[top : top + 2, left : left + 2] * 3
+    np.testing.assert_allclose(found, relative, rtol=0.35)
+    assert np.count_nonzero(field.influence_HW) == 4
+    assert field.influence_HW.max() == 1
+
+
+def test_an_embedding_that_mixes_everything_is_cut_at_the_border() -> None:
+    """A token that sees the whole image is said to see at least that."""
+
+    class Mixing(Tokens):
+        def forward(self, images_BCHW: torch.Tensor) -> PatchTokens:
+            """Add the mean of all tokens to each."""
+            tokens_BND, grid = super().forward(images_BCHW)
+            return PatchTokens(tokens_BND + 4 * tokens_BND.mean(1, keepdim=True), grid)
+
+    field = measure(Mixing(_conv(4, 4)), 8, 8)
+    assert (field.size, field.is_cut) == ((8, 8), True)
+    assert np.all(field.count_map() == 4)
+    assert field.stride == (0.0, 0.0)
+
+
+def test_a_single_token() -> None:
+    """One token for the whole image sees it all, and the next would be a side away."""
+    field = _measured(_conv(8, 8), height=8, width=8)
+    assert (field.grid, field.size, field.stride) == ((1, 1), (8, 8), (8.0, 8.0))
+    assert not field.is_cut
+
+
+def test_measuring_changes_nothing_and_repeats() -> None:
+    """The module, its mode, torch's generator and the result are the same after measuring twice."""
+    embedding = Tokens(_conv(4, 4), nn.BatchNorm2d(D), nn.Dropout(0.5)).train()
+    before = {name: value.clone() for name, value in embedding.state_dict().items()}
+    state = torch.random.get_rng_state()
+    with torch.no_grad():
+        fields = [measure(embedding, 16, 16) for _ in range(2)]
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert all(module.training for module in embedding.modules())
+    assert all(parameter.grad is None for parameter in embedding.parameters())
+    torch.testing.assert_close(dict(embedding.state_dict()), before, rtol=0, atol=0)
+    assert np.array_equal(fields[0].influence_HW, fields[1].influence_HW)
+    assert fields[0].size == (4, 4)
+
+
+class _WrongGrid(Tokens):
+    def forward(self, images_BCHW: torch.Tensor) -> PatchTokens:
+        """Return the tokens with a grid that they do not fill."""
+        return PatchTokens(super().forward(images_BCHW).tokens_BND, (3, 5))
+
+
+class _Blind(Tokens):
+    def forward(self, images_BCHW: torch.Tensor) -> PatchTokens:
+        """Return tokens that do not depend on the image."""
+        return super().forward(torch.zeros_like(images_BCHW))
+
+
+class _Detached(Tokens):
+    def forward(self, images_BCHW: torch.Tensor) -> PatchTokens:
+        """Return tokens without a gradient."""
+        tokens_BND, grid = super().forward(images_BCHW)
+        return PatchTokens(tokens_BND.detach(), grid)
+
+
+@pytest.mark.parametrize(
+    ("broken", "text"),
+    [
+        (_WrongGrid, "4 tokens for a grid of 3x5"),
+        (_Blind, "Token 0 .* depends on no pixel"),
+        (_Detached, "Token 0 .* depends on no pixel"),
+    ],
+)
+def test_a_broken_embedding_is_explained(broken: type[Tokens], text: str) -> None:
+    """Tokens that do not fill the grid, or see nothing, are the plugin's error."""
+    with pytest.raises(PluginError, match=text):
+        measure(broken(_conv(4, 4)), 8, 8)

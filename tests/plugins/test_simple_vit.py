@@ -1,0 +1,106 @@
+"""The simple ViT against vit-pytorch, and its settings."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import nn
+from vit_pytorch.simple_vit import SimpleViT
+
+from pipeline.errors import ConfigError
+from plugins.models.simple_vit import SimpleVitConfig
+from tests.plugins.model_parity import (
+    ForeignTokens,
+    Tensors,
+    assert_same_function,
+    built,
+    built_with,
+    load,
+    parameters_of,
+    random_images,
+    randomise,
+    renamed,
+    traits,
+    values_of,
+)
+
+WITHOUT = (".query_key_value.bias", ".attention.projection.bias")
+
+
+def _our_names(tensors: Tensors) -> Tensors:
+    names = {
+        "to_patch_embedding.": "patch_embedding.tokenizer.",
+        "transformer.layers.": "blocks.",
+        "transformer.norm.": "norm.",
+        "linear_head.": "head.",
+        ".0.norm.": ".attention_norm.",
+        ".0.to_qkv.": ".attention.query_key_value.",
+        ".0.to_out.": ".attention.projection.",
+        ".1.net.0.": ".mlp_norm.",
+        ".1.net.1.": ".mlp.expand.",
+        ".1.net.3.": ".mlp.contract.",
+    }
+    return renamed(tensors, names)
+
+
+@pytest.mark.parametrize(
+    ("size", "dimensions", "patch_size", "side"),
+    [("micro", (96, 4, 3, 192), 4, 32), ("s", (384, 12, 6, 1536), 16, 96)],
+)
+def test_equals_vit_pytorch(
+    size: str, dimensions: tuple[int, int, int, int], patch_size: int, side: int
+) -> None:
+    """With the weights of vit-pytorch's simple ViT, logits and all gradients come out."""
+    embed_dim, depth, num_heads, mlp_dim = dimensions
+    theirs = SimpleViT(
+        image_size=side,
+        patch_size=patch_size,
+        num_classes=10,
+        dim=embed_dim,
+        depth=depth,
+        heads=num_heads,
+        mlp_dim=mlp_dim,
+        dim_head=embed_dim // num_heads,
+    )
+    for module in theirs.transformer.modules():
+        if isinstance(module, nn.LayerNorm):
+            module.eps = 1e-6  # the paper's code; vit-pytorch leaves torch's 1e-5
+    randomise(theirs)
+    grid = (side // patch_size, side // patch_size)
+    tokenizer = deepcopy(theirs.to_patch_embedding)
+    ours = built_with("simple_vit", lambda _: ForeignTokens(tokenizer, grid), 10, size=size)
+    load(ours, _our_names(values_of(theirs)), zeroed=WITHOUT)
+    assert_same_function(ours, theirs, _our_names, random_images(2, side))
+
+
+def test_has_the_published_number_of_parameters() -> None:
+    """ViT-S/16 without class token and learned positions has 22 million parameters (table 2)."""
+    model = built("simple_vit", 224, 1000, size="s", embedding={"name": "conv", "patch_size": 16})
+    positions_and_class = 197 * 384 + 384
+    vit = built("vit", 224, 1000, size="s", embedding={"name": "conv", "patch_size": 16})
+    assert parameters_of(model) == parameters_of(vit) - positions_and_class == 21_974_632
+
+
+@torch.no_grad()
+def test_the_place_of_a_patch_matters() -> None:
+    """The same patches in other places give other logits, though nothing of a place is learned."""
+    model, images = built("simple_vit"), random_images(2, 32)
+    assert not torch.allclose(model(images), model(images.roll(4, dims=3)), atol=1e-4)
+    assert not [name for name, _ in model.named_parameters() if "position" in name]
+
+
+def test_refuses_a_dimension_that_positions_do_not_fill() -> None:
+    """A dimension that is no multiple of 4 is refused with a remedy that this model has."""
+    config = SimpleVitConfig(embed_dim=98, num_heads=2)
+    with pytest.raises(ConfigError, match=r"model\.embed_dim 98 is not a multiple of 4") as caught:
+        config.resolved_for(traits())
+    assert "Choose 100" in str(caught.value)
+    assert "other positions" not in str(caught.value)  # the simple ViT offers none
+
+
+def test_refuses_heads_that_do_not_divide() -> None:
+    """Heads that do not divide the embedding are refused with both settings."""
+    with pytest.raises(ConfigError, match=r"model\.num_heads 5 .* model\.embed_dim 96"):
+        SimpleVitConfig(num_heads=5).resolved_for(traits())
