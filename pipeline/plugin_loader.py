@@ -255,6 +255,11 @@ def patch_embedding_name(model: str, chosen: str) -> str:
             f"model.patch_embedding.name is {chosen}, but the model {model} takes no patch "
             f"embedding. Set it to {NO_PATCH_EMBEDDING}, or leave it out."
         )
+    if chosen == NO_PATCH_EMBEDDING:
+        raise ConfigError(
+            f"model.patch_embedding.name is {chosen}, but the model {model} needs a patch "
+            f"embedding. Set it to {own}, or leave it out."
+        )
     return chosen
 
 

@@ -42,11 +42,17 @@ def recorded(model: nn.Module) -> Iterator[IntermediateValues]:
     outside of the context to rounding.
 
     Raises:
-        ValueError: if the model has no attention of ours.
+        ValueError: if the model has no attention of ours, or is being recorded already.
     """
-    blocks = [module for module in model.modules() if _attention_of(module)]
-    if not blocks:
+    attentions = {
+        module: attention
+        for module in model.modules()
+        if (attention := _attention_of(module)) is not None
+    }
+    if not attentions:
         raise ValueError(f"{type(model).__name__} has no self-attention that could be recorded")
+    if any(attention.observer for attention in attentions.values()):
+        raise ValueError(f"{type(model).__name__} is being recorded already")
     values = IntermediateValues()
     seen: list[AttentionValues] = []
     handles = [model.register_forward_pre_hook(lambda *_: values.blocks.clear())]
@@ -54,23 +60,17 @@ def recorded(model: nn.Module) -> Iterator[IntermediateValues]:
     def keep(_block: nn.Module, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
         values.blocks.append(BlockValues(inputs[0], seen.pop(), output))
 
-    for block in blocks:
+    for block, attention in attentions.items():
         handles.append(block.register_forward_hook(keep))
-        _observed(block, seen.append)
+        attention.observer = seen.append
     try:
         yield values
     finally:
         for handle in handles:
             handle.remove()
-        for block in blocks:
-            _observed(block, None)
+        for attention in attentions.values():
+            attention.observer = None
 
 
 def _attention_of(block: nn.Module) -> MultiHeadSelfAttention | None:
     return next((m for m in block.children() if isinstance(m, MultiHeadSelfAttention)), None)
-
-
-def _observed(block: nn.Module, observer: Any) -> None:
-    attention = _attention_of(block)
-    if attention is not None:
-        attention.observer = observer

@@ -61,7 +61,10 @@ class RotarySelfAttention(MultiHeadSelfAttention):
         # Products of single numbers, not a matrix product, which autocast would round.
         x_1N1, y_1N1 = places.float()[..., None, :, :, None].unbind(-2)
         x_frequencies_HF, y_frequencies_HF = self.frequencies_2HF.float()
-        return x_1N1 * x_frequencies_HF[:, None] + y_1N1 * y_frequencies_HF[:, None]
+        angles_HNF: torch.Tensor = (
+            x_1N1 * x_frequencies_HF[:, None] + y_1N1 * y_frequencies_HF[:, None]
+        )
+        return angles_HNF
 
 
 def rotation_frequencies(num_heads: int, head_dim: int, *, mixed: bool) -> torch.Tensor:

@@ -59,7 +59,8 @@ def _network(config: TimmConfig, shape_CHW: tuple[int, int, int], num_classes: i
     timm = _timm()
     channels, height, width = shape_CHW
     wanted: dict[str, Any] = {"in_chans": channels, "num_classes": num_classes}
-    wanted |= {"drop_rate": config.dropout, "drop_path_rate": config.stochastic_depth}
+    # None is left out by timm; not every model knows a drop_path_rate.
+    wanted |= {"drop_rate": config.dropout, "drop_path_rate": config.stochastic_depth or None}
     known = timm.models.get_pretrained_cfg(config.architecture)
     if known is not None and known.fixed_input_size:
         wanted["img_size"] = (height, width)

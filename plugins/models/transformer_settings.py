@@ -96,5 +96,5 @@ def check_sine_cosine(embed_dim: int) -> None:
     if embed_dim % 4:
         raise ConfigError(
             f"model.embed_dim {embed_dim} is not a multiple of 4, which sine-cosine positions "
-            f"need. Choose {embed_dim // 4 * 4 + 4}, or other positions."
+            f"need. Choose {embed_dim // 4 * 4 + 4}."
         )

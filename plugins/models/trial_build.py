@@ -27,6 +27,6 @@ def check_by_trial(
     except Exception as error:  # libraries document no class for this
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
         raise ConfigError(
-            f"{what} cannot take {height}x{width} images: {reason}. Choose another "
-            "model.architecture, or change data.image_size."
+            f"{what} cannot be built for {height}x{width} images: {reason}. Choose another "
+            "model.architecture, or change its settings or data.image_size."
         ) from error

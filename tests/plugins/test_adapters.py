@@ -134,7 +134,7 @@ def test_every_family_of_timm_can_be_used(family: str) -> None:
     for architecture in timm.list_models(module=family)[:1]:
         config = _config("timm", architecture)
         if family in _KNOWN_TO_REFUSE:
-            with pytest.raises(ConfigError, match="cannot take 224x224 images"):
+            with pytest.raises(ConfigError, match="cannot be built for 224x224 images"):
                 config.resolved_for(traits(224))
         else:
             assert config.resolved_for(traits(224)) is config
@@ -194,8 +194,12 @@ def test_refuses_a_size_that_the_model_cannot_take(
     with pytest.raises(ConfigError) as caught:
         _config(library, architecture).resolved_for(traits(height, width))
     text = str(caught.value)
-    assert text.startswith(f"{library}'s {architecture} cannot take {height}x{width} images: ")
-    assert text.endswith("Choose another model.architecture, or change data.image_size.")
+    assert text.startswith(
+        f"{library}'s {architecture} cannot be built for {height}x{width} images: "
+    )
+    assert text.endswith(
+        "Choose another model.architecture, or change its settings or data.image_size."
+    )
     assert re.search(reason, text)
 
 

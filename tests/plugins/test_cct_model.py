@@ -128,7 +128,7 @@ def test_regularises_by_default_as_published() -> None:
 
 def test_refuses_a_dimension_that_sine_cosine_positions_do_not_fill() -> None:
     """A dimension that is no multiple of 4 goes with learned positions alone."""
-    expected = r"model\.embed_dim 130 is not a multiple of 4, .* Choose 132, or other positions\."
+    expected = r"model\.embed_dim 130 is not a multiple of 4, .* Choose 132\."
     with pytest.raises(ConfigError, match=expected):
         CctConfig(embed_dim=130, positions="sine_cosine").resolved_for(traits())
     assert CctConfig(embed_dim=130).resolved_for(traits()).embed_dim == 130

@@ -230,3 +230,13 @@ def test_a_model_without_attention_is_refused() -> None:
     with pytest.raises(ValueError, match="Sequential has no self-attention"), recorded(model):
         pass
     assert not model._forward_pre_hooks
+
+
+def test_a_model_is_recorded_once_at_a_time() -> None:
+    """A second recording of the same model is refused, and the first one goes on."""
+    model = _model("vit")
+    with recorded(model) as values:
+        with pytest.raises(ValueError, match="already"), recorded(model):
+            pass
+        model(_images())
+    assert len(values.blocks) > 0

@@ -1,0 +1,100 @@
+"""What every built-in model and patch embedding costs, as the tables of docs/models.md.
+
+python -m benchmarks.model_figures                      print them
+python -m benchmarks.model_figures docs/models.md       put them into the page
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+from pipeline.config import ModelChoice
+from pipeline.plugin_figures import ModelFigures, model_figures
+from pipeline.plugin_loader import installed, load_model
+
+LARGE, SMALL = 224, 32
+_HEADER = """\
+| {first} | parameters | without head | tokens | multiplications | activation memory |
+|---|---:|---:|---:|---:|---:|"""
+_ADAPTED = {  # sizes of other libraries, by the names that they give them
+    "torchvision": ("resnet18", "resnet50", "convnext_tiny", "swin_t", "vit_b_16"),
+    "timm": ("vit_tiny_patch16_224", "vit_base_patch16_224", "efficientnet_b0"),
+}
+_ONLY_LARGE = {"ti", "s", "b", "l", "h", "14"}  # sizes that nobody trains on 32 pixels
+
+
+def main() -> None:
+    """Print the tables, or replace those of a page."""
+    tables = {name: "\n".join(lines) for name, lines in _tables()}
+    if len(sys.argv) == 1:
+        for name, table in tables.items():
+            print(f"\n{name}\n\n{table}")
+        return
+    page = Path(sys.argv[1])
+    text = page.read_text(encoding="utf-8")
+    for name, table in tables.items():
+        text = replaced(text, name, table)
+    page.write_text(text, encoding="utf-8")
+
+
+def replaced(text: str, name: str, table: str) -> str:
+    """Return a page with the table between the marks of that name replaced."""
+    marks = f"<!-- table: {name} -->", "<!-- end -->"
+    pattern = re.escape(marks[0]) + r"\n.*?" + re.escape(marks[1])
+    return re.sub(pattern, f"{marks[0]}\n{table}\n{marks[1]}", text, flags=re.DOTALL)
+
+
+def _tables() -> Iterator[tuple[str, Iterator[str]]]:
+    yield "models at 224 pixels", model_rows(LARGE)
+    yield "models at 32 pixels", model_rows(SMALL)
+    yield "patch embeddings at 224 pixels", embedding_rows(LARGE, "ti")
+    yield "patch embeddings at 32 pixels", embedding_rows(SMALL, "micro")
+
+
+def model_rows(image_size: int, names: list[str] | None = None) -> Iterator[str]:
+    """Yield the lines of the table of models, those of other libraries last."""
+    yield _HEADER.format(first="model")
+    chosen = [entry.name for entry in installed("model") if entry.distribution == "patchline"]
+    for name in sorted(names or chosen, key=lambda name: (name in _ADAPTED, name)):
+        for setting, size in _sizes(name):
+            if image_size == SMALL and (size in _ONLY_LARGE or name in _ADAPTED):
+                continue
+            choice = ModelChoice.model_validate({"name": name, setting: size})
+            yield _row(f"`{name}` {size}", model_figures(choice, image_size))
+
+
+def embedding_rows(image_size: int, size: str) -> Iterator[str]:
+    """Yield the lines of the table of patch embeddings, each feeding a ViT of that size."""
+    yield _HEADER.format(first=f"`vit` {size} fed by")
+    for entry in installed("patch_embedding"):
+        if entry.distribution == "patchline":
+            given: dict[str, Any] = {"size": size, "patch_embedding": {"name": entry.name}}
+            choice = ModelChoice.model_validate(given)
+            yield _row(f"`{entry.name}`", model_figures(choice, image_size))
+
+
+def _sizes(name: str) -> list[tuple[str, str]]:
+    if name in _ADAPTED:
+        return [("architecture", size) for size in _ADAPTED[name]]
+    annotation = load_model(name).config_class.model_fields["size"].annotation
+    return [("size", size) for size in get_args(annotation)]
+
+
+def _row(first: str, figures: ModelFigures) -> str:
+    cells = (
+        first,
+        f"{figures.parameters:,}",
+        f"{figures.parameters_without_head:,}",
+        f"{figures.tokens or ''}",
+        f"{figures.macs / 1e9:.3f} G",
+        f"{figures.activation_bytes / 2**20:.1f} MiB",
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+if __name__ == "__main__":
+    main()
