@@ -1,0 +1,27 @@
+"""A folder in which what the pages show can be executed."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import draw_photo, write_photos
+from tests.structure.pages import ROOT, blocks
+
+
+@pytest.fixture(scope="module")
+def garden(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with `flowers`, `examples` and the settings file that the docs show."""
+    from PIL import Image
+
+    folder = tmp_path_factory.mktemp("garden")
+    write_photos(folder / "drawn", images=12)
+    for drawn, flower in (("across", "daisy"), ("down", "rose"), ("rising", "tulip")):
+        shutil.copytree(folder / "drawn" / drawn, folder / "flowers" / flower)
+    Image.fromarray(draw_photo(0, 99)).save(folder / "photo.png")
+    shutil.copytree(ROOT / "examples", folder / "examples")
+    [settings] = blocks(ROOT / "docs/settings.md", "yaml")
+    (folder / "run.yaml").write_text(settings, encoding="utf-8")
+    return folder

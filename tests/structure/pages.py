@@ -1,0 +1,40 @@
+"""README and docs as what they show: commands, examples, listings."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """Return the fenced blocks of a language, in order."""
+    return [text for name, text in _FENCE.findall(page.read_text("utf-8")) if name == language]
+
+
+def commands(page: Path) -> list[str]:
+    """Return the commands behind `$ ` in the page's console blocks."""
+    lines = [line for block in blocks(page, "console") for line in block.splitlines()]
+    return [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+
+
+def execute(command: list[str] | str, folder: Path, entered: dict[str, str] | None = None) -> None:
+    """Run a command in a folder, in this environment or an entered one; it has to succeed."""
+    programs = Path(sys.executable).parent
+    outside = {**os.environ, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=entered or outside,
+        shell=isinstance(command, str),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
