@@ -171,7 +171,9 @@ def _plugin_command(
     return builders[name](arguments[2:])
 
 
-def show_plugin(*words: str, json: Json = False) -> None:
+def show_plugin(
+    *words: str, picture: Path | None = None, photo: Path | None = None, json: Json = False
+) -> None:
     """Show a plugin's settings, and what a model or a patch embedding costs with them.
 
     Parameters
@@ -179,6 +181,10 @@ def show_plugin(*words: str, json: Json = False) -> None:
     words
         The plugin's name, after its kind where the name alone is not clear: [KIND] NAME. Its
         settings are flags, as for `run`: --model.size b --data.image-size 224.
+    picture
+        Draw what a patch embedding does to a photo of 224 pixels into this file: .png, .svg or .pdf.
+    photo
+        The photo to draw on; by default one that ships with scikit-learn.
     json
         Print one JSON object.
     """
@@ -263,16 +269,30 @@ def _usage_sentence(error: CycloptsError, arguments: list[str]) -> str:
     """Return what is wrong with the command line in one sentence."""
     from pydantic import ValidationError
 
-    from flows.config_flags import composed_config
     from pipeline import config_errors
 
     cause = error.__cause__
     if isinstance(cause, ValidationError):
-        return str(config_errors.sentence(cause, composed_config(arguments, {})))
+        try:
+            composed = _composed(arguments)
+        except PipelineError as other:
+            return str(other)
+        return str(config_errors.sentence(cause, composed))
     sentence = " ".join(str(error).split())
     if "Did you mean" not in sentence and "Available" not in sentence:
         sentence += " Run the command with --help to see what it takes."
     return sentence
+
+
+def _composed(arguments: list[str]) -> Any:
+    """Return the class of the settings that a command takes."""
+    if arguments[:1] == ["plugins"]:
+        from flows.named_plugin import named_plugin
+
+        return named_plugin(arguments[2:]).settings_class
+    from flows.run_command import composed
+
+    return composed(arguments[1:])
 
 
 if __name__ == "__main__":

@@ -27,10 +27,13 @@ def value_of_flag(arguments: Sequence[str], flag: str) -> str | None:
     """Return the last value of a flag, given as `--flag value` or `--flag=value`."""
     value = None
     for position, argument in enumerate(arguments):
-        if argument == flag and position + 1 < len(arguments):
+        name, equals, given = argument.partition("=")
+        if name.replace("_", "-") != flag:
+            continue
+        if equals:
+            value = given
+        elif position + 1 < len(arguments):
             value = arguments[position + 1]
-        elif argument.startswith(f"{flag}="):
-            value = argument.partition("=")[2]
     return value
 
 

@@ -66,9 +66,35 @@ class NamedPlugin:
             section = section[key]
         return {k: v for k, v in section.items() if k not in ("name", "patch_embedding")}
 
+    def only_own_settings(self, settings: BaseModel | None) -> dict[str, Any]:
+        """Return what the flags set of the plugin itself.
+
+        Raises:
+            ConfigError: if they set anything else.
+        """
+        own = self.own_settings(settings)
+        path = _NAME_FLAGS[self.entry.kind][:-1]
+        prefix = "data.options" if self.entry.kind == "data_source" else ".".join(path)
+        allowed = {f"{prefix}.{key}" for key in own} | {".".join(_NAME_FLAGS[self.entry.kind])}
+        for key in _dotted(self.given(settings)):
+            if not any(key == name or key.startswith(f"{name}.") for name in allowed):
+                raise ConfigError(
+                    f"{key} is no setting of {self.entry.name}, which is checked alone. Leave it "
+                    "out."
+                )
+        return own
+
     def config(self, settings: BaseModel | None) -> RunConfig:
         """Return the whole config with the plugin and the flags in it, checked."""
         return config_files.validated(self.given(settings))
+
+
+def _dotted(settings: dict[str, Any], prefix: str = "") -> list[str]:
+    names = []
+    for key, value in settings.items():
+        name = f"{prefix}{key}"
+        names += _dotted(value, f"{name}.") if isinstance(value, dict) and value else [name]
+    return names
 
 
 def words_of(arguments: Sequence[str]) -> list[str]:
@@ -77,9 +103,24 @@ def words_of(arguments: Sequence[str]) -> list[str]:
     for argument in rest:
         if not argument.startswith("-"):
             words.append(argument)
-        elif argument not in _WITHOUT_VALUE and "=" not in argument:
+        elif argument not in _WITHOUT_VALUE and "=" not in argument and ".no-" not in argument:
             next(rest, None)
-    return words
+    # A switch has no value: then the word behind it is the name.
+    return words or [argument for argument in arguments if not argument.startswith("-")]
+
+
+def check_words(words: Sequence[str], arguments: Sequence[str]) -> None:
+    """Refuse words that were meant as the value of a switch, such as `--flag false`.
+
+    Raises:
+        ConfigError: if a word belongs to no flag and is not part of `[KIND] NAME`.
+    """
+    stray = [word for word in words if word not in words_of(arguments)]
+    if stray:
+        raise ConfigError(
+            f"The value {stray[0]} belongs to no flag. A switch takes none: write --FLAG or "
+            "--FLAG=false."
+        )
 
 
 def named_plugin(arguments: Sequence[str]) -> NamedPlugin:
@@ -133,7 +174,7 @@ def _sections(whole: type[BaseModel], kind: Kind) -> type[BaseModel]:
         return _part(whole, "augmentation")
     data: Any = whole.model_fields["data"].annotation
     if kind == "data_source":
-        return _part(whole, data=_part(data, "options"))
+        return _part(whole, data=_part(data, "source", "options"))
     return _part(whole, "model", data=_part(data, "image_size"))
 
 

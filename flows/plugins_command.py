@@ -5,13 +5,14 @@ from __future__ import annotations
 import json as json_format
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 from pydantic import BaseModel
 
-from flows.named_plugin import NamedPlugin, named_plugin
+from flows.named_plugin import NamedPlugin, check_words, named_plugin
 from pipeline import plugin_loader
 from pipeline.errors import ConfigError
 
@@ -25,7 +26,7 @@ def build_show(arguments: list[str]) -> Callable[..., None]:
     settings_class: Any = plugin.settings_class
 
     def show(
-        *words: str,  # noqa: ARG001 - read by `named_plugin` before this signature existed
+        *words: str,
         picture: Path | None = None,
         photo: Path | None = None,
         json: Json = False,
@@ -38,7 +39,8 @@ def build_show(arguments: list[str]) -> Callable[..., None]:
         words
             [KIND] NAME.
         picture
-            Draw what a patch embedding does to a photo into this file: .png, .svg or .pdf.
+            Draw what a patch embedding does to a photo of 224 pixels into this file: .png, .svg or
+            .pdf.
         photo
             The photo to draw on; by default one that ships with scikit-learn.
         json
@@ -46,11 +48,12 @@ def build_show(arguments: list[str]) -> Callable[..., None]:
         settings
             Settings to count with.
         """
-        _print_plugin(plugin, settings, as_json=json)
+        check_words(words, arguments)
+        if picture is None and photo is not None:
+            raise ConfigError("--photo is given, but not where to draw. Add --picture FILE.png.")
         if picture is not None:
             _draw(plugin, settings, photo, picture)
-        elif photo is not None:
-            raise ConfigError("--photo is given, but not where to draw. Add --picture FILE.png.")
+        _print_plugin(plugin, settings, as_json=json)
 
     show.__annotations__["settings"] = Annotated[settings_class | None, Parameter(name="*")]
     return show
@@ -62,7 +65,7 @@ def build_check(arguments: list[str]) -> Callable[..., int]:
     settings_class: Any = plugin.settings_class
 
     def check(
-        *words: str,  # noqa: ARG001 - read by `named_plugin` before this signature existed
+        *words: str,
         json: Json = False,
         settings: Any = None,
     ) -> int:
@@ -77,6 +80,7 @@ def build_check(arguments: list[str]) -> Callable[..., int]:
         settings
             Settings to check with.
         """
+        check_words(words, arguments)
         return _print_checks(plugin, settings, as_json=json)
 
     check.__annotations__["settings"] = Annotated[settings_class | None, Parameter(name="*")]
@@ -145,14 +149,17 @@ def _print_checks(named: NamedPlugin, settings: BaseModel | None, *, as_json: bo
     from pipeline.plugin_checks import checks_of
 
     entry = named.entry
-    checks = checks_of(plugin_loader.load(entry.kind, entry.name), named.own_settings(settings))
+    with redirect_stdout(sys.stderr):  # what a plugin prints is not the command's answer
+        plugin = plugin_loader.load(entry.kind, entry.name)
+        checks = checks_of(plugin, named.only_own_settings(settings))
     stream = sys.stderr if as_json else sys.stdout
     print(f"{entry.kind} {entry.name} ({entry.distribution} {entry.version})\n", file=stream)
     width = max(len(check.name) for check in checks)
     results = []
     for check in checks:
         print(f"  {check.name:<{width}}  ", end="", file=stream, flush=True)
-        result = check.result()
+        with redirect_stdout(sys.stderr):
+            result = check.result()
         results.append(result)
         note = {"passed": check.summary, "failed": result.message}.get(
             result.status, f"declared: {result.message}"

@@ -29,12 +29,7 @@ Settings = dict[str, Any]
 
 def build(arguments: list[str]) -> Callable[..., None]:
     """Return the command, typed for the plugins that the arguments choose."""
-    named_file = value_of_flag(arguments, "--config")
-    named_preset = value_of_flag(arguments, "--preset")
-    weaker = config_files.assemble(
-        preset_name=named_preset, file=Path(named_file) if named_file else None, flags={}
-    )
-    composed: Any = composed_config(arguments, weaker)
+    chosen: Any = composed(arguments)
 
     def run(
         data: str | None = None,
@@ -45,7 +40,7 @@ def build(arguments: list[str]) -> Callable[..., None]:
         dry_run: Annotated[bool, Parameter(negative="")] = False,
         schema: Annotated[bool, Parameter(negative="")] = False,
         json: Annotated[bool, Parameter(negative="")] = False,
-        settings: Annotated[composed | None, Parameter(name="*")] = None,
+        settings: Annotated[chosen | None, Parameter(name="*")] = None,
     ) -> None:
         """Train on a folder of images and register the model; without DATA, on built-in digits.
 
@@ -67,9 +62,11 @@ def build(arguments: list[str]) -> Callable[..., None]:
             Settings of the run.
         """
         if schema:
-            print(json_format.dumps(composed.model_json_schema(), indent=2))
+            print(json_format.dumps(chosen.model_json_schema(), indent=2))
             return
-        flags = config_files.merged(_set_values(settings), _data_settings(data))
+        given = _set_values(settings)
+        source = given.get("data", {}).get("source")
+        flags = config_files.merged(given, _data_settings(data, source))
         merged = config_files.assemble(preset_name=preset, file=config, flags=flags)
         checked = config_files.validated(merged)
         with shown():
@@ -83,8 +80,18 @@ def build(arguments: list[str]) -> Callable[..., None]:
             print(_closing_words(summary))
 
     # The composed class exists only here, so the annotation is not a name that could be looked up.
-    run.__annotations__["settings"] = Annotated[composed | None, Parameter(name="*")]
+    run.__annotations__["settings"] = Annotated[chosen | None, Parameter(name="*")]
     return run
+
+
+def composed(arguments: list[str]) -> type[BaseModel]:
+    """Return the class of the settings that arguments, preset and file leave to be set."""
+    named_file = value_of_flag(arguments, "--config")
+    named_preset = value_of_flag(arguments, "--preset")
+    weaker = config_files.assemble(
+        preset_name=named_preset, file=Path(named_file) if named_file else None, flags={}
+    )
+    return composed_config(arguments, weaker)
 
 
 def run_flow(config: RunConfig) -> RunSummary:
@@ -112,10 +119,12 @@ def _set_values(settings: BaseModel | None) -> Settings:
     return settings.model_dump(exclude_unset=True, mode="json") if settings else {}
 
 
-def _data_settings(data: str | None) -> Settings:
-    """Return what the argument DATA stands for."""
+def _data_settings(data: str | None, source_flag: str | None) -> Settings:
+    """Return what the argument DATA stands for; with `--data.source`, what that source reads."""
     if data is None:
         return {}
+    if source_flag is not None:
+        return {"data": {"source": source_flag, "path": data}}
     sources = {entry.name for entry in installed("data_source")}
     source, colon, name = data.partition(":")
     if colon and source in sources and not Path(data).exists():

@@ -16,6 +16,7 @@ from pipeline import config_errors
 from pipeline.atomic_files import write_text
 from pipeline.config import AUTO, RunConfig
 from pipeline.errors import ConfigError
+from pipeline.plugin_loader import patch_embedding_name
 from pipeline.plugin_settings import checked_plugins
 from pipeline.presets import preset
 
@@ -90,7 +91,13 @@ def assemble(*, preset_name: str | None, file: Path | None, flags: Settings) -> 
     if given_up and "training" in settings:
         training = {k: v for k, v in settings["training"].items() if k not in given_up}
         settings = {**settings, "training": training}
-    return merged(_with_plugin_names(settings) if settings else settings, flags)
+    named = _with_plugin_names(settings) if settings else settings
+    wanted = flags.get("model", {}).get("patch_embedding", {}).get("name")
+    if named and wanted and named["model"]["patch_embedding"]["name"] == AUTO:
+        model = flags["model"].get("name", named["model"]["name"])
+        if patch_embedding_name(model, AUTO) == wanted:
+            named["model"]["patch_embedding"]["name"] = wanted
+    return merged(named, flags)
 
 
 def validated(settings: Settings) -> RunConfig:

@@ -9,7 +9,7 @@ from torch import nn
 
 from pipeline import plugin_loader
 from pipeline.config import ModelChoice, PatchEmbeddingChoice
-from pipeline.errors import PipelineError, PluginError
+from pipeline.errors import PluginError
 from pipeline.plugin_api import (
     NO_PATCH_EMBEDDING,
     ImageSpec,
@@ -52,7 +52,13 @@ def build_patch_embedding(
     settings = settings_of("patch_embedding", choice, "model.patch_embedding")
     context = PatchEmbeddingContext(image.channels, image.height, image.width, embed_dim)
     plugin = plugin_loader.load_patch_embedding(choice.name)
-    return _built(lambda: plugin.build(settings, context), "patch_embedding", choice.name)
+    embedding = _built(lambda: plugin.build(settings, context), "patch_embedding", choice.name)
+    if not hasattr(embedding, "grid"):
+        raise PluginError(
+            f"{plugin_loader.origin_of('patch_embedding', choice.name)} has no attribute 'grid'. "
+            "Set it to (rows, columns) when it is built."
+        )
+    return embedding
 
 
 def build_on_meta(choice: ModelChoice, image: ImageSpec, num_classes: int) -> nn.Module:
@@ -62,20 +68,11 @@ def build_on_meta(choice: ModelChoice, image: ImageSpec, num_classes: int) -> nn
 
 
 def _built(build: Callable[[], object], kind: plugin_loader.Kind, name: str) -> nn.Module:
-    try:
+    with plugin_loader.blamed(kind, name, "failed to build"):
         built = build()
-    except PipelineError:
-        raise
-    except Exception as error:  # whatever a plugin's build raises is the plugin's fault
-        entry = plugin_loader.find(kind, name)
-        raise PluginError(
-            f"The {kind} plugin '{name}' of {entry.distribution} {entry.version} failed to build: "
-            f"{type(error).__name__}: {error}. Try `patchline plugins check {kind} {name}`, and "
-            "repair its build."
-        ) from error
     if not isinstance(built, nn.Module):
         raise PluginError(
-            f"The {kind} plugin '{name}' built a {type(built).__name__}, not a torch.nn.Module. "
-            "Repair its build."
+            f"{plugin_loader.origin_of(kind, name)} built a {type(built).__name__}, not a "
+            "torch.nn.Module. Repair its build."
         )
     return built

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import warnings
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from torch import nn
 
 from pipeline.atomic_files import replacing
 from pipeline.errors import PackagingError
+
+_ESCAPES = re.compile(r"\x1b\[[0-9;]*m")  # torch colours its errors
 
 
 def write_onnx(
@@ -44,7 +47,8 @@ def write_onnx(
                 verbose=False,
             )
         except Exception as error:  # torch documents no class for what it cannot export
+            reason = str(error.__cause__ or error).strip().splitlines() or ["no message"]
             raise PackagingError(
-                f"The model cannot be exported to ONNX: {str(error).splitlines()[0]}. Change the "
+                f"The model cannot be exported to ONNX: {_ESCAPES.sub('', reason[0])}. Change the "
                 "model so that torch.onnx.export(dynamo=True) accepts it."
             ) from error

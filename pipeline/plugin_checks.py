@@ -20,6 +20,8 @@ from pydantic import ValidationError
 from pipeline import config_errors, quiet_libraries
 from pipeline.contract.checks import Check, CheckError, CheckResult, Rule, with_exceptions
 from pipeline.contract.settings_checks import SettingsChecks
+from pipeline.errors import PluginError
+from pipeline.plugin_api import PluginConfig
 from pipeline.plugin_loader import Plugin, kind_of
 
 __all__ = ["Check", "CheckError", "CheckResult", "checks_of"]
@@ -33,20 +35,43 @@ def checks_of(plugin: Plugin, settings: Mapping[str, Any] | None = None) -> list
         settings: what to set differently from the defaults.
 
     Raises:
-        ConfigError: for settings that the plugin does not take.
+        ConfigError: for settings that the plugin does not take, or that fit no image.
         PluginError: for a declared exception without a reason, or of a check that does not exist.
     """
     quiet_libraries.apply()
+    if not isinstance(plugin.exceptions, Mapping):
+        raise PluginError(
+            f"The plugin's exceptions are {plugin.exceptions!r}. Give a mapping from the name of a "
+            "check to the reason."
+        )
+    config = _config(plugin, settings or {})
+    rules = SettingsChecks(plugin, config).rules()
+    if config is None:  # what else there is to check needs settings
+        own = {name: plugin.exceptions[name] for name, _ in rules if name in plugin.exceptions}
+        return list(with_exceptions(rules, own))
+    of_kind = _checks_of_kind(plugin, config)
+    if settings:
+        of_kind.refuse_settings()
+    return list(with_exceptions([*rules, *of_kind.rules()], plugin.exceptions))
+
+
+def _config(plugin: Plugin, settings: Mapping[str, Any]) -> PluginConfig | None:
+    """Return the plugin's settings, None if it gives none by itself."""
+    config_class: Any = plugin.config_class
+    if not (isinstance(config_class, type) and issubclass(config_class, PluginConfig)):
+        return None
     try:
-        config = plugin.config_class.model_validate(dict(settings or {}))
+        return config_class.model_validate(dict(settings))
     except ValidationError as error:
-        raise config_errors.sentence(error, plugin.config_class) from error
-    rules = [*SettingsChecks(plugin, config).rules(), *_checks_of_kind(plugin, config).rules()]
-    return list(with_exceptions(rules, plugin.exceptions))
+        if not settings:
+            return None
+        raise config_errors.sentence(error, config_class) from error
 
 
 class _Checks(Protocol):
     def rules(self) -> list[Rule]: ...
+
+    def refuse_settings(self) -> None: ...
 
 
 def _checks_of_kind(plugin: Any, settings: Any) -> _Checks:

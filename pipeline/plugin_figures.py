@@ -5,21 +5,25 @@ Everything is counted on tensors that have shapes and no values: Huge takes seco
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from pipeline.config import ModelChoice, PatchEmbeddingChoice
-from pipeline.model_building import build_on_meta
+from pipeline.errors import PluginError
+from pipeline.model_building import build_model, build_on_meta
 from pipeline.plugin_api import NO_PATCH_EMBEDDING, DataTraits, ImageSpec, PluginConfig
-from pipeline.plugin_loader import Kind
+from pipeline.plugin_loader import Kind, blamed
 from pipeline.plugin_settings import named_patch_embedding, settings_of
 from pipeline.section import Section
 
 NUM_CLASSES = 1000
+logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
 _OTHER_NUM_CLASSES = 2
 
 
@@ -35,7 +39,7 @@ class ModelFigures(Section):
     macs: int
     """Multiply-accumulate operations of matrix products and convolutions, forward."""
     activation_bytes: int
-    """What training keeps for the backward pass, in float32, with torch's fused attention."""
+    """What training keeps for the backward pass, in float32; fused attention keeps no scores."""
 
 
 def resolved_choice(choice: ModelChoice, traits: DataTraits) -> ModelChoice:
@@ -47,7 +51,9 @@ def resolved_choice(choice: ModelChoice, traits: DataTraits) -> ModelChoice:
     """
 
     def resolved(kind: Kind, chosen: Any, prefix: str) -> Any:
-        settings: PluginConfig = settings_of(kind, chosen, prefix).resolved_for(traits)
+        settings: PluginConfig = settings_of(kind, chosen, prefix)
+        with blamed(kind, chosen.name, "failed to resolve its settings"):
+            settings = settings.resolved_for(traits)
         return chosen.with_settings(settings.model_dump())
 
     model: ModelChoice = resolved("model", choice, "model")
@@ -70,12 +76,21 @@ def model_figures(choice: ModelChoice, image_size: int) -> ModelFigures:
     )  # fmt: skip
     traits = DataTraits(3, image_size, image_size, NUM_CLASSES, mirror_symmetric=True)
     resolved = resolved_choice(choice, traits)
-    model = build_on_meta(resolved, image, NUM_CLASSES).train()
+    model = _built(resolved, image, NUM_CLASSES)
     parameters = _parameters(model)
-    for_a_class = (parameters - _parameters(build_on_meta(resolved, image, _OTHER_NUM_CLASSES))) / (
+    for_a_class = (parameters - _parameters(_built(resolved, image, _OTHER_NUM_CLASSES))) / (
         NUM_CLASSES - _OTHER_NUM_CLASSES
     )
-    tokens, macs, activation_bytes = _counted(model, image_size)
+    try:
+        tokens, macs, activation_bytes = _counted(model.eval(), image_size)
+        with contextlib.suppress(ValueError, DataDependentOutputException):
+            # Batch norm over one value, or a draw in training: what is kept without either.
+            _, _, activation_bytes = _counted(model.train(), image_size)
+    except Exception as error:
+        raise PluginError(
+            f"The model plugin '{choice.name}' fails on a {image_size}x{image_size} image: "
+            f"{type(error).__name__}: {error}. Try `patchline plugins check model {choice.name}`."
+        ) from error
     return ModelFigures(
         parameters=parameters,
         parameters_without_head=round(parameters - NUM_CLASSES * for_a_class),
@@ -83,6 +98,17 @@ def model_figures(choice: ModelChoice, image_size: int) -> ModelFigures:
         macs=macs,
         activation_bytes=activation_bytes,
     )
+
+
+def _built(choice: ModelChoice, image: ImageSpec, num_classes: int) -> nn.Module:
+    """Build without memory; with it where a library computes with real numbers while it builds."""
+    try:
+        return build_on_meta(choice, image, num_classes)
+    except PluginError as error:
+        if not isinstance(error.__cause__, NotImplementedError):
+            raise
+        with torch.random.fork_rng(devices=[]):
+            return build_model(choice, image, num_classes)
 
 
 def _parameters(model: nn.Module) -> int:
@@ -102,9 +128,7 @@ def _counted(model: nn.Module, image_size: int) -> tuple[int, int, int]:
     saved = _SavedTensors()
     with FakeTensorMode():
         state = {
-            name: torch.empty(
-                value.shape, dtype=value.dtype, requires_grad=isinstance(value, nn.Parameter)
-            )
+            name: torch.empty(value.shape, dtype=value.dtype, requires_grad=value.requires_grad)
             for name, value in [*model.named_parameters(), *model.named_buffers()]
         }
         saved.ignore(list(state.values()))

@@ -11,6 +11,8 @@ import difflib
 import importlib.util
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import metadata
@@ -18,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from pipeline.config import AUTO
-from pipeline.errors import ConfigError, PluginError
+from pipeline.errors import ConfigError, PipelineError, PluginError
 from pipeline.plugin_api import (
     API_VERSION,
     NO_PATCH_EMBEDDING,
@@ -78,12 +80,14 @@ def use_plugin_files(files: list[Path]) -> None:
     os.environ[FILES_VARIABLE] = os.pathsep.join(dict.fromkeys(absolute))
 
 
-def installed(kind: Kind | None = None) -> list[PluginEntry]:
+def installed(kind: Kind | None = None, name: str | None = None) -> list[PluginEntry]:
     """Return what is installed, sorted by kind and name, without importing any plugin."""
     entries: list[PluginEntry] = []
     points = metadata.entry_points()  # reads every distribution, so once for all kinds
     for wanted in KINDS if kind is None else (kind,):
         for point in points.select(group=f"patchline.{wanted}s"):
+            if name not in (None, point.name):
+                continue
             summary, error = _describe_module(point.value.partition(":")[0])
             dist = point.dist
             entries.append(
@@ -116,7 +120,7 @@ def _with_rivals(entries: list[PluginEntry]) -> list[PluginEntry]:
     return [
         entry
         if len(rivals := owners[entry.kind, entry.name]) == 1
-        else replace(entry, error=f"its name is taken by {' and '.join(rivals)}")
+        else replace(entry, error=f"its name is taken by {' and '.join(sorted(rivals))}")
         for entry in entries
     ]
 
@@ -127,8 +131,7 @@ def find(kind: Kind, name: str) -> PluginEntry:
     Raises:
         PluginError: if there is none, or more than one.
     """
-    entries = installed(kind)
-    matches = [entry for entry in entries if entry.name == name]
+    matches = [entry for entry in installed(kind, name) if entry.name == name]
     if len(matches) > 1:
         owners = " and ".join(match.distribution for match in matches)
         raise PluginError(
@@ -136,7 +139,7 @@ def find(kind: Kind, name: str) -> PluginEntry:
             "entry point."
         )
     if not matches:
-        names = sorted(entry.name for entry in entries)
+        names = sorted(entry.name for entry in installed(kind))
         close = difflib.get_close_matches(name, names, n=1)
         hint = f" Did you mean '{close[0]}'?" if close else ""
         raise PluginError(
@@ -164,10 +167,10 @@ def _load_entry(entry: PluginEntry) -> Plugin:
     origin = f"The {entry.kind} plugin '{entry.name}' of {entry.distribution} {entry.version}"
     try:
         plugin = getattr(importlib.import_module(module_name), attribute)
-    except Exception as error:  # whatever a plugin's module raises is the plugin's fault
+    except (Exception, SystemExit) as error:  # whatever a plugin's module raises is its fault
         raise PluginError(
-            f"{origin} cannot be imported: {type(error).__name__}: {error}. Repair or uninstall "
-            f"{entry.distribution}."
+            f"{origin} cannot be imported: {type(error).__name__}: {_first_line(error)}. Repair or "
+            f"uninstall {entry.distribution}."
         ) from error
     if not isinstance(plugin, KINDS[entry.kind]):
         raise PluginError(
@@ -189,9 +192,10 @@ def _load_file(file: str) -> Plugin:
     sys.modules[module_name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise PluginError(
-            f"{origin} cannot be imported: {type(error).__name__}: {error}. Repair the file."
+            f"{origin} cannot be imported: {type(error).__name__}: {_first_line(error)}. Repair "
+            "the file."
         ) from error
     plugin = getattr(module, "plugin", None)
     if not isinstance(plugin, tuple(KINDS.values())):
@@ -201,6 +205,39 @@ def _load_file(file: str) -> Plugin:
         )
     _check_api_version(plugin, origin)
     return cast("Plugin", plugin)
+
+
+@contextmanager
+def blamed(kind: Kind, name: str, what: str) -> Iterator[None]:
+    """Turn whatever a plugin's own code raises into a sentence that names the plugin.
+
+    Args:
+        kind: of the plugin.
+        name: of the plugin.
+        what: what it was doing, such as `failed to build`.
+
+    Raises:
+        PluginError: for any exception but Patchline's own and those of the file system.
+    """
+    try:
+        yield
+    except (PipelineError, OSError):
+        raise
+    except Exception as error:
+        raise PluginError(
+            f"{origin_of(kind, name)} {what}: {type(error).__name__}: {_first_line(error)}. Try "
+            f"`patchline plugins check {kind} {name}`, and repair it."
+        ) from error
+
+
+def origin_of(kind: Kind, name: str) -> str:
+    """Return the beginning of a sentence about a plugin: its kind, name and distribution."""
+    entry = find(kind, name)
+    return f"The {kind} plugin '{name}' of {entry.distribution} {entry.version}"
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or "no message").splitlines()[0]
 
 
 def _check_api_version(plugin: Any, origin: str) -> None:

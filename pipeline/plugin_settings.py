@@ -11,7 +11,7 @@ from pipeline import config_errors
 from pipeline.config import ModelChoice, PatchEmbeddingChoice, PluginChoice, RunConfig
 from pipeline.errors import ConfigError
 from pipeline.plugin_api import NO_PATCH_EMBEDDING, DataTraits, PluginConfig
-from pipeline.plugin_loader import Kind, config_class, patch_embedding_name
+from pipeline.plugin_loader import Kind, blamed, config_class, patch_embedding_name
 
 Choice = TypeVar("Choice", bound=PluginChoice)
 _Change = Callable[[PluginConfig], PluginConfig]
@@ -67,8 +67,10 @@ def _parsed(kind: Kind, name: str, settings: dict[str, object], prefix: str) -> 
 
 def _with_settings(config: RunConfig, change: _Change) -> RunConfig:
     def changed(choice: Choice, kind: Kind, prefix: str) -> Choice:
-        settings = change(settings_of(kind, choice, prefix))
-        return choice.with_settings(settings.model_dump(mode="json"))
+        parsed = settings_of(kind, choice, prefix)
+        with blamed(kind, choice.name, "failed to resolve its settings"):
+            settings = change(parsed).model_dump(mode="json")
+        return choice.with_settings(settings)
 
     model = changed(config.model, "model", "model")
     named = named_patch_embedding(model)
@@ -77,13 +79,13 @@ def _with_settings(config: RunConfig, change: _Change) -> RunConfig:
         if named.name == NO_PATCH_EMBEDDING
         else changed(named, "patch_embedding", "model.patch_embedding")
     )
-    options = change(
-        _parsed("data_source", config.data.source, config.data.options, "data.options")
-    )
+    parsed = _parsed("data_source", config.data.source, config.data.options, "data.options")
+    with blamed("data_source", config.data.source, "failed to resolve its settings"):
+        options = change(parsed).model_dump(mode="json")
     return config.model_copy(
         update={
             "model": model.model_copy(update={"patch_embedding": embedding}),
             "augmentation": changed(config.augmentation, "augmentation", "augmentation"),
-            "data": config.data.model_copy(update={"options": options.model_dump(mode="json")}),
+            "data": config.data.model_copy(update={"options": options}),
         }
     )

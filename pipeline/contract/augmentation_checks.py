@@ -37,6 +37,9 @@ class AugmentationChecks:
             ("leaves_the_image_alone", self.leaves_the_image_alone),
         ]
 
+    def refuse_settings(self) -> None:
+        """Every setting is taken."""
+
     def keeps_shape_and_type(self) -> None:
         """Colour, grey and oblong images come out as uint8 of the same shape."""
         for context in _CONTEXTS:

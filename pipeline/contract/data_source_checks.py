@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
+import weakref
 from pathlib import Path, PurePosixPath
 from typing import Any, get_args
 
+from pipeline.config import RunConfig
 from pipeline.contract.checks import CheckError, Rule, require
 from pipeline.data.decoding import UndecodableImageError, decode_image
 from pipeline.errors import UserError
@@ -28,8 +31,9 @@ class DataSourceChecks:
     def __init__(self, plugin: DataSourcePlugin[Any], settings: PluginConfig) -> None:
         self.plugin, self.settings = plugin, settings
         # Kept for all checks, and removed with this object: a source may write many files.
-        self._kept = tempfile.TemporaryDirectory()
-        self._folder = Path(self._kept.name)
+        self._folder = Path(tempfile.mkdtemp())
+        weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        self._path: str | None = None
 
     def rules(self) -> list[Rule]:
         """Return the checks in the order in which an author meets them."""
@@ -42,6 +46,9 @@ class DataSourceChecks:
             ("refuses_what_does_not_exist", self.refuses_what_does_not_exist),
         ]
 
+    def refuse_settings(self) -> None:
+        """Every setting is taken."""
+
     def lists_labelled_images(self) -> None:
         """There are images of at least two classes, in a listing with a name."""
         listing = self._listing()
@@ -50,8 +57,21 @@ class DataSourceChecks:
             f"list_images returns {type(listing).__name__}. Return an ImageListing.",
         )
         require(listing.name.strip(), "The listing has no name. Name it after the data.")
+        try:
+            RunConfig(name=listing.name)
+        except ValueError as error:
+            raise CheckError(
+                f"The listing's name {listing.name!r} is no valid name of a model. Use letters, "
+                "digits, dots, dashes and underscores."
+            ) from error
+        require(
+            isinstance(listing.mirror_symmetric, bool),
+            f"mirror_symmetric is {listing.mirror_symmetric!r}. Say True or False.",
+        )
         wrong = [image for image in listing.images if not isinstance(image, ListedImage)]
         require(not wrong, f"The listing holds {wrong[:1]}. List ListedImage objects.")
+        odd = [image.label for image in listing.images if not isinstance(image.label, str)]
+        require(not odd, f"The label {odd[:1]} is not text. Write it as one.")
         classes = {image.label for image in listing.images} - {""}
         require(
             len(classes) >= _FEWEST_CLASSES,
@@ -117,10 +137,9 @@ class DataSourceChecks:
         require(False, "A path that does not exist is taken as empty. Raise a DataError.")
 
     def _listing(self) -> ImageListing:
-        data = self._folder / "data"
-        if self.plugin.example is None:
-            return self._source(None).list_images()
-        if not data.exists():
+        if self.plugin.example is not None and self._path is None:
+            data = self._folder / "data"
+            shutil.rmtree(data, ignore_errors=True)  # what a failed attempt left
             data.mkdir()
             self._path = self.plugin.example(data)
         return self._source(self._path).list_images()

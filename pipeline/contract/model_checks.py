@@ -28,6 +28,7 @@ class ModelChecks(ModuleChecks):
 
     def __init__(self, plugin: ModelPlugin[Any], settings: PluginConfig) -> None:
         self.plugin, self.settings = plugin, settings
+        self.embeddings_built = 0
 
     def rules(self) -> list[Rule]:
         """Return the checks in the order in which an author meets them."""
@@ -50,7 +51,13 @@ class ModelChecks(ModuleChecks):
         """For colour and grey images the logits (B, K) come out, in float32."""
         for channels in (3, 1):
             shape = self.usual_shape(channels)
+            self.embeddings_built = 0
             logits = self.built(shape)(shape.images(2))
+            require(
+                self.embeddings_built or self.plugin.patch_embedding == NO_PATCH_EMBEDDING,
+                "It never builds its patch embedding. Ask the context for it, or say that it takes "
+                "none: patch_embedding=NO_PATCH_EMBEDDING.",
+            )
             require(
                 isinstance(logits, torch.Tensor),
                 f"It returns {type(logits).__name__}. Return the logits, one tensor.",
@@ -94,6 +101,7 @@ class ModelChecks(ModuleChecks):
                 self.plugin.patch_embedding != NO_PATCH_EMBEDDING,
                 "It asks for a patch embedding, but says that it takes none.",
             )
+            self.embeddings_built += 1
             plugin = load_patch_embedding(self.plugin.patch_embedding)
             settings = plugin.config_class().resolved_for(shape.traits)
             return plugin.build(settings, PatchEmbeddingContext(*shape, embed_dim=embed_dim))

@@ -73,6 +73,10 @@ class ModuleChecks(ABC):
             ("exports_to_onnx", self.exports_to_onnx),
         ]
 
+    def refuse_settings(self) -> None:
+        """Raise the plugin's own `ConfigError` if its settings fit no image."""
+        self.usual_shape()
+
     def usual_shape(self, channels: int = 3) -> ImageShape:
         """Return the smallest usual square image that the plugin takes.
 
@@ -99,7 +103,8 @@ class ModuleChecks(ABC):
         for height, width in _SIZES:
             shape = ImageShape(3, height, width)
             try:
-                module = self.built(shape)
+                with torch.no_grad():
+                    output = self.built(shape)(shape.images(2))
             except ConfigError as error:
                 text = str(error)
                 require(
@@ -108,14 +113,18 @@ class ModuleChecks(ABC):
                     "value, the rule, the remedy.",
                 )
                 continue
+            except CheckError:
+                raise
             except Exception as error:
                 raise CheckError(
                     f"For {height}x{width} images it raised {type(error).__name__}: {error}. "
                     "Refuse such a size by a ConfigError in resolved_for."
                 ) from error
-            with torch.no_grad():
-                output = module(shape.images(2))
-            require(len(output) == 2, f"For {height}x{width} images it lost one of two.")  # noqa: PLR2004 - the batch
+            require(
+                len(output) == 2 and bool(output.isfinite().all()),  # noqa: PLR2004 - the batch
+                f"For two {height}x{width} images it answers with {len(output)}, or with inf or "
+                "nan. Refuse such a size by a ConfigError in resolved_for.",
+            )
 
     def every_parameter_gets_a_gradient(self) -> None:
         """In training no parameter is without a gradient, or with one that is zero."""
@@ -127,7 +136,8 @@ class ModuleChecks(ABC):
         for name, parameter in module.named_parameters():
             require(
                 parameter.grad is not None,
-                f"The parameter {name} gets no gradient. Use it in forward, or remove it.",
+                f"The parameter {name} gets no gradient. Use it in forward, remove it, or make it "
+                "a buffer if it is not meant to learn.",
             )
             require(
                 parameter.grad is not None and bool((parameter.grad != 0).any()),
@@ -149,6 +159,15 @@ class ModuleChecks(ABC):
             torch.equal(output, again(images)),
             "Built twice from one seed it answers differently. Draw from torch's generator alone.",
         )
+        module.train()
+        torch.manual_seed(0)
+        in_training = module(images)
+        torch.manual_seed(0)
+        require(
+            torch.equal(in_training, module(images)),
+            "In training it answers differently from one seed. Draw from torch's generator alone.",
+        )
+        module.eval()
         if any(True for _ in module.parameters()):
             require(
                 not torch.allclose(output, other(images)),
@@ -169,8 +188,9 @@ class ModuleChecks(ABC):
         shape = self.usual_shape()
         images = shape.images(2)
         before = images.clone()
-        self.built(shape)(images)
-        require(torch.equal(images, before), "It changes its input. Work on a copy.")
+        for training in (False, True):
+            self.built(shape).train(training)(images)
+            require(torch.equal(images, before), "It changes its input. Work on a copy.")
 
     @torch.no_grad()
     def weights_survive_a_file(self) -> None:
@@ -236,6 +256,8 @@ class ModuleChecks(ABC):
         # This back end finds what cannot be captured and needs no C++ compiler.
         compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
         _require_close(compiled(images), module(images), "Compiled, it answers differently.")
+        module.train()
+        compiled(images)  # as one graph in training too
 
     @torch.no_grad()
     def exports_to_onnx(self) -> None:

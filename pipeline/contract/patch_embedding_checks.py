@@ -13,6 +13,7 @@ from torch import nn
 from pipeline.contract.checks import Rule, require
 from pipeline.contract.module_checks import NUM_CLASSES, ImageShape, ModuleChecks
 from pipeline.plugin_api import (
+    ConfigError,
     PatchEmbeddingContext,
     PatchEmbeddingPlugin,
     PatchTokens,
@@ -43,8 +44,7 @@ class PatchEmbeddingChecks(ModuleChecks):
     @torch.no_grad()
     def returns_patch_tokens(self) -> None:
         """Tokens (B, N, D) and their grid come out, which was known before any image."""
-        for channels in (3, 1):
-            shape = self.usual_shape(channels)
+        for shape in (self.usual_shape(3), self.usual_shape(1), self._oblong_shape()):
             embedding: Any = self._embedding(shape).eval()
             grid: Any = getattr(embedding, "grid", None)
             require(
@@ -72,6 +72,36 @@ class PatchEmbeddingChecks(ModuleChecks):
                 patches.tokens_BND.dtype == torch.float32,
                 f"Its tokens are {patches.tokens_BND.dtype}. Keep float32.",
             )
+            self._require_row_by_row(embedding, shape)
+
+    def _oblong_shape(self) -> ImageShape:
+        """Return a shape that is wider than high, if the plugin takes one."""
+        usual = self.usual_shape()
+        oblong = ImageShape(usual.channels, usual.height, 2 * usual.width)
+        try:
+            self._embedding(oblong)
+        except ConfigError:
+            return usual
+        return oblong
+
+    def _require_row_by_row(self, embedding: Any, shape: ImageShape) -> None:
+        """Change the middle of the upper edge: the token that changes most has to stand there."""
+        rows, columns = embedding.grid
+        height, width = -(-shape.height // rows), -(-shape.width // columns)
+        left = columns // 2 * width
+        images = shape.images(1)
+        changed = images.clone()
+        changed[:, :, :height, left : left + width] += 3
+        before, after = embedding(images).tokens_BND, embedding(changed).tokens_BND
+        most = int((after - before).norm(dim=-1).argmax())
+        row, column = divmod(most, columns)
+        require(
+            row <= 1 and abs(column - columns // 2) <= 1,
+            f"A change in the middle of the upper edge of a {shape.height}x{shape.width} image "
+            f"changes token {most} most, which stands in row {row}, column {column} of a "
+            f"{rows}x{columns} grid. Order the tokens row by row, and give the grid as (rows, "
+            "columns).",
+        )
 
     def _embedding(self, shape: ImageShape) -> nn.Module:
         settings = self.settings.resolved_for(shape.traits)

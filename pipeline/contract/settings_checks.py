@@ -13,11 +13,16 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from pipeline.contract.checks import Rule, require
-from pipeline.plugin_api import PluginConfig
+from pipeline import config_errors
+from pipeline.contract.checks import CheckError, Rule, require
+from pipeline.plugin_api import ConfigError, DataTraits, PluginConfig
 from pipeline.plugin_loader import Plugin
 
 _PUBLIC = ("pipeline.plugin_api", "pipeline.layers", "pipeline.plugin_checks")
+_TAKEN_NAMES = ("name", "patch_embedding")
+_TRAITS = [
+    DataTraits(3, side, side, num_classes=5, mirror_symmetric=True) for side in (32, 64, 224)
+]
 _OWN = ("pipeline", "flows", "plugins")
 
 
@@ -26,7 +31,8 @@ class SettingsChecks:
     """The checks that all four kinds share."""
 
     plugin: Plugin
-    settings: PluginConfig
+    settings: PluginConfig | None
+    """None if the config class gives none without being asked for more."""
 
     def rules(self) -> list[Rule]:
         """Return the checks in the order in which an author meets them."""
@@ -61,6 +67,10 @@ class SettingsChecks:
         """Every setting has a text, which becomes its help, and a default."""
         for name, field in self.plugin.config_class.model_fields.items():
             require(
+                name not in _TAKEN_NAMES,
+                f"The setting {name} stands where a plugin's name stands. Call it something else.",
+            )
+            require(
                 field.description,
                 f"The setting {name} has no text. Put a docstring below its field.",
             )
@@ -72,9 +82,28 @@ class SettingsChecks:
     def settings_survive_json(self) -> None:
         """Settings written as JSON and read again are the same settings."""
         config_class = self.plugin.config_class
-        for settings in (config_class(), self.settings):
+        settings = self.settings or config_class()
+        self._survives(settings)
+        for traits in _TRAITS:
+            try:
+                resolved = settings.resolved_for(traits)
+            except ConfigError:
+                continue
+            require(
+                isinstance(resolved, config_class),
+                f"resolved_for returns {type(resolved).__name__}. Return the resolved settings.",
+            )
+            self._survives(resolved)
+
+    def _survives(self, settings: PluginConfig) -> None:
+        config_class = self.plugin.config_class
+        try:
             again = config_class.model_validate_json(settings.model_dump_json())
-            require(again == settings, f"{settings!r} came back from JSON as {again!r}.")
+        except ValidationError as error:
+            raise CheckError(
+                f"{settings!r} cannot be read again: {config_errors.sentence(error, config_class)}"
+            ) from error
+        require(again == settings, f"{settings!r} came back from JSON as {again!r}.")
 
     def imports_only_the_public_api(self) -> None:
         """Of Patchline it imports `pipeline.plugin_api` and `pipeline.layers`, nothing else."""
@@ -88,14 +117,18 @@ class SettingsChecks:
 
 def foreign_imports(plugin: Plugin) -> Iterator[tuple[Path, int, str]]:
     """Yield file, line and module where a plugin's modules import what is Patchline's own."""
-    pending = {plugin.config_class.__module__, _module_of(plugin.build)}
-    home = {name.partition(".")[0] for name in pending}
+    build_module = _module_of(plugin.build)
+    pending = {getattr(plugin.config_class, "__module__", ""), build_module}
+    home = {name.partition(".")[0] for name in pending} - {"pipeline", "flows"}
+    if not build_module.startswith("plugins."):
+        home -= {"plugins"}
     seen: set[str] = set()
     while pending:
         name = pending.pop()
         if name in seen or name.partition(".")[0] not in home:
             continue
         seen.add(name)
+        pending |= {name.rpartition(".")[0]} - {""}
         file = _source_of(name)
         if file is None:
             continue
@@ -118,7 +151,7 @@ def _source_of(name: str) -> Path | None:
     if module is None:
         try:
             spec = importlib.util.find_spec(name)
-        except (ImportError, ValueError, AttributeError):
+        except Exception:  # noqa: BLE001 - a neighbour that cannot be imported is not read
             return None
         origin = spec.origin if spec else None
     return Path(origin) if origin and origin.endswith(".py") else None

@@ -11,7 +11,7 @@ import numpy as np
 from pipeline.config import PluginChoice
 from pipeline.errors import PluginError
 from pipeline.plugin_api import AugmentationContext, ImageSpec
-from pipeline.plugin_loader import load_augmentation
+from pipeline.plugin_loader import blamed, load_augmentation
 from pipeline.plugin_settings import settings_of
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
@@ -28,7 +28,9 @@ class SeededAugmentation:
         os.environ["NO_ALBUMENTATIONS_UPDATE"] = "1"  # its import would contact a registry
         settings = settings_of("augmentation", choice, "augmentation")
         context = AugmentationContext(image.channels, image.height, image.width)
-        transform = load_augmentation(choice.name).build(settings, context)
+        plugin = load_augmentation(choice.name)
+        with blamed("augmentation", choice.name, "failed to build"):
+            transform = plugin.build(settings, context)
         self._transform = SeededTransform(transform, context, choice.name)
         self._seed = seed
 
@@ -47,7 +49,7 @@ class SeededTransform:
     def __init__(self, transform: Any, context: AugmentationContext, name: str) -> None:
         if not hasattr(transform, "set_random_state"):
             raise PluginError(
-                f"The augmentation '{name}' built a {type(transform).__name__}, not an "
+                f"The augmentation plugin '{name}' built a {type(transform).__name__}, not an "
                 "albumentations.Compose. Repair its build."
             )
         self._transform = transform
@@ -69,7 +71,7 @@ class SeededTransform:
             changed = changed[:, :, None]
         if changed.shape != self._shape or changed.dtype != np.uint8:
             raise PluginError(
-                f"The augmentation '{self._name}' made a {changed.dtype} image of shape "
+                f"The augmentation plugin '{self._name}' made a {changed.dtype} image of shape "
                 f"{changed.shape} from a uint8 one of {self._shape}. Keep shape and type."
             )
         return changed

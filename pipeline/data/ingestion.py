@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from pipeline import plugin_loader
+from pipeline.atomic_files import storage_errors
 from pipeline.config import RunConfig
 from pipeline.data import manifest as manifests
 from pipeline.data import prepared_store, split
@@ -169,8 +170,11 @@ def _listing(config: RunConfig, workspace: Path) -> ImageListing:
     plugin = plugin_loader.load_data_source(config.data.source)
     options = plugin.config_class.model_validate(config.data.options)
     work_dir = workspace / "sources" / config.data.source
-    source = plugin.build(options, SourceContext(path=config.data.path, work_dir=work_dir))
-    listing = source.list_images()
+    with storage_errors(workspace.parent):
+        work_dir.mkdir(parents=True, exist_ok=True)
+    with plugin_loader.blamed("data_source", config.data.source, "failed to list its images"):
+        source = plugin.build(options, SourceContext(path=config.data.path, work_dir=work_dir))
+        listing = source.list_images()
     if not isinstance(listing, ImageListing):
         raise PluginError(
             f"The data source '{config.data.source}' returned a {type(listing).__name__}, not an "
