@@ -182,7 +182,7 @@ def show_plugin(
         The plugin's name, after its kind where the name alone is not clear: [KIND] NAME. Its
         settings are flags, as for `run`: --model.size b --data.image-size 224.
     picture
-        Draw what a patch embedding does to a photo of 224 pixels into this file: .png, .svg or .pdf.
+        Draw what a patch embedding does to a photo of 224 pixels: a .png, .svg or .pdf file.
     photo
         The photo to draw on; by default one that ships with scikit-learn.
     json
