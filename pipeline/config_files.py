@@ -91,13 +91,25 @@ def assemble(*, preset_name: str | None, file: Path | None, flags: Settings) -> 
     if given_up and "training" in settings:
         training = {k: v for k, v in settings["training"].items() if k not in given_up}
         settings = {**settings, "training": training}
-    named = _with_plugin_names(settings) if settings else settings
-    wanted = flags.get("model", {}).get("patch_embedding", {}).get("name")
-    if named and wanted and named["model"]["patch_embedding"]["name"] == AUTO:
-        model = flags["model"].get("name", named["model"]["name"])
-        if patch_embedding_name(model, AUTO) == wanted:
-            named["model"]["patch_embedding"]["name"] = wanted
-    return merged(named, flags)
+    if settings:
+        settings = _with_own_embedding(_with_plugin_names(settings), flags)
+    return merged(settings, flags)
+
+
+def _with_own_embedding(settings: Settings, flags: Settings) -> Settings:
+    """Write the model's own patch embedding for `auto` where a flag names that one.
+
+    It is no other plugin then, so its settings stay.
+    """
+    model = settings["model"]
+    embedding = model.get("patch_embedding") if isinstance(model, Mapping) else None
+    if not isinstance(embedding, Mapping) or embedding.get("name") != AUTO:
+        return settings
+    asked = flags.get("model", {})
+    wanted = asked.get("patch_embedding", {}).get("name")
+    if wanted is None or patch_embedding_name(asked.get("name", model["name"]), AUTO) != wanted:
+        return settings
+    return merged(settings, {"model": {"patch_embedding": {**embedding, "name": wanted}}})
 
 
 def validated(settings: Settings) -> RunConfig:

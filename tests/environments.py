@@ -14,6 +14,7 @@ import sys
 from {module} import main
 sys.exit(main())
 """
+_OF_OTHER_TESTS = ("MLFLOW_TRACKING_URI", "PATCHLINE_PLUGIN_FILES")
 _PROGRAMS = {
     "patchline": "flows.command_line",
     "mlflow": "mlflow.cli",
@@ -37,8 +38,9 @@ def environment_beside(folder: Path) -> dict[str, str]:
         program = folder / "bin" / name
         program.write_text(_PROGRAM.format(python=folder / "bin/python", module=module), "utf-8")
         program.chmod(0o755)
+    inherited = {k: v for k, v in os.environ.items() if k not in _OF_OTHER_TESTS}
     return {
-        **os.environ,
+        **inherited,
         "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
         "PIP_NO_BUILD_ISOLATION": "0",  # pip reads this as: no isolation
         "PIP_NO_INDEX": "1",

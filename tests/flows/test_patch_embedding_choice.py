@@ -289,3 +289,12 @@ def test_the_config_that_a_run_writes_names_the_embedding(finished_run: Run) -> 
     written = yaml.safe_load((finished_run.folder / finished_run.summary["config"]).read_text())
     assert written["model"]["name"] == "vit"
     assert written["model"]["patch_embedding"] == {"name": "conv", "patch_size": 4}
+
+
+def test_a_model_that_is_no_group_gives_way_to_a_flag(tmp_path: Path) -> None:
+    """A file whose model is a number is no reason to crash before it can be refused."""
+    file = tmp_path / "run.yaml"
+    file.write_text("model: 3\n", encoding="utf-8")
+    flags = {"model": {"patch_embedding": {"name": "conv"}}}
+    merged = config_files.assemble(preset_name=None, file=file, flags=flags)
+    assert merged["model"] == flags["model"]

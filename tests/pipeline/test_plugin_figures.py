@@ -25,6 +25,8 @@ from pipeline.plugin_figures import ModelFigures, model_figures, resolved_choice
 from pipeline.plugin_loader import installed
 from plugins.models.transformer_settings import VIT_SIZES
 
+pytestmark = pytest.mark.slow  # builds and runs every model twice
+
 SMALL: list[tuple[dict[str, Any], int]] = [
     ({"name": "vit", "size": "micro"}, 32),
     ({"name": "simple_vit", "size": "micro"}, 32),

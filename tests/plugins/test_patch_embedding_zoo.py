@@ -188,6 +188,8 @@ def test_what_is_not_refused_works(name: str, data: st.DataObject) -> None:
         for name, given in (("conv_stem", {"norm": "group"}), ("flexi", {"patch_sizes": (2, 4)}))
         for check in checks_of(_plugin(name), given)
         if str(check) != "exports_to_onnx"  # seconds each, and neither setting changes the export
+        # a patch size drawn in training breaks the graph there, which flexi documents
+        if (name, str(check)) != ("flexi", "compiles")
     ],
     ids=str,
 )

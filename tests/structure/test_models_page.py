@@ -11,6 +11,8 @@ import pytest
 from benchmarks.model_figures import LARGE, SMALL, embedding_rows, model_rows, replaced
 from pipeline.plugin_loader import installed
 
+pytestmark = pytest.mark.slow  # counts every model
+
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = ROOT / "docs" / "models.md"
 EMBEDDINGS = ROOT / "docs" / "patch_embeddings.md"

@@ -11,6 +11,8 @@ from tests.conftest import PATCHLINE
 from tests.environments import environment_beside
 from tests.structure.pages import ROOT, commands, execute
 
+pytestmark = pytest.mark.slow  # two whole runs and an installation
+
 
 @pytest.fixture(scope="module")
 def worked_through(garden: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
