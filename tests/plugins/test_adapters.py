@@ -21,6 +21,8 @@ from plugins.models.torchvision import TorchvisionConfig
 from plugins.models.torchvision_module import names
 from tests.plugins.model_parity import image_spec, random_images, traits
 
+pytestmark = pytest.mark.slow  # builds models of other libraries
+
 LIBRARIES = ("torchvision", "timm")
 _QUICK = {"alexnet", "googlenet", "inception_v3", "maxvit_t", "swin_t", "vit_b_16", "convnext_tiny"}
 """Architectures of torchvision that the fast tests try: one of each way to build them."""
