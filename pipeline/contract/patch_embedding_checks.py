@@ -21,6 +21,7 @@ from pipeline.plugin_api import (
 )
 
 _EMBED_DIM = 32
+_IMAGES = 16
 
 
 class PatchEmbeddingChecks(ModuleChecks):
@@ -45,6 +46,7 @@ class PatchEmbeddingChecks(ModuleChecks):
     def returns_patch_tokens(self) -> None:
         """Tokens (B, N, D) and their grid come out, which was known before any image."""
         for shape in (self.usual_shape(3), self.usual_shape(1), self._oblong_shape()):
+            torch.manual_seed(0)
             embedding: Any = self._embedding(shape).eval()
             grid: Any = getattr(embedding, "grid", None)
             require(
@@ -89,11 +91,11 @@ class PatchEmbeddingChecks(ModuleChecks):
         rows, columns = embedding.grid
         height, width = -(-shape.height // rows), -(-shape.width // columns)
         left = columns // 2 * width
-        images = shape.images(1)
+        images = shape.images(_IMAGES)  # many, as one alone may have a larger change elsewhere
         changed = images.clone()
         changed[:, :, :height, left : left + width] += 3
         before, after = embedding(images).tokens_BND, embedding(changed).tokens_BND
-        most = int((after - before).norm(dim=-1).argmax())
+        most = int((after - before).norm(dim=-1).mean(dim=0).argmax())
         row, column = divmod(most, columns)
         require(
             row <= 1 and abs(column - columns // 2) <= 1,

@@ -316,7 +316,7 @@ FAULTS = [
     Fault(
         "constant weights",
         _plugin(ConstantWeights),
-        {_SEED: "Another seed gives the same answers."},
+        {_SEED: "Another seed gives the same weights."},
     ),
     Fault(
         "the batch's mean",
