@@ -9,7 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.metrics.intervals import MetricEstimate, bootstrap, proportion
+from pipeline.errors import DataError
+from pipeline.metrics.averages import average_estimates
+from pipeline.metrics.calibration import expected_calibration_error
+from pipeline.metrics.intervals import MetricEstimate, f1_scores, proportion, proportions
+from pipeline.metrics.losses import log_loss
+from pipeline.metrics.names import METRICS
+from pipeline.metrics.ranking import (
+    average_precision,
+    macro_average_precision,
+    macro_roc_auc,
+    roc_auc,
+)
 from pipeline.section import Section
 
 Array = np.ndarray[Any, Any]
@@ -20,12 +31,18 @@ class ClassFigures(Section):
 
     name: str
     images: int
+    predicted: int
+    """Images that were called this class."""
     precision: MetricEstimate
     """Of the images called this class, the share that is."""
     recall: MetricEstimate
     """Of the images of this class, the share that was recognised."""
-    f1: float
-    """Harmonic mean of both."""
+    f1: MetricEstimate
+    """Harmonic mean of both; n counts the images that are of this class or called so."""
+    roc_auc: MetricEstimate | None
+    """How often an image of this class gets a higher probability for it than another image."""
+    pr_auc: MetricEstimate | None
+    """Average precision; none where the class, or every other class, has no image."""
 
 
 def softmax(logits_NK: Array, temperature: float = 1.0) -> Array:
@@ -38,79 +55,68 @@ def softmax(logits_NK: Array, temperature: float = 1.0) -> Array:
 
 def confusion_matrix(labels_N: Array, predictions_N: Array, num_classes: int) -> Array:
     """Return counts (K, K): rows are true classes, columns predicted ones."""
-    counts = np.bincount(labels_N * num_classes + predictions_N, minlength=num_classes**2)
-    return counts.reshape(num_classes, num_classes)
+    codes = labels_N.astype(np.int64) * num_classes + predictions_N
+    return np.bincount(codes, minlength=num_classes**2).reshape(num_classes, num_classes)
 
 
-def precision_recall_f1(confusion_KK: Array) -> tuple[Array, Array, Array]:
-    """Return three arrays (K); a class that was never predicted has precision 0."""
-    hits = np.diag(confusion_KK).astype(float)
-    precision = hits / np.maximum(confusion_KK.sum(axis=0), 1)
-    recall = hits / np.maximum(confusion_KK.sum(axis=1), 1)
-    f1 = 2 * precision * recall / np.maximum(precision + recall, 1e-12)
-    return precision, recall, f1
-
-
-def top_k_hits(logits_NK: Array, labels_N: Array, k: int) -> int:
-    """Return how often the true class is among the k most probable ones."""
-    top = np.argsort(-logits_NK, axis=1, kind="stable")[:, :k]
+def top_k_hits(scores_NK: Array, labels_N: Array, k: int) -> int:
+    """Return how often the true class is among the k with the highest scores."""
+    top = np.argsort(-scores_NK, axis=1, kind="stable")[:, :k]
     return int((top == labels_N[:, None]).any(axis=1).sum())
 
 
-def log_losses(probabilities_NK: Array, labels_N: Array) -> Array:
-    """Return the negative log-probability of the true class, by sample (N)."""
-    true = probabilities_NK[np.arange(len(labels_N)), labels_N]
-    return -np.log(np.maximum(true, 1e-15))
+def metrics(probabilities_NK: Array, labels_N: Array) -> dict[str, MetricEstimate]:
+    """Return the figures of a classifier with their intervals, by the keys of `METRICS`.
 
+    Means over classes are over those that have images. `top5_accuracy` needs more than five
+    classes; `roc_auc` and `pr_auc` need images of two classes; without, they are left out.
 
-def metrics(logits_NK: Array, labels_N: Array, temperature: float) -> dict[str, MetricEstimate]:
-    """Return the figures of a classifier with their intervals.
+    Args:
+        probabilities_NK: calibrated probabilities; rows sum to 1.
+        labels_N: the true classes.
 
-    Proportions have Wilson's interval, everything else the percentile bootstrap.
+    Raises:
+        DataError: if there are no images.
     """
-    n, num_classes = logits_NK.shape
-    predictions_N = logits_NK.argmax(axis=1)
-    losses_N = log_losses(softmax(logits_NK, temperature), labels_N)
-    codes_N = labels_N * num_classes + predictions_N
-
-    def macro(which: int, sample: Array) -> float:
-        counts = np.bincount(codes_N[sample], minlength=num_classes**2)
-        confusion = counts.reshape(num_classes, num_classes)
-        present = confusion.sum(axis=1) > 0  # a resample may miss a class
-        return float(precision_recall_f1(confusion)[which][present].mean())
-
-    estimates = {"accuracy": proportion(int((predictions_N == labels_N).sum()), n)}
+    n, num_classes = probabilities_NK.shape
+    if n == 0:
+        raise DataError("0 images have no figures. Evaluate a split that has images.")
+    predictions_N = probabilities_NK.argmax(axis=1)
+    found = average_estimates(confusion_matrix(labels_N, predictions_N, num_classes))
+    found["accuracy"] = proportion(int((predictions_N == labels_N).sum()), n)
+    found["weighted_recall"] = found["accuracy"]
     if num_classes > 5:  # noqa: PLR2004 - with five classes top-5 is always 1
-        estimates["top5_accuracy"] = proportion(top_k_hits(logits_NK, labels_N, 5), n)
-    for which, name in enumerate(("macro_precision", "macro_recall", "macro_f1")):
-        estimates[name] = bootstrap(lambda sample, which=which: macro(which, sample), n)  # type: ignore[misc]  # mypy does not infer a lambda with a default
-    estimates["log_loss"] = bootstrap(lambda sample: float(losses_N[sample].mean()), n)
-    return estimates
+        found["top5_accuracy"] = proportion(top_k_hits(probabilities_NK, labels_N, 5), n)
+    found["log_loss"] = log_loss(probabilities_NK, labels_N)
+    if len(np.unique(labels_N)) > 1:
+        found["roc_auc"] = macro_roc_auc(probabilities_NK, labels_N)
+        found["pr_auc"] = macro_average_precision(probabilities_NK, labels_N)
+    found["ece"] = expected_calibration_error(probabilities_NK, labels_N)
+    return {key: found[key] for key in METRICS if key in found}
 
 
-def by_class(confusion_KK: Array, names: tuple[str, ...]) -> tuple[ClassFigures, ...]:
-    """Return the figures of every class."""
-    f1 = precision_recall_f1(confusion_KK)[2]
-    predicted, images = confusion_KK.sum(axis=0), confusion_KK.sum(axis=1)
+def by_class(
+    probabilities_NK: Array, labels_N: Array, names: tuple[str, ...]
+) -> tuple[ClassFigures, ...]:
+    """Return the figures of every class, in the order of the K names."""
+    predictions_N = probabilities_NK.argmax(axis=1)
+    confusion = confusion_matrix(labels_N, predictions_N, len(names))
+    hits, predicted, images = np.diag(confusion), confusion.sum(axis=0), confusion.sum(axis=1)
+    shares = (
+        proportions(hits, predicted),
+        proportions(hits, images),
+        f1_scores(hits, predicted + images - hits),
+    )
     return tuple(
         ClassFigures(
             name=name,
             images=int(images[k]),
-            precision=proportion(int(confusion_KK[k, k]), int(predicted[k])),
-            recall=proportion(int(confusion_KK[k, k]), int(images[k])),
-            f1=float(f1[k]),
+            predicted=int(predicted[k]),
+            precision=precision,
+            recall=recall,
+            f1=f1,
+            roc_auc=roc_auc(probabilities_NK[:, k], labels_N == k),
+            pr_auc=average_precision(probabilities_NK[:, k], labels_N == k),
         )
-        for k, name in enumerate(names)
+        for k, (name, precision, recall, f1) in enumerate(zip(names, *shares, strict=True))
     )
-
-
-def fit_temperature(logits_NK: Array, labels_N: Array) -> float:
-    """Return the temperature with the smallest log loss, between 0.05 and 20 (arXiv 1706.04599)."""
-    from scipy.optimize import minimize_scalar
-
-    def loss(log_temperature: float) -> float:
-        probabilities = softmax(logits_NK, float(np.exp(log_temperature)))
-        return float(log_losses(probabilities, labels_N).mean())
-
-    found = minimize_scalar(loss, bounds=(np.log(0.05), np.log(20.0)), method="bounded")
-    return float(np.exp(found.x))

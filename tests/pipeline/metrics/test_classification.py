@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -12,28 +13,14 @@ from hypothesis.extra import numpy as arrays
 from scipy.special import softmax as scipy_softmax
 from sklearn import metrics as sklearn_metrics
 
+from pipeline.errors import DataError
 from pipeline.metrics import classification
 from pipeline.metrics.intervals import proportion
+from pipeline.metrics.losses import log_losses
+from pipeline.metrics.names import METRICS
+from tests.pipeline.metrics.classifiers import calibrated, classifiers, predictions
 
 Array = np.ndarray[Any, Any]
-
-
-def sample(n: int, num_classes: int, *, seed: int = 0, skill: float = 1.5) -> tuple[Array, Array]:
-    """Return logits (N, K) of a classifier with some skill, and the labels (N)."""
-    generator = np.random.default_rng(seed)
-    labels = generator.integers(0, num_classes, n)
-    logits = generator.normal(size=(n, num_classes))
-    logits[np.arange(n), labels] += skill
-    return logits.astype(np.float32), labels
-
-
-classifiers = st.builds(
-    sample,
-    n=st.integers(1, 60),
-    num_classes=st.integers(2, 9),
-    seed=st.integers(0, 10_000),
-    skill=st.floats(0, 4),
-)
 
 
 @given(
@@ -53,9 +40,9 @@ def test_softmax_equals_scipys(logits: Array, temperature: float) -> None:
 def test_confusion_matrix_equals_scikit_learns(classifier: tuple[Array, Array]) -> None:
     """Rows are the true classes and columns the predicted ones, as in scikit-learn."""
     logits, labels = classifier
-    num_classes, predictions = logits.shape[1], logits.argmax(axis=1)
-    counts = classification.confusion_matrix(labels, predictions, num_classes)
-    reference = sklearn_metrics.confusion_matrix(labels, predictions, labels=range(num_classes))
+    num_classes, predicted = logits.shape[1], logits.argmax(axis=1)
+    counts = classification.confusion_matrix(labels, predicted, num_classes)
+    reference = sklearn_metrics.confusion_matrix(labels, predicted, labels=range(num_classes))
     assert np.array_equal(counts, reference)
 
 
@@ -63,20 +50,6 @@ def test_confusion_matrix_tells_rows_from_columns() -> None:
     """Two images of class 0 called 2 are counted in row 0, column 2."""
     counts = classification.confusion_matrix(np.array([0, 0, 1]), np.array([2, 2, 1]), 3)
     assert counts.tolist() == [[0, 0, 2], [0, 1, 0], [0, 0, 0]]
-
-
-@given(classifiers)
-def test_figures_of_each_class_equal_scikit_learns(classifier: tuple[Array, Array]) -> None:
-    """Precision, recall and F1 equal scikit-learn's; what never occurs counts as 0."""
-    logits, labels = classifier
-    num_classes, predictions = logits.shape[1], logits.argmax(axis=1)
-    counts = classification.confusion_matrix(labels, predictions, num_classes)
-    reference = sklearn_metrics.precision_recall_fscore_support(
-        labels, predictions, labels=range(num_classes), zero_division=0
-    )
-    figures = classification.precision_recall_f1(counts)
-    for ours, theirs in zip(figures, reference, strict=False):
-        assert np.allclose(ours, theirs, atol=1e-9)
 
 
 @given(classifiers, st.integers(1, 9))
@@ -95,126 +68,174 @@ def test_top_k_hits_equal_scikit_learns(classifier: tuple[Array, Array], k: int)
     assert classification.top_k_hits(logits, labels, k) == expected
 
 
-@given(classifiers, st.floats(0.2, 5))
-def test_log_loss_equals_scikit_learns(classifier: tuple[Array, Array], temperature: float) -> None:
-    """The mean of the log losses equals scikit-learn's log loss."""
-    logits, labels = classifier
-    probabilities = classification.softmax(logits, temperature)
-    losses = classification.log_losses(probabilities, labels)
-    reference = sklearn_metrics.log_loss(labels, probabilities, labels=range(logits.shape[1]))
-    assert losses.shape == labels.shape
-    assert losses.mean() == pytest.approx(reference, abs=1e-9)
-
-
-def test_log_loss_of_an_impossible_class_is_finite() -> None:
-    """A true class with probability 0 costs much, but not infinity."""
-    losses = classification.log_losses(np.array([[1.0, 0.0]]), np.array([1]))
-    assert np.isfinite(losses).all()
-    assert losses[0] > 30
-
-
-@settings(max_examples=8, deadline=None)
-@given(st.integers(0, 1000), st.sampled_from([2, 3, 7]))
-def test_metrics_equal_scikit_learns(seed: int, num_classes: int) -> None:
-    """Each figure of the report equals scikit-learn's, and lies in its interval."""
-    logits, labels = sample(50, num_classes, seed=seed)
-    predictions = logits.argmax(axis=1)
-    probabilities = scipy_softmax(logits.astype(np.float64) / 1.3, axis=1)
-    present = np.unique(labels)
-    averaged = {"average": "macro", "labels": present, "zero_division": 0}
+@settings(max_examples=40, deadline=None)
+@given(predictions)
+def test_figures_equal_scikit_learns(prediction: tuple[Array, Array]) -> None:
+    """Every figure of labels and predictions is scikit-learn's, over the classes with images."""
+    probabilities, labels = prediction
+    predicted, present = probabilities.argmax(axis=1), np.unique(labels)
+    found = classification.metrics(probabilities, labels)
     expected = {
-        "accuracy": sklearn_metrics.accuracy_score(labels, predictions),
-        "macro_precision": sklearn_metrics.precision_score(labels, predictions, **averaged),
-        "macro_recall": sklearn_metrics.recall_score(labels, predictions, **averaged),
-        "macro_f1": sklearn_metrics.f1_score(labels, predictions, **averaged),
-        "log_loss": sklearn_metrics.log_loss(labels, probabilities, labels=range(num_classes)),
+        "accuracy": sklearn_metrics.accuracy_score(labels, predicted),
+        "balanced_accuracy": sklearn_metrics.recall_score(
+            labels, predicted, labels=present, average="macro", zero_division=0
+        ),
+        "log_loss": sklearn_metrics.log_loss(
+            labels, probabilities, labels=range(probabilities.shape[1])
+        ),
+        "mcc": sklearn_metrics.matthews_corrcoef(labels, predicted),
     }
-    if num_classes > 5:
-        expected["top5_accuracy"] = sklearn_metrics.top_k_accuracy_score(
-            labels, logits, k=5, labels=range(num_classes)
+    for average in ("macro", "weighted"):
+        figures = sklearn_metrics.precision_recall_fscore_support(
+            labels, predicted, labels=present, average=average, zero_division=0
         )
-    found = classification.metrics(logits, labels, 1.3)
-    assert {name: estimate.value for name, estimate in found.items()} == pytest.approx(expected)
-    for estimate in found.values():
-        assert estimate.low <= estimate.value <= estimate.high
-        assert estimate.n == 50
+        for name, figure in zip(("precision", "recall", "f1"), figures, strict=False):
+            expected[f"{average}_{name}"] = figure
+    for name, figure in expected.items():
+        assert found[name].value == pytest.approx(figure, abs=1e-9), name
 
 
-def test_metrics_are_reproducible() -> None:
-    """The same logits give the same figures and intervals."""
-    logits, labels = sample(40, 3)
-    assert classification.metrics(logits, labels, 1) == classification.metrics(logits, labels, 1)
+@pytest.mark.parametrize("num_classes", [2, 3, 10])
+def test_areas_and_the_rest_equal_scikit_learns(num_classes: int) -> None:
+    """With images of every class, scikit-learn's own averages agree, one class against the rest."""
+    probabilities, labels = calibrated(200, num_classes, seed=num_classes)
+    found = classification.metrics(probabilities, labels)
+    hot = np.eye(num_classes)[labels]
+    expected = {
+        "balanced_accuracy": sklearn_metrics.balanced_accuracy_score(
+            labels, probabilities.argmax(axis=1)
+        ),
+        "roc_auc": sklearn_metrics.roc_auc_score(hot, probabilities, average="macro"),
+        "pr_auc": sklearn_metrics.average_precision_score(hot, probabilities, average="macro"),
+    }
+    if num_classes > 2:
+        assert expected["roc_auc"] == pytest.approx(
+            sklearn_metrics.roc_auc_score(labels, probabilities, multi_class="ovr")
+        )
+    if num_classes > 5:
+        expected["top5_accuracy"] = sklearn_metrics.top_k_accuracy_score(labels, probabilities, k=5)
+    for name, figure in expected.items():
+        assert found[name].value == pytest.approx(figure), name
 
 
-def test_top_five_is_told_only_where_it_means_something() -> None:
-    """With five classes or fewer there is no top-5 figure."""
-    assert "top5_accuracy" not in classification.metrics(*sample(20, 5), 1.0)
-    assert "top5_accuracy" in classification.metrics(*sample(20, 6), 1.0)
+@settings(max_examples=60, deadline=None)
+@given(predictions)
+def test_every_interval_holds_its_value_inside_the_range(prediction: tuple[Array, Array]) -> None:
+    """Intervals are finite, contain the figure, have some width, and stay where figures can be."""
+    found = classification.metrics(*prediction)
+    for name, estimate in found.items():
+        assert estimate.low <= estimate.value <= estimate.high, name
+        assert estimate.low < estimate.high, name
+        assert math.isfinite(estimate.high), name
+        assert estimate.n == len(prediction[1])
+        if name != "log_loss":
+            assert (-1 if name == "mcc" else 0) <= estimate.low, name
+            assert estimate.high <= 1, name
+        assert name == "mcc" or estimate.low >= 0
 
 
-def test_temperature_changes_the_log_loss_alone() -> None:
-    """A temperature changes how sure the model is, not what it says."""
-    logits, labels = sample(60, 4)
-    cool, warm = (classification.metrics(logits, labels, t) for t in (1.0, 3.0))
-    assert {name for name in cool if cool[name] != warm[name]} == {"log_loss"}
+def test_keys_come_in_the_order_of_the_report() -> None:
+    """Ten classes have all the figures that are named, in that order; five have no top-5."""
+    assert list(classification.metrics(*calibrated(60, 10))) == list(METRICS)
+    assert "top5_accuracy" not in classification.metrics(*calibrated(20, 5))
+
+
+def test_the_order_of_the_images_does_not_matter() -> None:
+    """The same images in another order have the same figures and intervals, twice over too."""
+    probabilities, labels = calibrated(80, 4)
+    other = np.random.default_rng(3).permutation(80)
+    first = classification.metrics(probabilities, labels)
+    assert first == classification.metrics(probabilities, labels)
+    for name, estimate in classification.metrics(probabilities[other], labels[other]).items():
+        found, expected = estimate.model_dump(), first[name].model_dump()
+        assert found == pytest.approx(expected, abs=1e-9), name
+
+
+def test_intervals_shrink_with_the_number_of_images() -> None:
+    """Sixteen times the images make every interval about a quarter as wide."""
+    probabilities, labels = calibrated(400, 6, skill=1.2)
+    few = classification.metrics(probabilities, labels)
+    many = classification.metrics(np.tile(probabilities, (16, 1)), np.tile(labels, 16))
+    for name in set(few) - {"ece"}:  # whose bias goes too
+        ratio = (few[name].high - few[name].low) / (many[name].high - many[name].low)
+        assert ratio == pytest.approx(4, rel=0.2), name
 
 
 @pytest.mark.parametrize("perfect", [True, False])
 def test_perfect_and_hopeless_classifiers_have_the_extreme_figures(perfect: bool) -> None:
-    """All right gives 1 everywhere, all wrong gives 0."""
+    """All right gives 1 everywhere, all wrong gives 0, and neither is taken for certain."""
     labels = np.arange(30) % 3
     answers = labels if perfect else (labels + 1) % 3
-    found = classification.metrics(np.eye(3)[answers] * 20, labels, 1.0)
-    for name in ("accuracy", "macro_precision", "macro_recall", "macro_f1"):
+    found = classification.metrics(classification.softmax(np.eye(3)[answers] * 20), labels)
+    for name in ("accuracy", "balanced_accuracy", "macro_precision", "macro_f1", "weighted_f1"):
         assert found[name].value == float(perfect)
+        assert 0.05 < found[name].high - found[name].low < 0.3
     assert (found["log_loss"].value < 1e-6) is perfect
+    assert found["log_loss"].high > 0.1
+    assert (found["mcc"].value == 1) is perfect
 
 
 def test_macro_figures_leave_out_classes_without_images() -> None:
     """A class that the sample does not hold counts neither for nor against the model."""
-    logits = np.eye(3)[[0, 0, 1, 1]] * 9
-    found = classification.metrics(logits, np.array([0, 0, 1, 1]), 1.0)
-    assert found["macro_recall"].value == found["macro_f1"].value == 1.0
+    probabilities = classification.softmax(np.eye(3)[[0, 0, 1, 1]] * 9)
+    found = classification.metrics(probabilities, np.array([0, 0, 1, 1]))
+    for name in ("macro_recall", "macro_f1", "macro_precision", "roc_auc", "pr_auc"):
+        assert found[name].value == 1.0
+
+
+def test_images_of_one_class_have_no_areas_and_any_correlation() -> None:
+    """With one class in the sample the areas are left out, and the correlation may be anything."""
+    found = classification.metrics(classification.softmax(np.eye(3)[[0, 0, 1]]), np.zeros(3, int))
+    assert "roc_auc" not in found
+    assert "pr_auc" not in found
+    assert (found["mcc"].low, found["mcc"].value, found["mcc"].high) == (-1, 0, 1)
+    assert found["accuracy"] == proportion(2, 3)
+
+
+def test_images_of_one_class_still_have_a_recall() -> None:
+    """Twenty images of one class, all right, have the recall of twenty images."""
+    found = classification.metrics(classification.softmax(np.eye(3)[[0] * 20]), np.zeros(20, int))
+    assert found["balanced_accuracy"].low == pytest.approx(found["accuracy"].low, abs=0.01)
+
+
+def test_no_images_are_an_error() -> None:
+    """Without images there are no figures, and the sentence says what to do."""
+    with pytest.raises(DataError, match=r"0 images have no figures\. Evaluate a split"):
+        classification.metrics(np.empty((0, 3)), np.empty(0, int))
 
 
 def test_each_class_is_described_with_its_intervals() -> None:
-    """Precision is a share of the predictions, recall one of the images, each with its interval."""
+    """Precision is a share of the predictions, recall one of the images, F1 one of their union."""
     counts = np.array([[6, 2, 0], [1, 9, 0], [0, 4, 0]])
-    ash, beech, cedar = classification.by_class(counts, ("ash", "beech", "cedar"))
-    assert (ash.name, beech.name, cedar.name) == ("ash", "beech", "cedar")
-    assert (ash.images, beech.images, cedar.images) == (8, 10, 4)
+    labels, predicted = (np.repeat(part, counts.ravel()) for part in np.indices((3, 3)))
+    probabilities = classification.softmax(np.eye(3)[predicted.ravel()])
+    ash, beech, cedar = classification.by_class(
+        probabilities, labels.ravel(), ("ash", "beech", "cedar")
+    )
+    assert (ash.name, ash.images, ash.predicted) == ("ash", 8, 7)
+    assert (beech.name, beech.images, beech.predicted) == ("beech", 10, 15)
+    assert (cedar.name, cedar.images, cedar.predicted) == ("cedar", 4, 0)
     assert (ash.precision, ash.recall) == (proportion(6, 7), proportion(6, 8))
     assert (beech.precision, beech.recall) == (proportion(9, 15), proportion(9, 10))
     assert (cedar.precision, cedar.recall) == (proportion(0, 0), proportion(0, 4))
-    assert ash.f1 == pytest.approx(2 * (6 / 7) * (6 / 8) / (6 / 7 + 6 / 8))
-    assert cedar.f1 == 0
+    assert ash.f1.value == pytest.approx(2 * (6 / 7) * (6 / 8) / (6 / 7 + 6 / 8))
+    assert (ash.f1.n, cedar.f1.value, cedar.f1.n) == (9, 0, 4)
+    assert ash.roc_auc is not None
+    assert ash.roc_auc.n == 22
 
 
-@pytest.mark.parametrize("temperature", [0.25, 1.0, 2.5, 8.0])
-def test_fitted_temperature_is_the_one_that_was_hidden(temperature: float) -> None:
-    """Labels drawn from softmax(logits / T) lead back to T."""
-    generator = np.random.default_rng(1)
-    logits = generator.normal(0, 3, (4000, 5)) * max(1.0, temperature)
-    probabilities = scipy_softmax(logits / temperature, axis=1)
-    labels = (generator.uniform(size=(4000, 1)) > probabilities.cumsum(axis=1)).sum(axis=1)
-    assert classification.fit_temperature(logits, labels) == pytest.approx(temperature, rel=0.08)
+def test_classes_without_images_or_alone_have_no_areas() -> None:
+    """There is no area for a class that has no image, or all of them; nor does either crash."""
+    probabilities = np.full((4, 3), 1 / 3)
+    only, absent, _ = classification.by_class(probabilities, np.zeros(4, int), ("a", "b", "c"))
+    assert only.roc_auc is only.pr_auc is absent.roc_auc is absent.pr_auc is None
+    assert (absent.recall.low, absent.recall.high, absent.images) == (0, 1, 0)
 
 
-@settings(max_examples=15, deadline=None)
-@given(st.integers(0, 1000), st.floats(0.3, 4))
-def test_fitted_temperature_has_the_smallest_loss(seed: int, skill: float) -> None:
-    """No other temperature in the range has a smaller log loss."""
-    logits, labels = sample(80, 4, seed=seed, skill=skill)
-
-    def loss(temperature: float) -> float:
-        probabilities = classification.softmax(logits, temperature)
-        return float(classification.log_losses(probabilities, labels).mean())
-
-    best = loss(classification.fit_temperature(logits, labels))
-    assert all(best <= loss(other) + 1e-6 for other in np.geomspace(0.05, 20, 80))
-
-
-def test_temperature_of_a_faultless_model_stays_in_its_range() -> None:
-    """A model without a mistake gets the lowest temperature, not an endless one."""
-    logits, labels = np.eye(4)[np.arange(40) % 4] * 5, np.arange(40) % 4
-    assert 0.05 <= classification.fit_temperature(logits, labels) < 0.2
+@given(predictions)
+@settings(max_examples=20, deadline=None)
+def test_log_loss_is_the_mean_surprise(prediction: tuple[Array, Array]) -> None:
+    """Each sample's loss is the negative logarithm of the probability of its class."""
+    probabilities, labels = prediction
+    expected = [-math.log(row[label]) for row, label in zip(probabilities, labels, strict=True)]
+    assert np.allclose(log_losses(probabilities, labels), expected)

@@ -1,0 +1,167 @@
+"""Are the probabilities right: temperature, reliability and expected calibration error.
+
+Shapes: N samples, K classes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pipeline.metrics.intervals import TAIL, MetricEstimate, proportions
+from pipeline.section import Section
+
+Array = np.ndarray[Any, Any]
+_LOWEST, _HIGHEST = 0.05, 20.0
+_BINS = 10
+_STEPS, _SIMULATIONS = 12, 250
+_LARGEST_SHIFT = 8.0  # standard errors
+_ROUNDING = 1e-12
+_LEAST_PROBABILITY = 1e-300
+
+
+class ReliabilityBin(Section):
+    """The images whose highest probability lies between two bounds."""
+
+    low: float
+    """Excluded, but for the first bin."""
+    high: float
+    """Included."""
+    images: int
+    confidence: float
+    """Mean of the highest probabilities; the middle of the bin where it is empty."""
+    accuracy: MetricEstimate
+
+
+def fit_temperature(logits_NK: Array, labels_N: Array) -> float:
+    """Return the temperature with the smallest log loss, between 0.05 and 20 (arXiv 1706.04599)."""
+    from scipy.optimize import minimize_scalar
+    from scipy.special import log_softmax
+
+    logits, places = logits_NK.astype(np.float64), np.arange(len(labels_N))
+
+    def loss(log_temperature: float) -> float:
+        log_probabilities = log_softmax(logits / np.exp(log_temperature), axis=1)
+        return float(-log_probabilities[places, labels_N].mean())
+
+    bounds = (np.log(_LOWEST), np.log(_HIGHEST))
+    return float(np.exp(minimize_scalar(loss, bounds=bounds, method="bounded").x))
+
+
+def with_temperature(probabilities_NK: Array, temperature: float) -> Array:
+    """Return softmax(temperature * log p): probabilities before their calibration, (N, K)."""
+    from scipy.special import softmax
+
+    logs = np.log(np.maximum(probabilities_NK.astype(np.float64), _LEAST_PROBABILITY))
+    uncalibrated: Array = softmax(temperature * logs, axis=1)
+    return uncalibrated
+
+
+def reliability(
+    probabilities_NK: Array, labels_N: Array, bins: int = _BINS
+) -> tuple[ReliabilityBin, ...]:
+    """Return the reliability diagram: bins of equal width over the highest probability."""
+    counts = _binned(probabilities_NK, labels_N, bins)
+    edges = np.linspace(0, 1, bins + 1)
+    middles = (edges[:-1] + edges[1:]) / 2
+    images = counts.images
+    confidence = np.where(images > 0, counts.confidence / np.maximum(images, 1), middles)
+    return tuple(
+        ReliabilityBin(
+            low=float(edges[b]),
+            high=float(edges[b + 1]),
+            images=int(images[b]),
+            confidence=float(confidence[b]),
+            accuracy=accuracy,
+        )
+        for b, accuracy in enumerate(proportions(counts.hits, images))
+    )
+
+
+class _Bins(NamedTuple):
+    images: Array
+    hits: Array
+    confidence: Array
+    """Summed."""
+
+
+def _binned(probabilities_NK: Array, labels_N: Array, bins: int) -> _Bins:
+    confidence = probabilities_NK.max(axis=1).astype(np.float64)
+    order = np.argsort(confidence, kind="stable")  # sums do not depend on the samples' order
+    confidence = confidence[order]
+    right = (probabilities_NK.argmax(axis=1) == labels_N)[order]
+    places = np.clip(np.ceil(confidence * bins).astype(np.int64) - 1, 0, bins - 1)
+    images = np.bincount(places, minlength=bins)
+    hits, total = (
+        np.bincount(places, weights=weights, minlength=bins)
+        for weights in (right.astype(np.float64), confidence)
+    )
+    return _Bins(images, hits, total)
+
+
+def expected_calibration_error(probabilities_NK: Array, labels_N: Array) -> MetricEstimate:
+    """Return the expected calibration error in ten bins of equal width (arXiv 1706.04599).
+
+    The figure is biased: chance alone makes gaps between probability and accuracy. So its interval
+    holds the errors of those models, from three families, under which the observed figure is none
+    of the 2.5 % lowest or highest of simulated samples: the observed gaps made smaller or larger,
+    and the accuracy of all bins lowered, or raised, by multiples of its standard error.
+
+    With no samples it is 0, and the interval is everything.
+    """
+    counts = _binned(probabilities_NK, labels_N, _BINS)
+    n = len(labels_N)
+    if n == 0:
+        return MetricEstimate(value=0.0, low=0.0, high=1.0, n=0)
+    images, hits, total = (part[counts.images > 0] for part in counts)
+    value = float(np.abs(hits - total).sum() / n)
+    confidence = np.minimum(total / images, 1.0)
+    accuracies_FSB = _candidate_accuracies(images, hits, confidence)
+    errors_FS = np.abs(accuracies_FSB - confidence) @ (images / n)
+    tails_FS = _tails(value, accuracies_FSB, images, confidence)
+    accepted = _accepted(errors_FS, tails_FS)
+    return MetricEstimate(
+        value=value, low=float(min([value, *accepted])), high=float(max([value, *accepted])), n=n
+    )
+
+
+def _candidate_accuracies(images: Array, hits: Array, confidence: Array) -> Array:
+    """Return the accuracies in B bins of conceivable models: F families, S steps in each."""
+    smooth = (hits + 0.5) / (images + 1)
+    deviation = np.sqrt(smooth * (1 - smooth) / images)
+    scales = np.linspace(0, 2, _STEPS)[:, None]
+    shifts = np.linspace(0, 1, _STEPS)[:, None] ** 2 * _LARGEST_SHIFT
+    accuracy = hits / images
+    families = (
+        confidence + scales * (accuracy - confidence),
+        accuracy - shifts * deviation,
+        accuracy + shifts * deviation,
+    )
+    accuracies: Array = np.clip(np.stack(families), 0, 1)
+    return accuracies
+
+
+def _tails(value: float, accuracies_FSB: Array, images: Array, confidence: Array) -> Array:
+    """Return how often each model's simulated error exceeds the observed one; ties count half."""
+    generator = np.random.default_rng(0)
+    n = images.sum()
+    drawn_RB = generator.multinomial(n, images / n, size=_SIMULATIONS)
+    hits_FSRB = generator.binomial(drawn_RB, accuracies_FSB[:, :, None, :])
+    errors_FSR = np.abs(hits_FSRB - drawn_RB * confidence).sum(axis=3) / n
+    above = (errors_FSR > value + _ROUNDING).mean(axis=2)
+    not_below = (errors_FSR > value - _ROUNDING).mean(axis=2)
+    tails: Array = (above + not_below) / 2
+    return tails
+
+
+def _accepted(errors_FS: Array, tails_FS: Array) -> Array:
+    """Return the errors at which the observed one is not extreme, also between the steps."""
+    steps = np.arange(_STEPS)
+    between = np.linspace(0, _STEPS - 1, 20 * _STEPS)
+    accepted = [np.empty(0)]
+    for errors_S, tails_S in zip(errors_FS, tails_FS, strict=True):
+        tails = np.interp(between, steps, tails_S)
+        inside = (tails >= TAIL) & (tails <= 1 - TAIL)
+        accepted.append(np.interp(between, steps, errors_S)[inside])
+    return np.concatenate(accepted)

@@ -1,0 +1,67 @@
+"""Log loss with its interval."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pipeline.metrics.intervals import TAIL, MetricEstimate
+
+Array = np.ndarray[Any, Any]
+_LEAST_PROBABILITY = 1e-15
+_PRIOR_IMAGES = 2.0
+_WEIGHT_OF_THE_UNSEEN = 0.6
+_SURPRISES = 0.02
+"""Images, of all, whose label may be anything, however sure the model is."""
+
+
+def log_losses(probabilities_NK: Array, labels_N: Array) -> Array:
+    """Return the negative log-probability of the true class, by sample (N)."""
+    true = probabilities_NK[np.arange(len(labels_N)), labels_N]
+    return -np.log(np.maximum(true.astype(np.float64), _LEAST_PROBABILITY))
+
+
+def log_loss(probabilities_NK: Array, labels_N: Array) -> MetricEstimate:
+    """Return the mean log loss with a gamma interval.
+
+    A good model's losses are nearly all small, and a sample may lack the rare large one that makes
+    the mean. So the sample's variance is joined by the one that the probabilities themselves imply,
+    with the weight of `_PRIOR_IMAGES` images, and the upper end allows for part of one more error
+    of the size that they imply. The interval is the gamma interval for weighted sums of rare events
+    (Fay and Feuer 1997, Statistics in Medicine 16), with part of their allowance.
+    """
+    losses = np.sort(log_losses(probabilities_NK, labels_N))
+    n, value = len(losses), float(losses.mean())
+    expected, squared = _implied_moments(probabilities_NK, _SURPRISES / (n + 1))
+    implied = max(squared - expected**2, 0.0)
+    seen = float(losses.var(ddof=1)) if n > 1 else implied
+    variance = (seen * n + implied * _PRIOR_IMAGES) / (n + _PRIOR_IMAGES) / n
+    unseen = _WEIGHT_OF_THE_UNSEEN * squared / expected / n if expected > 0 else 0.0
+    low, high = _gamma_bounds(value, variance, unseen)
+    return MetricEstimate(value=value, low=min(low, value), high=max(high, value), n=n)
+
+
+def _implied_moments(probabilities_NK: Array, surprise: float) -> tuple[float, float]:
+    """Return mean loss and mean squared loss of labels drawn from the probabilities.
+
+    A share of `surprise` has any label, so that a model that is quite sure implies a loss too.
+    """
+    probabilities = np.maximum(probabilities_NK.astype(np.float64), _LEAST_PROBABILITY)
+    losses = -np.log(probabilities)
+    drawn = (1 - surprise) * probabilities + surprise / probabilities.shape[1]
+    expected = np.sort((drawn * losses).sum(axis=1)).mean()
+    squared = np.sort((drawn * losses**2).sum(axis=1)).mean()
+    return float(expected), float(squared)
+
+
+def _gamma_bounds(mean: float, variance: float, unseen: float) -> tuple[float, float]:
+    from scipy.special import gammaincinv
+
+    low = high = mean
+    if mean > 0 and variance > 0:
+        low = variance / mean * float(gammaincinv(mean**2 / variance, TAIL))
+    more, wider = mean + unseen, variance + unseen**2
+    if more > 0 and wider > 0:
+        high = wider / more * float(gammaincinv(more**2 / wider, 1 - TAIL))
+    return low, high

@@ -1,0 +1,86 @@
+"""Two classifiers on the same images: is the one better than the other?"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from pipeline.metrics.intervals import MetricEstimate
+from pipeline.section import Section
+
+Array = np.ndarray[Any, Any]
+_Z = 1.959963984540054
+
+
+class PairedDifference(Section):
+    """What two classifiers, a and b, do on the same images."""
+
+    difference: MetricEstimate
+    """Accuracy of b minus that of a."""
+    only_a_right: int
+    """Images that a alone gets right."""
+    only_b_right: int
+    """Images that b alone gets right."""
+    p_value: float
+    """McNemar's exact test, two-sided: how probable so uneven a count is for equal classifiers."""
+
+
+def paired_difference(a_right_N: Array, b_right_N: Array) -> PairedDifference:
+    """Compare two classifiers on the same N images.
+
+    The test is McNemar's, exact (McNemar 1947; two-sided binomial test of the discordant images);
+    the interval is Tango's score interval (Tango 1998, Statistics in Medicine 17).
+
+    Args:
+        a_right_N: whether a is right, by image.
+        b_right_N: whether b is right, on the same images in the same order.
+
+    With no images the interval is everything and the p-value 1.
+    """
+    from scipy.stats import binomtest
+
+    a_right, b_right = a_right_N.astype(bool), b_right_N.astype(bool)
+    n = len(a_right)
+    only_a = int((a_right & ~b_right).sum())
+    only_b = int((b_right & ~a_right).sum())
+    discordant = only_a + only_b
+    p_value = float(binomtest(only_b, discordant).pvalue) if discordant else 1.0
+    low, high = _tango(only_b, only_a, n)
+    value = (only_b - only_a) / n if n else 0.0
+    return PairedDifference(
+        difference=MetricEstimate(value=value, low=low, high=high, n=n),
+        only_a_right=only_a,
+        only_b_right=only_b,
+        p_value=p_value,
+    )
+
+
+def is_better(pair: PairedDifference, significance: float = 0.05) -> bool:
+    """Return whether b is better than a; a tie is never better."""
+    return pair.difference.value > 0 and pair.p_value < significance
+
+
+def _tango(gained: int, lost: int, n: int) -> tuple[float, float]:
+    """Return the differences that Tango's score test does not reject."""
+    if n == 0:
+        return -1.0, 1.0
+    from scipy.optimize import brentq
+
+    difference = (gained - lost) / n
+
+    def statistic(delta: float) -> float:
+        b = -gained - lost + (2 * n - gained + lost) * delta
+        c = -lost * delta * (1 - delta)
+        share = (math.sqrt(max(b * b - 8 * n * c, 0.0)) - b) / (4 * n)
+        variance = n * (2 * share + delta * (1 - delta))
+        return (gained - lost - n * delta) / math.sqrt(max(variance, 1e-300))
+
+    edge = 1 - 1e-12
+    low, high = -1.0, 1.0
+    if difference > -1:
+        low = brentq(lambda d: statistic(d) - _Z, -edge, difference)
+    if difference < 1:
+        high = brentq(lambda d: statistic(d) + _Z, difference, edge)
+    return min(low, difference), max(high, difference)

@@ -1,0 +1,131 @@
+"""Temperature, reliability diagram and expected calibration error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.special import softmax as scipy_softmax
+
+from pipeline.metrics.calibration import (
+    expected_calibration_error,
+    fit_temperature,
+    reliability,
+    with_temperature,
+)
+from pipeline.metrics.classification import softmax
+from pipeline.metrics.intervals import proportion
+from pipeline.metrics.losses import log_losses
+from tests.pipeline.metrics.classifiers import calibrated, predictions, sample
+
+Array = np.ndarray[Any, Any]
+
+
+@pytest.mark.parametrize("temperature", [0.25, 1.0, 2.5, 8.0])
+def test_fitted_temperature_is_the_one_that_was_hidden(temperature: float) -> None:
+    """Labels drawn from softmax(logits / T) lead back to T."""
+    generator = np.random.default_rng(1)
+    logits = generator.normal(0, 3, (4000, 5)) * max(1.0, temperature)
+    probabilities = scipy_softmax(logits / temperature, axis=1)
+    labels = (generator.uniform(size=(4000, 1)) > probabilities.cumsum(axis=1)).sum(axis=1)
+    assert fit_temperature(logits, labels) == pytest.approx(temperature, rel=0.08)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 1000), st.floats(0.3, 4))
+def test_fitted_temperature_has_the_smallest_loss(seed: int, skill: float) -> None:
+    """No other temperature in the range has a smaller log loss."""
+    logits, labels = sample(80, 4, seed=seed, skill=skill)
+
+    def loss(temperature: float) -> float:
+        return float(log_losses(softmax(logits, temperature), labels).mean())
+
+    best = loss(fit_temperature(logits, labels))
+    assert all(best <= loss(other) + 1e-6 for other in np.geomspace(0.05, 20, 80))
+
+
+def test_temperature_of_a_faultless_model_stays_in_its_range() -> None:
+    """A model without a mistake gets the lowest temperature, not an endless one."""
+    logits, labels = np.eye(4)[np.arange(40) % 4] * 5, np.arange(40) % 4
+    assert 0.05 <= fit_temperature(logits, labels) < 0.2
+
+
+@given(st.floats(0.2, 5))
+def test_calibration_can_be_undone(temperature: float) -> None:
+    """Probabilities at temperature T, taken back with T, are the uncalibrated ones."""
+    logits, _ = sample(20, 4)
+    undone = with_temperature(softmax(logits, temperature), temperature)
+    assert np.allclose(undone, softmax(logits), atol=1e-9)
+
+
+def test_calibration_of_a_probability_of_zero_can_be_undone() -> None:
+    """A probability that was rounded to zero stays near zero, and nothing is undefined."""
+    undone = with_temperature(np.array([[1.0, 0.0]], np.float32), 0.5)
+    assert np.allclose(undone, [[1.0, 0.0]])
+
+
+def test_reliability_counts_images_hits_and_confidence() -> None:
+    """Each bin has its images, their mean probability, and the share that is right."""
+    probabilities = np.array([[0.62, 0.38], [0.66, 0.34], [0.3, 0.7], [0.05, 0.95]])
+    bins = reliability(probabilities, np.array([0, 1, 1, 1]))
+    assert [bin_.images for bin_ in bins] == [0, 0, 0, 0, 0, 0, 3, 0, 0, 1]
+    seventh, last = bins[6], bins[9]
+    assert (seventh.low, seventh.high) == pytest.approx((0.6, 0.7))
+    assert seventh.confidence == pytest.approx((0.62 + 0.66 + 0.7) / 3)
+    assert seventh.accuracy == proportion(2, 3)
+    assert (last.confidence, last.accuracy.value) == (0.95, 1.0)
+    empty = bins[0]
+    assert empty.confidence == pytest.approx(0.05)
+    assert empty.accuracy == proportion(0, 0)
+
+
+@settings(max_examples=30, deadline=None)
+@given(predictions, st.integers(1, 15))
+def test_bins_hold_every_image_once(prediction: tuple[Array, Array], bins: int) -> None:
+    """Images, hits and confidences of the bins sum to those of the sample."""
+    probabilities, labels = prediction
+    found = reliability(probabilities, labels, bins)
+    assert len(found) == bins
+    assert sum(one.images for one in found) == len(labels)
+    hits = sum(one.images * one.accuracy.value for one in found)
+    assert hits == pytest.approx((probabilities.argmax(axis=1) == labels).sum())
+    confidences = sum(one.images * one.confidence for one in found)
+    assert confidences == pytest.approx(probabilities.max(axis=1).sum())
+    for one in found:
+        assert one.low - 1e-9 <= one.confidence <= one.high + 1e-9
+
+
+@settings(max_examples=30, deadline=None)
+@given(predictions)
+def test_error_is_the_mean_gap_of_the_diagram(prediction: tuple[Array, Array]) -> None:
+    """The figure is the bins' distance of confidence and accuracy, averaged over the images."""
+    probabilities, labels = prediction
+    expected = sum(
+        one.images * abs(one.confidence - one.accuracy.value)
+        for one in reliability(probabilities, labels)
+    ) / len(labels)
+    assert expected_calibration_error(probabilities, labels).value == pytest.approx(expected)
+
+
+def test_interval_of_calibrated_probabilities_reaches_nearly_0() -> None:
+    """Probabilities that are right leave a gap by chance, and the interval says that it may be."""
+    estimate = expected_calibration_error(*calibrated(300, 3, seed=4))
+    assert estimate.low < 0.01 < estimate.value
+
+
+def test_interval_of_overconfident_probabilities_excludes_0() -> None:
+    """Probabilities that are far too sure are found out."""
+    probabilities, labels = calibrated(1000, 3, skill=1.0)
+    sure = with_temperature(probabilities, 3.0)
+    assert expected_calibration_error(sure, labels).low > 0.1
+
+
+def test_no_images_say_nothing_of_the_calibration() -> None:
+    """Without images the error may be anything, and all bins are empty."""
+    nothing = np.empty((0, 3)), np.empty(0, int)
+    estimate = expected_calibration_error(*nothing)
+    assert (estimate.low, estimate.high, estimate.n) == (0.0, 1.0, 0)
+    assert sum(one.images for one in reliability(*nothing)) == 0
