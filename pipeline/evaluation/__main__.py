@@ -9,7 +9,12 @@ import torch
 
 from pipeline.data import manifest as manifests
 from pipeline.data.prepared_store import open_images
-from pipeline.evaluation.predictions import PredictionJob, PredictionResult, save
+from pipeline.evaluation.predictions import (
+    FROM_MANIFEST,
+    PredictionJob,
+    PredictionResult,
+    save,
+)
 from pipeline.event_log import EventWriter
 from pipeline.inference import predict_logits
 from pipeline.model_files import load_model
@@ -17,7 +22,7 @@ from pipeline.worker_process import worker_main
 
 
 def predict(job: PredictionJob, events: EventWriter) -> PredictionResult:
-    """Predict the chosen splits in float32 and save the table."""
+    """Predict the chosen splits in float32 and save their logits."""
     model, description = load_model(job.model_folder)
     device = torch.device(job.device)
     table = manifests.usable(manifests.load(job.manifest_file))
@@ -32,10 +37,7 @@ def predict(job: PredictionJob, events: EventWriter) -> PredictionResult:
         on_progress=lambda done, total: events.progress(done, total, "image"),
     )
     seconds = time.monotonic() - began
-    index = {label: number for number, label in enumerate(description.classes)}
-    chosen = table.loc[rows, ["path", "split", "label"]].assign(row=rows)
-    chosen["label_index"] = chosen["label"].map(index)
-    chosen["logits"] = list(logits.numpy())
+    chosen = table.loc[rows, FROM_MANIFEST].assign(row=rows, logits=list(logits.numpy()))
     save(chosen, job.file)
     return PredictionResult(file=job.file, images=len(rows), seconds=seconds)
 

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
 
 from pipeline.config import RunConfig
 from pipeline.data.ingestion import IngestedData, PreparedData
 from pipeline.data.prepared_store import open_images
-from pipeline.evaluation import figures, html_report
-from pipeline.evaluation.html_report import ReportPage
-from pipeline.evaluation.predictions import PredictionJob, PredictionResult
+from pipeline.evaluation.figures import write_figures
+from pipeline.evaluation.html_report import PixelsOf, ReportPage, write_html
+from pipeline.evaluation.predictions import (
+    PredictionJob,
+    PredictionResult,
+    Predictions,
+    stacked,
+    with_probabilities,
+)
+from pipeline.evaluation.predictions import save as save_predictions
 from pipeline.evaluation.report import EvaluationReport, evaluate, save
 from pipeline.event_log import Event
+from pipeline.metrics.calibration import fit_temperature
+from pipeline.metrics.classification import softmax
 from pipeline.section import Section
 from pipeline.train_result import TrainResult
 from pipeline.worker_process import run_worker
@@ -44,37 +57,91 @@ def evaluate_run(
         folder: gets `report.html`, `report.json`, `predictions.parquet` and the pictures.
         on_event: sees the progress of the prediction.
     """
-    job = PredictionJob(
+    predicted = run_worker(
+        "pipeline.evaluation",
+        folder.parent / "prediction",
+        _job(data, prepared, trained, folder.parent / "prediction" / "logits.parquet"),
+        PredictionResult,
+        on_event,
+    )
+    table, temperature = calibrated(pd.read_parquet(predicted.file), data.classes)
+    predicted.file.unlink()  # the table holds its logits
+    predictions = Predictions.of(table)
+    report = evaluate(
+        predictions.of_split("test"),
+        name=str(config.name),
+        classes=data.classes,
+        split="test",
+        data_fingerprint=data.fingerprint,
+        temperature=temperature,
+        config=config.evaluation,
+    )
+    images, rows = open_images(prepared.store), table["row"].to_numpy()
+    preview = trained.best.parent / "augmentation_preview.png"
+    html = write_report(
+        report,
+        _page(config, data, prepared, trained),
+        predictions,
+        lambda position: images[rows[position]],
+        folder,
+        history=[record.model_dump() for record in trained.history],
+        preview=preview if preview.exists() else None,
+    )
+    return Evaluated(report=report, folder=folder, html=html)
+
+
+def calibrated(table: pd.DataFrame, classes: tuple[str, ...]) -> tuple[pd.DataFrame, float]:
+    """Fit the temperature on the validation split, and return the table of predictions with it.
+
+    Args:
+        table: rows of the manifest with `logits`; the validation split is among them.
+        classes: of the model, in the order of its outputs.
+    """
+    logits_NK = stacked(table["logits"])
+    validation = (table["split"] == "validation").to_numpy()
+    labels = table.loc[validation, "label"].map({name: k for k, name in enumerate(classes)})
+    temperature = fit_temperature(logits_NK[validation], labels.to_numpy(np.int64))
+    return with_probabilities(table, classes, softmax(logits_NK, temperature)), temperature
+
+
+def write_report(
+    report: EvaluationReport,
+    page: ReportPage,
+    predictions: Predictions,
+    pixels_of: PixelsOf,
+    folder: Path,
+    *,
+    history: Sequence[Mapping[str, Any]] = (),
+    preview: Path | None = None,
+) -> Path:
+    """Write the page, the report as JSON, all predictions and the pictures; return the page's path.
+
+    Args:
+        report: what to write about.
+        page: the words of the page.
+        predictions: everything that was predicted, numbered from 0; other splits may be among it.
+        pixels_of: returns the image (H, W, C) of a row of these predictions.
+        folder: gets the files.
+        history: of the training.
+        preview: picture of the augmentation.
+    """
+    save_predictions(predictions.table, folder / "predictions.parquet")
+    save(report, folder / "report.json")
+    write_figures(report, pixels_of, folder, history)
+    html = folder / "report.html"
+    write_html(report, page, pixels_of, html, history=history, preview=preview)
+    return html
+
+
+def _job(data: IngestedData, prepared: PreparedData, trained: TrainResult, file: Path) -> Section:
+    return PredictionJob(
         model_folder=trained.best.resolve(),
         manifest_file=data.manifest_file.resolve(),
         store=prepared.store.resolve(),
         splits=("validation", "test"),
         device=trained.device,
-        file=folder / "predictions.parquet",
+        file=file,
     )
-    predicted = run_worker(
-        "pipeline.evaluation", folder.parent / "prediction", job, PredictionResult, on_event
-    )
-    report = evaluate(
-        predicted.file,
-        name=str(config.name),
-        classes=data.classes,
-        data_fingerprint=data.fingerprint,
-    )
-    save(report, folder / "report.json")
-    images = open_images(prepared.store)
-    history = [record.model_dump() for record in trained.history]
-    confusion = figures.confusion_figure(report, folder / figures.CONFUSION)
-    curves = figures.curves_figure(history, folder / figures.CURVES)
-    figures.errors_figure(report.most_confident_errors, images, folder / figures.ERRORS)
-    html = folder / "report.html"
-    pictures = {"Confusion matrix": confusion, "Training": curves}
-    preview = trained.best.parent / "augmentation_preview.png"
-    if preview.exists():
-        pictures["What the augmentation does: original first, then eight epochs"] = preview
-    page = _page(config, data, prepared, trained)
-    html_report.write_html(report, page, images, pictures, html)
-    return Evaluated(report=report, folder=folder, html=html)
 
 
 def _page(
@@ -96,5 +163,9 @@ def _page(
         "Data version": data.fingerprint[:12],
     }
     return ReportPage(
-        title=f"{config.name}: test report", facts=facts, notes=data.notes, settings=config.flat()
+        title=f"{config.name}: test report",
+        lead="The model was neither trained nor chosen on these images.",
+        facts=facts,
+        notes=data.notes,
+        settings=config.flat(),
     )

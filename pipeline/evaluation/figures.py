@@ -2,49 +2,118 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pipeline.atomic_files import replacing
-from pipeline.evaluation.report import EvaluationReport, ImageError
+from pipeline.evaluation.confusions import shown_matrix
+from pipeline.evaluation.galleries import GalleryImage
+from pipeline.evaluation.report import EvaluationReport
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
-CONFUSION, CURVES, ERRORS = "confusion_matrix.png", "training_curves.png", "confident_errors.png"
-_MOST_LABELLED_CLASSES = 30
-_MOST_NUMBERED_CLASSES = 20
+CONFUSION, CONFUSION_SHARES = "confusion_matrix.png", "confusion_matrix_normalised.png"
+RELIABILITY, CURVES = "reliability.png", "training_curves.png"
+ERRORS, UNCERTAIN = "confident_errors.png", "least_certain.png"
+LABEL_ERRORS = "likely_label_errors.png"
+
+_MOST_NUMBERED_CLASSES = 21
+_MOST_TILES, _COLUMNS = 24, 6
+_TILE_WIDTH, _TILE_HEIGHT = 1.7, 2.15
+_SIDE, _GAP, _WORDS = 1.55, 0.08, 0.5
+"""Inches of a tile: longest side of its image, space, and height of the words above it."""
 _INK, _BLUE, _ORANGE, _GREY = "#1b1f24", "#2563a8", "#c2571a", "#8a929c"
 
 
-def confusion_figure(report: EvaluationReport, file: Path) -> Path:
-    """Draw the confusion matrix, shaded by the share of each true class."""
-    counts = np.array(report.confusion)
-    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    size = min(12.0, 3.2 + 0.42 * len(counts))
-    figure = _figure(size + 0.6, size)
+def write_figures(
+    report: EvaluationReport,
+    pixels_of: Callable[[int], np.ndarray[Any, np.dtype[np.uint8]]],
+    folder: Path,
+    history: Sequence[Mapping[str, Any]] = (),
+) -> None:
+    """Write every picture under its fixed name; training curves only with a history."""
+    confusion_figure(report, folder / CONFUSION)
+    confusion_figure(report, folder / CONFUSION_SHARES, shares=True)
+    reliability_figure(report, folder / RELIABILITY)
+    for images, name in (
+        (report.most_confident_errors, ERRORS),
+        (report.least_certain, UNCERTAIN),
+        (report.likely_label_errors, LABEL_ERRORS),
+    ):
+        gallery_figure(images, pixels_of, folder / name)
+    if history:
+        curves_figure(history, folder / CURVES)
+
+
+def confusion_figure(report: EvaluationReport, file: Path, *, shares: bool = False) -> Path:
+    """Draw the confusion matrix, shaded by the share of each true class.
+
+    Of more than 30 classes, those of the most confused pairs. The numbers in it are images, or with
+    `shares` percent of the true class.
+    """
+    matrix = shown_matrix(report.confusion, report.classes)
+    rows, columns = len(matrix.rows), len(matrix.columns)
+    figure = _figure(min(12.5, 3.8 + 0.42 * columns), min(12.0, 3.2 + 0.42 * rows))
     axes = figure.add_subplot()
-    shown = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-    if len(counts) <= _MOST_NUMBERED_CLASSES:
-        for (row, column), count in np.ndenumerate(counts):
+    shown = axes.imshow(matrix.shares, cmap="Blues", vmin=0, vmax=1)
+    if rows < _MOST_NUMBERED_CLASSES:
+        for (row, column), count in np.ndenumerate(np.array(matrix.counts)):
+            share = matrix.shares[row][column]
             if count:
-                colour = "white" if shares[row, column] > 0.5 else _INK  # noqa: PLR2004 - half
-                axes.text(column, row, str(count), ha="center", va="center", color=colour, size=8)
-    if len(counts) <= _MOST_LABELLED_CLASSES:
-        ticks = range(len(counts))
-        axes.set_xticks(ticks, report.classes, rotation=45, ha="right", parse_math=False)
-        axes.set_yticks(ticks, report.classes, parse_math=False)
+                colour = "white" if share > 0.5 else _INK  # noqa: PLR2004 - half
+                text = f"{100 * share:.0f}" if shares else str(count)
+                axes.text(column, row, text, ha="center", va="center", color=colour, size=8)
+    names = [_short(name, 24) for name in matrix.columns]
+    axes.set_xticks(range(columns), names, rotation=45, ha="right", parse_math=False)
+    axes.set_yticks(range(rows), names[:rows], parse_math=False)
     axes.set_xlabel("predicted class")
     axes.set_ylabel("true class")
+    axes.set_title("% of the true class" if shares else "images", loc="left", size=10)
     figure.colorbar(shown, fraction=0.046, label="share of the true class")
     return _save(figure, file)
 
 
-def curves_figure(history: Sequence[dict[str, float]], file: Path) -> Path:
+def reliability_figure(report: EvaluationReport, file: Path) -> Path:
+    """Draw how often the model is right against how sure it is, with intervals."""
+    figure = _figure(5.2, 5.6)
+    axes, below = figure.subplots(2, 1, sharex=True, height_ratios=(5, 1))
+    bins = [bin_ for bin_ in report.reliability if bin_.images]
+    before = [bin_ for bin_ in report.uncalibrated_reliability if bin_.images]
+    axes.plot([0, 1], [0, 1], color=_GREY, linestyle=":", linewidth=1)
+    axes.plot(
+        [bin_.confidence for bin_ in before],
+        [bin_.accuracy.value for bin_ in before],
+        color=_ORANGE, linestyle="--", linewidth=1.2, label="without temperature",
+    )  # fmt: skip
+    sure = [bin_.confidence for bin_ in bins]
+    axes.vlines(
+        sure,
+        [bin_.accuracy.low for bin_ in bins],
+        [bin_.accuracy.high for bin_ in bins],
+        color=_BLUE, alpha=0.4, linewidth=4,
+    )  # fmt: skip
+    right = [bin_.accuracy.value for bin_ in bins]
+    axes.plot(sure, right, "o", color=_BLUE, label="calibrated, 95 % interval")
+    axes.set_ylabel("how often it is right")
+    axes.legend(frameon=False, loc="upper left")
+    middles = [(bin_.low + bin_.high) / 2 for bin_ in report.reliability]
+    below.bar(middles, [bin_.images for bin_ in report.reliability], width=0.09, color=_BLUE)
+    below.set_ylabel("images")
+    below.set_xlabel("how sure the model is")
+    below.set_xlim(0, 1)
+    axes.set_ylim(-0.02, 1.04)
+    _plain(axes)
+    _plain(below)
+    return _save(figure, file)
+
+
+def curves_figure(history: Sequence[Mapping[str, Any]], file: Path) -> Path:
     """Draw loss and accuracy over the epochs, of training and validation."""
     figure = _figure(9.0, 3.4)
     epochs = [record["epoch"] for record in history]
@@ -56,33 +125,48 @@ def curves_figure(history: Sequence[dict[str, float]], file: Path) -> Path:
             axes.plot(epochs, values, color=colour, label=split, marker=marker, linewidth=1.6)
         axes.set_title(title, loc="left", size=11)
         axes.set_xlabel("epoch")
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.25)
+        _plain(axes)
         axes.legend(frameon=False)
     return _save(figure, file)
 
 
-def errors_figure(errors: Sequence[ImageError], images: np.ndarray[Any, Any], file: Path) -> Path:
-    """Draw the errors that the model was surest of, with what it said."""
-    columns = 6
-    rows = max(1, -(-len(errors) // columns))
-    figure = _figure(1.7 * columns, 2.15 * rows)
-    if not errors:
-        figure.text(0.5, 0.5, "no errors", ha="center", color=_GREY)
-    for place, error in enumerate(errors, start=1):
-        axes = figure.add_subplot(rows, columns, place)
-        pixels = images[error.row]
-        axes.imshow(pixels.squeeze(), cmap="gray", vmin=0, vmax=255)
-        axes.set_axis_off()
-        title = f"{_short(error.label)} → {_short(error.predicted)}\n{error.probability:.0%} sure"
-        axes.set_title(title, size=9, parse_math=False)
+def gallery_figure(
+    images: Sequence[GalleryImage],
+    pixels_of: Callable[[int], np.ndarray[Any, np.dtype[np.uint8]]],
+    file: Path,
+) -> Path:
+    """Draw at most 24 images of a gallery, with their label and what the model said."""
+    shown = images[:_MOST_TILES]
+    rows = max(1, -(-len(shown) // _COLUMNS))
+    figure = _figure(_TILE_WIDTH * _COLUMNS, _TILE_HEIGHT * rows, layout="none")
+    if not shown:
+        figure.text(0.5, 0.5, "no images", ha="center", color=_GREY)
+    axes = figure.add_axes((0, 0, 1, 1))  # one for all: an axes a tile takes ten times as long
+    for place, image in enumerate(shown):
+        row, column = divmod(place, _COLUMNS)
+        left, top = column * _TILE_WIDTH + _GAP, row * _TILE_HEIGHT + _WORDS
+        pixels = pixels_of(image.position)
+        height, width = pixels.shape[:2]
+        scale = _SIDE / max(height, width)
+        extent = (left, left + width * scale, top + height * scale, top)
+        axes.imshow(pixels.squeeze(), cmap="gray", vmin=0, vmax=255, extent=extent)
+        said = f"{_short(image.label)} → {_short(image.predicted)}\n{image.probability:.0%} sure"
+        middle = left + _SIDE / 2
+        axes.text(middle, top - _GAP / 2, said, ha="center", size=9, parse_math=False)
+    axes.set(xlim=(0, _TILE_WIDTH * _COLUMNS), ylim=(_TILE_HEIGHT * rows, 0), aspect="auto")
+    axes.set_axis_off()
     return _save(figure, file)
 
 
-def _figure(width: float, height: float) -> Figure:
+def _figure(width: float, height: float, layout: Any = "constrained") -> Figure:
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(width, height), layout="constrained")
+    return Figure(figsize=(width, height), layout=layout)
+
+
+def _plain(axes: Axes) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25)
 
 
 def _short(name: str, limit: int = 14) -> str:

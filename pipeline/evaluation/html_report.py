@@ -2,33 +2,40 @@
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from pipeline.atomic_files import write_text
+from pipeline.evaluation.charts import curve_charts, reliability_chart
+from pipeline.evaluation.config import SLICE_COLUMNS
+from pipeline.evaluation.confusions import confused_pairs, shown_matrix
+from pipeline.evaluation.galleries import GalleryImage
+from pipeline.evaluation.html_page import picture, render, thumbnail
 from pipeline.evaluation.report import EvaluationReport
+from pipeline.evaluation.slices import Slice
+from pipeline.metrics.classification import ClassFigures
+from pipeline.metrics.intervals import MetricEstimate
+from pipeline.metrics.names import METRICS, MetricName
 from pipeline.section import Section
 
-METRIC_NAMES = {
-    "accuracy": ("Accuracy", "share of the images whose most probable class is right"),
-    "top5_accuracy": ("Top-5 accuracy", "share whose class is among the five most probable"),
-    "macro_precision": ("Precision", "mean over the classes"),
-    "macro_recall": ("Recall", "mean over the classes; also called balanced accuracy"),
-    "macro_f1": ("F1", "mean over the classes"),
-    "log_loss": ("Log loss", "mean surprise at the true class, after calibration; less is better"),
-}
-_MOST_CONFUSED = 10
+PixelsOf = Callable[[int], np.ndarray[Any, np.dtype[np.uint8]]]
+"""Returns the image (H, W, C) of a row of the table of predictions."""
+
+_KEY_FIGURES = ("balanced_accuracy", "macro_f1", "mcc", "roc_auc", "log_loss", "ece")
+_MOST_OPEN_CLASSES = 12
+_OPEN_IMAGES = 12
+_MOST_NAMED_CLASSES = 5
 
 
 class ReportPage(Section):
     """What the page says beside the figures."""
 
     title: str
+    lead: str = ""
+    """A sentence under the title: what the images are."""
     facts: dict[str, str]
     """Short facts about run, data and model, in order."""
     notes: tuple[str, ...]
@@ -37,68 +44,128 @@ class ReportPage(Section):
     """The resolved config, dotted."""
 
 
+class _Gallery(NamedTuple):
+    key: str
+    title: str
+    words: str
+    images: list[tuple[GalleryImage, str]]
+    """With their pictures."""
+
+
 def write_html(
     report: EvaluationReport,
     page: ReportPage,
-    images: np.ndarray[Any, Any],
-    figures: dict[str, Path],
+    pixels_of: PixelsOf,
     file: Path,
+    *,
+    history: Sequence[Mapping[str, Any]] = (),
+    preview: Path | None = None,
 ) -> None:
     """Write the report.
 
     Args:
         report: the figures.
         page: the words.
-        images: the prepared store, for the gallery.
-        figures: headings and the pictures below them.
+        pixels_of: gives the images of the galleries.
         file: where the page goes.
+        history: of the training, for its curves.
+        preview: picture of the augmentation.
     """
-    environment = Environment(
-        loader=PackageLoader("pipeline.evaluation", ""), autoescape=True, undefined=StrictUndefined
-    )
-    environment.filters["percent"] = lambda share: f"{100 * share:.1f} %"
-    headline = report.metrics[f"{report.split}/accuracy"]
-    text = environment.get_template("report.html.j2").render(
+    classes = sorted(report.by_class, key=_worst_first)
+    text = render(
+        "report.html.j2",
         report=report,
         page=page,
-        headline=headline,
+        notes=[*page.notes, *_notes(report, page)],
+        key_figures=[row for row in _metric_rows(report) if row[0] in _KEY_FIGURES],
         metrics=_metric_rows(report),
-        confused=_most_confused(report),
-        figures={heading: _data_uri(path.read_bytes()) for heading, path in figures.items()},
-        gallery=[
-            (error, _data_uri(_png(images[error.row]))) for error in report.most_confident_errors
-        ],
+        pairs=confused_pairs(report.confusion, report.classes),
+        matrix=shown_matrix(report.confusion, report.classes),
+        worst=classes[:_MOST_OPEN_CLASSES],
+        other_classes=classes[_MOST_OPEN_CLASSES:],
+        galleries=[gallery for gallery in _galleries(report, pixels_of) if gallery.images],
+        open_images=_OPEN_IMAGES,
+        chart=reliability_chart(report),
+        calibration=_calibration_words(report.temperature),
+        slices=_by_column(report.slices),
+        slice_meanings=SLICE_COLUMNS,
+        curves=curve_charts(history),
+        preview=picture(preview) if preview else "",
     )
     write_text(file, text)
 
 
-def _metric_rows(report: EvaluationReport) -> list[dict[str, Any]]:
+def _worst_first(figures: ClassFigures) -> tuple[bool, float, float]:
+    """Sort by F1, then recall; classes without images last."""
+    return figures.images == 0, figures.f1.value, figures.recall.value
+
+
+def _metric_rows(report: EvaluationReport) -> list[tuple[str, MetricName, MetricEstimate]]:
     rows = []
     for key, estimate in report.metrics.items():
-        name, meaning = METRIC_NAMES[key.partition("/")[2]]
-        rows.append({"name": name, "meaning": meaning, "estimate": estimate})
+        name = key.removeprefix(f"{report.split}/")
+        rows.append((name, METRICS[name], estimate))
     return rows
 
 
-def _most_confused(report: EvaluationReport) -> Sequence[tuple[str, str, int, int]]:
-    counts = np.array(report.confusion)
-    totals = counts.sum(axis=1)
-    pairs = [
-        (report.classes[row], report.classes[column], int(counts[row, column]), int(totals[row]))
-        for row, column in zip(*np.nonzero(counts), strict=True)
-        if row != column
+def _notes(report: EvaluationReport, page: ReportPage) -> list[str]:
+    """Return what the figures themselves warn of, unless the page says it already."""
+    found = []
+    few = f"only {report.images} {report.split} images"
+    said = any(note.startswith(few) for note in page.notes)
+    if report.images < report.config.small_sample and not said:
+        found.append(f"{few}: the figures are rough")
+    absent = [figures.name for figures in report.by_class if figures.images == 0]
+    if absent:
+        named = ", ".join(absent[:_MOST_NAMED_CLASSES])
+        rest = len(absent) - _MOST_NAMED_CLASSES
+        more = f" and {rest} more" if rest > 0 else ""
+        found.append(
+            f"no {report.split} image of {named}{more}: means over classes leave "
+            f"{'it' if len(absent) == 1 else 'them'} out"
+        )
+    return found
+
+
+def _galleries(report: EvaluationReport, pixels_of: PixelsOf) -> list[_Gallery]:
+    def shown(images: Sequence[GalleryImage]) -> list[tuple[GalleryImage, str]]:
+        return [(image, thumbnail(pixels_of(image.position))) for image in images]
+
+    doubted = report.suspected_labels
+    return [
+        _Gallery(
+            "confident-errors",
+            "Most confident errors",
+            "Where the model was sure and wrong, surest first.",
+            shown(report.most_confident_errors),
+        ),
+        _Gallery(
+            "label-errors",
+            "Likely label errors",
+            f"Confident learning doubts {doubted} of the {report.images} labels, the most doubtful "
+            "first. The image decides who is right: a model that confuses two classes doubts "
+            "right labels too.",
+            shown(report.likely_label_errors),
+        ),
+        _Gallery(
+            "least-certain",
+            "Least certain",
+            "Where the two most probable classes are closest, whether the answer was right or not.",
+            shown(report.least_certain),
+        ),
     ]
-    return sorted(pairs, key=lambda pair: -pair[2])[:_MOST_CONFUSED]
 
 
-def _png(pixels_HWC: np.ndarray[Any, Any], smallest_side: int = 96) -> bytes:
-    import cv2
+def _calibration_words(temperature: float) -> str:
+    if temperature > 1.05:  # noqa: PLR2004 - five percent make no visible difference
+        return "The raw scores were too sure of themselves, so they are made milder"
+    if temperature < 0.95:  # noqa: PLR2004 - the same
+        return "The raw scores were too cautious, so they are made sharper"
+    return "The raw scores were almost right as they are"
 
-    factor = max(1, smallest_side // pixels_HWC.shape[0])
-    enlarged = np.repeat(np.repeat(pixels_HWC, factor, axis=0), factor, axis=1)
-    bgr = np.ascontiguousarray(enlarged[:, :, ::-1])
-    return bytes(cv2.imencode(".png", bgr)[1].tobytes())
 
-
-def _data_uri(png: bytes) -> str:
-    return "data:image/png;base64," + base64.b64encode(png).decode()
+def _by_column(slices: Sequence[Slice]) -> dict[str, list[Slice]]:
+    columns: dict[str, list[Slice]] = {}
+    for part in slices:
+        columns.setdefault(part.column, []).append(part)
+    return columns

@@ -1,21 +1,34 @@
 """What a model says about the images of a manifest, as a Parquet table.
 
-Columns: row (of the store), path, split, label, label_index, logits (K numbers).
+Columns: path, sha256, split, label, label_index, predicted, probability (of the predicted class),
+probabilities (K numbers, calibrated), group, mode, width, height, bytes. The table of a run also
+has row (of the prepared store) and logits (K numbers, as the model gave them).
+
+Shapes: N images, K classes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pandas as pd
 
 from pipeline.atomic_files import replacing
+from pipeline.errors import DataError
 from pipeline.section import Section
 
 Array = np.ndarray[Any, Any]
+
+FROM_MANIFEST = ["path", "sha256", "split", "label", "group", "mode", "width", "height", "bytes"]
+COLUMNS = [
+    "path", "sha256", "split", "label", "label_index", "predicted", "probability",
+    "probabilities", "group", "mode", "width", "height", "bytes",
+]  # fmt: skip
+_MOST_NAMED = 5
 
 
 class PredictionJob(Section):
@@ -27,7 +40,7 @@ class PredictionJob(Section):
     splits: tuple[str, ...]
     device: str
     file: Path
-    """Where the table goes."""
+    """Where the table goes; it has logits and no probabilities yet."""
 
 
 class PredictionResult(Section):
@@ -39,28 +52,93 @@ class PredictionResult(Section):
 
 
 @dataclass(frozen=True)
-class SplitPredictions:
-    """The predictions of one split as arrays."""
+class Predictions:
+    """Predictions as a table and as arrays; the table's index is the row number in its file."""
 
-    rows_N: Array
-    paths: list[str]
+    table: pd.DataFrame
     labels_N: Array
-    logits_NK: Array
+    probabilities_NK: Array
+
+    @classmethod
+    def of(cls, table: pd.DataFrame) -> Self:
+        """Take the arrays out of a table with the columns above."""
+        probabilities = stacked(table["probabilities"])
+        return cls(
+            table=table,
+            labels_N=table["label_index"].to_numpy(np.int64),
+            # float32 in the file: the sums are brought back to 1
+            probabilities_NK=probabilities / probabilities.sum(axis=1, keepdims=True),
+        )
+
+    @classmethod
+    def load(cls, file: Path, split: str | None = None) -> Self:
+        """Read a table, or one split of it, in its own order."""
+        table = pd.read_parquet(file)
+        return cls.of(table if split is None else table[table["split"] == split])
+
+    @property
+    def paths(self) -> list[str]:
+        """Path of each image, relative to the data's folder."""
+        return list(self.table["path"])
+
+    @property
+    def positions(self) -> Array:
+        """Row number of each image in the table that it was saved in."""
+        return self.table.index.to_numpy(np.int64)
+
+    def of_split(self, split: str) -> Self:
+        """Return the predictions of one split; they keep their row numbers."""
+        chosen = (self.table["split"] == split).to_numpy()
+        return type(self)(self.table[chosen], self.labels_N[chosen], self.probabilities_NK[chosen])
+
+
+def stacked(rows: pd.Series[Any]) -> Array:
+    """Return a column of N lists of K numbers as float64 (N, K)."""
+    if len(rows) == 0:
+        return np.zeros((0, 0))
+    return np.stack(list(rows)).astype(np.float64)
+
+
+def with_probabilities(
+    rows: pd.DataFrame, classes: Sequence[str], probabilities_NK: Array
+) -> pd.DataFrame:
+    """Return rows of a manifest as a table of predictions, numbered from 0.
+
+    Args:
+        rows: with the manifest's columns; `row` and `logits` are kept where there are any.
+        classes: of the model, in the order of its outputs.
+        probabilities_NK: calibrated, one row for each row.
+
+    Raises:
+        DataError: if a label is no class of the model.
+    """
+    index = {name: number for number, name in enumerate(classes)}
+    labels = rows["label"].map(index)
+    unknown = sorted(set(rows.loc[labels.isna(), "label"]))
+    if unknown:
+        raise DataError(
+            f"The model has no class {_listed(unknown)}; its classes are {_listed(classes)}. Leave "
+            "these images out, or name their folders as the model names its classes."
+        )
+    probabilities = probabilities_NK.astype(np.float32)
+    answers = probabilities.argmax(axis=1)
+    table = rows[FROM_MANIFEST].reset_index(drop=True)
+    table["label_index"] = labels.to_numpy(np.int64)
+    table["predicted"] = np.array(classes, dtype=object)[answers]
+    table["probability"] = probabilities[np.arange(len(answers)), answers]
+    table["probabilities"] = list(probabilities)
+    own = [column for column in ("row", "logits") if column in rows]
+    table = table[COLUMNS]
+    return table.assign(**{column: rows[column].to_numpy() for column in own})
+
+
+def _listed(names: Sequence[str]) -> str:
+    quoted = ", ".join(f"'{name}'" for name in names[:_MOST_NAMED])
+    rest = len(names) - _MOST_NAMED
+    return f"{quoted} and {rest} more" if rest > 0 else quoted
 
 
 def save(table: pd.DataFrame, file: Path) -> None:
     """Write the table whole, or not at all."""
     with replacing(file) as temporary:
         table.to_parquet(temporary, index=False)
-
-
-def load_split(file: Path, split: str) -> SplitPredictions:
-    """Return the predictions of one split, in manifest order."""
-    table = pd.read_parquet(file)
-    chosen = table[table["split"] == split]
-    return SplitPredictions(
-        rows_N=chosen["row"].to_numpy(),
-        paths=list(chosen["path"]),
-        labels_N=chosen["label_index"].to_numpy(),
-        logits_NK=np.stack(list(chosen["logits"])),
-    )

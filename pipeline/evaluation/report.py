@@ -1,39 +1,30 @@
-"""The verdict on one model and one split: figures with intervals, and where it goes wrong."""
+"""The verdict on one model and one split: figures with intervals, and where it goes wrong.
+
+Everything comes from calibrated probabilities, so that a run and `patchline evaluate` say the same.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-
 from pipeline.atomic_files import write_text
-from pipeline.evaluation.predictions import SplitPredictions, load_split
-from pipeline.metrics.classification import (
-    ClassFigures,
-    by_class,
-    confusion_matrix,
-    fit_temperature,
-    metrics,
-    softmax,
+from pipeline.errors import DataError
+from pipeline.evaluation import galleries
+from pipeline.evaluation.config import EvaluationConfig
+from pipeline.evaluation.galleries import GalleryImage
+from pipeline.evaluation.predictions import Predictions
+from pipeline.evaluation.slices import Slice, slices, undivided
+from pipeline.metrics.calibration import (
+    ReliabilityBin,
+    expected_calibration_error,
+    reliability,
+    with_temperature,
 )
+from pipeline.metrics.classification import ClassFigures, by_class, confusion_matrix, metrics
 from pipeline.metrics.intervals import MetricEstimate
 from pipeline.section import Section
 
-_GALLERY_SIZE = 24
-
-
-class ImageError(Section):
-    """An image that the model got wrong."""
-
-    path: str
-    row: int
-    """Of the prepared store."""
-    label: str
-    predicted: str
-    probability: float
-    """That the model gave to its answer."""
-    label_probability: float
-    """That the model gave to the true class."""
+_MOST_INDENTED_CLASSES = 100
 
 
 class EvaluationReport(Section):
@@ -42,82 +33,119 @@ class EvaluationReport(Section):
     name: str
     split: str
     data_fingerprint: str
+    images: int
     classes: tuple[str, ...]
     metrics: dict[str, MetricEstimate]
     """By name, the split in front: `test/accuracy`."""
     by_class: tuple[ClassFigures, ...]
+    """In the order of the classes."""
     confusion: tuple[tuple[int, ...], ...]
     """Rows are true classes, columns predicted ones."""
-    most_confident_errors: tuple[ImageError, ...]
     errors: int
+    most_confident_errors: tuple[GalleryImage, ...]
+    least_certain: tuple[GalleryImage, ...]
+    """Smallest margin between the two most probable classes first."""
+    likely_label_errors: tuple[GalleryImage, ...]
+    """Labels that confident learning doubts, the most doubtful first."""
+    suspected_labels: int
+    """How many labels it doubts in all."""
     temperature: float
-    """Fitted on the validation split."""
+    """Fitted on the validation split of the training data."""
+    reliability: tuple[ReliabilityBin, ...]
+    """Of the calibrated probabilities."""
+    uncalibrated_reliability: tuple[ReliabilityBin, ...]
+    """Of the probabilities without temperature."""
+    uncalibrated_ece: MetricEstimate
+    """Expected calibration error without temperature."""
+    slices: tuple[Slice, ...]
+    undivided: dict[str, str]
+    """Columns that were asked for and are the same for all images, with that value."""
+    config: EvaluationConfig
+
+    @property
+    def accuracy(self) -> MetricEstimate:
+        """Share of the images whose most probable class is right."""
+        return self.metrics[f"{self.split}/accuracy"]
+
+    @property
+    def commonest(self) -> tuple[str, float]:
+        """The class with most images, and the accuracy of always answering it."""
+        most = max(self.by_class, key=lambda figures: figures.images)
+        return most.name, most.images / self.accuracy.n
 
     @property
     def warning(self) -> str:
         """A sentence if the model is not clearly better than naming one class for everything."""
-        accuracy = self.metrics[f"{self.split}/accuracy"]
-        commonest = max(self.by_class, key=lambda figures: figures.images)
-        share = commonest.images / accuracy.n
-        if accuracy.low > share:
+        name, share = self.commonest
+        if self.accuracy.low > share:
             return ""
         return (
-            f"the model is not clearly better than always answering '{commonest.name}', which is "
+            f"the model is not clearly better than always answering '{name}', which is "
             f"right for {share:.1%}: train longer (training.epochs), or on more images"
         )
 
 
 def evaluate(
-    predictions_file: Path,
+    predictions: Predictions,
     *,
     name: str,
     classes: tuple[str, ...],
+    split: str,
     data_fingerprint: str,
-    split: str = "test",
+    temperature: float,
+    config: EvaluationConfig | None = None,
 ) -> EvaluationReport:
-    """Compute the report of one split; probabilities are calibrated on the validation split."""
-    validation = load_split(predictions_file, "validation")
-    temperature = fit_temperature(validation.logits_NK, validation.labels_N)
-    chosen = load_split(predictions_file, split)
-    predicted = chosen.logits_NK.argmax(axis=1)
-    confusion = confusion_matrix(chosen.labels_N, predicted, len(classes))
-    figures = metrics(chosen.logits_NK, chosen.labels_N, temperature)
+    """Compute the report.
+
+    Args:
+        predictions: of the images to report on, and of no others.
+        name: of the model.
+        classes: of the model, in the order of its outputs; some may have no image.
+        split: what the images are called; it stands in front of the figures' names.
+        data_fingerprint: version of the data.
+        temperature: that the probabilities were calibrated with.
+        config: what to show beside the figures.
+
+    Raises:
+        DataError: if there are no images.
+    """
+    if len(predictions.labels_N) == 0:
+        raise DataError(f"There is no {split} image to report on. Choose a split that has images.")
+    config = config or EvaluationConfig()
+    probabilities, labels = predictions.probabilities_NK, predictions.labels_N
+    answers = probabilities.argmax(axis=1)
+    uncalibrated = with_temperature(probabilities, temperature)
+    doubtful = galleries.likely_label_errors(predictions)
+    shown = slice(config.gallery_size)
     return EvaluationReport(
         name=name,
         split=split,
         data_fingerprint=data_fingerprint,
+        images=len(labels),
         classes=classes,
-        metrics={f"{split}/{key}": value for key, value in figures.items()},
-        by_class=by_class(confusion, classes),
-        confusion=tuple(tuple(int(count) for count in row) for row in confusion),
-        most_confident_errors=_confident_errors(chosen, classes, temperature),
-        errors=int((predicted != chosen.labels_N).sum()),
+        metrics={f"{split}/{k}": value for k, value in metrics(probabilities, labels).items()},
+        by_class=by_class(probabilities, labels, classes),
+        confusion=tuple(map(tuple, confusion_matrix(labels, answers, len(classes)).tolist())),
+        errors=int((answers != labels).sum()),
+        most_confident_errors=galleries.gallery(
+            predictions, classes, galleries.confident_errors(predictions)[shown]
+        ),
+        least_certain=galleries.gallery(
+            predictions, classes, galleries.least_certain(predictions)[shown]
+        ),
+        likely_label_errors=galleries.gallery(predictions, classes, doubtful[shown]),
+        suspected_labels=len(doubtful),
         temperature=temperature,
+        reliability=reliability(probabilities, labels),
+        uncalibrated_reliability=reliability(uncalibrated, labels),
+        uncalibrated_ece=expected_calibration_error(uncalibrated, labels),
+        slices=slices(predictions, config),
+        undivided=undivided(predictions, config),
+        config=config,
     )
 
 
 def save(report: EvaluationReport, file: Path) -> None:
-    """Write the report as JSON."""
-    write_text(file, report.model_dump_json(indent=2) + "\n")
-
-
-def _confident_errors(
-    predictions: SplitPredictions, classes: tuple[str, ...], temperature: float
-) -> tuple[ImageError, ...]:
-    """Return the errors that the model was surest of, surest first."""
-    probabilities = softmax(predictions.logits_NK, temperature)
-    predicted = probabilities.argmax(axis=1)
-    confidence = probabilities.max(axis=1)
-    wrong = np.flatnonzero(predicted != predictions.labels_N)
-    surest = wrong[np.argsort(-confidence[wrong], kind="stable")][:_GALLERY_SIZE]
-    return tuple(
-        ImageError(
-            path=predictions.paths[i],
-            row=int(predictions.rows_N[i]),
-            label=classes[predictions.labels_N[i]],
-            predicted=classes[predicted[i]],
-            probability=float(confidence[i]),
-            label_probability=float(probabilities[i, predictions.labels_N[i]]),
-        )
-        for i in surest
-    )
+    """Write the report as JSON; with very many classes in one line, to keep it small."""
+    indent = 2 if len(report.classes) <= _MOST_INDENTED_CLASSES else None
+    write_text(file, report.model_dump_json(indent=indent) + "\n")

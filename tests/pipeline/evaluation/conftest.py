@@ -1,4 +1,4 @@
-"""Predictions with known answers, saved the way the prediction process saves them."""
+"""Predictions with known answers, saved the way a run saves them."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ import numpy as np
 import pandas as pd
 
 from pipeline.evaluation import predictions
+from pipeline.evaluation.config import EvaluationConfig
+from pipeline.evaluation.evaluating import calibrated
+from pipeline.evaluation.predictions import Predictions
 from pipeline.evaluation.report import EvaluationReport, evaluate
 
 
-def save_predictions(
-    file: Path,
+def predicted_rows(
     classes: tuple[str, ...],
     *,
     accuracy: float = 0.7,
     per_class: int = 6,
     paths: str = "{label}/{row}.png",
-) -> Path:
-    """Write validation and test predictions that are right in about that share of the images."""
+) -> pd.DataFrame:
+    """Return rows of a manifest with logits that are right in about that share of the images."""
     generator = np.random.default_rng(0)
     rows: list[dict[str, Any]] = []
     for split in ("validation", "test"):
@@ -29,25 +31,85 @@ def save_predictions(
                 said = index if generator.random() < accuracy else index - 1
                 logits = generator.normal(0, 0.5, len(classes))
                 logits[said] += 4
-                path = paths.format(label=label, row=len(rows))
+                number = len(rows)
                 rows.append(
                     {
-                        "row": len(rows),
-                        "path": path,
+                        "path": paths.format(label=label, row=number),
+                        "sha256": f"{number:064x}",
                         "split": split,
                         "label": label,
-                        "label_index": index,
+                        "group": f"camera {number % 3}",
+                        "mode": "RGB",
+                        "width": 30 + number,
+                        "height": 40,
+                        "bytes": 500 * (number + 1),
+                        "row": number,
                         "logits": logits.astype(np.float32),
                     }
                 )
-    predictions.save(pd.DataFrame(rows), file)
+    return pd.DataFrame(rows)
+
+
+def save_predictions(file: Path, classes: tuple[str, ...], **settings: Any) -> Path:
+    """Write validation and test predictions, calibrated."""
+    table, _ = calibrated(predicted_rows(classes, **settings), classes)
+    predictions.save(table, file)
     return file
 
 
-def report_of(folder: Path, classes: tuple[str, ...], **settings: Any) -> EvaluationReport:
-    """Return the report of such predictions."""
-    file = save_predictions(folder / "predictions.parquet", classes, **settings)
-    return evaluate(file, name="photos", classes=classes, data_fingerprint="0123abcd")
+def report_of(
+    folder: Path,
+    classes: tuple[str, ...],
+    *,
+    config: EvaluationConfig | None = None,
+    **settings: Any,
+) -> EvaluationReport:
+    """Return the report of such predictions, and save them as `predictions.parquet`."""
+    table, temperature = calibrated(predicted_rows(classes, **settings), classes)
+    file = folder / "predictions.parquet"
+    predictions.save(table, file)
+    return evaluate(
+        Predictions.load(file, "test"),
+        name="photos",
+        classes=classes,
+        split="test",
+        data_fingerprint="0123abcd",
+        temperature=temperature,
+        config=config,
+    )
+
+
+def made_of(
+    probabilities_NK: np.ndarray[Any, Any], labels: list[int], **columns: Any
+) -> Predictions:
+    """Return predictions with the given probabilities, and columns of the manifest."""
+    classes = [f"class {k}" for k in range(probabilities_NK.shape[1])]
+    count = len(labels)
+    rows = {
+        "path": [f"{k}.png" for k in range(count)],
+        "sha256": "0" * 64,
+        "split": "test",
+        "label": [classes[label] for label in labels],
+        "group": "",
+        "mode": "RGB",
+        "width": 32,
+        "height": 32,
+        "bytes": 1000,
+    }
+    table = pd.DataFrame({**rows, **columns}, index=range(count))
+    return Predictions.of(predictions.with_probabilities(table, classes, probabilities_NK))
+
+
+def random_predictions(
+    count: int, num_classes: int, *, seed: int = 0, skill: float = 2.0, **columns: Any
+) -> Predictions:
+    """Return predictions with some skill."""
+    generator = np.random.default_rng(seed)
+    labels = generator.integers(0, num_classes, count)
+    logits = generator.normal(size=(count, num_classes))
+    logits[np.arange(count), labels] += skill
+    odds = np.exp(logits)
+    return made_of(odds / odds.sum(axis=1, keepdims=True), labels.tolist(), **columns)
 
 
 def random_images(count: int, channels: int) -> np.ndarray[Any, np.dtype[np.uint8]]:

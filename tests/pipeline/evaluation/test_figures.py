@@ -35,15 +35,17 @@ def _pixels(file: Path) -> np.ndarray[Any, Any]:
         assert opened.format == "PNG"
         pixels = np.asarray(opened.convert("RGB"))
     assert min(pixels.shape[:2]) >= 200
-    assert np.unique(pixels.reshape(-1, 3), axis=0).shape[0] > 5
+    assert len(np.unique(pixels[::3, ::3].astype(int) @ (65536, 256, 1))) > 5
     return pixels
 
 
-@pytest.mark.parametrize("count", [2, 3, 40])
-def test_the_confusion_matrix_of_few_and_many_classes(tmp_path: Path, count: int) -> None:
-    """A picture is written for 2 classes as for 40."""
-    report = report_of(tmp_path, tuple(f"class {k}" for k in range(count)))
-    _pixels(figures.confusion_figure(report, tmp_path / "confusion.png"))
+@pytest.mark.parametrize(("count", "shares"), [(2, True), (40, False)])
+def test_the_confusion_matrix_of_few_and_many_classes(
+    tmp_path: Path, count: int, shares: bool
+) -> None:
+    """A picture is written for 2 classes as for 40, in images as in shares."""
+    report = report_of(tmp_path, tuple(f"class {k}" for k in range(count)), per_class=3)
+    _pixels(figures.confusion_figure(report, tmp_path / "confusion.png", shares=shares))
 
 
 def test_the_confusion_matrix_shows_where_the_errors_are(tmp_path: Path) -> None:
@@ -80,23 +82,31 @@ def test_one_epoch_is_marked(tmp_path: Path) -> None:
     assert _share_of_blue(one) > 1.05 * _share_of_blue(none) > 0
 
 
+@pytest.mark.parametrize("accuracy", [0.0, 1.0])
+def test_the_reliability_diagram_of_any_model(tmp_path: Path, accuracy: float) -> None:
+    """The diagram is drawn for a model that is always right, and for one that never is."""
+    report = report_of(tmp_path, CLASSES, accuracy=accuracy)
+    drawn = _pixels(figures.reliability_figure(report, tmp_path / "reliability.png"))
+    assert _share_of_blue(drawn) > 1e-4
+
+
 @pytest.mark.parametrize("channels", [1, 3])
-def test_the_errors_show_their_images(tmp_path: Path, channels: int) -> None:
-    """Each error's own image is drawn, grey or in colour."""
-    report = report_of(tmp_path, CLASSES, accuracy=0.5)
-    rows = [error.row for error in report.most_confident_errors]
+def test_a_gallery_shows_its_images(tmp_path: Path, channels: int) -> None:
+    """Each image of a gallery is drawn, grey or in colour."""
+    shown = report_of(tmp_path, CLASSES, accuracy=0.5).most_confident_errors
     black = np.zeros((36, 12, 12, channels), np.uint8)
     marked = black.copy()
-    marked[rows] = 200
-    dark = _pixels(figures.errors_figure(report.most_confident_errors, black, tmp_path / "1.png"))
-    light = _pixels(figures.errors_figure(report.most_confident_errors, marked, tmp_path / "2.png"))
+    marked[[image.position for image in shown]] = 200
+    dark = _pixels(figures.gallery_figure(shown, black.__getitem__, tmp_path / "1.png"))
+    light = _pixels(figures.gallery_figure(shown, marked.__getitem__, tmp_path / "2.png"))
     assert (dark == 0).all(axis=2).mean() > 0.05
     assert (light == 0).all(axis=2).mean() < 0.01
 
 
-def test_no_errors_make_a_picture_too(tmp_path: Path) -> None:
+def test_an_empty_gallery_makes_a_picture_too(tmp_path: Path) -> None:
     """Where nothing went wrong the picture says so."""
-    file = figures.errors_figure((), random_images(1, 3), tmp_path / "errors.png")
+    images = random_images(1, 3)
+    file = figures.gallery_figure((), images.__getitem__, tmp_path / "errors.png")
     with Image.open(file) as opened:
         assert np.asarray(opened.convert("L")).min() < 200
 
@@ -105,12 +115,13 @@ def test_names_with_signs_of_formulas_are_drawn(tmp_path: Path) -> None:
     """Dollar signs and underscores in class names are letters, not formulas."""
     report = report_of(tmp_path, ("$5_$9", "$a^", "{b$"), accuracy=0.3)
     images = random_images(36, 3)
+    shown = report.most_confident_errors
     _pixels(figures.confusion_figure(report, tmp_path / "confusion.png"))
-    _pixels(figures.errors_figure(report.most_confident_errors, images, tmp_path / "errors.png"))
+    _pixels(figures.gallery_figure(shown, images.__getitem__, tmp_path / "errors.png"))
 
 
 def test_a_real_run_has_its_pictures(finished_run: Run) -> None:
-    """The run's report folder holds the three pictures under their fixed names."""
+    """The run's report folder holds the pictures under their fixed names."""
     folder = Path(str(finished_run.summary["report"])).parent
-    for name in (figures.CONFUSION, figures.CURVES, figures.ERRORS):
+    for name in (figures.CONFUSION, figures.RELIABILITY, figures.CURVES, figures.ERRORS):
         _pixels(folder / name)

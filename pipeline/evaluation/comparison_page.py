@@ -1,0 +1,113 @@
+"""A comparison as one HTML file that needs nothing else, and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline.atomic_files import write_text
+from pipeline.evaluation.comparison import (
+    ClassChange,
+    Comparison,
+    FlippedImage,
+    p_value_text,
+    points,
+)
+from pipeline.evaluation.decision import Decision
+from pipeline.evaluation.html_page import render, thumbnail
+from pipeline.metrics.intervals import MetricEstimate
+
+PAGE, COMPARISON, DECISION = "comparison.html", "comparison.json", "decision.json"
+PixelsOf = Callable[[int], np.ndarray[Any, Any] | None]
+"""Returns the image (H, W, C) in uint8 at a position of the comparison; none if it is gone."""
+
+_FEW_IMAGES = 20
+_CLASSES_SHOWN = 30
+_MARGIN = 0.3
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """Places, in percent of the width, of a difference, its interval and zero."""
+
+    low: float
+    value: float
+    high: float
+    zero: float
+
+
+def write_comparison(
+    comparison: Comparison,
+    decision: Decision | None,
+    folder: Path,
+    pixels_of: PixelsOf | None,
+) -> Path:
+    """Write page, comparison and decision into the folder, and return the page.
+
+    Args:
+        comparison: the figures.
+        decision: what follows from them; without one the page states the figures alone.
+        folder: where `comparison.html`, `comparison.json` and `decision.json` go.
+        pixels_of: gives the images that flipped; none if none of them can be shown.
+    """
+    write_text(folder / COMPARISON, comparison.model_dump_json(indent=2) + "\n")
+    if decision:
+        write_text(folder / DECISION, decision.model_dump_json(indent=2) + "\n")
+    changes = _worst_first(comparison.by_class)
+    text = render(
+        "comparison.html.j2",
+        comparison=comparison,
+        decision=decision,
+        axis=_axis(comparison.paired.difference),
+        p_value=p_value_text(comparison.paired.p_value),
+        changes=changes[:_CLASSES_SHOWN],
+        further_changes=changes[_CLASSES_SHOWN:],
+        without_images=len(comparison.by_class) - len(changes),
+        largest_change=max([abs(change.difference.value) for change in changes], default=0) or 1,
+        few_images=_FEW_IMAGES,
+        points=lambda share: points(share).replace("-", "\N{MINUS SIGN}"),
+        figure=_figure,
+        newly_right=_with_pictures(comparison.newly_right, pixels_of),
+        newly_wrong=_with_pictures(comparison.newly_wrong, pixels_of),
+    )
+    page = folder / PAGE
+    write_text(page, text)
+    return page
+
+
+def _worst_first(changes: tuple[ClassChange, ...]) -> list[ClassChange]:
+    """Return the classes that have images; those that lost most come first."""
+    present = [change for change in changes if change.images]
+    return sorted(present, key=lambda change: (change.difference.value, -change.images))
+
+
+def _axis(difference: MetricEstimate) -> _Axis:
+    """Return places that leave a margin for the numbers at both ends of the interval."""
+    low, high = min(difference.low, 0.0), max(difference.high, 0.0)
+    margin = _MARGIN * max(high - low, 0.001)
+    whole = high - low + 2 * margin
+
+    def place(share: float) -> float:
+        return round(100 * (share - low + margin) / whole, 2)
+
+    return _Axis(place(difference.low), place(difference.value), place(difference.high), place(0.0))
+
+
+def _figure(value: float) -> str:
+    """Return a gate's figure in up to four digits, whatever its unit."""
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"  # noqa: PLR2004 - four digits
+
+
+def _with_pictures(
+    flipped: tuple[FlippedImage, ...], pixels_of: PixelsOf | None
+) -> list[tuple[FlippedImage, str]]:
+    """Return each image with its data URI, which is empty where the image is gone."""
+    shown = []
+    for image in flipped:
+        pixels_HWC = pixels_of(image.position) if pixels_of else None
+        shown.append((image, "" if pixels_HWC is None else thumbnail(pixels_HWC)))
+    return shown

@@ -1,0 +1,114 @@
+"""Which images a person should look at: confident errors, uncertain answers, suspect labels.
+
+Shapes: N images, K classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pipeline.evaluation.predictions import Predictions
+from pipeline.section import Section
+
+Array = np.ndarray[Any, Any]
+_ANSWERS = 3
+
+
+class Answer(Section):
+    """A class, and the probability that the model gave to it."""
+
+    name: str
+    probability: float
+
+
+class GalleryImage(Section):
+    """An image, and what the model thought of it."""
+
+    path: str
+    position: int
+    """Row in the table of predictions, from 0."""
+    label: str
+    label_probability: float
+    """That the model gave to the label."""
+    answers: tuple[Answer, ...]
+    """The most probable classes, at most three, the first one first."""
+
+    @property
+    def predicted(self) -> str:
+        """The most probable class."""
+        return self.answers[0].name
+
+    @property
+    def probability(self) -> float:
+        """That the model gave to its answer."""
+        return self.answers[0].probability
+
+
+def confident_errors(predictions: Predictions) -> Array:
+    """Return the places of all errors, the one with the most probable wrong answer first."""
+    probabilities = predictions.probabilities_NK
+    wrong = np.flatnonzero(probabilities.argmax(axis=1) != predictions.labels_N)
+    order: Array = wrong[np.argsort(-probabilities[wrong].max(axis=1), kind="stable")]
+    return order
+
+
+def least_certain(predictions: Predictions) -> Array:
+    """Return the places of all images, that with the smallest margin of its two top classes first.
+
+    The margin is that of Scheffer et al. 2001 (Active Hidden Markov Models, section 3).
+    """
+    two = np.partition(predictions.probabilities_NK, -2, axis=1)[:, -2:]
+    order: Array = np.argsort(two[:, 1] - two[:, 0], kind="stable")
+    return order
+
+
+def likely_label_errors(predictions: Predictions) -> Array:
+    """Return the places of the images whose label confident learning doubts, most doubtful first.
+
+    A class's threshold is the mean probability that its own images get for it. An image is
+    doubtful if another class passes its threshold there, is the most probable of those that do,
+    and more probable than the label; rank is the margin between the two (Northcutt, Jiang, Chuang
+    2021, arXiv 1911.00068: equation 1, ranked as in its "prune by noise rate").
+    The probabilities must come from images that the model was not trained on.
+    """
+    probabilities, labels = predictions.probabilities_NK, predictions.labels_N
+    own = probabilities[np.arange(len(labels)), labels]
+    images = np.bincount(labels, minlength=probabilities.shape[1])
+    sums = np.bincount(labels, weights=own, minlength=probabilities.shape[1])
+    thresholds = np.where(images > 0, sums / np.maximum(images, 1), np.inf)
+    passing = np.where(probabilities >= thresholds, probabilities, -1.0)
+    confident = passing.argmax(axis=1)
+    doubtful = np.flatnonzero((passing.max(axis=1) >= 0) & (confident != labels))
+    margins = probabilities[doubtful, confident[doubtful]] - own[doubtful]
+    doubtful, margins = doubtful[margins > 0], margins[margins > 0]
+    order: Array = doubtful[np.argsort(-margins, kind="stable")]
+    return order
+
+
+def gallery(
+    predictions: Predictions, classes: Sequence[str], places: Array
+) -> tuple[GalleryImage, ...]:
+    """Describe the images at some places of the predictions."""
+    probabilities = predictions.probabilities_NK[places]
+    paths = predictions.table["path"].iloc[places]
+    top = np.argsort(-probabilities, axis=1, kind="stable")[:, :_ANSWERS]
+    return tuple(
+        GalleryImage(
+            path=str(path),
+            position=int(position),
+            label=classes[label],
+            label_probability=float(row[label]),
+            answers=tuple(Answer(name=classes[k], probability=float(row[k])) for k in best),
+        )
+        for path, position, label, row, best in zip(
+            paths,
+            predictions.positions[places],
+            predictions.labels_N[places],
+            probabilities,
+            top,
+            strict=True,
+        )
+    )

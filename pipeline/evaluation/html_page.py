@@ -1,0 +1,95 @@
+"""How every page is made: one HTML file without script, network or another file."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+Array = np.ndarray[Any, Any]
+
+_THUMBNAIL_SIDE = 160
+_LOSSLESS_SIDE = 48
+_JPEG_QUALITY = 84
+_LARGE_PICTURE_BYTES = 300_000
+_LARGE_PICTURE_WIDTH = 1400
+_NO_BREAK = "\N{NO-BREAK SPACE}"
+
+
+def render(template: str, **values: Any) -> str:
+    """Return a page from a template of this package; every value is escaped."""
+    environment = Environment(
+        loader=PackageLoader("pipeline.evaluation", ""),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["percent"] = percent
+    environment.filters["decimal"] = lambda number: f"{number:.3f}"
+    environment.filters["count"] = lambda number: f"{number:,}".replace(",", _NO_BREAK)
+    environment.filters["plural"] = plural
+    return environment.get_template(template).render(**values)
+
+
+def percent(share: float) -> str:
+    """Return a share as percent with one digit; only what is exactly so is 0 or 100."""
+    text = f"{100 * share:.1f}"
+    if text == "100.0" and share < 1:
+        text = ">99.9"
+    elif text == "0.0" and share > 0:
+        text = "<0.1"
+    return f"{text}{_NO_BREAK}%"
+
+
+def plural(number: int, one: str, many: str = "") -> str:
+    """Return the number with its noun."""
+    noun = one if number == 1 else many or f"{one}s"
+    return f"{number:,}{_NO_BREAK}{noun}".replace(",", _NO_BREAK)
+
+
+def thumbnail(pixels_HWC: Array) -> str:
+    """Return a data URI of a small picture: small images unchanged, larger ones as JPEG.
+
+    Args:
+        pixels_HWC: uint8, grey (one channel) or RGB.
+    """
+    import cv2
+
+    height, width = pixels_HWC.shape[:2]
+    pixels = np.ascontiguousarray(pixels_HWC[:, :, ::-1])
+    if max(height, width) <= _LOSSLESS_SIDE:
+        return _data_uri("png", cv2.imencode(".png", pixels)[1])
+    if max(height, width) > _THUMBNAIL_SIDE:
+        scale = _THUMBNAIL_SIDE / max(height, width)
+        size = (max(1, round(width * scale)), max(1, round(height * scale)))
+        pixels = cv2.resize(pixels, size, interpolation=cv2.INTER_AREA)
+    return _data_uri("jpeg", _jpeg(pixels))
+
+
+def picture(file: Path) -> str:
+    """Return a data URI of a PNG file; a large one is made smaller."""
+    import cv2
+
+    content = file.read_bytes()
+    if len(content) <= _LARGE_PICTURE_BYTES:
+        return _data_uri("png", content)
+    pixels: Any = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_COLOR)
+    height, width = pixels.shape[:2]
+    if width > _LARGE_PICTURE_WIDTH:
+        size = (_LARGE_PICTURE_WIDTH, max(1, round(height * _LARGE_PICTURE_WIDTH / width)))
+        pixels = cv2.resize(pixels, size, interpolation=cv2.INTER_AREA)
+    return _data_uri("jpeg", _jpeg(pixels))
+
+
+def _jpeg(pixels: Array) -> Any:
+    import cv2
+
+    return cv2.imencode(".jpg", pixels, [cv2.IMWRITE_JPEG_QUALITY, _JPEG_QUALITY])[1]
+
+
+def _data_uri(kind: str, content: Any) -> str:
+    return f"data:image/{kind};base64,{base64.b64encode(bytes(content)).decode()}"

@@ -1,0 +1,125 @@
+"""Accuracy on parts of the images: by group, by size, by any column of the manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from pipeline.evaluation.config import EvaluationConfig
+from pipeline.evaluation.predictions import Predictions
+from pipeline.metrics.intervals import MetricEstimate, proportion
+from pipeline.section import Section
+
+Array = np.ndarray[Any, Any]
+_MOST_VALUES = 12
+_QUARTERS = 4
+_UNITS = {"size": "px", "width": "px", "height": "px"}
+
+
+class Slice(Section):
+    """A part of the images, and how many of them the model recognised."""
+
+    column: str
+    value: str
+    images: int
+    accuracy: MetricEstimate
+    small: bool
+    """Fewer images than `evaluation.small_sample`."""
+    differs: bool
+    """The interval does not contain the accuracy on all images."""
+
+
+def slices(predictions: Predictions, config: EvaluationConfig) -> tuple[Slice, ...]:
+    """Return the parts by each chosen column; one that does not divide the images has none."""
+    right_N = predictions.probabilities_NK.argmax(axis=1) == predictions.labels_N
+    overall = float(right_N.mean())
+    found = []
+    for column in config.slices:
+        parts = list(_parts(column, _values(predictions.table, column)))
+        if len(parts) < 2:  # noqa: PLR2004 - one part is no division
+            continue
+        for value, chosen_N in parts:
+            accuracy = proportion(int(right_N[chosen_N].sum()), int(chosen_N.sum()))
+            found.append(
+                Slice(
+                    column=column,
+                    value=value,
+                    images=accuracy.n,
+                    accuracy=accuracy,
+                    small=accuracy.n < config.small_sample,
+                    differs=not accuracy.low <= overall <= accuracy.high,
+                )
+            )
+    return tuple(found)
+
+
+def undivided(predictions: Predictions, config: EvaluationConfig) -> dict[str, str]:
+    """Return the chosen columns that are the same for all images, with that value."""
+    found = {}
+    for column in config.slices:
+        parts = list(_parts(column, _values(predictions.table, column)))
+        if len(parts) == 1:
+            found[column] = parts[0][0]
+    return found
+
+
+def _values(table: pd.DataFrame, column: str) -> pd.Series[Any]:
+    if column == "size":
+        return table[["width", "height"]].min(axis=1)
+    if column == "folder":
+        return table["path"].map(lambda path: str(PurePosixPath(path).parent))
+    return table[column]
+
+
+def _parts(column: str, values: pd.Series[Any]) -> Iterator[tuple[str, Array]]:
+    """Yield the name of each part and which images belong to it (N)."""
+    if pd.api.types.is_numeric_dtype(values):
+        yield from _quarters(values.to_numpy(), column)
+    else:
+        yield from _most_frequent(values.fillna("").astype(str))
+
+
+def _quarters(values_N: Array, column: str) -> Iterator[tuple[str, Array]]:
+    """Cut numbers into four parts of about equal size; few different numbers stay as they are."""
+    distinct = np.unique(values_N)
+    if len(distinct) <= _QUARTERS:
+        codes_N = np.searchsorted(distinct, values_N)
+    else:
+        inner = np.quantile(values_N, np.arange(1, _QUARTERS) / _QUARTERS)
+        codes_N = np.searchsorted(np.unique(inner), values_N, side="left")
+    for code in np.unique(codes_N):
+        chosen_N = codes_N == code
+        yield _range_text(values_N[chosen_N].min(), values_N[chosen_N].max(), column), chosen_N
+
+
+def _range_text(low: float, high: float, column: str) -> str:
+    first, last = _number_text(low, column), _number_text(high, column)
+    if first == last:
+        return first
+    unit = f" {_UNITS[column]}" if column in _UNITS else ""
+    return f"{first.removesuffix(unit)} to {last}"
+
+
+def _number_text(number: float, column: str) -> str:
+    if column == "bytes":
+        for unit, size in (("MB", 1e6), ("kB", 1e3)):
+            if number >= size:
+                return f"{number / size:.1f} {unit}"
+        return f"{number:.0f} bytes"
+    return f"{number:.0f} {_UNITS[column]}" if column in _UNITS else f"{number:g}"
+
+
+def _most_frequent(values: pd.Series[Any]) -> Iterator[tuple[str, Array]]:
+    """Keep the most frequent values, most frequent first, and put the others together."""
+    counts = values.value_counts(sort=False)
+    ordered = sorted(counts.index, key=lambda value: (-counts[value], value))
+    kept = ordered if len(ordered) <= _MOST_VALUES else ordered[: _MOST_VALUES - 1]
+    for value in kept:
+        yield value or "none given", (values == value).to_numpy()
+    if len(kept) < len(ordered):
+        others = f"{len(ordered) - len(kept)} others"
+        yield others, (~values.isin(kept)).to_numpy()

@@ -1,0 +1,83 @@
+"""The evaluation stage: the temperature, and the files of a report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.optimize import minimize_scalar
+from scipy.special import softmax
+from sklearn.metrics import log_loss
+
+from pipeline.evaluation import figures
+from pipeline.evaluation.evaluating import calibrated, write_report
+from pipeline.evaluation.html_report import ReportPage
+from pipeline.evaluation.predictions import Predictions
+from pipeline.evaluation.report import EvaluationReport
+from tests.conftest import Run
+from tests.pipeline.evaluation.conftest import predicted_rows, random_images, report_of
+
+CLASSES = ("across", "down", "rising", "falling")
+PICTURES = {
+    figures.CONFUSION,
+    figures.CONFUSION_SHARES,
+    figures.RELIABILITY,
+    figures.ERRORS,
+    figures.UNCERTAIN,
+    figures.LABEL_ERRORS,
+}
+FILES = {"report.html", "report.json", "predictions.parquet"}
+
+
+def test_the_temperature_comes_from_the_validation_split() -> None:
+    """It gives the validation split its smallest log loss, and leaves the test split out of it."""
+    rows = predicted_rows(CLASSES)
+    validation = (rows["split"] == "validation").to_numpy()
+    rows.loc[validation, "logits"] *= 8
+    table, temperature = calibrated(rows, CLASSES)
+    logits = np.stack(list(rows["logits"]))[validation].astype(np.float64)
+    labels = table["label_index"].to_numpy()[validation]
+
+    def loss(value: float) -> float:
+        return float(log_loss(labels, softmax(logits / value, axis=1), labels=range(4)))
+
+    best = minimize_scalar(lambda log: loss(np.exp(log)), bounds=(-3, 3), method="bounded")
+    assert loss(temperature) == pytest.approx(best.fun, abs=1e-4)
+    _, other = calibrated(predicted_rows(CLASSES), CLASSES)
+    assert temperature > 2 * other
+
+
+def test_probabilities_are_the_logits_over_the_temperature() -> None:
+    """The table's probabilities of both splits come from its logits with that temperature."""
+    table, temperature = calibrated(predicted_rows(CLASSES), CLASSES)
+    logits = np.stack(list(table["logits"])).astype(np.float64)
+    expected = softmax(logits / temperature, axis=1)
+    assert Predictions.of(table).probabilities_NK == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("epochs", [0, 3])
+def test_a_report_has_its_files_under_fixed_names(tmp_path: Path, epochs: int) -> None:
+    """Page, JSON, predictions and pictures are written, curves only with a history."""
+    report = report_of(tmp_path, CLASSES)
+    predictions = Predictions.load(tmp_path / "predictions.parquet")
+    images = random_images(len(predictions.paths), 3)
+    keys = ("train_loss", "validation_loss", "train_accuracy", "validation_accuracy")
+    history = [{"epoch": epoch, **dict.fromkeys(keys, 0.5)} for epoch in range(epochs)]
+    page = ReportPage(title="photos", facts={}, notes=(), settings={})
+    folder = tmp_path / "report"
+    html = write_report(report, page, predictions, images.__getitem__, folder, history=history)
+    assert html == folder / "report.html"
+    expected = FILES | PICTURES | ({figures.CURVES} if epochs else set())
+    assert {file.name for file in folder.iterdir()} == expected
+    text = (folder / "report.json").read_text(encoding="utf-8")
+    assert EvaluationReport.model_validate_json(text) == report
+    assert pd.read_parquet(folder / "predictions.parquet").equals(predictions.table)
+
+
+def test_a_real_run_has_its_files(finished_run: Run) -> None:
+    """The run's report folder holds every file, and nothing half-made."""
+    folder = Path(str(finished_run.summary["report"])).parent
+    assert {file.name for file in folder.iterdir()} == FILES | PICTURES | {figures.CURVES}
+    assert not (folder.parent / "prediction" / "logits.parquet").exists()
