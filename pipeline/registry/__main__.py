@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from pipeline.atomic_files import write_text
 from pipeline.data import manifest as manifests
 from pipeline.data.prepared_store import open_images
 from pipeline.event_log import EventWriter
 from pipeline.model_files import load_model, save_model
 from pipeline.registry.export import ProbabilityModel, export_onnx, largest_difference
+from pipeline.registry.model_card import model_card
 from pipeline.registry.packaging_job import Package, PackagingJob
 from pipeline.registry.server_file import write_server
 from pipeline.worker_process import worker_main
@@ -17,7 +19,7 @@ _CHECKED_IMAGES = 256
 
 
 def package(job: PackagingJob, _events: EventWriter) -> Package:
-    """Write the package and compare it with the trained model on real test images."""
+    """Write the package, compare it with the trained model on real test images, describe it."""
     model, description = load_model(job.model_folder)
     description = description.model_copy(update={"temperature": job.temperature})
     save_model(job.folder, model, description)
@@ -28,6 +30,13 @@ def package(job: PackagingJob, _events: EventWriter) -> Package:
     table = manifests.usable(manifests.load(job.manifest_file))
     rows = np.flatnonzero(table["split"] == "test")[:_CHECKED_IMAGES]
     difference = largest_difference(whole, onnx_file, open_images(job.store)[rows])
+    card = model_card(
+        description,
+        job.card,
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        check=f"probabilities of {len(rows)} test images differ by at most {difference:.1g}",
+    )
+    write_text(job.folder / "model_card.md", card)
     size = sum(file.stat().st_size for file in job.folder.iterdir() if file.is_file())
     return Package(
         folder=job.folder, largest_difference=difference, checked_images=len(rows), bytes=size

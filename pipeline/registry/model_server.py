@@ -7,6 +7,7 @@ OpenCV, Pillow and MLflow only: no torch, no Patchline, no plugin, no pickle.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ import mlflow.pyfunc
 import pandas as pd
 
 from pipeline.registry.packaged_model import PackagedModel
+
+_SERVING = "_MLFLOW_IS_IN_SERVING_ENVIRONMENT"
+"""Set to `true` by MLflow's server, which must not read its own files for whoever asks."""
 
 
 class ImageClassifier(mlflow.pyfunc.PythonModel):  # type: ignore[name-defined,misc]  # MLflow is loosely typed
@@ -32,4 +36,5 @@ class ImageClassifier(mlflow.pyfunc.PythonModel):  # type: ignore[name-defined,m
         del context  # `load_context` has used it
         has_column = hasattr(model_input, "columns")
         images = list(model_input["image"]) if has_column else list(model_input)
-        return self.model.answers(images, top_k=int((params or {}).get("top_k", 5)))
+        top_k = int((params or {}).get("top_k", 5))
+        return self.model.answers(images, top_k, paths=os.environ.get(_SERVING) != "true")

@@ -1,7 +1,7 @@
 """A packaged model: decode, resize, run ONNX, name the classes.
 
-Written into every package together with the decoder, so it imports numpy and onnxruntime and
-nothing else of ours: no torch, no plugin.
+Written into every package together with the decoder, so it imports numpy, onnxruntime and OpenCV
+and nothing else of ours: no torch, no plugin.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import onnxruntime
 
@@ -22,33 +23,49 @@ _SHOWN = 300
 
 
 class PackagedModel:
-    """An ONNX model with the description that makes it an image classifier."""
+    """An ONNX model with the description that makes it an image classifier.
+
+    Args:
+        onnx_file: the package's `model.onnx`.
+        description_file: the package's `model.json`.
+        threads: how many threads compute one batch; 0 for one a core.
+    """
 
     def __init__(self, onnx_file: Path, description_file: Path, threads: int = 0) -> None:
         description = json.loads(description_file.read_text(encoding="utf-8"))
         self.classes: list[str] = description["classes"]
         self.image: dict[str, Any] = description["image"]
+        self.temperature: float = description.get("temperature", 1.0)
+        self._files = onnx_file, description_file
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         self._session = onnxruntime.InferenceSession(
             str(onnx_file), options, providers=["CPUExecutionProvider"]
         )
 
-    def pixels(self, image: object) -> np.ndarray[Any, Any]:
+    def with_threads(self, threads: int) -> PackagedModel:
+        """Return the same model, opened again with another number of threads."""
+        return PackagedModel(*self._files, threads)
+
+    def pixels(self, image: object, *, paths: bool = True) -> np.ndarray[Any, Any]:
         """Return what the network is fed, uint8 (H, W, C).
 
         Args:
             image: encoded bytes, base64 text, a path, or an array (H, W) or (H, W, C) of uint8.
+            paths: whether text may be a path; a server reads no files for its clients.
 
         Raises:
-            UndecodableImageError: with the reason, if it is none of them.
+            UndecodableImageError: with the reason, if it is none of them, or too large.
         """
         spec = self.image
-        if isinstance(image, np.ndarray):
-            decoded = _as_channels(image, spec["channels"])
-        else:
-            decoded = decode_image(_as_bytes(image), spec["channels"])
-        return resize_image(decoded, spec["height"], spec["width"], spec["resize"])
+        try:
+            if isinstance(image, np.ndarray):
+                decoded = _as_channels(image, spec["channels"])
+            else:
+                decoded = decode_image(_as_bytes(image, paths=paths), spec["channels"])
+            return resize_image(decoded, spec["height"], spec["width"], spec["resize"])
+        except (cv2.error, MemoryError) as error:  # a strip of 1 x 100,000 pixels, for one
+            raise UndecodableImageError("the image is too large, or too narrow") from error
 
     def probabilities(self, pixels_BHWC: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Return calibrated probabilities (B, K)."""
@@ -57,7 +74,9 @@ class PackagedModel:
         probabilities_BK: np.ndarray[Any, Any] = np.asarray(outputs[0])
         return probabilities_BK
 
-    def answers(self, images: list[object], top_k: int = 5) -> list[dict[str, Any]]:
+    def answers(
+        self, images: list[object], top_k: int = 5, *, paths: bool = True
+    ) -> list[dict[str, Any]]:
         """Return one answer for each image, in order.
 
         An answer holds `label`, `probability`, `top_k` and `error`. An image that cannot be read
@@ -73,7 +92,7 @@ class PackagedModel:
                 "error": None,
             }
             try:
-                decoded.append(self.pixels(image))
+                decoded.append(self.pixels(image, paths=paths))
             except UndecodableImageError as error:
                 answer["error"] = str(error)
             answers.append(answer)
@@ -81,10 +100,14 @@ class PackagedModel:
             readable = [answer for answer in answers if answer["error"] is None]
             probabilities_BK = self.probabilities(np.stack(decoded))
             for answer, row_K in zip(readable, probabilities_BK, strict=True):
-                best = np.argsort(-row_K, kind="stable")[: max(1, top_k)]
-                ranked = [{"label": self.classes[k], "probability": float(row_K[k])} for k in best]
+                ranked = self.ranked(row_K, top_k)
                 answer.update(ranked[0], top_k=ranked)
         return answers
+
+    def ranked(self, row_K: np.ndarray[Any, Any], top_k: int) -> list[dict[str, Any]]:
+        """Return the most probable classes of one image, with `label` and `probability` each."""
+        best = np.argsort(-row_K, kind="stable")[: max(1, top_k)]
+        return [{"label": self.classes[k], "probability": float(row_K[k])} for k in best]
 
 
 def _as_channels(image: np.ndarray[Any, Any], channels: int) -> np.ndarray[Any, Any]:
@@ -94,6 +117,8 @@ def _as_channels(image: np.ndarray[Any, Any], channels: int) -> np.ndarray[Any, 
             "axes (height, width) or (height, width, channels)"
         )
     stacked = image[:, :, None] if image.ndim == 2 else image  # noqa: PLR2004 - H, W
+    if not stacked.size:
+        raise UndecodableImageError("an array without pixels is not an image")
     if stacked.shape[2] == channels:
         return stacked
     if stacked.shape[2] == 1:
@@ -105,16 +130,26 @@ def _as_channels(image: np.ndarray[Any, Any], channels: int) -> np.ndarray[Any, 
     raise UndecodableImageError(f"an array with {stacked.shape[2]} channels is not an image")
 
 
-def _as_bytes(image: object) -> bytes:
+def _as_bytes(image: object, *, paths: bool) -> bytes:
     if isinstance(image, (bytes, bytearray, memoryview)):
         return bytes(image)
-    if isinstance(image, (str, Path)):
-        text = str(image)
-        if len(text) <= _LONGEST_PATH and Path(text).is_file():
-            return Path(text).read_bytes()
+    if isinstance(image, Path) and paths:
+        return _read(image)
+    if isinstance(image, str):
+        may_be_path = paths and len(image) <= _LONGEST_PATH
+        if may_be_path and Path(image).is_file():
+            return _read(Path(image))
         try:
-            return base64.b64decode(text, validate=True)
+            return base64.b64decode(image, validate=True)
         except (binascii.Error, ValueError):
-            kind = "a path of a file" if len(text) <= _LONGEST_PATH else "base64"
-            raise UndecodableImageError(f"{text[:_SHOWN]!r} is neither base64 nor {kind}") from None
+            rule = "neither base64 nor a path of a file" if may_be_path else "not base64"
+            raise UndecodableImageError(f"{image[:_SHOWN]!r} is {rule}") from None
     raise UndecodableImageError(f"a {type(image).__name__} is not an image")
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except (OSError, ValueError) as error:  # gone, not ours to read, a zero byte in its name
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise UndecodableImageError(f"the file cannot be read: {reason}") from error

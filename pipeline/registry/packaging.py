@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pipeline.data.ingestion import IngestedData, PreparedData
 from pipeline.event_log import Event
+from pipeline.registry.model_card import CardFacts
 from pipeline.registry.packaging_job import Package, PackagingJob
 from pipeline.worker_process import run_worker
 
@@ -18,8 +19,11 @@ def package_model(
     temperature: float,
     folder: Path,
     on_event: Callable[[Event], None],
+    card: CardFacts | None = None,
 ) -> Package:
     """Write the package of a trained model and compare it with the model on real test images.
+
+    `card` holds what its model card tells beyond the model's own description.
 
     Raises:
         PackagingError: if the model cannot be exported, or the package differs by more than 1e-4.
@@ -30,5 +34,6 @@ def package_model(
         store=prepared.store.resolve(),
         temperature=temperature,
         folder=folder,
+        card=card or CardFacts(),
     )
     return run_worker("pipeline.registry", folder.parent / "packaging", job, Package, on_event)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pipeline.registry.model_card import CardFacts
 from pipeline.section import Section
 
 
@@ -15,6 +16,8 @@ class PackagingJob(Section):
     store: Path
     temperature: float
     folder: Path
+    card: CardFacts = CardFacts()
+    """What the model card tells beyond the model's description."""
 
 
 class Package(Section):

@@ -111,7 +111,13 @@ def test_the_package_holds_no_path_of_the_machine(package: Path, finished_run: R
     """Server and description name no folder of the run, of Python or of Patchline."""
     library = Path(pipeline.__file__).resolve().parent.parent
     places = {str(finished_run.folder), sys.prefix, str(library), str(Path.home()) + "/"}
-    for name in ("model_server.py", "artifacts/model.json", "requirements.txt"):
+    files = (
+        "model_server.py",
+        "requirements.txt",
+        "artifacts/model.json",
+        "artifacts/model_card.md",
+    )
+    for name in files:
         text = (package / name).read_text()
         assert [place for place in places if place in text] == [], name
 
@@ -119,7 +125,8 @@ def test_the_package_holds_no_path_of_the_machine(package: Path, finished_run: R
 def test_the_package_holds_no_pickle(package: Path) -> None:
     """No file of the package can be read as a pickle."""
     files = [file for file in package.rglob("*") if file.is_file()]
-    assert {"model.onnx", "model.json", "model.safetensors"} <= {file.name for file in files}
+    expected = {"model.onnx", "model.json", "model.safetensors", "model_card.md"}
+    assert expected <= {file.name for file in files}
     for file in files:
         data = file.read_bytes()
         assert b"data.pkl" not in data, file.name
@@ -153,6 +160,36 @@ def test_the_answer_does_not_depend_on_the_way(package: Path, finished_run: Run)
     first, broken, last = model.answers([good, good[:50], base64.b64encode(good).decode()])
     assert broken["error"]
     assert first == last == model.answers([good])[0]
+
+
+def test_the_package_says_everything_about_itself(package: Path, finished_run: Run) -> None:
+    """Classes, temperature, fingerprint and run stand in it; the card tells them in words."""
+    description = json.loads((package / "artifacts/model.json").read_text())
+    assert description["classes"] == ["across", "down", "rising"]
+    assert description["temperature"] > 0
+    assert description["data_fingerprint"] == finished_run.summary["data_fingerprint"]
+    assert description["run_id"] == finished_run.summary["run_id"]
+    card = (package / "artifacts/model_card.md").read_text()
+    for words in (
+        *description["classes"],
+        description["data_fingerprint"],
+        "temperature",
+        "Limits",
+    ):
+        assert words in card
+
+
+def test_a_package_made_before_still_predicts(package: Path, finished_run: Run) -> None:
+    """Without a card, and without what `model.json` may lack, it answers."""
+    artifacts = package / "artifacts"
+    image = Path(str(finished_run.summary["example_image"]))
+    [expected] = PackagedModel(artifacts / "model.onnx", artifacts / "model.json").answers([image])
+    (artifacts / "model_card.md").unlink()
+    description = json.loads((artifacts / "model.json").read_text())
+    older = {key: description[key] for key in ("classes", "image")}
+    (artifacts / "model.json").write_text(json.dumps(older))
+    old = PackagedModel(artifacts / "model.onnx", artifacts / "model.json")
+    assert old.answers([image]) == [expected]
 
 
 @pytest.mark.slow

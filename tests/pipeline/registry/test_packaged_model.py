@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import errno
 import io
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
 import torch
@@ -105,6 +107,7 @@ def test_a_broken_image_gets_its_own_error(rgb: PackagedModel, tmp_path: Path) -
         np.zeros((4, 4, 3), np.float32),
         np.zeros((4, 4, 5), np.uint8),
         np.zeros(7, np.uint8),
+        np.zeros((0, 4, 3), np.uint8),
     ]
     answers = rgb.answers([good, *broken, other])
     _assert_same(answers[0], rgb.answers([good])[0])
@@ -121,6 +124,63 @@ def test_a_path_that_is_a_folder_gets_its_own_error(rgb: PackagedModel, tmp_path
     good = _png(_photos(1)[0])
     answers = rgb.answers([str(tmp_path), "a\0b", tmp_path, good])
     assert [answer["error"] is None for answer in answers] == [False, False, False, True]
+
+
+def test_an_image_that_cannot_be_resized_gets_its_own_error(
+    rgb: PackagedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A strip that would need more memory than there is does not take the others down."""
+    good, strip = draw_photo(0, 0, SIDE), draw_photo(0, 0, 40)[:1]
+
+    def resize(*_arguments: object, **_named: object) -> None:
+        raise cv2.error("Failed to allocate")
+
+    monkeypatch.setattr(cv2, "resize", resize)
+    answered, failed = rgb.answers([good, strip])
+    assert answered["error"] is None
+    assert failed["error"] == "the image is too large, or too narrow"
+
+
+def test_a_file_that_may_not_be_read_gets_its_own_error(
+    rgb: PackagedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failing disk or missing rights are the reason of one image."""
+    file = tmp_path / "1.png"
+    file.write_bytes(_png(_photos(1)[0]))
+
+    def read_bytes(_path: Path) -> bytes:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    answers = rgb.answers([file, str(file), _photos(1)[0]])
+    assert [answer["error"] for answer in answers] == [
+        *["the file cannot be read: Permission denied"] * 2,
+        None,
+    ]
+
+
+def test_a_path_object_is_never_taken_for_base64(rgb: PackagedModel) -> None:
+    """The name of a file that is gone may look like base64; it is still a missing file."""
+    [answer] = rgb.answers([Path("abcd")])
+    assert answer["error"] == "the file cannot be read: No such file or directory"
+
+
+def test_a_server_reads_no_paths(rgb: PackagedModel, tmp_path: Path) -> None:
+    """Whoever asks a server cannot make it open its files, nor learn which there are."""
+    photo = _png(_photos(1)[0])
+    there, absent = tmp_path / "there.png", tmp_path / "absent.png"
+    there.write_bytes(photo)
+    encoded = base64.b64encode(photo).decode()
+    answers = rgb.answers([str(there), str(absent), there, photo, encoded], paths=False)
+    assert [answer["error"] is None for answer in answers] == [False] * 3 + [True] * 2
+    assert answers[0]["error"].replace("there", "absent") == answers[1]["error"]
+
+
+def test_with_threads_is_the_same_model(rgb: PackagedModel) -> None:
+    """Opened again with other threads it gives the same answers."""
+    photos: list[object] = list(_photos(4))
+    for one, other in zip(rgb.answers(photos), rgb.with_threads(2).answers(photos), strict=True):
+        _assert_same(one, other)
 
 
 def test_only_broken_images_are_answered_too(rgb: PackagedModel) -> None:
