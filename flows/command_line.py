@@ -120,7 +120,10 @@ def _application(arguments: list[str]) -> App:
     plugins.command(new_plugin, name="new")
     application.command(plugins)
     application.command(predict, name="predict")
+    application.command(_evaluate_command(arguments), name="evaluate")
     application.command(models, name="models")
+    application.command(_promote_command(arguments), name="promote")
+    application.command(rollback, name="rollback")
     return application
 
 
@@ -228,6 +231,8 @@ def predict(
     *images: Path,
     top_k: Annotated[int, Parameter(name="--top-k")] = 3,
     out: Path | None = None,
+    probabilities: bool = True,
+    restart: Annotated[bool, Parameter(negative="")] = False,
     json: Json = False,
 ) -> int:
     """Label images with a registered model.
@@ -241,13 +246,28 @@ def predict(
     top_k
         How many classes to show for each image.
     out
-        Write a table there instead: a file that ends in .csv or .parquet.
+        Write a table there instead: a file that ends in .csv or .parquet. The same command goes on
+        where it was interrupted.
+    probabilities
+        Whether a .parquet file holds the probabilities of all classes.
+    restart
+        Predict everything anew instead of going on after an interruption.
     json
         Print one JSON object.
     """
-    from flows.predict_command import print_predictions
+    from flows.predict_command import print_predictions, write_predictions
 
-    return print_predictions(model, list(images), top_k=top_k, out=out, as_json=json)
+    if out is None:
+        return print_predictions(model, list(images), top_k=top_k, as_json=json)
+    return write_predictions(
+        model,
+        list(images),
+        out,
+        top_k=top_k,
+        probabilities=probabilities,
+        restart=restart,
+        as_json=json,
+    )
 
 
 def models(name: str | None = None, /, *, json: Json = False) -> None:
@@ -263,6 +283,63 @@ def models(name: str | None = None, /, *, json: Json = False) -> None:
     from flows.models_command import print_models
 
     print_models(name, as_json=json)
+
+
+def _evaluate_command(arguments: list[str]) -> Callable[..., Any]:
+    """Return the command `evaluate`; what it needs is imported only when it is asked for."""
+    if "evaluate" not in arguments[:1]:
+        return evaluate
+    from flows.evaluate_command import build
+
+    return build()
+
+
+def evaluate(model: str, data: str, /) -> None:
+    """Report on a registered model on any labelled images.
+
+    Parameters
+    ----------
+    model
+        NAME, NAME@ALIAS, NAME/VERSION or models:/NAME@ALIAS; a bare NAME means its champion.
+    data
+        A folder with one subfolder of images for each class, or SOURCE:NAME.
+    """
+
+
+def _promote_command(arguments: list[str]) -> Callable[..., Any]:
+    """Return the command `promote`; its gates are flags, read only when it is asked for."""
+    if "promote" not in arguments[:1]:
+        return promote
+    from flows.promote_command import build
+
+    return build()
+
+
+def promote(name: str, /) -> None:
+    """Make a version champion if it passes the gates; the exit code is 3 if one refuses.
+
+    Parameters
+    ----------
+    name
+        The registered model.
+    """
+
+
+def rollback(name: str, /, *, reason: str | None = None, json: Json = False) -> None:
+    """Make the champion before the present one champion again.
+
+    Parameters
+    ----------
+    name
+        The registered model.
+    reason
+        Why; it stands in the history.
+    json
+        Print one JSON object.
+    """
+    from flows.promote_command import print_rollback
+
+    print_rollback(name, reason=reason, as_json=json)
 
 
 def _usage_sentence(error: CycloptsError, arguments: list[str]) -> str:

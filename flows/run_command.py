@@ -15,10 +15,11 @@ from cyclopts import Parameter
 from pydantic import BaseModel
 
 from flows.config_flags import composed_config, value_of_flag
+from flows.data_argument import data_settings
 from flows.progress import display, shown
 from pipeline import config_files
 from pipeline.config import RunConfig
-from pipeline.plugin_loader import installed, plugin_files
+from pipeline.plugin_loader import plugin_files
 
 if TYPE_CHECKING:
     from flows.training_flow import RunSummary
@@ -66,7 +67,7 @@ def build(arguments: list[str]) -> Callable[..., None]:
             return
         given = _set_values(settings)
         source = given.get("data", {}).get("source")
-        flags = config_files.merged(given, _data_settings(data, source))
+        flags = config_files.merged(given, data_settings(data, source))
         merged = config_files.assemble(preset_name=preset, file=config, flags=flags)
         checked = config_files.validated(merged)
         with shown():
@@ -119,21 +120,6 @@ def _set_values(settings: BaseModel | None) -> Settings:
     return settings.model_dump(exclude_unset=True, mode="json") if settings else {}
 
 
-def _data_settings(data: str | None, source_flag: str | None) -> Settings:
-    """Return what the argument DATA stands for; with `--data.source`, what that source reads."""
-    if data is None:
-        return {}
-    if source_flag is not None:
-        return {"data": {"source": source_flag, "path": data}}
-    sources = {entry.name for entry in installed("data_source")}
-    source, colon, name = data.partition(":")
-    if colon and source in sources and not Path(data).exists():
-        return {"data": {"source": source, "path": name or None}}
-    if data in sources and not Path(data).exists():
-        return {"data": {"source": data, "path": None}}
-    return {"data": {"source": "image_folder", "path": data}}
-
-
 def _print_plan(config: RunConfig) -> None:
     import yaml
 
@@ -153,9 +139,15 @@ def _closing_words(summary: RunSummary) -> str:
     program = _shown_program("patchline")
     champion = "champion" in summary.aliases
     model = f"{summary.name}@champion" if champion else f"{summary.name}/{summary.version}"
+    promote = (
+        []
+        if champion
+        else [(f"{program} promote {summary.name}", "make it champion, if it is better")]
+    )
     plugins = "".join(f" --plugin {_shown_path(str(file))}" for file in plugin_files())
     commands = [
         (f"{program} predict {model} {_shown_path(summary.example_image)}", "label an image"),
+        *promote,
         (f"{program} models {summary.name}", "all versions and their figures"),
         (f"{_shown_program('mlflow')} ui", "browse the runs in this folder"),
         (f"{program} run --config {_shown_path(summary.config)}{plugins}",
@@ -169,7 +161,7 @@ def _closing_words(summary: RunSummary) -> str:
             f"(95 % interval {accuracy.low:.1%} to {accuracy.high:.1%})"
         ),
         f"Registered     {summary.name}, version {summary.version} ({', '.join(summary.aliases)})",
-        *([] if champion else ["               the champion stays the version that it was"]),
+        *_promotion_lines(summary, champion=champion),
         f"Report         {_shown_path(summary.report)}",
         f"Seconds        {total:.0f} ({stages})",
         "",
@@ -177,6 +169,15 @@ def _closing_words(summary: RunSummary) -> str:
         *(f"  {command:<{width}}  {meaning}" for command, meaning in commands),
     ]
     return "\n".join(lines)
+
+
+def _promotion_lines(summary: RunSummary, *, champion: bool) -> list[str]:
+    decision = summary.promotion
+    if champion:
+        return []
+    if decision is None:
+        return ["               the champion stays the version that it was; you decide"]
+    return [f"Not promoted   {decision.reason}"]
 
 
 def _shown_program(name: str) -> str:

@@ -14,8 +14,10 @@ from pipeline.data import ingestion
 from pipeline.data.ingestion import IngestedData, PreparedData
 from pipeline.evaluation import evaluating
 from pipeline.evaluation.evaluating import Evaluated
-from pipeline.registry import packaging, registering
+from pipeline.registry import packaging, promoting, registering
+from pipeline.registry.model_card import CardFacts
 from pipeline.registry.packaging_job import Package
+from pipeline.registry.promoting import Promotion
 from pipeline.registry.registering import Registered
 from pipeline.train_result import TrainResult
 from pipeline.training import launching
@@ -87,11 +89,15 @@ def package_model(
     trained: TrainResult,
     data: IngestedData,
     prepared: PreparedData,
-    temperature: float,
+    evaluated: Evaluated,
+    card: CardFacts,
     folder: Path,
 ) -> Package:
     """Export to ONNX and compare with the trained model."""
-    return packaging.package_model(trained.best, data, prepared, temperature, folder, show_event)
+    temperature = evaluated.report.temperature
+    return packaging.package_model(
+        trained.best, data, prepared, temperature, folder, show_event, card
+    )
 
 
 @task(name="Register the model", cache_policy=NO_CACHE)
@@ -100,3 +106,9 @@ def register_model(
 ) -> Registered:
     """Log the package and register it."""
     return registering.register(run, model_id, name, package, tags)
+
+
+@task(name="Give the version its aliases", cache_policy=NO_CACHE)
+def welcome_version(config: RunConfig, registered: Registered, folder: Path) -> Promotion | None:
+    """Make the version challenger, and champion if the config lets it."""
+    return promoting.welcome(registered.reference, config.promotion, folder, display().note)

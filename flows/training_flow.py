@@ -18,13 +18,15 @@ from prefect.runtime import flow_run
 
 from flows import stages
 from flows.progress import display
-from pipeline import plugin_settings, tracking
+from pipeline import plugin_settings, provenance, tracking, tracking_store
 from pipeline.config import RunConfig
 from pipeline.data import ingestion
-from pipeline.data.ingestion import IngestedData
+from pipeline.data.ingestion import IngestedData, PreparedData
 from pipeline.evaluation.evaluating import Evaluated
 from pipeline.metrics.intervals import MetricEstimate
 from pipeline.registry import registered_models, registering
+from pipeline.registry.model_card import CardFacts
+from pipeline.registry.promoting import Promotion
 from pipeline.registry.registering import Registered
 from pipeline.section import Section
 from pipeline.train_result import TrainResult
@@ -53,6 +55,8 @@ class RunSummary(Section):
     example_image: str
     """A test image, to try the model on."""
     notes: tuple[str, ...]
+    promotion: Promotion | None
+    """What was decided about the champion; none if a person has to decide."""
 
 
 class _Stopwatch:
@@ -84,17 +88,14 @@ def training_flow(config: RunConfig) -> RunSummary:
     with watch.stage("prepare", "Decoding the images"):
         registered_models.check_classes(str(config.name), data.classes)
         prepared = stages.decode_images(config, data, workspace)
-    if prepared.reused:
-        display().note("nothing changed: the images decoded before are used again")
-    with tracking.owned_run(config, workspace / "runs", _prefect_tags()) as run:
+        _note_reuse(prepared)
+    with tracking.owned_run(config, workspace / "runs", _run_tags(data)) as run:
         _tag_flow_run(run, str(config.name))
         launching.log_config(config, run)
         tracking.log_data(run, data.name, data.fingerprint, data.manifest_file)
         with watch.stage("train", _training_words(config)):
             trained = stages.train_model(config, data, prepared, run)
-        config = launching.replayable(config, trained)
-        config_file = launching.log_config(config, run)
-        tracking.set_tags(run, _training_tags(trained))
+        config, config_file = _record_training(config, trained, run)
         model_id = registering.create_logged_model(run, str(config.name))
         with watch.stage("evaluate", "Evaluating on the test images"):
             evaluated = stages.evaluate_model(
@@ -102,31 +103,34 @@ def training_flow(config: RunConfig) -> RunSummary:
             )
             registering.log_report_metrics(run, model_id, evaluated.report, data.name)
             _log_report(run, evaluated)
-            if evaluated.report.warning:
-                display().note(evaluated.report.warning)
         with watch.stage("package", "Packaging the model and checking the package"):
+            card = _card(config, data, trained, evaluated)
             package = stages.package_model(
-                trained, data, prepared, evaluated.report.temperature, run.folder / "package"
+                trained, data, prepared, evaluated, card, run.folder / "package"
             )
         with watch.stage("register", f"Registering '{config.name}'"):
             registered = stages.register_model(
                 run, model_id, str(config.name), package, _prefect_tags()
             )
-        _publish(run, evaluated, registered)
+        with watch.stage("promote", "Giving the version its aliases"):
+            promotion = stages.welcome_version(config, registered, run.folder / "promotion")
+        aliases = registered_models.aliases(registered.name, registered.version)
+        _publish(run, evaluated, registered, aliases)
     return RunSummary(
         run_id=run.run_id,
         name=registered.name,
         version=registered.version,
-        aliases=registered.aliases,
+        aliases=aliases,
         status="FINISHED",
         seconds=watch.seconds,
         metrics=evaluated.report.metrics,
         report=str(evaluated.html),
-        tracking_uri=tracking.without_credentials(tracking.use_store()),
+        tracking_uri=tracking_store.without_credentials(tracking_store.use_store()),
         config=str(config_file),
         data_fingerprint=data.fingerprint,
         example_image=data.example_image,
         notes=data.notes,
+        promotion=promotion,
     )
 
 
@@ -138,11 +142,20 @@ def _note_data(data: IngestedData) -> None:
         display().note(note)
 
 
+def _note_reuse(prepared: PreparedData) -> None:
+    if prepared.reused:
+        display().note("nothing changed: the images decoded before are used again")
+
+
 def _training_words(config: RunConfig) -> str:
     length = config.training.time_limit or f"{config.training.epochs} epochs"
     if config.training.step_plan:
         length = f"{config.training.step_plan[-1][2]} steps, as recorded"
     return f"Training {' with '.join(config.model.names)} for {length}"
+
+
+def _run_tags(data: IngestedData) -> dict[str, str]:
+    return {**_prefect_tags(), tracking.DATA_ROOT_TAG: str(data.root)}
 
 
 def _prefect_tags() -> dict[str, str]:
@@ -157,17 +170,41 @@ def _tag_flow_run(run: tracking.TrackedRun, name: str) -> None:
         )
 
 
-def _training_tags(trained: TrainResult) -> dict[str, str]:
+def _record_training(
+    config: RunConfig, trained: TrainResult, run: tracking.TrackedRun
+) -> tuple[RunConfig, Path]:
+    """Log what the machine decided, and the config with it, which gives the same run again."""
     kept = ("precision", "device", "threads", "parameters", "stopped_because", "steps")
-    return {f"training.{key}": str(getattr(trained, key)) for key in kept}
+    tracking.set_tags(run, {f"training.{key}": str(getattr(trained, key)) for key in kept})
+    replayable = launching.replayable(config, trained)
+    return replayable, launching.log_config(replayable, run)
+
+
+def _card(
+    config: RunConfig, data: IngestedData, trained: TrainResult, evaluated: Evaluated
+) -> CardFacts:
+    return CardFacts(
+        name=str(config.name),
+        images=data.counts,
+        figures=evaluated.report.metrics,
+        training=f"{trained.steps} steps on {trained.device}, {trained.precision}",
+        commit=provenance.commit()[0][:12],
+    )
 
 
 def _log_report(run: tracking.TrackedRun, evaluated: Evaluated) -> None:
+    if evaluated.report.warning:
+        display().note(evaluated.report.warning)
     for file in sorted(evaluated.folder.iterdir()):
         tracking.log_file(run, file, "report")
 
 
-def _publish(run: tracking.TrackedRun, evaluated: Evaluated, registered: Registered) -> None:
+def _publish(
+    run: tracking.TrackedRun,
+    evaluated: Evaluated,
+    registered: Registered,
+    aliases: tuple[str, ...],
+) -> None:
     """Write the summary, the figures and the way to MLflow into the Prefect UI."""
     report = evaluated.report
     accuracy = report.metrics["test/accuracy"]
@@ -177,7 +214,7 @@ def _publish(run: tracking.TrackedRun, evaluated: Evaluated, registered: Registe
             f"## {registered.name}, version {registered.version}\n\n"
             f"**{accuracy.value:.1%}** of {accuracy.n} test images recognised (95 % interval "
             f"{accuracy.low:.1%} to {accuracy.high:.1%}), {report.errors} errors.\n\n"
-            f"Aliases: {', '.join(registered.aliases)}. Data version `{report.data_fingerprint}`. "
+            f"Aliases: {', '.join(aliases)}. Data version `{report.data_fingerprint}`. "
             f"MLflow run `{run.run_id}`.\n"
         ),
         description="The verdict on this run",

@@ -11,7 +11,9 @@ from typing import Annotated, Any, Self
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from pipeline.data.config import DataConfig
+from pipeline.evaluation.config import EvaluationConfig
 from pipeline.plugin_api import NO_PATCH_EMBEDDING
+from pipeline.registry.config import PromotionConfig
 from pipeline.section import Section
 from pipeline.training.config import OptimizerConfig, TrainingConfig
 
@@ -97,6 +99,12 @@ class RunConfig(Section):
 
     training: TrainingConfig = TrainingConfig()
     """How long and how the model is trained."""
+
+    evaluation: EvaluationConfig = EvaluationConfig()
+    """What the report shows beside the figures."""
+
+    promotion: PromotionConfig = PromotionConfig()
+    """What a version has to show before it becomes champion."""
 
     @model_validator(mode="after")
     def _fractions_leave_training_images(self) -> Self:

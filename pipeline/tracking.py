@@ -6,8 +6,6 @@ Everything goes through `MlflowClient` with the run's id; there is no active run
 from __future__ import annotations
 
 import logging
-import os
-import re
 import socket
 import time
 import uuid
@@ -22,7 +20,14 @@ from filelock import FileLock, Timeout
 from pipeline import provenance
 from pipeline.atomic_files import storage_errors
 from pipeline.config import RunConfig
-from pipeline.errors import PipelineError, TrackingError
+from pipeline.errors import TrackingError
+from pipeline.tracking_store import (
+    client,
+    store_exists,
+    unreachable,
+    use_store,
+    without_credentials,
+)
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -33,6 +38,7 @@ logger = logging.getLogger(__name__)
 
 HOST_TAG, FOLDER_TAG, HEARTBEAT_TAG = "patchline.host", "patchline.folder", "patchline.heartbeat"
 FLOW_RUN_TAG = "prefect.flow_run_id"
+DATA_ROOT_TAG = "patchline.data_root"
 _LOCK_FILE = "owner.lock"
 _LONGEST_PARAM = 6000
 _LONG_GONE_SECONDS = 24 * 3600
@@ -51,73 +57,48 @@ class TrackedRun:
     folder: Path
 
 
-def use_store() -> str:
-    """Return the tracking URI, made absolute for this process and all that it starts.
+@dataclass(frozen=True)
+class NewRun:
+    """What is written on a run when it is opened."""
 
-    `MLFLOW_TRACKING_URI` decides; without it, MLflow's own default in the working directory.
-    """
-    uri = os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
-    match = re.match(r"^sqlite:///(?!/)(.+)$", uri)
-    if match:
-        uri = f"sqlite:///{Path(match[1]).resolve()}"
-    os.environ["MLFLOW_TRACKING_URI"] = uri
-    return uri
-
-
-def without_credentials(uri: str) -> str:
-    """Return a URI that can be shown: user and password are left out."""
-    return re.sub(r"//[^/@]*@", "//", uri)
-
-
-def store_exists() -> bool:
-    """Return whether there is a store to read from; a SQLite file is only made by a run."""
-    uri = use_store()
-    return not uri.startswith("sqlite:") or Path(uri.removeprefix("sqlite:///")).exists()
-
-
-def client() -> MlflowClient:
-    """Return a client of the store, which is created first if it is a new SQLite file.
-
-    Raises:
-        TrackingError: if the store does not answer.
-        StorageError: if the SQLite file may not be written.
-    """
-    uri = use_store()
-    logging.getLogger("mlflow").setLevel(logging.ERROR)
-    logging.getLogger("alembic").setLevel(logging.ERROR)
-    try:
-        if not uri.startswith("sqlite:"):
-            return _answering_client()
-        lock = Path(uri.removeprefix("sqlite:///")).parent / ".patchline" / "mlflow.lock"
-        with storage_errors(lock.parent.parent / "mlflow.db"):
-            lock.parent.mkdir(parents=True, exist_ok=True)
-            lock.touch()  # says at once whether the folder can be written
-        with FileLock(lock):  # processes that meet a new SQLite file would crash each other
-            return _answering_client()
-    except PipelineError:
-        raise
-    except Exception as error:
-        raise _unreachable(uri, error) from error
-
-
-def _answering_client() -> MlflowClient:
-    from mlflow import MlflowClient
-
-    created = MlflowClient()
-    created.search_experiments(max_results=1)
-    return created
+    experiment: str
+    name: str
+    command: str
+    """That the user gave, such as `patchline run`."""
+    params: Mapping[str, str]
+    tags: Mapping[str, str]
 
 
 @contextmanager
 def owned_run(config: RunConfig, runs: Path, tags: Mapping[str, str]) -> Iterator[TrackedRun]:
-    """Open a run, hold the lock that says it is alive, and close it whatever happens.
-
-    It ends FINISHED, FAILED after an error, KILLED after a signal.
+    """Open the run of a training; see `open_run`.
 
     Args:
         config: resolved; its name is the experiment, its settings are the params.
         runs: the folder that gets a folder for this run.
         tags: what else to write on the run.
+    """
+    name = str(config.name)
+    new = NewRun(
+        experiment=name,
+        name="-".join([name, *config.model.names, f"seed{config.seed}"]),
+        command="patchline run",
+        params=config.flat(),
+        tags={**provenance.plugin_tags(config), **tags},
+    )
+    with open_run(new, runs) as run:
+        yield run
+
+
+@contextmanager
+def open_run(new: NewRun, runs: Path) -> Iterator[TrackedRun]:
+    """Open a run, hold the lock that says it is alive, and close it whatever happens.
+
+    It ends FINISHED, FAILED after an error, KILLED after a signal.
+
+    Args:
+        new: what to write on it.
+        runs: the folder that gets a folder for this run.
     """
     store = client()
     folder = (runs / f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}").resolve()
@@ -126,7 +107,7 @@ def owned_run(config: RunConfig, runs: Path, tags: Mapping[str, str]) -> Iterato
         lock = FileLock(folder / _LOCK_FILE)
         lock.acquire()
     try:
-        run = _create_run(store, config, folder, tags)
+        run = _create_run(store, new, folder)
         status = "FAILED"
         try:
             yield run
@@ -152,7 +133,7 @@ def _close(store: MlflowClient, run: TrackedRun, status: str) -> None:
             store.set_terminated(run.run_id, status)
         except Exception as error:
             if time.monotonic() > deadline:
-                raise _unreachable(use_store(), error) from error
+                raise unreachable(use_store(), error) from error
             time.sleep(0.5)
         else:
             return
@@ -243,7 +224,9 @@ class RunLog:
             self._last_heartbeat = now
 
 
-def log_data(run: TrackedRun, name: str, fingerprint: str, manifest_file: Path) -> None:
+def log_data(
+    run: TrackedRun, name: str, fingerprint: str, manifest_file: Path, context: str = "training"
+) -> None:
     """Log the data's version as the data set of the run, and its manifest as an artifact."""
     from mlflow.data import sources
     from mlflow.data.meta_dataset import MetaDataset
@@ -254,7 +237,7 @@ def log_data(run: TrackedRun, name: str, fingerprint: str, manifest_file: Path) 
     dataset = MetaDataset(source, name=name, digest=fingerprint)  # type: ignore[abstract]
     entity = dataset._to_mlflow_entity()  # noqa: SLF001 - MlflowClient takes the entity only
     store = client()
-    tag = InputTag("mlflow.data.context", "training")
+    tag = InputTag("mlflow.data.context", context)
     store.log_inputs(run.run_id, [DatasetInput(entity, [tag])])
     store.log_artifact(run.run_id, str(manifest_file), "data")
 
@@ -296,32 +279,29 @@ def run_page(run: TrackedRun) -> str:
     )
 
 
-def _create_run(
-    store: MlflowClient, config: RunConfig, folder: Path, tags: Mapping[str, str]
-) -> TrackedRun:
+def _create_run(store: MlflowClient, new: NewRun, folder: Path) -> TrackedRun:
     from mlflow.entities import Param
 
-    name = str(config.name)
-    experiment = store.get_experiment_by_name(name)
+    experiment = store.get_experiment_by_name(new.experiment)
     if experiment is not None and experiment.lifecycle_stage == "deleted":
         raise TrackingError(
-            f"The experiment '{name}' was deleted in MLflow. Restore it with `mlflow experiments "
-            f"restore -x {experiment.experiment_id}`, or choose another --name."
+            f"The experiment '{new.experiment}' was deleted in MLflow. Restore it with `mlflow "
+            f"experiments restore -x {experiment.experiment_id}`, or choose another --name."
         )
-    experiment_id = experiment.experiment_id if experiment else store.create_experiment(name)
-    all_tags = {
+    experiment_id = (
+        experiment.experiment_id if experiment else store.create_experiment(new.experiment)
+    )
+    tags = {
         HOST_TAG: socket.gethostname(),
         FOLDER_TAG: str(folder),
         HEARTBEAT_TAG: str(int(time.time())),
-        "mlflow.source.name": "patchline run",
+        "mlflow.source.name": new.command,
         "mlflow.source.type": "LOCAL",
         **provenance.as_tags(),
-        **provenance.plugin_tags(config),
-        **tags,
+        **new.tags,
     }
-    run_name = "-".join([name, *config.model.names, f"seed{config.seed}"])
-    run = store.create_run(experiment_id, tags=all_tags, run_name=run_name)
-    params = [Param(key, value[:_LONGEST_PARAM]) for key, value in config.flat().items()]
+    run = store.create_run(experiment_id, tags=tags, run_name=new.name)
+    params = [Param(key, value[:_LONGEST_PARAM]) for key, value in new.params.items()]
     store.log_batch(run.info.run_id, params=params)
     return TrackedRun(run.info.run_id, experiment_id, folder)
 
@@ -338,11 +318,3 @@ def _abandoned(run: Run) -> bool:
             return True
     except Timeout:
         return False
-
-
-def _unreachable(uri: str, error: Exception) -> TrackingError:
-    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return TrackingError(
-        f"The MLflow store {without_credentials(uri)} cannot be used "
-        f"({without_credentials(reason)[:300]}). Check MLFLOW_TRACKING_URI and the server."
-    )

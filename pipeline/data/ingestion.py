@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +55,16 @@ class IngestedData(Section):
     """What a person should know: files left out, splits carved, duplicates."""
 
 
+@dataclass(frozen=True)
+class ScannedData:
+    """What a source holds, without splits of ours."""
+
+    name: str
+    root: Path
+    manifest: pd.DataFrame
+    notes: tuple[str, ...]
+
+
 class PreparedData(Section):
     """A store on disk and the images that it holds."""
 
@@ -72,6 +83,24 @@ def check_source(config: RunConfig, workspace: Path) -> None:
     labels = {listed.label for listed in listing.images} - {""}
     if len(labels) == 1:
         raise _one_class(listing, labels)
+
+
+def scan(
+    config: RunConfig, workspace: Path, on_progress: StageProgress | None = None
+) -> ScannedData:
+    """List the source and describe every file; nothing is split, and one class is enough.
+
+    Raises:
+        DataError: if the source cannot be read.
+    """
+    listing = _listing(config, workspace)
+    manifest = manifests.scan(listing, _labelled(on_progress, "Reading images"))
+    return ScannedData(
+        name=listing.name,
+        root=listing.root,
+        manifest=manifest,
+        notes=tuple(_notes_on_files(manifest)),
+    )
 
 
 def ingest(

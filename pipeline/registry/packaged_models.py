@@ -17,16 +17,16 @@ def fetch(reference: ModelReference) -> PackagedModel:
     Raises:
         ModelReferenceError: if its files are gone, or it is no Patchline package.
     """
-    from mlflow.artifacts import download_artifacts
-    from mlflow.exceptions import MlflowException
+    return open_package(reference, package_folder(reference))
 
-    try:
-        folder = Path(download_artifacts(reference.source)) / "artifacts"
-    except (MlflowException, OSError) as error:
-        raise ModelReferenceError(
-            f"The files of '{reference.name}' version {reference.version} are gone "
-            f"({str(error).splitlines()[0][:200]}). Restore them, or use another version."
-        ) from error
+
+def open_package(reference: ModelReference, folder: Path) -> PackagedModel:
+    """Return the packaged model of a version whose files are in a folder, as MLflow stores them.
+
+    Raises:
+        ModelReferenceError: if it is no Patchline package.
+    """
+    folder = folder / "artifacts"
     files = [folder / "model.onnx", folder / "model.json"]
     if not all(file.is_file() for file in files):
         raise ModelReferenceError(
@@ -35,3 +35,21 @@ def fetch(reference: ModelReference) -> PackagedModel:
         )
     onnx_file, description_file = files
     return PackagedModel(onnx_file, description_file)
+
+
+def package_folder(reference: ModelReference) -> Path:
+    """Return the folder of a package as MLflow stores it, fetched to this machine if need be.
+
+    Raises:
+        ModelReferenceError: if its files are gone.
+    """
+    from mlflow.artifacts import download_artifacts
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return Path(download_artifacts(reference.source))
+    except (MlflowException, OSError) as error:
+        raise ModelReferenceError(
+            f"The files of '{reference.name}' version {reference.version} are gone "
+            f"({str(error).splitlines()[0][:200]}). Restore them, or use another version."
+        ) from error

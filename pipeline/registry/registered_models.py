@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import difflib
 import hashlib
 import json
@@ -9,8 +10,11 @@ import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipeline.errors import ModelReferenceError
+from pipeline.registry import history
+from pipeline.registry.history import CHAMPION, AliasChange
 from pipeline.section import Section
-from pipeline.tracking import client, store_exists
+from pipeline.tracking import FLOW_RUN_TAG
+from pipeline.tracking_store import client, store_exists
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -19,7 +23,8 @@ if TYPE_CHECKING:
 
 CLASSES_TAG, DIGEST_TAG = "patchline.classes", "patchline.classes_sha256"
 FINGERPRINT_TAG = "patchline.data_fingerprint"
-CHAMPION, CHALLENGER = "champion", "challenger"
+COMMIT_TAG = "patchline.commit"
+DECISION_TAG = "patchline.decision"
 _LONGEST_TAG = 4000
 _REFERENCE = re.compile(
     r"^(?:models:/)?(?P<name>[A-Za-z0-9][A-Za-z0-9_.-]*)"
@@ -35,13 +40,23 @@ class VersionSummary(Section):
     run_id: str
     metrics: dict[str, float]
     data_fingerprint: str
+    commit: str
+    """Of Patchline's source, when the version was registered."""
+    flow_run_id: str
+    """Of the Prefect flow that made it."""
+    created_at: str
+    """ISO 8601, UTC."""
+    decision: dict[str, Any] | None
+    """What was decided last when the version asked to become champion."""
 
 
 class ModelSummary(Section):
-    """A registered model and its versions, newest first."""
+    """A registered model, its versions, newest first, and the history of its aliases."""
 
     name: str
     versions: tuple[VersionSummary, ...]
+    history: tuple[AliasChange, ...]
+    """Oldest first."""
 
 
 class ModelReference(NamedTuple):
@@ -136,6 +151,12 @@ def resolve(reference: str) -> ModelReference:
     return ModelReference(model.name, chosen, str(version.source))
 
 
+def aliases(name: str, version: str) -> tuple[str, ...]:
+    """Return the aliases that point at a version."""
+    found = client().get_registered_model(name).aliases
+    return tuple(sorted(alias for alias, number in found.items() if str(number) == version))
+
+
 def _versions(store: MlflowClient, name: str) -> list[ModelVersion]:
     quoted = name.replace("'", "''")
     found = store.search_model_versions(f"name = '{quoted}'", max_results=10_000)
@@ -155,9 +176,27 @@ def _summary(store: MlflowClient, name: str) -> ModelSummary:
                 run_id=version.run_id or "",
                 metrics={k: v for k, v in metrics.items() if k.startswith("test/")},
                 data_fingerprint=version.tags.get(FINGERPRINT_TAG, ""),
+                commit=version.tags.get(COMMIT_TAG, ""),
+                flow_run_id=version.tags.get(FLOW_RUN_TAG, ""),
+                created_at=_moment(version.creation_timestamp),
+                decision=_decision(version.tags.get(DECISION_TAG)),
             )
         )
-    return ModelSummary(name=name, versions=tuple(versions))
+    return ModelSummary(
+        name=name, versions=tuple(versions), history=tuple(history.read(store, name))
+    )
+
+
+def _moment(milliseconds: int) -> str:
+    return dt.datetime.fromtimestamp(milliseconds / 1000, dt.UTC).isoformat(timespec="seconds")
+
+
+def _decision(text: str | None) -> dict[str, Any] | None:
+    try:
+        found = json.loads(text or "null")
+    except ValueError:
+        return None  # written by hand
+    return found if isinstance(found, dict) else None
 
 
 def _run_metrics(store: MlflowClient, run_id: str | None) -> dict[str, float]:

@@ -5,30 +5,28 @@ from __future__ import annotations
 import contextlib
 import io
 import shutil
+import time
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import yaml
 
+from pipeline import provenance
 from pipeline.evaluation.report import EvaluationReport
 from pipeline.model_files import load_description
 from pipeline.registry.packaging_job import Package
 from pipeline.registry.registered_models import (
-    CHALLENGER,
-    CHAMPION,
+    COMMIT_TAG,
     FINGERPRINT_TAG,
+    ModelReference,
     class_tags,
 )
 from pipeline.registry.server_file import requirements
 from pipeline.section import Section
-from pipeline.tracking import TrackedRun, client
+from pipeline.tracking import TrackedRun
+from pipeline.tracking_store import client
 
-if TYPE_CHECKING:
-    from mlflow import MlflowClient
-
-
-_ARTIFACTS = ("model.onnx", "model.json", "model.safetensors")
+_ARTIFACTS = ("model.onnx", "model.json", "model.safetensors", "model_card.md")
 
 
 class Registered(Section):
@@ -36,8 +34,12 @@ class Registered(Section):
 
     name: str
     version: str
-    aliases: tuple[str, ...]
     model_id: str
+
+    @property
+    def reference(self) -> ModelReference:
+        """The version as the registry's functions take it."""
+        return ModelReference(self.name, self.version, f"models:/{self.model_id}")
 
 
 def create_logged_model(run: TrackedRun, name: str) -> str:
@@ -56,30 +58,40 @@ def log_report_metrics(
     run: TrackedRun, model_id: str, report: EvaluationReport, dataset_name: str
 ) -> None:
     """Log the figures of a report on the run, linked to the model and to the data."""
-    store = client()
-    for key, estimate in report.metrics.items():
+    from mlflow.entities import Metric
+
+    moment = int(time.time() * 1000)
+    metrics = [
+        Metric(
+            f"{key}{suffix}",
+            value,
+            moment,
+            0,
+            model_id=model_id,
+            dataset_name=dataset_name,
+            dataset_digest=report.data_fingerprint,
+        )
+        for key, estimate in report.metrics.items()
         for suffix, value in (
             ("", estimate.value),
             ("_low", estimate.low),
             ("_high", estimate.high),
-        ):
-            store.log_metric(
-                run.run_id,
-                f"{key}{suffix}",
-                value,
-                model_id=model_id,
-                dataset_name=dataset_name,
-                dataset_digest=report.data_fingerprint,
-            )
+        )
+    ]
+    client().log_batch(run.run_id, metrics=metrics)
+
+
+def log_evaluated_model(run: TrackedRun, model_id: str) -> None:
+    """Say on a run which registered model it looked at."""
+    from mlflow.entities import LoggedModelInput
+
+    client().log_inputs(run.run_id, models=[LoggedModelInput(model_id)])
 
 
 def register(
     run: TrackedRun, model_id: str, name: str, package: Package, tags: dict[str, str]
 ) -> Registered:
-    """Log the package's files, register them as a new version, and give it its aliases.
-
-    Every new version becomes `challenger`; the first one of a name becomes `champion` too.
-    """
+    """Log the package's files and register them as a new version; it has no alias yet."""
     import mlflow
 
     store = client()
@@ -94,12 +106,12 @@ def register(
     all_tags = {
         **class_tags(description.classes),
         FINGERPRINT_TAG: description.data_fingerprint,
+        **_commit_tag(),
         **tags,
     }
     for key, value in all_tags.items():
         store.set_model_version_tag(name, version.version, key, value)
-    aliases = _give_aliases(store, name, str(version.version))
-    return Registered(name=name, version=str(version.version), aliases=aliases, model_id=model_id)
+    return Registered(name=name, version=str(version.version), model_id=model_id)
 
 
 def save_as_mlflow_model(run: TrackedRun, model_id: str, package: Path) -> Path:
@@ -139,9 +151,6 @@ def _without_machine_paths(file: Path) -> None:
     file.write_text(yaml.safe_dump(content, sort_keys=True), encoding="utf-8")
 
 
-def _give_aliases(store: MlflowClient, name: str, version: str) -> tuple[str, ...]:
-    store.set_registered_model_alias(name, CHALLENGER, version)
-    if CHAMPION in store.get_registered_model(name).aliases:
-        return (CHALLENGER,)
-    store.set_registered_model_alias(name, CHAMPION, version)
-    return (CHALLENGER, CHAMPION)
+def _commit_tag() -> dict[str, str]:
+    head, dirty = provenance.commit()
+    return {COMMIT_TAG: head + (", with changes" if dirty else "")} if head else {}

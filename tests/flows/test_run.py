@@ -32,7 +32,7 @@ def test_the_summary_has_the_promised_shape(finished_run: Run) -> None:
     assert (summary["name"], summary["version"]) == ("photos", "1")
     assert summary["aliases"] == ["challenger", "champion"]
     assert set(summary["seconds"]) == {
-        "read", "prepare", "train", "evaluate", "package", "register",
+        "read", "prepare", "train", "evaluate", "package", "register", "promote",
     }  # fmt: skip
     accuracy = summary["metrics"]["test/accuracy"]
     assert set(accuracy) == {"value", "low", "high", "n"}
@@ -89,6 +89,10 @@ def test_the_run_holds_preview_report_figures_and_predictions(
         "report/report.html",
         "report/report.json",
         "report/confusion_matrix.png",
+        "report/confusion_matrix_normalised.png",
+        "report/reliability.png",
+        "report/least_certain.png",
+        "report/likely_label_errors.png",
         "report/training_curves.png",
         "report/confident_errors.png",
         "report/predictions.parquet",

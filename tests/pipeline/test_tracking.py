@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from pipeline import tracking
+from pipeline import tracking, tracking_store
 from pipeline.config import RunConfig
 from pipeline.errors import StorageError, TrackingError
 from pipeline.registry import registering
@@ -79,7 +79,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 
 def _history(run: tracking.TrackedRun, key: str) -> list[tuple[int, float]]:
-    metrics: list[Any] = tracking.client().get_metric_history(run.run_id, key)
+    metrics: list[Any] = tracking_store.client().get_metric_history(run.run_id, key)
     return [(metric.step, metric.value) for metric in metrics]
 
 
@@ -101,7 +101,7 @@ def test_an_outage_of_the_server_delays_metrics_and_loses_none(
         log.add_metrics({"loss": 1.0}, step=3, seconds=3.0)
         log.flush()
         assert _history(run, "loss") == [(1, 3.0), (2, 2.0), (3, 1.0)]
-        files = [file.path for file in tracking.client().list_artifacts(run.run_id)]
+        files = [file.path for file in tracking_store.client().list_artifacts(run.run_id)]
         assert files == ["picture.png"]
 
 
@@ -112,15 +112,34 @@ def test_a_store_that_does_not_answer_is_named_without_credentials(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://anna:secret@127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     with pytest.raises(TrackingError, match=r"127\.0\.0\.1:9") as raised:
-        tracking.client()
+        tracking_store.client()
     assert "secret" not in str(raised.value)
     assert "anna" not in str(raised.value)
 
 
+def test_a_server_that_never_answers_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that takes the question and stays silent ends in a sentence after the limit."""
+    limits = {"MLFLOW_HTTP_REQUEST_TIMEOUT": 1, "MLFLOW_HTTP_REQUEST_MAX_RETRIES": 0}
+    monkeypatch.setattr(tracking_store, "_FIRST_ANSWER", limits)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://anna:secret@{address}")
+        began = time.monotonic()
+        with pytest.raises(TrackingError) as raised:
+            tracking_store.client()
+    assert time.monotonic() - began < 15
+    assert f"http://{address} cannot be used (it does not answer)" in str(raised.value)
+    assert "secret" not in str(raised.value)
+    assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "20"
+
+
 def test_the_relative_default_store_becomes_absolute(tmp_path: Path) -> None:
     """Another process with another working directory finds the same store."""
-    assert tracking.use_store() == f"sqlite:///{tmp_path / 'mlflow.db'}"
-    assert os.environ["MLFLOW_TRACKING_URI"] == tracking.use_store()
+    assert tracking_store.use_store() == f"sqlite:///{tmp_path / 'mlflow.db'}"
+    assert os.environ["MLFLOW_TRACKING_URI"] == tracking_store.use_store()
 
 
 @pytest.mark.parametrize(
@@ -138,8 +157,8 @@ def test_a_run_ends_as_what_happened(
         model = registering.create_logged_model(run, "roses")
         if error:
             raise error
-        tracking.client().finalize_logged_model(model, "READY")
-    store = tracking.client()
+        tracking_store.client().finalize_logged_model(model, "READY")
+    store = tracking_store.client()
     found = store.get_run(opened[0].run_id)
     assert found.info.status == status
     assert found.data.tags["note"] == "x"
@@ -149,7 +168,7 @@ def test_a_run_ends_as_what_happened(
 
 def test_only_abandoned_runs_of_this_host_are_closed(tmp_path: Path) -> None:
     """A run whose lock is free is closed; one that is held, or of another host, is left alone."""
-    store = tracking.client()
+    store = tracking_store.client()
     with tracking.owned_run(CONFIG, tmp_path / "runs", {}) as alive:
         experiment = alive.experiment_id
         gone = tmp_path / "runs" / "gone"
@@ -181,7 +200,7 @@ def test_only_abandoned_runs_of_this_host_are_closed(tmp_path: Path) -> None:
 
 def test_a_deleted_experiment_of_the_name_is_said(tmp_path: Path) -> None:
     """MLflow keeps the name of a deleted experiment; the sentence says how to get it back."""
-    store = tracking.client()
+    store = tracking_store.client()
     store.delete_experiment(store.create_experiment("roses"))
     with (
         pytest.raises(TrackingError, match="mlflow experiments restore"),
@@ -192,7 +211,7 @@ def test_a_deleted_experiment_of_the_name_is_said(tmp_path: Path) -> None:
 
 def test_processes_that_meet_a_new_store_create_it_once(tmp_path: Path) -> None:
     """Four processes that start together on a new SQLite file all get to use it."""
-    script = "from pipeline import tracking; tracking.client().search_experiments()"
+    script = "from pipeline import tracking_store; tracking_store.client().search_experiments()"
     together = [subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path) for _ in range(4)]
     assert [process.wait(120) for process in together] == [0, 0, 0, 0]
 
@@ -210,4 +229,4 @@ def test_a_store_that_may_not_be_made_is_a_storage_error(
     (tmp_path / "file").write_text("x", encoding="utf-8")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/file/mlflow.db")
     with pytest.raises((StorageError, TrackingError), match=r"mlflow\.db"):
-        tracking.client()
+        tracking_store.client()

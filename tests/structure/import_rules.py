@@ -20,7 +20,12 @@ _LIBRARY_LAYERS = {
 }
 _PLUGIN_API = ("pipeline.plugin_api", "pipeline.layers")
 _FACADES = ("pipeline/plugin_checks.py",)  # the public face of a package below it
-_CONFIGS = ("pipeline.data.config", "pipeline.training.config")
+_CONFIGS = (
+    "pipeline.data.config",
+    "pipeline.training.config",
+    "pipeline.evaluation.config",
+    "pipeline.registry.config",
+)
 
 
 def imports(file: Path) -> Iterator[tuple[int, str]]:

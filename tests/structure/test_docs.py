@@ -14,8 +14,18 @@ _LISTING = re.compile(r"<!-- file: (\S+) -->\n```\w+\n(.*?)^```$", re.MULTILINE 
 _LINK = re.compile(r"\]\((?!https?:)([^)#]+)\)")
 
 
+_TRAINING = ("settings.md",)
+"""Pages beside README whose commands train: for the slow suite."""
+
+
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if page.name != "plugins.md"], ids=lambda page: page.name
+    "page",
+    [
+        pytest.param(page, marks=pytest.mark.slow if page.name in _TRAINING else ())
+        for page in PAGES
+        if page.name != "plugins.md"
+    ],
+    ids=lambda page: page.name,
 )
 def test_every_command_of_a_page_works(page: Path, garden: Path) -> None:
     """Each command of a page, in order, ends with exit code 0."""
@@ -30,6 +40,9 @@ def test_the_python_examples_work(garden: Path) -> None:
     if not (garden / "mlflow.db").exists():
         execute("patchline run flowers --training.epochs 1", garden)
     for example in blocks(ROOT / "docs/packages.md", "python"):
+        execute([sys.executable, "-c", example], garden)
+    execute("patchline predict flowers@champion flowers --out predictions.parquet", garden)
+    for example in blocks(ROOT / "docs/prediction.md", "python"):
         execute([sys.executable, "-c", example], garden)
 
 

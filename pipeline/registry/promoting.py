@@ -1,0 +1,283 @@
+"""Promote a version to champion when the evidence is there, and go back to the one before."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.atomic_files import write_text
+from pipeline.errors import ModelReferenceError, TrackingError
+from pipeline.evaluation.comparison import Comparison
+from pipeline.evaluation.comparison_page import DECISION, write_comparison
+from pipeline.evaluation.decision import Decision, GateResult
+from pipeline.registry import history
+from pipeline.registry.config import PromotionConfig
+from pipeline.registry.deciding import Judgement, judge
+from pipeline.registry.exclusive_right import claimed, machine_lock
+from pipeline.registry.history import CHALLENGER, CHAMPION, Action, AliasChange, Proposal
+from pipeline.registry.package_check import check_package
+from pipeline.registry.packaged_models import open_package, package_folder
+from pipeline.registry.registered_models import DECISION_TAG, ModelReference, resolve
+from pipeline.tracking_store import client
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+
+OnNote = Callable[[str], None]
+_ATTEMPTS = 10
+
+
+class Promotion(Decision):
+    """A decision that was carried out, and where its evidence is."""
+
+    report: str | None
+    """Path of the comparison's page on this machine; none if there was nothing to compare."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """Somebody wants a version to become champion."""
+
+    reference: ModelReference
+    config: PromotionConfig
+    force_reason: str | None = None
+    """Why gates that refuse are to be overruled; none respects them."""
+    only_first: bool = False
+    """Ask for the place only while nobody has it, as a run does unless it promotes by itself."""
+
+
+def promote(
+    request: Request, folder: Path, on_note: OnNote = lambda _: None
+) -> tuple[Promotion | None, AliasChange | None]:
+    """Hold a version against the gates and make it champion if they all pass, or if forced.
+
+    The machine's lock is held from the look at the champion to the change. On a shared server
+    another machine may be faster; then the decision is taken again, against the new champion.
+
+    Args:
+        request: which version, and what it has to show.
+        folder: gets the comparison's page and the decision.
+        on_note: told what is being waited for.
+
+    Returns:
+        The decision, none if a request for an empty place found it taken, and the entry of the
+        history if the alias moved.
+
+    Raises:
+        ModelReferenceError: if the version's files or records are gone.
+        TrackingError: if the champion keeps changing.
+    """
+    name, store = request.reference.name, client()
+    waiting = f"another process decides about '{name}'; waiting for it"
+    with machine_lock(name, lambda: on_note(waiting)):
+        for _ in range(_ATTEMPTS):
+            champion = history.alias_of(store, name, CHAMPION)
+            if champion is not None and request.only_first:
+                return None, None
+            judgement = judge(request.reference, champion, request.config, on_note)
+            promotion = _decided(request, champion, judgement, folder)
+            if not promotion.promoted or champion == request.reference.version:
+                _record(store, request.reference, promotion, folder, judgement.run_id)
+                return promotion, None
+            entry = _carry_out(store, request, promotion, folder, judgement.run_id)
+            if entry is not None:
+                return promotion, entry
+            on_note("the champion changed meanwhile; deciding again")
+    raise TrackingError(
+        f"The champion of '{name}' changed {_ATTEMPTS} times while it was being decided. Try again "
+        "when the others are done."
+    )
+
+
+def rollback(name: str, reason: str | None, on_note: OnNote = lambda _: None) -> AliasChange:
+    """Make the champion before the present one champion again.
+
+    Returns:
+        The entry of the history.
+
+    Raises:
+        ModelReferenceError: if there is none, or its package does not answer any more.
+    """
+    with changing(name, on_note) as (store, still_held):
+        entries = history.settle(store, name)
+        present = history.alias_of(store, name, CHAMPION)
+        earlier = history.earlier_champions(entries)
+        if present is None or not earlier:
+            raise ModelReferenceError(
+                f"'{name}' has no earlier champion to go back to. Choose a version with `patchline "
+                f"promote {name} --version N`."
+            )
+        target = resolve(f"{name}/{earlier[0]}")
+        folder = package_folder(target)
+        check = check_package(folder, open_package(target, folder))
+        if not check.passed:
+            raise ModelReferenceError(
+                f"Version {target.version} of '{name}' was champion before, but {check.finding}. "
+                f"Choose a version with `patchline promote {name} --version N`."
+            )
+        words = reason or f"back from version {present} to the champion before it"
+        proposal = Proposal(
+            alias=CHAMPION,
+            to_version=target.version,
+            action="rolled back",
+            reason=words,
+            gates={"package": True},
+        )
+        return history.change_alias(store, name, proposal, still_held)
+
+
+def welcome(
+    reference: ModelReference,
+    config: PromotionConfig,
+    folder: Path,
+    on_note: OnNote = lambda _: None,
+) -> Promotion | None:
+    """Give a new version its aliases: challenger, and champion if the config lets it.
+
+    The first version of a name needs no comparison, but has to pass the limits on its own figures.
+    Its package was compared with the trained model a moment ago, so it is not tried again.
+
+    Returns:
+        What was decided; none if a person has to decide.
+    """
+    _announce(reference.name, reference.version, on_note)
+    if config.automatic:
+        try:
+            return promote(Request(reference, config), folder, on_note)[0]
+        except ModelReferenceError as error:  # of the champion; the new version is fine
+            on_note(f"not promoted: {error}")
+            return None
+    own = config.model_copy(update={"package_check": False})
+    return promote(Request(reference, own, only_first=True), folder, on_note)[0]
+
+
+def _announce(name: str, version: str, on_note: OnNote) -> None:
+    with changing(name, on_note) as (store, still_held):
+        history.settle(store, name)
+        proposal = Proposal(
+            alias=CHALLENGER,
+            to_version=version,
+            action="registered",
+            reason="the newest version is the challenger",
+        )
+        history.change_alias(store, name, proposal, still_held)
+
+
+@contextmanager
+def changing(
+    name: str, on_note: OnNote = lambda _: None
+) -> Iterator[tuple[MlflowClient, Callable[[], None]]]:
+    """Hold the exclusive right of a model, on this machine and on a shared server."""
+    waiting = f"another process decides about '{name}'; waiting for it"
+    with machine_lock(name, lambda: on_note(waiting)), claimed(name) as still_held:
+        yield client(), still_held
+
+
+def _decided(
+    request: Request, champion: str | None, judgement: Judgement, folder: Path
+) -> Promotion:
+    version, gates = request.reference.version, judgement.gates
+    refused = [gate for gate in gates if not gate.passed]
+    forced = bool(refused) and request.force_reason is not None
+    if champion == version:
+        reason = f"version {version} is the champion already; nothing changed"
+    elif forced:
+        names = ", ".join(gate.name for gate in refused)
+        reason = f"forced against {names}: {request.force_reason}"
+    elif refused:
+        reason = "; ".join(gate.sentence for gate in refused)
+    elif champion is None:
+        reason = "there was no champion, and every gate that was asked passed"
+    else:
+        reason = _best_reason(gates, champion)
+    decision = Decision(
+        name=request.reference.name,
+        version=version,
+        champion=champion,
+        promoted=forced or not refused or champion == version,
+        forced=forced,
+        reason=reason,
+        gates=tuple(gates),
+        decided_at=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+    )
+    report = _write(decision, judgement.comparison, judgement, folder)
+    return Promotion(**decision.model_dump(), report=str(report) if report else None)
+
+
+def _best_reason(gates: list[GateResult], champion: str) -> str:
+    for gate in gates:
+        if gate.name == "better_than_champion":
+            return f"better than version {champion}: {gate.sentence}"
+    return f"every gate that was asked passed; version {champion} was not compared with"
+
+
+def _write(
+    decision: Decision, comparison: Comparison | None, judgement: Judgement, folder: Path
+) -> Path | None:
+    folder.mkdir(parents=True, exist_ok=True)
+    if comparison is None:
+        write_text(folder / DECISION, decision.model_dump_json(indent=2) + "\n")
+        return None
+    return write_comparison(comparison, decision, folder, judgement.pixels_of)
+
+
+def _carry_out(
+    store: MlflowClient, request: Request, promotion: Promotion, folder: Path, run_id: str | None
+) -> AliasChange | None:
+    """Change the alias, unless the champion is not the one that was decided against."""
+    name, version = request.reference.name, request.reference.version
+    with claimed(name) as still_held:
+        history.settle(store, name)
+        if history.alias_of(store, name, CHAMPION) != promotion.champion:
+            return None
+        artifact = _record(store, request.reference, promotion, folder, run_id)
+        action: Action = "forced" if promotion.forced else "promoted"
+        proposal = Proposal(
+            alias=CHAMPION,
+            to_version=version,
+            action=action,
+            reason=promotion.reason,
+            gates={gate.name: gate.passed for gate in promotion.gates},
+            artifact=artifact,
+        )
+        return history.change_alias(store, name, proposal, still_held)
+
+
+def _record(
+    store: MlflowClient,
+    reference: ModelReference,
+    promotion: Promotion,
+    folder: Path,
+    run_id: str | None,
+) -> str | None:
+    """Log the decision's files on the version's run and its outcome on the version.
+
+    Returns:
+        The URI of the files, or none if the run is gone.
+    """
+    from mlflow.exceptions import MlflowException
+
+    brief = {
+        "promoted": promotion.promoted,
+        "forced": promotion.forced,
+        "champion": promotion.champion,
+        "reason": promotion.reason,
+        "at": promotion.decided_at,
+        "gates": {gate.name: gate.passed for gate in promotion.gates},
+    }
+    store.set_model_version_tag(reference.name, reference.version, DECISION_TAG, json.dumps(brief))
+    if run_id is None:
+        return None
+    stamp = promotion.decided_at.replace(":", "").replace("+0000", "Z")
+    place = f"promotion/{stamp}"
+    with contextlib.suppress(MlflowException):  # the run was deleted; the tags still tell
+        store.log_artifacts(run_id, str(folder), place)
+        return f"runs:/{run_id}/{place}"
+    return None

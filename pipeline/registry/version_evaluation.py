@@ -1,0 +1,266 @@
+"""Evaluate a registered version on any data: `patchline evaluate MODEL DATA`.
+
+The package answers, so neither torch nor a plugin is needed. Images that the version was trained or
+chosen on are left out unless asked for, because on them every model looks better than it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+
+from pipeline.config import RunConfig
+from pipeline.data import ingestion, prepared_store
+from pipeline.data import manifest as manifests
+from pipeline.data.ingestion import ScannedData
+from pipeline.errors import DataError, ModelReferenceError
+from pipeline.evaluation.config import EvaluationConfig
+from pipeline.evaluation.evaluating import write_report
+from pipeline.evaluation.html_report import ReportPage
+from pipeline.evaluation.predictions import Predictions, with_probabilities
+from pipeline.evaluation.report import EvaluationReport, evaluate
+from pipeline.registry.evidence import Evidence, gather
+from pipeline.registry.packaged_model import PackagedModel
+from pipeline.registry.registered_models import ModelReference
+from pipeline.section import Section
+
+Array = np.ndarray[Any, Any]
+StageProgress = Callable[[str, int, int], None]
+SplitChoice = Literal["auto", "all", "train", "validation", "test"]
+_BATCH = 64
+_NAMED_CLASSES = 20
+
+
+class EvaluationChoices(Section):
+    """Which images are evaluated, and how."""
+
+    split: SplitChoice = "auto"
+    """A split that the data itself names; auto takes its test split if it has one, else all."""
+    seen_images: bool = False
+    """Evaluate also on images that the version was trained or chosen on."""
+    common_classes: bool = False
+    """Leave out images of classes that the model does not know."""
+    report: EvaluationConfig = EvaluationConfig()
+    """What the report shows."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The images that are evaluated, and what was left out."""
+
+    rows: pd.DataFrame
+    split: str
+    """The name in front of the metrics."""
+    fingerprint: str
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class VersionEvaluation:
+    """A report on a registered version, and where it is."""
+
+    reference: ModelReference
+    data: ScannedData
+    selection: Selection
+    report: EvaluationReport
+    html: Path
+
+
+def evaluate_version(
+    reference: ModelReference,
+    config: RunConfig,
+    choices: EvaluationChoices,
+    workspace: Path,
+    folder: Path,
+    on_progress: StageProgress,
+) -> VersionEvaluation:
+    """Read the data, predict with the package, and write the report.
+
+    Args:
+        reference: of the version.
+        config: its section `data` names the source.
+        choices: which images.
+        workspace: where decoded images are kept.
+        folder: gets the report, its figures and the predictions.
+        on_progress: sees how far the stages have come.
+
+    Raises:
+        DataError: if no image is left, or the classes are not those of the model.
+        ModelReferenceError: if the version's files are gone.
+    """
+    evidence, known = _evidence(reference)
+    package = evidence.package
+    data = ingestion.scan(config, workspace, on_progress)
+    selection = select(data, known, tuple(package.classes), choices)
+    spec = package.image
+    store, _ = prepared_store.prepare(
+        selection.rows,
+        data.root,
+        prepared_store.StoreSpec(spec["channels"], spec["height"], spec["width"], spec["resize"]),
+        workspace / "prepared",
+        lambda done, total: on_progress("Decoding images", done, total),
+    )
+    images = prepared_store.open_images(store)
+    probabilities = _predicted(package, images, on_progress)
+    table = with_probabilities(selection.rows, package.classes, probabilities)
+    predictions = Predictions.of(table)
+    report = evaluate(
+        predictions,
+        name=reference.name,
+        classes=tuple(package.classes),
+        split=selection.split,
+        data_fingerprint=selection.fingerprint,
+        temperature=package.temperature,
+        config=choices.report,
+    )
+    page = _page(evidence, data, selection, choices)
+    html = write_report(report, page, predictions, lambda position: images[position], folder)
+    return VersionEvaluation(reference, data, selection, report, html)
+
+
+def select(
+    data: ScannedData,
+    known: pd.DataFrame | None,
+    classes: tuple[str, ...],
+    choices: EvaluationChoices,
+) -> Selection:
+    """Choose the images to evaluate on, and say what is left out.
+
+    Args:
+        data: everything that the source holds.
+        known: the manifest that the version was trained with; none if it is not recorded.
+        classes: of the model.
+        choices: of the user.
+
+    Raises:
+        DataError: if nothing is left, or classes differ.
+    """
+    rows = manifests.usable(data.manifest)
+    notes = list(data.notes)
+    rows, split = _of_split(rows, choices.split)
+    rows = _of_classes(rows, classes, choices, notes)
+    if known is None:
+        notes.append("what the version was trained on is not recorded, so it may have seen these")
+    else:
+        rows = _unseen(rows, known, choices, notes)
+    if rows.empty:
+        raise DataError(
+            f"No image of {data.root} is left to evaluate on ({'; '.join(notes) or 'it is empty'})."
+            " Give other data, or add --seen-images to include what the model was trained on."
+        )
+    fingerprint = manifests.fingerprint(rows)
+    return Selection(rows.reset_index(drop=True), split, fingerprint, tuple(notes))
+
+
+def _evidence(reference: ModelReference) -> tuple[Evidence, pd.DataFrame | None]:
+    """Return what is recorded; a version whose run is gone can still be evaluated."""
+    try:
+        evidence = gather(reference)
+    except ModelReferenceError:
+        empty = pd.DataFrame({"sha256": [], "probabilities": []})
+        return Evidence(reference, "", {}, pd.DataFrame(), empty, None), None
+    return evidence, evidence.manifest
+
+
+def _of_split(rows: pd.DataFrame, wanted: SplitChoice) -> tuple[pd.DataFrame, str]:
+    there = sorted(set(rows["split"]) - {""})
+    if wanted == "all" or (wanted == "auto" and "test" not in there):
+        return rows, "all"
+    split = "test" if wanted == "auto" else wanted
+    if split not in there:
+        named = ", ".join(there) or "none"
+        raise DataError(
+            f"The data has no split '{split}'; it names {named}. Choose another --split, or all."
+        )
+    return rows[rows["split"] == split], split
+
+
+def _of_classes(
+    rows: pd.DataFrame, classes: tuple[str, ...], choices: EvaluationChoices, notes: list[str]
+) -> pd.DataFrame:
+    counts = {str(label): int(count) for label, count in rows["label"].value_counts().items()}
+    strange = sorted(set(counts) - set(classes))
+    absent = sorted(set(classes) - set(counts))
+    if strange and not choices.common_classes:
+        raise DataError(
+            "The data has other classes than the model. Only in the data: "
+            f"{_listed([f'{name} ({counts[name]} images)' for name in strange])}. Only in the "
+            f"model: {_listed(absent) if absent else 'none'}. Add --common-classes to evaluate on "
+            f"the {len(set(classes) & set(counts))} classes that both have, or rename the folders."
+        )
+    if strange:
+        left_out = sum(counts[name] for name in strange)
+        notes.append(
+            f"{left_out} images of classes that the model does not know are left out: "
+            f"{_listed(strange)}"
+        )
+    if absent:
+        notes.append(f"classes of the model without an image here: {_listed(absent)}")
+    return rows[rows["label"].isin(classes)]
+
+
+def _unseen(
+    rows: pd.DataFrame, known: pd.DataFrame, choices: EvaluationChoices, notes: list[str]
+) -> pd.DataFrame:
+    used = known[known["split"].isin(["train", "validation"])]
+    groups = set(used["group"]) - {""}
+    seen = rows["sha256"].isin(set(used["sha256"])) | rows["group"].isin(groups)
+    count = int(seen.sum())
+    if count == 0:
+        return rows
+    if choices.seen_images:
+        notes.append(
+            f"the model was trained or chosen on {count} of these {len(rows)} images, so the "
+            "figures flatter"
+        )
+        return rows
+    notes.append(
+        f"{count} of {len(rows)} images are left out, because the model was trained or chosen on "
+        "them"
+    )
+    return rows[~seen]
+
+
+def _predicted(package: PackagedModel, images: Array, on_progress: StageProgress) -> Array:
+    answers = []
+    for start in range(0, len(images), _BATCH):
+        answers.append(package.probabilities(np.array(images[start : start + _BATCH])))
+        on_progress("Predicting", min(start + _BATCH, len(images)), len(images))
+    return np.concatenate(answers)
+
+
+def _page(
+    evidence: Evidence, data: ScannedData, selection: Selection, choices: EvaluationChoices
+) -> ReportPage:
+    reference, spec = evidence.reference, evidence.package.image
+    facts = {
+        "Model": f"{reference.name}, version {reference.version}",
+        "Data": data.name,
+        "Images": f"{len(selection.rows)} evaluated",
+        "Classes": str(len(evidence.package.classes)),
+        "Size": f"{spec['height']}x{spec['width']} pixels",
+        "Data version": selection.fingerprint[:12],
+    }
+    settings = {
+        "split": choices.split,
+        "seen_images": str(choices.seen_images).lower(),
+        "common_classes": str(choices.common_classes).lower(),
+        **{f"report.{key}": str(value) for key, value in choices.report.model_dump().items()},
+    }
+    return ReportPage(
+        title=f"{reference.name}, version {reference.version}, on {data.name}",
+        lead="How well a registered model recognises the images of this data.",
+        facts=facts,
+        notes=selection.notes,
+        settings=settings,
+    )
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _NAMED_CLASSES} more" if len(names) > _NAMED_CLASSES else ""
+    return ", ".join(names[:_NAMED_CLASSES]) + more

@@ -1,0 +1,122 @@
+"""The MLflow store: where it is, and a client of it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from filelock import FileLock
+
+from pipeline.atomic_files import storage_errors
+from pipeline.errors import PipelineError, TrackingError
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+
+_FIRST_ANSWER = {"MLFLOW_HTTP_REQUEST_TIMEOUT": 10, "MLFLOW_HTTP_REQUEST_MAX_RETRIES": 1}
+"""Seconds, and repetitions, within which a server has to answer the first question."""
+_IN_WORDS = (
+    ("Read timed out", "it does not answer"),
+    ("Connection refused", "nothing listens there"),
+    ("NewConnectionError", "nothing listens there"),
+    ("Name or service not known", "there is no such host"),
+)
+
+
+def use_store() -> str:
+    """Return the tracking URI, made absolute for this process and all that it starts.
+
+    `MLFLOW_TRACKING_URI` decides; without it, MLflow's own default in the working directory.
+    """
+    uri = os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
+    match = re.match(r"^sqlite:///(?!/)(.+)$", uri)
+    if match:
+        uri = f"sqlite:///{Path(match[1]).resolve()}"
+    os.environ["MLFLOW_TRACKING_URI"] = uri
+    return uri
+
+
+def without_credentials(uri: str) -> str:
+    """Return a URI that can be shown: user and password are left out."""
+    return re.sub(r"//[^/@]*@", "//", uri)
+
+
+def sqlite_file() -> Path | None:
+    """Return the file of a store that is SQLite; none for a server."""
+    uri = use_store()
+    return Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:") else None
+
+
+def store_exists() -> bool:
+    """Return whether there is a store to read from; a SQLite file is only made by a run."""
+    database = sqlite_file()
+    return database is None or database.exists()
+
+
+def client() -> MlflowClient:
+    """Return a client of the store, which is created first if it is a new SQLite file.
+
+    Raises:
+        TrackingError: if the store does not answer.
+        StorageError: if the SQLite file may not be written.
+    """
+    uri = use_store()
+    logging.getLogger("mlflow").setLevel(logging.ERROR)
+    logging.getLogger("alembic").setLevel(logging.ERROR)
+    try:
+        database = sqlite_file()
+        if database is None:
+            return _answering_client()
+        lock = database.parent / ".patchline" / "mlflow.lock"
+        with storage_errors(lock.parent.parent / "mlflow.db"):
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            lock.touch()  # says at once whether the folder can be written
+        with FileLock(lock):  # processes that meet a new SQLite file would crash each other
+            return _answering_client()
+    except PipelineError:
+        raise
+    except Exception as error:
+        raise unreachable(uri, error) from error
+
+
+def _answering_client() -> MlflowClient:
+    from mlflow import MlflowClient
+
+    created = MlflowClient()
+    with _impatient():
+        created.search_experiments(max_results=1)
+    return created
+
+
+@contextmanager
+def _impatient() -> Iterator[None]:
+    """Wait less for a server than later, when it is known to be there."""
+    before = {name: os.environ.get(name) for name in _FIRST_ANSWER}
+    for name, most in _FIRST_ANSWER.items():
+        given = before[name] or ""
+        os.environ[name] = str(min(int(given), most) if given.isdigit() else most)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def unreachable(uri: str, error: Exception) -> TrackingError:
+    """Return the error of a store that failed, in words and without credentials."""
+    text = str(error)
+    first_line = text.splitlines()[0] if text else type(error).__name__
+    reason = next((words for sign, words in _IN_WORDS if sign in text), first_line)
+    return TrackingError(
+        f"The MLflow store {without_credentials(uri)} cannot be used "
+        f"({without_credentials(reason)[:300]}). Check MLFLOW_TRACKING_URI and the server."
+    )

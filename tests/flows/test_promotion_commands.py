@@ -1,0 +1,150 @@
+"""`patchline promote`, `rollback` and `models`: the verdict, its exit code, and the history."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from flows.command_line import run_command_line
+from tests.pipeline.registry.made_versions import make_version
+
+QUICK = ("--promotion.no-package-check", "--promotion.min-images", "10")
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def made_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder whose store has a champion, an equal version and a better one."""
+    folder = tmp_path_factory.mktemp("made_store")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder / 'mlflow.db'}")
+        for wrong in (range(60), range(60), range(10)):
+            make_version("roses", folder, wrong=wrong, metrics={"accuracy": 0.9})
+    return folder
+
+
+@pytest.fixture
+def command(
+    made_store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Command:
+    """Return a function that runs a command on a copy of that store."""
+    shutil.copy(made_store / "mlflow.db", "mlflow.db")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{Path('mlflow.db').resolve()}")
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        code = run_command_line(list(arguments))
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return run
+
+
+def _champion(command: Command) -> list[str]:
+    [model] = json.loads(command("models", "roses", "--json")[1])["models"]
+    return [v["version"] for v in model["versions"] if "champion" in v["aliases"]]
+
+
+def test_the_challenger_is_promoted_and_rolled_back(command: Command) -> None:
+    """A better version becomes champion, and the one before can come back."""
+    code, out, _ = command("promote", "roses", *QUICK)
+    assert code == 0
+    assert "roses, version 3: promoted" in out
+    assert "passed   better_than_champion" in out
+    assert _champion(command) == ["3"]
+    code, out, _ = command("rollback", "roses", "--reason", "complaints")
+    assert (code, _champion(command)) == (0, ["1"])
+    assert "version 1 is champion again, instead of version 3" in out
+    code, _, err = command("rollback", "roses")
+    assert code == 2
+    assert "no earlier champion" in err
+
+
+def test_a_refusal_is_exit_code_3_with_the_promised_shape(command: Command) -> None:
+    """A tie is refused, and `--json` prints one object with the gates and their figures."""
+    code, out, _ = command("promote", "roses", "--version", "2", *QUICK, "--json")
+    answer = json.loads(out)
+    assert code == 3
+    assert (answer["promoted"], answer["version"], answer["champion"]) == (False, "2", "1")
+    assert "0 are right only now" in answer["reason"]
+    [better, _] = answer["gates"]
+    assert (better["name"], better["passed"], better["value"]) == (
+        "better_than_champion", False, 0.0,
+    )  # fmt: skip
+    assert "threshold" in better
+    assert _champion(command) == ["1"]
+
+
+def test_force_wants_a_reason_and_stands_in_the_history(command: Command) -> None:
+    """Without a reason nothing happens; with one the history has both."""
+    code, _, err = command("promote", "roses", "--version", "2", *QUICK, "--force")
+    assert code == 2
+    assert "--reason" in err
+    code, _, err = command("promote", "roses", "--version", "2", *QUICK, "--reason", "why")
+    assert code == 2
+    assert "--force" in err
+    forced = ("--force", "--reason", "the label of row 7 is wrong")
+    code, out, _ = command("promote", "roses", "--version", "2", *QUICK, *forced)
+    assert code == 0
+    assert "promoted by force" in out
+    _, out, _ = command("models", "roses")
+    assert "FORCED: forced against better_than_champion: the label of row 7 is wrong" in out
+
+
+def test_gates_come_from_flags_file_and_run_in_this_order(command: Command, tmp_path: Path) -> None:
+    """A file's gates replace those of the run, and a flag beats the file."""
+    file = tmp_path / "gates.yaml"
+    file.write_text(yaml.safe_dump({"promotion": {"minimum": {"accuracy": 0.95}}}), "utf-8")
+    code, out, _ = command("promote", "roses", "--config", str(file), *QUICK)
+    assert code == 3
+    assert "REFUSED  minimum_accuracy" in out
+    flag = ("--promotion.minimum.accuracy", "0.8")
+    code, out, _ = command("promote", "roses", "--config", str(file), *flag, *QUICK)
+    assert code == 0
+    assert "at least 0.8 is asked" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["promote", "rosse"], ["rosse", "Did you mean 'roses'"]),
+        (["promote", "roses", "--version", "9"], ["no version 9", "1, 2, 3"]),
+        (["promote", "roses", "--promotion.minimum.acuracy", "1"], ["acuracy", "'accuracy'"]),
+        (["promote", "roses", "--promotion.minimum.ece", "1"], ["ece", "promotion.maximum"]),
+        (["promote", "roses", "--promotion.min-imges", "1"], ["min-imges", "min-images"]),
+        (["promote", "roses", "--config", "none.yaml"], ["none.yaml", "does not exist"]),
+        (["rollback", "lilies"], ["lilies", "roses"]),
+        (["evaluate", "roses@shampion", "x"], ["shampion", "Did you mean 'champion'"]),
+        (["evaluate", "roses"], ["DATA"]),
+        (["run", "--promotion.minimum.acuracy", "1"], ["acuracy", "'accuracy'"]),
+        (["run", "--evaluation.slices", "sise"], ["sise", "size"]),
+    ],
+    ids=" ".join,
+)
+def test_what_is_wrong_is_said_in_one_sentence(
+    command: Command, arguments: list[str], words: list[str]
+) -> None:
+    """The nearest name is given, and nothing is changed."""
+    code, out, err = command(*arguments)
+    assert (code, out) == (2, "")
+    [sentence] = [line for line in err.splitlines() if line.startswith("Error: ")]
+    for word in words:
+        assert word in sentence
+    assert _champion(command) == ["1"]
+
+
+def test_models_show_where_a_version_comes_from(command: Command) -> None:
+    """Data, commit, run, time and every change of an alias are there."""
+    [model] = json.loads(command("models", "roses", "--json")[1])["models"]
+    newest: dict[str, Any] = model["versions"][0]
+    assert {"run_id", "metrics", "commit", "flow_run_id", "created_at", "decision"} <= set(newest)
+    assert newest["metrics"] == {"test/accuracy": 0.9}
+    assert [(e["alias"], e["to_version"]) for e in model["history"]] == [
+        ("challenger", "1"), ("champion", "1"), ("challenger", "2"), ("challenger", "3"),
+    ]  # fmt: skip

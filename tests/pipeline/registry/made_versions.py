@@ -1,0 +1,157 @@
+"""Registered versions with known predictions, made in a moment: nothing is trained."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pandas as pd
+from onnx import TensorProto, helper, numpy_helper
+from safetensors.numpy import save_file
+
+from pipeline import tracking, tracking_store
+from pipeline.atomic_files import write_text
+from pipeline.config import ModelChoice
+from pipeline.data import manifest as manifests
+from pipeline.evaluation import predictions
+from pipeline.model_files import ModelDescription
+from pipeline.plugin_api import ImageSpec
+from pipeline.registry import registering
+from pipeline.registry.config import PromotionConfig
+from pipeline.registry.packaging_job import Package
+from pipeline.registry.promoting import Request, promote, welcome
+from pipeline.registry.registered_models import ModelReference
+from pipeline.registry.server_file import write_server
+from pipeline.tracking import DATA_ROOT_TAG, NewRun
+
+CLASSES = ("down", "rising", "up")
+SIDE = 8
+QUICK = PromotionConfig(package_check=False, min_images=10)
+"""Every gate but the one that starts a process."""
+
+
+def digest(number: int) -> str:
+    """Return the SHA-256 that image `number` of the made data has."""
+    return hashlib.sha256(str(number).encode()).hexdigest()
+
+
+def made_manifest(
+    test: range = range(200), train: range = range(1000, 1100), validation: range = range(900, 950)
+) -> pd.DataFrame:
+    """Return the manifest of data whose images are known by their numbers."""
+    rows = [
+        {
+            "path": f"{CLASSES[number % 3]}/{number}.png",
+            "label": CLASSES[number % 3],
+            "split": split,
+            "group": "",
+            "sha256": digest(number),
+            "width": SIDE,
+            "height": SIDE,
+            "mode": "RGB",
+            "bytes": 100,
+            "status": "ok",
+            "reason": "",
+        }
+        for split, numbers in (("test", test), ("train", train), ("validation", validation))
+        for number in numbers
+    ]
+    return pd.DataFrame(rows, columns=manifests.COLUMNS)
+
+
+def made_predictions(manifest: pd.DataFrame, wrong: range) -> pd.DataFrame:
+    """Return predictions on the test images: right, but for the numbers in `wrong`."""
+    rows = manifest[manifest["split"] == "test"].reset_index(drop=True)
+    mistaken = {digest(number) for number in wrong}
+    probabilities = np.full((len(rows), len(CLASSES)), 0.1)
+    for position, (label, sha256) in enumerate(zip(rows["label"], rows["sha256"], strict=True)):
+        said = (CLASSES.index(label) + (sha256 in mistaken)) % len(CLASSES)
+        probabilities[position, said] = 0.8
+    return predictions.with_probabilities(rows, CLASSES, probabilities)
+
+
+def made_package(folder: Path, classes: tuple[str, ...] = CLASSES, seed: int = 0) -> Package:
+    """Write a whole package whose network weighs the mean colour of an image."""
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = np.random.default_rng(seed).normal(0, 0.05, (3, len(classes))).astype(np.float32)
+    nodes = [
+        helper.make_node("Cast", ["images"], ["floats"], to=TensorProto.FLOAT),
+        helper.make_node("ReduceMean", ["floats", "axes"], ["means"], keepdims=0),
+        helper.make_node("MatMul", ["means", "weights"], ["logits"]),
+        helper.make_node("Softmax", ["logits"], ["probabilities"], axis=1),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "mean colour",
+        [helper.make_tensor_value_info("images", TensorProto.UINT8, ["batch", SIDE, SIDE, 3])],
+        [
+            helper.make_tensor_value_info(
+                "probabilities", TensorProto.FLOAT, ["batch", len(classes)]
+            )
+        ],
+        [
+            numpy_helper.from_array(weights, "weights"),
+            numpy_helper.from_array(np.array([1, 2], dtype=np.int64), "axes"),
+        ],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    onnx.save(model, folder / "model.onnx")
+    save_file({"weights": weights}, folder / "model.safetensors")
+    image = ImageSpec(
+        channels=3, height=SIDE, width=SIDE, mean=(0.5,) * 3, std=(0.25,) * 3, resize="crop"
+    )
+    description = ModelDescription(model=ModelChoice(), plugins=(), classes=classes, image=image)
+    write_text(folder / "model.json", description.model_dump_json())
+    write_text(folder / "model_card.md", "# A model for tests\n")
+    write_server(folder / "model_server.py")
+    return Package(folder=folder, largest_difference=0.0, checked_images=0, bytes=0)
+
+
+def make_version(
+    name: str,
+    folder: Path,
+    *,
+    wrong: range = range(0),
+    manifest: pd.DataFrame | None = None,
+    root: Path | None = None,
+    metrics: dict[str, float] | None = None,
+    records_predictions: bool = True,
+    config: PromotionConfig = QUICK,
+    seed: int = 0,
+) -> ModelReference:
+    """Register a version as a run does, with predictions that are wrong where they should be."""
+    manifest = made_manifest() if manifest is None else manifest
+    new = NewRun(
+        experiment=name,
+        name=name,
+        command="patchline run",
+        params={},
+        tags={DATA_ROOT_TAG: str(root)} if root else {},
+    )
+    with tracking.open_run(new, folder / "runs") as run:
+        fingerprint = manifests.fingerprint(manifest)
+        file = run.folder / "data" / f"{fingerprint}.parquet"
+        manifests.save(manifest, file)
+        tracking.log_data(run, name, fingerprint, file)
+        if records_predictions:
+            table = run.folder / "predictions.parquet"
+            predictions.save(made_predictions(manifest, wrong), table)
+            tracking.log_file(run, table, "report")
+        store = tracking_store.client()
+        for key, value in (metrics or {}).items():
+            store.log_metric(run.run_id, f"test/{key}", value)
+        model_id = registering.create_logged_model(run, name)
+        package = made_package(run.folder / "package", seed=seed)
+        registered = registering.register(run, model_id, name, package, {})
+    welcome(registered.reference, config, run.folder / "promotion")
+    return registered.reference
+
+
+def promoted(reference: ModelReference, folder: Path, **settings: Any) -> bool:
+    """Ask for a promotion with quick gates, and return whether it was given."""
+    config = QUICK.model_copy(update=settings)
+    decision, _ = promote(Request(reference, config), folder / "promotion")
+    return decision is not None and decision.promoted

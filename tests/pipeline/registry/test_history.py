@@ -1,0 +1,199 @@
+"""The history of the aliases agrees with the aliases, wherever a process dies."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+
+from pipeline.registry import history
+from pipeline.registry.history import AliasChange, Proposal
+from pipeline.registry.promoting import Request, changing, promote, rollback
+from pipeline.registry.registered_models import ModelReference
+from pipeline.tracking_store import client
+from tests.pipeline.registry.made_versions import QUICK, make_version
+
+WRITES = (
+    "set_registered_model_tag",
+    "set_registered_model_alias",
+    "set_model_version_tag",
+    "delete_registered_model_tag",
+    "log_artifacts",
+)
+
+
+class Crash(BaseException):
+    """The process dies here; no `except Exception` sees it."""
+
+
+class DyingStore:
+    """Let the n-th write to the store be the last thing that a process does."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, last: int, *, done: bool) -> None:
+        self.writes, self._last, self._done = 0, last, done
+        for name in WRITES:
+            patch.setattr(MlflowClient, name, self._dying(getattr(MlflowClient, name)))
+
+    def _dying(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def write(store: MlflowClient, *values: Any, **named: Any) -> Any:
+            self.writes += 1
+            if self.writes > self._last:
+                raise Crash
+            if self.writes == self._last and not self._done:
+                raise Crash
+            result = method(store, *values, **named)
+            if self.writes == self._last:
+                raise Crash
+            return result
+
+        return write
+
+
+@pytest.fixture(scope="module")
+def versions(
+    tmp_path_factory: pytest.TempPathFactory, empty_store: Path
+) -> tuple[str, list[ModelReference], Path]:
+    """Return a store with a champion and a better challenger of one model."""
+    folder = tmp_path_factory.mktemp("versions")
+    shutil.copy(empty_store, folder / "mlflow.db")
+    uri = f"sqlite:///{folder / 'mlflow.db'}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("MLFLOW_TRACKING_URI", uri)
+        made = [make_version("roses", folder, wrong=range(end)) for end in (60, 10)]
+    return uri, made, folder
+
+
+def _champions(entries: list[AliasChange]) -> list[tuple[str | None, str | None]]:
+    return [(e.from_version, e.to_version) for e in entries if e.alias == history.CHAMPION]
+
+
+def _settled(name: str) -> list[AliasChange]:
+    with changing(name) as (store, _):
+        return history.settle(store, name)
+
+
+@pytest.mark.parametrize("done", [False, True], ids=["before the write", "after the write"])
+def test_a_crash_at_any_write_leaves_a_champion_that_the_history_explains(
+    versions: tuple[str, list[ModelReference], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    done: bool,
+) -> None:
+    """Whatever write is the last one, the entries form a chain that ends at the champion."""
+    uri, [first, second], _ = versions
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    outcomes = set()
+    for last in range(1, 20):
+        with pytest.MonkeyPatch.context() as patch:
+            dying = DyingStore(patch, last, done=done)
+            try:
+                promote(Request(second, QUICK), tmp_path / str(last))
+                finished = True
+            except Crash:
+                finished = False
+        entries = _settled("roses")
+        champion = history.alias_of(client(), "roses", history.CHAMPION)
+        changes = _champions(entries)
+        outcomes.add(champion)
+        assert changes[-1][1] == champion
+        assert all(b[0] == a[1] for a, b in itertools.pairwise(changes))
+        assert {entry.state for entry in entries} == {"done"}
+        assert [entry.sequence for entry in entries] == sorted({e.sequence for e in entries})
+        if champion == second.version:
+            rollback("roses", None) if last % 2 else promote(
+                Request(first, QUICK, force_reason="the next round"), tmp_path / f"{last} back"
+            )
+        if finished:
+            break
+    else:
+        pytest.fail(f"{dying.writes} writes were not enough to finish")
+    assert outcomes == {first.version, second.version}
+
+
+@pytest.mark.usefixtures("own_store")
+def test_a_change_outside_patchline_gets_an_entry_when_it_is_noticed(tmp_path: Path) -> None:
+    """An alias that was set by hand in MLflow, or removed, is in the history afterwards."""
+    make_version("roses", tmp_path)
+    make_version("roses", tmp_path)
+    store = client()
+    store.set_registered_model_alias("roses", history.CHAMPION, "2")
+    by_hand = _settled("roses")[-1]
+    assert (by_hand.alias, by_hand.from_version, by_hand.to_version) == ("champion", "1", "2")
+    assert by_hand.action == "changed outside Patchline"
+    store.delete_registered_model_alias("roses", history.CHAMPION)
+    removed = _settled("roses")[-1]
+    assert (removed.from_version, removed.to_version) == ("2", None)
+    assert _settled("roses")[-1] == removed  # noticed once
+
+
+@pytest.mark.usefixtures("own_store")
+def test_every_change_of_an_alias_has_one_entry(tmp_path: Path) -> None:
+    """Two versions, a promotion and a rollback: five changes, five entries, in order."""
+    make_version("roses", tmp_path, wrong=range(60))
+    second = make_version("roses", tmp_path, wrong=range(10))
+    promote(Request(second, QUICK), tmp_path / "promotion")
+    rollback("roses", "the greenhouse complained")
+    entries = history.read(client(), "roses")
+    assert [(e.sequence, e.alias, e.from_version, e.to_version, e.action) for e in entries] == [
+        (1, "challenger", None, "1", "registered"),
+        (2, "champion", None, "1", "promoted"),
+        (3, "challenger", "1", "2", "registered"),
+        (4, "champion", "1", "2", "promoted"),
+        (5, "champion", "2", "1", "rolled back"),
+    ]
+    assert entries[3].gates == {"better_than_champion": True, "no_class_worse": True}
+    assert entries[4].reason == "the greenhouse complained"
+
+
+def _change(to_version: str, action: history.Action) -> AliasChange:
+    return AliasChange(
+        sequence=1,
+        alias=history.CHAMPION,
+        from_version=None,
+        to_version=to_version,
+        action=action,
+        reason="",
+        at="",
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "earlier"),
+    [
+        ("", ""),
+        ("p1", ""),
+        ("p1 p2", "1"),
+        ("p1 p2 p3", "21"),
+        ("p1 p2 p3 r2", "1"),
+        ("p1 p2 p3 r2 r1", ""),
+        ("p1 p2 r1 p3", "1"),
+        ("p1 p2 p1", "21"),
+        ("p1 p2 p1 r2 r1", ""),
+    ],
+)
+def test_rollbacks_go_back_one_promotion_each(changes: str, earlier: str) -> None:
+    """A rollback undoes the last promotion that stands, and another one the promotion before."""
+    actions: dict[str, history.Action] = {"p": "promoted", "r": "rolled back"}
+    entries = [_change(change[1], actions[change[0]]) for change in changes.split()]
+    assert "".join(history.earlier_champions(entries)) == earlier
+
+
+@pytest.mark.usefixtures("own_store")
+def test_entries_that_cannot_be_read_are_passed_over(tmp_path: Path) -> None:
+    """What somebody wrote under our key by hand does not stop a promotion."""
+    reference = make_version("roses", tmp_path)
+    store = client()
+    store.set_registered_model_tag("roses", f"{history.HISTORY_PREFIX}000009", "not ours")
+    with changing("roses") as (_, still_held):
+        history.settle(store, "roses")
+        proposal = Proposal(
+            alias="old", to_version=reference.version, action="promoted", reason="a test"
+        )
+        entry = history.change_alias(store, "roses", proposal, still_held)
+    assert history.read(store, "roses")[-1] == entry

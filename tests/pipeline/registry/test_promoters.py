@@ -1,0 +1,231 @@
+"""Several processes promote at once, and die at any moment: the history still explains it all."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.registry import exclusive_right, history
+from pipeline.registry.exclusive_right import CLAIM_PREFIX, claimed
+from pipeline.registry.history import CHAMPION, AliasChange
+from pipeline.registry.promoting import Request, changing, promote
+from pipeline.registry.registered_models import ModelReference
+from pipeline.tracking_store import client
+from pipeline.worker_process import stop_group
+from tests.pipeline.registry.made_versions import QUICK, make_version
+
+ROOT = Path(__file__).resolve().parents[3]
+ROUNDS, KILLS, SERVER_ROUNDS = 100, 50, 15
+
+
+class Promoter:
+    """A process that has imported everything and waits for a version to promote."""
+
+    def __init__(self, name: str, folder: Path, **environment: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.pipeline.registry.promoter", name, str(folder)],
+            cwd=ROOT,
+            env={**os.environ, **environment},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._read() == "ready"
+
+    def start(self, version: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{version}\n")
+        self._process.stdin.flush()
+
+    def answer(self) -> dict[str, Any]:
+        answer: dict[str, Any] = json.loads(self._read())
+        return answer
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    stream.close()
+
+    def _read(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+
+def _three_versions(folder: Path) -> list[ModelReference]:
+    """Make a champion, a better version and one that is better than both."""
+    return [make_version("roses", folder, wrong=range(end)) for end in (90, 50, 10)]
+
+
+def _first_again(first: ModelReference, folder: Path) -> None:
+    promote(Request(first, QUICK, force_reason="the next round"), folder / "again")
+
+
+def _explained() -> tuple[str | None, list[AliasChange]]:
+    """Return the champion and its changes, which have to lead to it one after the other."""
+    with changing("roses") as (store, _):
+        entries = history.settle(store, "roses")
+    changes = [entry for entry in entries if entry.alias == CHAMPION]
+    champion = history.alias_of(client(), "roses", CHAMPION)
+    assert changes[-1].to_version == champion
+    assert all(b.from_version == a.to_version for a, b in itertools.pairwise(changes))
+    assert all(entry.state == "done" for entry in changes)
+    assert "changed outside Patchline" not in {entry.action for entry in entries}
+    return champion, changes
+
+
+def _race(folder: Path, versions: list[ModelReference], rounds: int, **environment: str) -> None:
+    """Let two promoters loose at the same moment, again and again."""
+    first, second, third = versions
+    rivals = [
+        Promoter("roses", folder / name, **(environment | {"TMPDIR": str(folder / name)}))
+        for name in ("left", "right")
+    ]
+    try:
+        for number in range(rounds):
+            before = len(_explained()[1])
+            pair = rivals if number % 2 else rivals[::-1]
+            for rival, version in zip(pair, (second, third), strict=True):
+                rival.start(version.version)
+            answers = [rival.answer() for rival in pair]
+            champion, changes = _explained()
+            # The best one wins in any order, and nobody is held against a champion that is gone.
+            assert champion == third.version
+            assert answers[1]["promoted"]
+            assert len(changes) - before == sum(answer["promoted"] for answer in answers)
+            for entry in changes[before:]:
+                assert entry.from_version in {a["against"] for a in answers if a["promoted"]}
+            if not answers[0]["promoted"]:
+                assert answers[0]["against"] == third.version
+            _first_again(first, folder)
+    finally:
+        for rival in rivals:
+            rival.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("own_store")
+def test_two_promoters_at_once_never_decide_against_a_stale_champion(tmp_path: Path) -> None:
+    """100 times two processes are released together on one machine."""
+    os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    _race(tmp_path, _three_versions(tmp_path), ROUNDS)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("own_store")
+def test_a_promoter_killed_at_any_moment_leaves_an_explained_champion(tmp_path: Path) -> None:
+    """50 times a process is killed somewhere in a promotion, and the next one simply works."""
+    os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    first, _, third = _three_versions(tmp_path)
+    promoter = Promoter("roses", tmp_path / "whole")
+    began = time.monotonic()
+    promoter.start(third.version)
+    assert promoter.answer()["promoted"]
+    length = time.monotonic() - began
+    promoter.kill()
+    moments = np.random.default_rng(0)
+    for number in range(KILLS):
+        _first_again(first, tmp_path)
+        before = len(_explained()[1])
+        promoter = Promoter("roses", tmp_path / str(number))
+        promoter.start(third.version)
+        time.sleep(moments.uniform(0.2, 1.1) * length)
+        promoter.kill()
+        champion, changes = _explained()
+        assert champion in {first.version, third.version}
+        assert len(changes) - before == (champion == third.version)
+        decision, _ = promote(Request(third, QUICK), tmp_path / "after")
+        assert decision is not None
+        assert decision.promoted
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_two_machines_on_one_server_never_decide_against_a_stale_champion(tmp_path: Path) -> None:
+    """Without a lock in common, claims on the server keep two promoters apart."""
+    with _server(tmp_path) as uri:
+        os.environ["MLFLOW_TRACKING_URI"] = uri
+        _race(tmp_path, _three_versions(tmp_path), SERVER_ROUNDS)
+
+
+def test_a_claim_that_a_dead_process_left_is_taken_away(
+    tmp_path: Path, own_store: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever waits removes a claim that has not moved for the length of a lease."""
+    del own_store
+    make_version("roses", tmp_path)
+    # On SQLite the machine's lock is enough; here the store is taken for a server.
+    monkeypatch.setattr(exclusive_right, "sqlite_file", lambda: None)
+    monkeypatch.setattr(exclusive_right, "_LEASE_SECONDS", 0.5)
+    store, dead = client(), f"{CLAIM_PREFIX}dead"
+    store.set_registered_model_tag("roses", dead, "elsewhere 1")
+    began = time.monotonic()
+    with claimed("roses") as still_held:
+        assert time.monotonic() - began >= 0.5
+        tags = store.get_registered_model("roses").tags
+        assert dead not in tags
+        [own] = [key for key in tags if key.startswith(CLAIM_PREFIX)]
+        store.delete_registered_model_tag("roses", own)  # somebody took us for dead
+        with pytest.raises(Exception, match="was lost"):
+            still_held()
+    tags = store.get_registered_model("roses").tags
+    assert not [key for key in tags if key.startswith(CLAIM_PREFIX)]
+
+
+@contextmanager
+def _server(folder: Path) -> Iterator[str]:
+    """Run a real MLflow server."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    for name in ("left", "right"):
+        (folder / name).mkdir(exist_ok=True)
+    process = subprocess.Popen(
+        [
+            str(Path(sys.executable).parent / "mlflow"), "server", "--host", "127.0.0.1",
+            "--port", str(port), "--backend-store-uri", f"sqlite:///{folder / 'server.db'}",
+            "--artifacts-destination", str(folder / "artifacts"), "--workers", "2",
+        ],
+        cwd=folder,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )  # fmt: skip
+    uri = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(120):
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{uri}/health"):
+                break
+            time.sleep(0.5)
+        yield uri
+    finally:
+        stop_group(process)
+
+
+@pytest.fixture(autouse=True)
+def _folders(tmp_path: Path) -> Iterator[None]:
+    for name in ("left", "right"):
+        (tmp_path / name).mkdir()
+    yield
+    os.environ.pop("MLFLOW_TRACKING_URI", None)
+    shutil.rmtree(tmp_path, ignore_errors=True)  # hundreds of pages
