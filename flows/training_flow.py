@@ -115,7 +115,7 @@ def training_flow(config: RunConfig) -> RunSummary:
         with watch.stage("promote", "Giving the version its aliases"):
             promotion = stages.welcome_version(config, registered, run.folder / "promotion")
         aliases = registered_models.aliases(registered.name, registered.version)
-        _publish(run, evaluated, registered, aliases)
+        _publish(run, evaluated, registered, aliases, promotion)
     return RunSummary(
         run_id=run.run_id,
         name=registered.name,
@@ -199,11 +199,19 @@ def _log_report(run: tracking.TrackedRun, evaluated: Evaluated) -> None:
         tracking.log_file(run, file, "report")
 
 
+def _promotion_words(promotion: Promotion | None) -> str:
+    if promotion is None:
+        return "Whether it becomes champion is for a person to decide."
+    verdict = "Champion" if promotion.promoted else "Not promoted"
+    return f"{verdict}: {promotion.reason}."
+
+
 def _publish(
     run: tracking.TrackedRun,
     evaluated: Evaluated,
     registered: Registered,
     aliases: tuple[str, ...],
+    promotion: Promotion | None,
 ) -> None:
     """Write the summary, the figures and the way to MLflow into the Prefect UI."""
     report = evaluated.report
@@ -214,8 +222,8 @@ def _publish(
             f"## {registered.name}, version {registered.version}\n\n"
             f"**{accuracy.value:.1%}** of {accuracy.n} test images recognised (95 % interval "
             f"{accuracy.low:.1%} to {accuracy.high:.1%}), {report.errors} errors.\n\n"
-            f"Aliases: {', '.join(aliases)}. Data version `{report.data_fingerprint}`. "
-            f"MLflow run `{run.run_id}`.\n"
+            f"Aliases: {', '.join(aliases)}. {_promotion_words(promotion)}\n\n"
+            f"Data version `{report.data_fingerprint}`. MLflow run `{run.run_id}`.\n"
         ),
         description="The verdict on this run",
     )

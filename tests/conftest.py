@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from filelock import FileLock
 from hypothesis import settings
 from PIL import Image
 
@@ -33,11 +36,13 @@ def _own_prefect_home(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Run every test in a folder of its own, with a store of its own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.delenv("PATCHLINE_PLUGIN_FILES", raising=False)
+    yield
+    os.environ.pop("MLFLOW_TRACKING_URI", None)  # what the library has made absolute
 
 
 def draw_photo(label: int, variant: int, side: int = 32) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -115,9 +120,19 @@ class Run:
 
 @pytest.fixture(scope="session")
 def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Return one real run of the whole flow on small photos; tests must not change it."""
-    folder = tmp_path_factory.mktemp("finished_run")
-    write_photos(folder / "photos", images=40)
-    done = patchline("run", "photos", "--training.epochs", "12", "--json", cwd=folder)
-    assert done.code == 0, done.err
-    return Run(folder, done.json)
+    """Return one real run of the whole flow on small photos; tests must not change it.
+
+    All test processes share it: the first that asks makes it.
+    """
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    folder = shared / "finished_run"
+    summary = folder / "summary.json"
+    with FileLock(shared / "finished_run.lock"):
+        if not summary.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            write_photos(folder / "photos", images=40)
+            done = patchline("run", "photos", "--training.epochs", "12", "--json", cwd=folder)
+            assert done.code == 0, done.err
+            summary.write_text(done.out, encoding="utf-8")
+    return Run(folder, json.loads(summary.read_text(encoding="utf-8")))

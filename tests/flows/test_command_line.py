@@ -11,12 +11,20 @@ from tests.conftest import patchline
 
 
 def test_help_lists_only_commands_that_exist(tmp_path: Path) -> None:
-    """`--help` names run, plugins, predict and models, and no command of the future."""
+    """`--help` names what there is, and no command of the future."""
     shown = patchline("--help", cwd=tmp_path)
     assert shown.code == 0
-    for command in ("run", "plugins", "predict", "models"):
+    for command in (
+        "run",
+        "plugins",
+        "predict",
+        "evaluate",
+        "models",
+        "promote",
+        "rollback",
+    ):
         assert f"│ {command}" in shown.out
-    for later in ("sweep", "serve", "schedule", "promote"):
+    for later in ("sweep", "serve", "schedule", "approve"):
         assert later not in shown.out
 
 

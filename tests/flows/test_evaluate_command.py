@@ -35,10 +35,10 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _trained_on(photos: Path) -> pd.DataFrame:
-    listed = tuple(
+    listed = [
         ListedImage(path=file.relative_to(photos).as_posix(), label=file.parent.name)
         for file in sorted(photos.rglob("*.png"))
-    )
+    ]
     manifest = manifests.scan(ImageListing(name="photos", root=photos, images=listed))
     number = manifest["path"].str.extract(r"(\d+)\.png")[0].astype(int)
     manifest["split"] = ["train" if n < 3 else "validation" if n < 4 else "test" for n in number]

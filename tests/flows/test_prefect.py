@@ -71,6 +71,7 @@ def test_a_configured_server_shows_stages_artifacts_and_the_way_to_mlflow(
         "Evaluate on the test images",
         "Package the model",
         "Register the model",
+        "Give the version its aliases",
     ]
     assert {task["state_type"] for task in tasks} == {"COMPLETED"}
     artifacts = {artifact["key"]: artifact for artifact in server.ask("artifacts/filter")}

@@ -106,7 +106,10 @@ def _gone(family: list[psutil.Process]) -> None:
 
 @pytest.mark.parametrize(
     ("number", "code", "words"),
-    [(signal.SIGINT, 130, "Ctrl-C"), (signal.SIGTERM, 143, "signal")],
+    [
+        (signal.SIGINT, 130, "Ctrl-C"),
+        pytest.param(signal.SIGTERM, 143, "signal", marks=pytest.mark.slow),
+    ],
     ids=["SIGINT", "SIGTERM"],
 )
 def test_a_signal_ends_the_run_as_killed(
@@ -152,6 +155,7 @@ def test_a_killed_command_leaves_nothing_alive_and_is_closed_by_the_next(
     assert run.status() == "KILLED"
 
 
+@pytest.mark.slow
 def test_a_run_that_is_alive_is_left_alone(long_run: StartLongRun, tmp_path: Path) -> None:
     """Another command in the same store does not close a run that still trains."""
     run = long_run()

@@ -123,10 +123,14 @@ def test_a_resumed_training_remembers_what_came_before(
     """The best weights of before the stop stay the best, and images are counted from the start."""
     monkeypatch.setattr(loop, "_CHECKPOINT_SECONDS", 0.0)
     too_fast = {"learning_rate": 1.0, "warmup_fraction": 0.9}  # the last epoch does harm
-    whole = make_job(tmp_path / "whole", optimizer=too_fast)
-    stopped = make_job(tmp_path / "stopped", optimizer=too_fast)
-    expected = _trained(whole)
-    assert expected.best_step < expected.steps, "the settings no longer do harm"
+    for seed in range(8):  # whether it does depends on the processor too
+        whole = make_job(tmp_path / f"whole{seed}", optimizer=too_fast, seed=seed)
+        expected = _trained(whole)
+        if expected.best_step < expected.steps:
+            break
+    else:
+        pytest.fail("the settings no longer do harm")
+    stopped = make_job(tmp_path / "stopped", optimizer=too_fast, seed=seed)
     with pytest.raises(_Stop):
         _trained(stopped, _StoppingWriter(stopped.folder / "events.jsonl", expected.steps))
     events = EventWriter(stopped.folder / "events.jsonl")
