@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from flows.command_line import run_command_line
 from pipeline.data import manifest as manifests
 from pipeline.plugin_api import ImageListing, ListedImage
 from pipeline.tracking_store import client
 from tests.conftest import draw_photo, write_photos
+from tests.flows.conftest import Command
 from tests.pipeline.registry.made_versions import CLASSES, make_version
-
-Command = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")
@@ -46,19 +43,12 @@ def _trained_on(photos: Path) -> pd.DataFrame:
 
 
 @pytest.fixture
-def command(
-    store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Command:
+def command(store: Path, monkeypatch: pytest.MonkeyPatch, run_here: Command) -> Command:
     """Return a function that runs a command in that folder."""
     monkeypatch.chdir(store)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{store / 'mlflow.db'}")
 
-    def run(*arguments: str) -> tuple[int, str, str]:
-        code = run_command_line(list(arguments))
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return run
+    return run_here
 
 
 def test_images_that_the_model_has_seen_are_left_out(command: Command) -> None:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from flows.command_line import run_command_line
+from tests.flows.conftest import Command
 from tests.pipeline.registry.made_versions import make_version
 
 QUICK = ("--promotion.no-package-check", "--promotion.min-images", "10")
-Command = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")
@@ -31,19 +29,12 @@ def made_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def command(
-    made_store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Command:
+def command(made_store: Path, monkeypatch: pytest.MonkeyPatch, run_here: Command) -> Command:
     """Return a function that runs a command on a copy of that store."""
     shutil.copy(made_store / "mlflow.db", "mlflow.db")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{Path('mlflow.db').resolve()}")
 
-    def run(*arguments: str) -> tuple[int, str, str]:
-        code = run_command_line(list(arguments))
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return run
+    return run_here
 
 
 def _champion(command: Command) -> list[str]:

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import yaml
@@ -140,16 +141,17 @@ def test_models_shows_versions_and_figures(finished_run: Run) -> None:
     assert version["metrics"]["test/accuracy"] == expected
 
 
-def test_predictions_agree_with_the_evaluation(finished_run: Run) -> None:
-    """The package labels test images as the evaluation did."""
+def test_predictions_agree_with_the_evaluation(finished_run: Run, tmp_path: Path) -> None:
+    """The package gives every test image the probabilities of the evaluation, to 1e-5."""
     [report] = (finished_run.folder / ".patchline/runs").glob("*/report")
-    table = pd.read_parquet(report / "predictions.parquet")
-    tested = table[table["split"] == "test"].head(5)
-    images = [finished_run.folder / "photos" / path for path in tested["path"]]
-    shown = patchline("predict", "photos", *images, "--json", cwd=finished_run.folder)
-    classes = ["across", "down", "rising"]
-    expected = [classes[max(range(3), key=list(logits).__getitem__)] for logits in tested["logits"]]
-    assert [answer["label"] for answer in shown.json["predictions"]] == expected
+    evaluated = pd.read_parquet(report / "predictions.parquet").query("split == 'test'")
+    out = tmp_path / "predicted.parquet"
+    done = patchline("predict", "photos", "photos", "--out", out, cwd=finished_run.folder)
+    assert done.code == 0, done.err
+    predicted = pd.read_parquet(out).set_index("image")["probabilities"]
+    again = np.stack([predicted[f"photos/{path}"] for path in evaluated["path"]])
+    assert len(evaluated) == finished_run.summary["metrics"]["test/accuracy"]["n"]
+    assert np.abs(again - np.stack(list(evaluated["probabilities"]))).max() <= 1e-5
 
 
 def test_predict_writes_tables_and_names_broken_images(finished_run: Run, tmp_path: Path) -> None:
