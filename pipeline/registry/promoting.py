@@ -75,8 +75,7 @@ def promote(
         TrackingError: if the champion keeps changing.
     """
     name, store = request.reference.name, client()
-    waiting = f"another process decides about '{name}'; waiting for it"
-    with machine_lock(name, lambda: on_note(waiting)):
+    with machine_lock(name, lambda: on_note(_waiting(name))):
         for _ in range(_ATTEMPTS):
             champion = history.alias_of(store, name, CHAMPION)
             if champion is not None and request.only_first:
@@ -90,10 +89,7 @@ def promote(
             if entry is not None:
                 return promotion, entry
             on_note("the champion changed meanwhile; deciding again")
-    raise TrackingError(
-        f"The champion of '{name}' changed {_ATTEMPTS} times while it was being decided. Try again "
-        "when the others are done."
-    )
+    raise _restless(name)
 
 
 def rollback(name: str, reason: str | None, on_note: OnNote = lambda _: None) -> AliasChange:
@@ -104,33 +100,47 @@ def rollback(name: str, reason: str | None, on_note: OnNote = lambda _: None) ->
 
     Raises:
         ModelReferenceError: if there is none, or its package does not answer any more.
+        TrackingError: if the champion keeps changing.
     """
-    with changing(name, on_note) as (store, still_held):
-        entries = history.settle(store, name)
-        present = history.alias_of(store, name, CHAMPION)
-        earlier = history.earlier_champions(entries)
-        if present is None or not earlier:
-            raise ModelReferenceError(
-                f"'{name}' has no earlier champion to go back to. Choose a version with `patchline "
-                f"promote {name} --version N`."
+    store = client()
+    with machine_lock(name, lambda: on_note(_waiting(name))):
+        for _ in range(_ATTEMPTS):
+            with claimed(name):
+                entries = history.settle(store, name)
+            present = history.alias_of(store, name, CHAMPION)
+            target = _earlier_champion(name, present, entries)
+            words = reason or f"back from version {present} to the champion before it"
+            proposal = Proposal(
+                alias=CHAMPION,
+                to_version=target.version,
+                action="rolled back",
+                reason=words,
+                gates={"package": True},
             )
-        target = resolve(f"{name}/{earlier[0]}")
-        folder = package_folder(target)
-        check = check_package(folder, open_package(target, folder))
-        if not check.passed:
-            raise ModelReferenceError(
-                f"Version {target.version} of '{name}' was champion before, but {check.finding}. "
-                f"Choose a version with `patchline promote {name} --version N`."
-            )
-        words = reason or f"back from version {present} to the champion before it"
-        proposal = Proposal(
-            alias=CHAMPION,
-            to_version=target.version,
-            action="rolled back",
-            reason=words,
-            gates={"package": True},
+            with claimed(name) as still_held:
+                if history.alias_of(store, name, CHAMPION) == present:
+                    return history.change_alias(store, name, proposal, still_held)
+            on_note("the champion changed meanwhile; looking again")
+    raise _restless(name)
+
+
+def _earlier_champion(name: str, present: str | None, entries: list[AliasChange]) -> ModelReference:
+    """Return the champion before the present one, whose package still answers."""
+    earlier = history.earlier_champions(entries)
+    if present is None or not earlier:
+        raise ModelReferenceError(
+            f"'{name}' has no earlier champion to go back to. Choose a version with `patchline "
+            f"promote {name} --version N`."
         )
-        return history.change_alias(store, name, proposal, still_held)
+    target = resolve(f"{name}/{earlier[0]}")
+    folder = package_folder(target)
+    check = check_package(folder, open_package(target, folder))
+    if not check.passed:
+        raise ModelReferenceError(
+            f"Version {target.version} of '{name}' was champion before, but {check.finding}. "
+            f"Choose a version with `patchline promote {name} --version N`."
+        )
+    return target
 
 
 def welcome(
@@ -175,9 +185,19 @@ def changing(
     name: str, on_note: OnNote = lambda _: None
 ) -> Iterator[tuple[MlflowClient, Callable[[], None]]]:
     """Hold the exclusive right of a model, on this machine and on a shared server."""
-    waiting = f"another process decides about '{name}'; waiting for it"
-    with machine_lock(name, lambda: on_note(waiting)), claimed(name) as still_held:
+    with machine_lock(name, lambda: on_note(_waiting(name))), claimed(name) as still_held:
         yield client(), still_held
+
+
+def _waiting(name: str) -> str:
+    return f"another process decides about '{name}'; waiting for it"
+
+
+def _restless(name: str) -> TrackingError:
+    return TrackingError(
+        f"The champion of '{name}' changed {_ATTEMPTS} times while it was being decided. Try again "
+        "when the others are done."
+    )
 
 
 def _decided(
