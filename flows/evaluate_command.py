@@ -16,6 +16,7 @@ from flows.progress import display, shown
 from pipeline import tracking
 from pipeline.config import RunConfig
 from pipeline.data import manifest as manifests
+from pipeline.errors import ConfigError
 from pipeline.evaluation.config import EvaluationConfig
 from pipeline.metrics.names import METRICS
 from pipeline.registry import registering
@@ -24,6 +25,7 @@ from pipeline.registry.version_evaluation import (
     EvaluationChoices,
     SplitChoice,
     VersionEvaluation,
+    choose_images,
     evaluate_version,
 )
 from pipeline.tracking import NewRun
@@ -82,6 +84,8 @@ def print_evaluation(
     model: str, data: str, choices: EvaluationChoices, *, out: Path | None, as_json: bool
 ) -> None:
     """Evaluate in an MLflow run of its own, and print the figures."""
+    if out is not None and out.exists() and not out.is_dir():
+        raise ConfigError(f"--out is {out}, which is a file. Name a folder for the report.")
     tracking.close_abandoned()
     reference = resolve(model)
     config = RunConfig.model_validate({"name": reference.name, **data_settings(data, None)})
@@ -95,14 +99,10 @@ def print_evaluation(
     )
     with shown():
         display().stage(f"Evaluating {reference.name}, version {reference.version}, on {data}")
+        chosen = choose_images(reference, config, choices, workspace, display().advance)
         with tracking.open_run(new, workspace / "runs") as run:
             found = evaluate_version(
-                reference,
-                config,
-                choices,
-                workspace,
-                run.folder / "report",
-                display().advance,
+                chosen, choices, workspace, run.folder / "report", display().advance
             )
             _log(run, found)
     if out is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +13,8 @@ from cyclopts import Parameter
 
 from flows.progress import display, shown
 from pipeline import config_files, tracking, tracking_store
-from pipeline.config import RunConfig
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, ModelReferenceError
+from pipeline.evaluation.decision import GateResult
 from pipeline.registry import promoting
 from pipeline.registry.config import PromotionConfig
 from pipeline.registry.history import CHALLENGER
@@ -23,6 +22,7 @@ from pipeline.registry.promoting import Promotion, Request
 from pipeline.registry.registered_models import ModelReference, resolve
 
 REFUSED = 3
+_LONGEST_REASON = 500
 
 
 def build() -> Callable[..., int]:
@@ -87,6 +87,8 @@ def print_promotion(
         raise ConfigError("--force overrules the gates, so it needs --reason TEXT. Say why.")
     if reason is not None and not force:
         raise ConfigError("--reason explains --force, which is not given. Add it, or leave both.")
+    reason = None if reason is None else _one_line(reason)
+    check_name(name)
     tracking.close_abandoned()
     reference = resolve(f"{name}/{version}" if version is not None else f"{name}@{CHALLENGER}")
     gates = gates_of(reference, config, promotion)
@@ -107,6 +109,8 @@ def print_promotion(
 
 def print_rollback(name: str, *, reason: str | None, as_json: bool) -> None:
     """Go back to the champion before the present one."""
+    reason = None if reason is None else _one_line(reason)
+    check_name(name)
     tracking.close_abandoned()
     resolve(name)  # an unknown name is answered before anything is locked
     with shown():
@@ -120,6 +124,31 @@ def print_rollback(name: str, *, reason: str | None, as_json: bool) -> None:
             f"{name}, version {entry.to_version} is champion again, instead of version "
             f"{entry.from_version}. Reason: {entry.reason}."
         )
+
+
+def check_name(name: str) -> None:
+    """Refuse a reference where a name is wanted.
+
+    Raises:
+        ConfigError: for `flowers@champion`, `flowers/2` and the like.
+    """
+    if not name or any(sign in name for sign in "@/:"):
+        raise ConfigError(
+            f"'{name}' is not the name of a registered model. Give the bare name; promote takes a "
+            "version with --version."
+        )
+
+
+def _one_line(reason: str) -> str:
+    """Return a reason that fits into a history: no line breaks, no escapes, not too long."""
+    plain = "".join(sign if sign.isprintable() else " " for sign in reason)
+    words = " ".join(plain.split())
+    if len(words) > _LONGEST_REASON:
+        raise ConfigError(
+            f"The reason has {len(words)} characters; at most {_LONGEST_REASON} are kept. Shorten "
+            "it."
+        )
+    return words
 
 
 def gates_of(
@@ -137,7 +166,11 @@ def gates_of(
 
 def _from_file(file: Path) -> PromotionConfig:
     merged = config_files.assemble(preset_name=None, file=file, flags={})
-    return RunConfig.model_validate({"promotion": merged.get("promotion", {})}).promotion
+    if "promotion" not in merged:
+        raise ConfigError(
+            f"{file} has no section 'promotion', which holds the gates. Add it, or leave --config."
+        )
+    return config_files.validated(merged).promotion
 
 
 def _recorded(reference: ModelReference) -> PromotionConfig:
@@ -149,9 +182,11 @@ def _recorded(reference: ModelReference) -> PromotionConfig:
     try:
         text = Path(store.download_artifacts(str(run_id), "config.yaml")).read_text("utf-8")
         recorded = yaml.safe_load(text).get("promotion", {})
-    except (MlflowException, OSError):
-        print("The run's own settings are gone; the default gates are asked.", file=sys.stderr)
-        return PromotionConfig()
+    except (MlflowException, OSError) as error:
+        raise ModelReferenceError(
+            f"The settings of the run behind '{reference.name}' version {reference.version} are "
+            "gone, and with them its gates. Give the gates in a file with --config."
+        ) from error
     return PromotionConfig.model_validate(recorded)
 
 
@@ -165,6 +200,8 @@ def _lines(decision: Promotion) -> list[str]:
     verdict = "promoted" if decision.promoted else "refused"
     if decision.forced:
         verdict = "promoted by force"
+    if decision.champion == decision.version:
+        return [f"{decision.name}, {decision.reason}"]
     before = f"version {decision.champion}" if decision.champion else "none"
     lines = [
         f"{decision.name}, version {decision.version}: {verdict}",
@@ -172,14 +209,19 @@ def _lines(decision: Promotion) -> list[str]:
     ]
     width = max((len(gate.name) for gate in decision.gates), default=0)
     lines += [
-        f"  {'passed ' if gate.passed else 'REFUSED'}  {gate.name:<{width}}  {gate.sentence}"
-        for gate in decision.gates
+        f"  {_verdict(gate):<10}  {gate.name:<{width}}  {gate.sentence}" for gate in decision.gates
     ]
-    if decision.forced or not decision.gates or decision.champion == decision.version:
+    if decision.forced or not decision.gates:
         lines.append(f"  reason: {decision.reason}")
     if decision.report:
         lines.append(f"  report: {_shown(decision.report)}")
     return lines
+
+
+def _verdict(gate: GateResult) -> str:
+    if not gate.passed:
+        return "REFUSED"
+    return "passed" if gate.value is not None else "not judged"
 
 
 def _shown(path: str) -> str:

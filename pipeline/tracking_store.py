@@ -56,6 +56,11 @@ def sqlite_file() -> Path | None:
 def store_exists() -> bool:
     """Return whether there is a store to read from; a SQLite file is only made by a run."""
     database = sqlite_file()
+    if database is not None and not database.parent.is_dir():
+        raise TrackingError(
+            f"There is no folder {database.parent} for the MLflow store {database.name}. Check "
+            "MLFLOW_TRACKING_URI."
+        )
     return database is None or database.exists()
 
 

@@ -42,10 +42,10 @@ class PromotionConfig(Section):
     """Promote at the end of a run when every gate passes; otherwise a person decides."""
 
     minimum: Annotated[dict[str, float], AfterValidator(_minima)] = Field(default_factory=dict)
-    """Lowest values of metrics of the version's own test report, such as accuracy: 0.9."""
+    """Lowest values of metrics of its own test report: promotion.minimum.accuracy 0.9."""
 
     maximum: Annotated[dict[str, float], AfterValidator(_maxima)] = Field(default_factory=dict)
-    """Highest values of metrics that are better when smaller, such as log_loss: 0.5."""
+    """Highest values of metrics that are better when smaller: promotion.maximum.log_loss 0.5."""
 
     max_calibration_error: Annotated[float, Field(gt=0, le=1)] | None = None
     """Highest expected calibration error of the version's own test report; null asks nothing."""

@@ -84,7 +84,8 @@ def _better(config: PromotionConfig, comparison: Comparison) -> GateResult:
     if not enough:
         sentence = (
             f"only {comparison.images} images are left that neither model was trained or chosen "
-            f"on, and {config.min_images} are asked, so nothing can be said"
+            f"on, and {config.min_images} are asked (promotion.min_images), so nothing can be "
+            "said; more images help"
         )
     else:
         sentence = (

@@ -50,6 +50,9 @@ def check_package(folder: Path, package: PackagedModel) -> PackageCheck:
         folder: the package as MLflow stores it.
         package: the same package, opened in this process, to compare with.
     """
+    damage = _damage(folder / "artifacts")
+    if damage:
+        return _failed(damage)
     with tempfile.TemporaryDirectory(prefix="patchline-") as scratch:
         images = _photographs(Path(scratch))
         listed = Path(scratch) / "images.json"
@@ -78,6 +81,21 @@ def check_package(folder: Path, package: PackagedModel) -> PackageCheck:
             return _failed(f"it fails to load or to predict: {last[-1][:300]}")
         found = json.loads(done.stdout.splitlines()[-1])
         return _judged(found, package, images)
+
+
+def _damage(artifacts: Path) -> str:
+    """Return what is wrong with the files that the clean process does not read."""
+    import safetensors
+
+    weights = artifacts / "model.safetensors"
+    if not weights.is_file():
+        return f"its file {weights.name} is missing"
+    try:
+        with safetensors.safe_open(weights, framework="numpy") as opened:
+            opened.keys()
+    except safetensors.SafetensorError as error:
+        return f"its file {weights.name} is damaged ({error})"
+    return ""
 
 
 def _judged(found: dict[str, Any], package: PackagedModel, images: list[Path]) -> PackageCheck:

@@ -28,13 +28,25 @@ def open_package(reference: ModelReference, folder: Path) -> PackagedModel:
     """
     folder = folder / "artifacts"
     files = [folder / "model.onnx", folder / "model.json"]
-    if not all(file.is_file() for file in files):
+    missing = [file.name for file in files if not file.is_file()]
+    if len(missing) == 1:
+        raise ModelReferenceError(
+            f"The package of '{reference.name}' version {reference.version} lacks its file "
+            f"{missing[0]}. Restore it, or use another version."
+        )
+    if missing:
         raise ModelReferenceError(
             f"'{reference.name}' version {reference.version} was not packaged by Patchline. Use "
             "mlflow to load it, or name another model."
         )
     onnx_file, description_file = files
-    return PackagedModel(onnx_file, description_file)
+    try:
+        return PackagedModel(onnx_file, description_file)
+    except Exception as error:  # onnxruntime documents no class for a file that it cannot read
+        raise ModelReferenceError(
+            f"The package of '{reference.name}' version {reference.version} is damaged "
+            f"({str(error).splitlines()[0][:200]}). Restore it, or use another version."
+        ) from error
 
 
 def package_folder(reference: ModelReference) -> Path:

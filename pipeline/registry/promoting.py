@@ -23,7 +23,12 @@ from pipeline.registry.exclusive_right import claimed, machine_lock
 from pipeline.registry.history import CHALLENGER, CHAMPION, Action, AliasChange, Proposal
 from pipeline.registry.package_check import check_package
 from pipeline.registry.packaged_models import open_package, package_folder
-from pipeline.registry.registered_models import DECISION_TAG, ModelReference, resolve
+from pipeline.registry.registered_models import (
+    DECISION_TAG,
+    ModelReference,
+    resolve,
+    summaries,
+)
 from pipeline.tracking_store import client
 
 if TYPE_CHECKING:
@@ -82,7 +87,9 @@ def promote(
                 return None, None
             judgement = judge(request.reference, champion, request.config, on_note)
             promotion = _decided(request, champion, judgement, folder)
-            if not promotion.promoted or champion == request.reference.version:
+            if champion == request.reference.version:
+                return promotion, None
+            if not promotion.promoted:
                 _record(store, request.reference, promotion, folder, judgement.run_id)
                 return promotion, None
             entry = _carry_out(store, request, promotion, folder, judgement.run_id)
@@ -126,7 +133,8 @@ def rollback(name: str, reason: str | None, on_note: OnNote = lambda _: None) ->
 
 def _earlier_champion(name: str, present: str | None, entries: list[AliasChange]) -> ModelReference:
     """Return the champion before the present one, whose package still answers."""
-    earlier = history.earlier_champions(entries)
+    there = {version.version for version in summaries(name)[0].versions}
+    earlier = [v for v in history.earlier_champions(entries) if v != present and v in there]
     if present is None or not earlier:
         raise ModelReferenceError(
             f"'{name}' has no earlier champion to go back to. Choose a version with `patchline "

@@ -61,6 +61,15 @@ class Selection:
 
 
 @dataclass(frozen=True)
+class ChosenImages:
+    """What is evaluated: a version, and the images that count."""
+
+    evidence: Evidence
+    data: ScannedData
+    selection: Selection
+
+
+@dataclass(frozen=True)
 class VersionEvaluation:
     """A report on a registered version, and where it is."""
 
@@ -71,32 +80,49 @@ class VersionEvaluation:
     html: Path
 
 
-def evaluate_version(
+def choose_images(
     reference: ModelReference,
     config: RunConfig,
     choices: EvaluationChoices,
     workspace: Path,
-    folder: Path,
     on_progress: StageProgress,
-) -> VersionEvaluation:
-    """Read the data, predict with the package, and write the report.
+) -> ChosenImages:
+    """Read the data and choose the images; nothing is written but what a data source writes.
 
     Args:
         reference: of the version.
         config: its section `data` names the source.
         choices: which images.
-        workspace: where decoded images are kept.
-        folder: gets the report, its figures and the predictions.
-        on_progress: sees how far the stages have come.
+        workspace: where a data source may write.
+        on_progress: sees how far the reading has come.
 
     Raises:
         DataError: if no image is left, or the classes are not those of the model.
         ModelReferenceError: if the version's files are gone.
     """
     evidence, known = _evidence(reference)
-    package = evidence.package
+    classes = tuple(evidence.package.classes)
     data = ingestion.scan(config, workspace, on_progress)
-    selection = select(data, known, tuple(package.classes), choices)
+    return ChosenImages(evidence, data, select(data, known, classes, choices))
+
+
+def evaluate_version(
+    chosen: ChosenImages,
+    choices: EvaluationChoices,
+    workspace: Path,
+    folder: Path,
+    on_progress: StageProgress,
+) -> VersionEvaluation:
+    """Predict the chosen images with the package, and write the report.
+
+    Args:
+        chosen: the version and its images.
+        choices: what the report shows.
+        workspace: where decoded images are kept.
+        folder: gets the report, its figures and the predictions.
+        on_progress: sees how far the stages have come.
+    """
+    data, selection, package = chosen.data, chosen.selection, chosen.evidence.package
     spec = package.image
     store, _ = prepared_store.prepare(
         selection.rows,
@@ -111,16 +137,16 @@ def evaluate_version(
     predictions = Predictions.of(table)
     report = evaluate(
         predictions,
-        name=reference.name,
+        name=chosen.evidence.reference.name,
         classes=tuple(package.classes),
         split=selection.split,
         data_fingerprint=selection.fingerprint,
         temperature=package.temperature,
         config=choices.report,
     )
-    page = _page(evidence, data, selection, choices)
+    page = _page(chosen.evidence, data, selection, choices)
     html = write_report(report, page, predictions, lambda position: images[position], folder)
-    return VersionEvaluation(reference, data, selection, report, html)
+    return VersionEvaluation(chosen.evidence.reference, data, selection, report, html)
 
 
 def select(
@@ -144,6 +170,11 @@ def select(
     notes = list(data.notes)
     rows, split = _of_split(rows, choices.split)
     rows = _of_classes(rows, classes, choices, notes)
+    if known is None and not choices.seen_images:
+        raise DataError(
+            "What the version was trained on is not recorded any more, so nobody knows which "
+            "images it has seen. Add --seen-images to evaluate on all of them."
+        )
     if known is None:
         notes.append("what the version was trained on is not recorded, so it may have seen these")
     else:
@@ -190,8 +221,8 @@ def _of_classes(
         raise DataError(
             "The data has other classes than the model. Only in the data: "
             f"{_listed([f'{name} ({counts[name]} images)' for name in strange])}. Only in the "
-            f"model: {_listed(absent) if absent else 'none'}. Add --common-classes to evaluate on "
-            f"the {len(set(classes) & set(counts))} classes that both have, or rename the folders."
+            f"model: {_listed(absent) if absent else 'none'}. "
+            f"{_remedy(len(set(classes) & set(counts)))}"
         )
     if strange:
         left_out = sum(counts[name] for name in strange)
@@ -202,6 +233,14 @@ def _of_classes(
     if absent:
         notes.append(f"classes of the model without an image here: {_listed(absent)}")
     return rows[rows["label"].isin(classes)]
+
+
+def _remedy(common: int) -> str:
+    if common == 0:
+        return "Rename the folders as the model names its classes."
+    return (
+        f"Add --common-classes to evaluate on the {common} that both have, or rename the folders."
+    )
 
 
 def _unseen(

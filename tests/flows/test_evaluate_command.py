@@ -123,6 +123,12 @@ def test_an_empty_selection_is_said(command: Command, tmp_path: Path) -> None:
     assert code == 2
     assert "No image of" in err
     assert "--seen-images" in err
+    experiments = [each.experiment_id for each in client().search_experiments()]
+    assert not client().search_runs(experiments, "attributes.status = 'FAILED'")
+    (tmp_path / "report.txt").touch()
+    code, _, err = command("evaluate", "stripes", "photos", "--out", str(tmp_path / "report.txt"))
+    assert code == 2
+    assert "which is a file" in err
     code, _, err = command("evaluate", "stripes", "photos", "--split", "test")
     assert code == 2
     assert "no split 'test'; it names none" in err

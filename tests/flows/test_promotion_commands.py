@@ -47,7 +47,7 @@ def test_the_challenger_is_promoted_and_rolled_back(command: Command) -> None:
     code, out, _ = command("promote", "roses", *QUICK)
     assert code == 0
     assert "roses, version 3: promoted" in out
-    assert "passed   better_than_champion" in out
+    assert "passed better_than_champion" in " ".join(out.split())
     assert _champion(command) == ["3"]
     code, out, _ = command("rollback", "roses", "--reason", "complaints")
     assert (code, _champion(command)) == (0, ["1"])
@@ -94,7 +94,7 @@ def test_gates_come_from_flags_file_and_run_in_this_order(command: Command, tmp_
     file.write_text(yaml.safe_dump({"promotion": {"minimum": {"accuracy": 0.95}}}), "utf-8")
     code, out, _ = command("promote", "roses", "--config", str(file), *QUICK)
     assert code == 3
-    assert "REFUSED  minimum_accuracy" in out
+    assert "REFUSED minimum_accuracy" in " ".join(out.split())
     flag = ("--promotion.minimum.accuracy", "0.8")
     code, out, _ = command("promote", "roses", "--config", str(file), *flag, *QUICK)
     assert code == 0
@@ -110,6 +110,10 @@ def test_gates_come_from_flags_file_and_run_in_this_order(command: Command, tmp_
         (["promote", "roses", "--promotion.minimum.ece", "1"], ["ece", "promotion.maximum"]),
         (["promote", "roses", "--promotion.min-imges", "1"], ["min-imges", "min-images"]),
         (["promote", "roses", "--config", "none.yaml"], ["none.yaml", "does not exist"]),
+        (["promote", "roses", "--config", "empty.yaml"], ["empty.yaml", "no section 'promotion'"]),
+        (["promote", "roses", "--config", "typo.yaml"], ["acuracy", "'accuracy'"]),
+        (["promote", "roses/2"], ["'roses/2'", "--version"]),
+        (["rollback", "roses@champion"], ["'roses@champion'", "bare name"]),
         (["rollback", "lilies"], ["lilies", "roses"]),
         (["evaluate", "roses@shampion", "x"], ["shampion", "Did you mean 'champion'"]),
         (["evaluate", "roses"], ["DATA"]),
@@ -122,12 +126,34 @@ def test_what_is_wrong_is_said_in_one_sentence(
     command: Command, arguments: list[str], words: list[str]
 ) -> None:
     """The nearest name is given, and nothing is changed."""
+    Path("empty.yaml").write_text("seed: 4\n", "utf-8")
+    Path("typo.yaml").write_text("promotion: {minimum: {acuracy: 0.9}}\n", "utf-8")
     code, out, err = command(*arguments)
     assert (code, out) == (2, "")
     [sentence] = [line for line in err.splitlines() if line.startswith("Error: ")]
     for word in words:
         assert word in sentence
     assert _champion(command) == ["1"]
+
+
+def test_the_champion_is_not_decided_about_again(command: Command) -> None:
+    """It is said that nothing changed, and what was decided before stays recorded."""
+    before = command("models", "roses", "--json")[1]
+    code, out, _ = command("promote", "roses", "--version", "1", *QUICK)
+    assert (code, out.strip()) == (
+        0, "roses, version 1 is the champion already; nothing changed",
+    )  # fmt: skip
+    assert command("models", "roses", "--json")[1] == before
+
+
+def test_a_reason_is_one_line_of_plain_text(command: Command) -> None:
+    """Line breaks and escapes do not reach the history; a novel is refused."""
+    forced = ("promote", "roses", "--version", "2", *QUICK, "--force", "--reason")
+    code, _, err = command(*forced, "x" * 501)
+    assert code == 2
+    assert "at most 500" in err
+    command(*forced, "first\n\x1b[31msecond")
+    assert "first [31msecond" in command("models", "roses")[1]
 
 
 def test_models_show_where_a_version_comes_from(command: Command) -> None:

@@ -12,9 +12,9 @@ import pandas as pd
 from onnx import TensorProto, helper, numpy_helper
 from safetensors.numpy import save_file
 
-from pipeline import tracking, tracking_store
+from pipeline import config_files, tracking, tracking_store
 from pipeline.atomic_files import write_text
-from pipeline.config import ModelChoice
+from pipeline.config import ModelChoice, RunConfig
 from pipeline.data import manifest as manifests
 from pipeline.evaluation import predictions
 from pipeline.model_files import ModelDescription
@@ -132,6 +132,8 @@ def make_version(
         tags={DATA_ROOT_TAG: str(root)} if root else {},
     )
     with tracking.open_run(new, folder / "runs") as run:
+        config_files.save(RunConfig(name=name), run.folder / "config.yaml")
+        tracking.log_file(run, run.folder / "config.yaml")
         fingerprint = manifests.fingerprint(manifest)
         file = run.folder / "data" / f"{fingerprint}.parquet"
         manifests.save(manifest, file)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -212,6 +213,49 @@ def test_a_package_that_does_not_load_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelReferenceError, match="rotten"):
         rollback("roses", None)
     assert _champion() == "2"
+
+
+def test_a_rollback_goes_to_another_version_that_is_there(tmp_path: Path) -> None:
+    """Neither the champion itself nor a version that was deleted is gone back to."""
+    make_version("roses", tmp_path, wrong=range(60))
+    second = make_version("roses", tmp_path)
+    assert promoted(second, tmp_path)
+    store = client()
+    store.delete_registered_model_alias("roses", CHAMPION)
+    assert promoted(second, tmp_path)
+    store.delete_model_version("roses", "1")
+    with pytest.raises(ModelReferenceError, match="no earlier champion"):
+        rollback("roses", None)
+    assert _champion() == "2"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("model.safetensors", None, "lacks|missing"),
+        ("model.safetensors", b"cut", "damaged"),
+        ("model.onnx", None, "lacks its file model.onnx"),
+        ("model.onnx", b"cut", "damaged"),
+    ],
+)
+def test_a_damaged_package_is_not_promoted(
+    tmp_path: Path, name: str, content: bytes | None, words: str
+) -> None:
+    """Each file of a package is looked at, also those that a prediction does not need."""
+    make_version("roses", tmp_path, wrong=range(60))
+    second = make_version("roses", tmp_path)
+    file = _package(second) / "artifacts" / name
+    if content is None:
+        file.unlink()
+    else:
+        file.write_bytes(content)
+    config = QUICK.model_copy(update={"package_check": True})
+    try:
+        reason = _decision(second, tmp_path, config).reason
+    except ModelReferenceError as error:
+        reason = str(error)
+    assert re.search(words, reason)
+    assert _champion() == "1"
 
 
 def test_a_version_whose_files_are_gone_is_named(tmp_path: Path) -> None:
