@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,6 @@ class Judgement:
     """Reads the image in a row of the comparison."""
     run_id: str | None = None
     """The run of the version that was judged."""
-    notes: tuple[str, ...] = field(default=())
 
 
 def judge(

@@ -133,7 +133,6 @@ def resolve(reference: str) -> ModelReference:
             f"'{reference}' is not a model. Write NAME, NAME@ALIAS, NAME/VERSION or "
             "models:/NAME@ALIAS."
         )
-    store = client()
     [model] = summaries(match["name"])
     by_version = {version.version: version for version in model.versions}
     if match["version"]:
@@ -147,7 +146,7 @@ def resolve(reference: str) -> ModelReference:
         if alias not in aliases:
             raise _unknown(f"'{model.name}' has no alias '{alias}'.", alias, sorted(aliases))
         chosen = aliases[alias]
-    version = store.get_model_version(model.name, chosen)
+    version = client().get_model_version(model.name, chosen)
     return ModelReference(model.name, chosen, str(version.source))
 
 

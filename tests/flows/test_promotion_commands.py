@@ -156,6 +156,15 @@ def test_a_reason_is_one_line_of_plain_text(command: Command) -> None:
     assert "first [31msecond" in command("models", "roses")[1]
 
 
+@pytest.mark.parametrize("words", ["promote roses", "rollback roses", "evaluate roses photos"])
+def test_a_mistyped_name_makes_no_store(run_here: Command, words: str) -> None:
+    """Only a run makes the store; a question in an empty folder leaves none behind."""
+    code, _, err = run_here(*words.split())
+    assert code == 2
+    assert "no registered model 'roses'" in err
+    assert not Path("mlflow.db").exists()
+
+
 def test_models_show_where_a_version_comes_from(command: Command) -> None:
     """Data, commit, run, time and every change of an alias are there."""
     [model] = json.loads(command("models", "roses", "--json")[1])["models"]

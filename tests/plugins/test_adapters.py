@@ -112,7 +112,8 @@ def test_hands_the_regularisation_to_timm() -> None:
 @pytest.mark.parametrize("architecture", ["vgg11", "densenet121", "ghostnet_050", "inception_v3"])
 def test_models_of_timm_without_stochastic_depth_can_be_used(architecture: str) -> None:
     """A setting that stays at zero does not keep away a model that does not know it."""
-    _config("timm", architecture).resolved_for(traits(224))
+    config = _config("timm", architecture)
+    assert config.resolved_for(traits(224)) is config
 
 
 @pytest.mark.parametrize(
