@@ -9,6 +9,7 @@
     └── RunError                  something failed while it ran          (exit code 1)
         ├── StorageError          a disk that is full or may not be written
         ├── TrackingError         MLflow or its store
+        ├── OrchestrationError    Prefect, the local servers, a schedule
         ├── WorkerError           a training, evaluation or packaging process
         └── PackagingError        the package disagrees with the model
 
@@ -56,6 +57,10 @@ class StorageError(RunError):
 
 class TrackingError(RunError):
     """MLflow, or the store behind it, did not do its part."""
+
+
+class OrchestrationError(RunError):
+    """Prefect, the servers of `patchline up`, or a schedule did not do its part."""
 
 
 class WorkerError(RunError):

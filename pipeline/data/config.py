@@ -43,3 +43,6 @@ class DataConfig(Section):
 
     workers: Annotated[int, Field(ge=0, le=64)] = 0
     """Processes that augment images beside the training; the result does not depend on it."""
+
+    min_new_images: Annotated[int, Field(ge=1)] = 1
+    """Images that have to be new before a watched folder is trained on again."""

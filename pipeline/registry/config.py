@@ -41,6 +41,12 @@ class PromotionConfig(Section):
     automatic: bool = False
     """Promote at the end of a run when every gate passes; otherwise a person decides."""
 
+    approval: bool = False
+    """Ask a person at the end of a run; `patchline up` has to run, `patchline approve` answers."""
+
+    approval_hours: Annotated[float, Field(gt=0, le=8760)] = 72
+    """Hours that a person has to answer; then the promotion is refused."""
+
     minimum: Annotated[dict[str, float], AfterValidator(_minima)] = Field(default_factory=dict)
     """Lowest values of metrics of its own test report: promotion.minimum.accuracy 0.9."""
 
