@@ -1,62 +1,137 @@
-"""Give a command a Prefect server: the one that is configured, or a temporary one."""
+"""Give a command a Prefect server: the user's own, that of `patchline up`, or a temporary one."""
 
 from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from flows import events
+from flows.progress import display
+from pipeline import local_services
+from pipeline.errors import OrchestrationError
+
 if TYPE_CHECKING:
     from flows.temporary_server import TemporaryServer
+    from pipeline.local_services import Services
 
 
+_ANSWER_SECONDS = 10.0
+_PATIENCE_SECONDS = 30.0
+"""How long a server that `patchline up` starts again may be away."""
+_VARIABLE = "PREFECT_API_URL"
 _server: TemporaryServer | None = None
+_lasting: str | None = None
 
 
 @contextmanager
 def server() -> Iterator[None]:
-    """Start a temporary server unless Prefect is configured to use another; stop it in the end.
+    """Start a temporary server unless there is another one to use; stop it in the end.
 
-    It starts while the block imports what it needs; `ready` waits for it.
+    Prefect's settings come first, then `patchline up`. A temporary one starts while the block
+    imports what it needs; `ready` waits for it.
     """
-    global _server  # noqa: PLW0603 - one command has one server
-    from prefect.settings import get_current_settings
-
-    from flows.temporary_server import TemporaryServer
-
-    if get_current_settings().api.url:
+    global _server, _lasting  # noqa: PLW0603 - one command has one server
+    if _configured():
         yield
         return
-    _server = TemporaryServer()
+    services = local_services.running()
+    if services and _answers(services):
+        _lasting = services.prefect_api_url
+    else:
+        if services:
+            display().note(f"{_silent(services)} This command starts one for itself.")
+        from flows.temporary_server import TemporaryServer
+
+        _server = TemporaryServer()
     try:
         yield
     finally:
-        _server.stop()
-        _server = None
+        if _server:
+            _server.stop()
+        _server = _lasting = None
 
 
 @contextmanager
 def ready() -> Iterator[None]:
     """Wait for the server and use it; Prefect's own words stay out of the terminal."""
+    with _quiet_console():
+        if _server:
+            _server.wait()
+        url = _server.url if _server else _lasting
+        if url is None:
+            yield
+            return
+        with _using(url):
+            yield
+
+
+@contextmanager
+def connected() -> Iterator[str]:
+    """Use a server that lasts, the user's own or that of `patchline up`; yield its API's address.
+
+    `PREFECT_API_URL` and Prefect's settings in this process name it while the block runs.
+
+    Raises:
+        OrchestrationError: if there is none, or it does not answer.
+    """
+    with _quiet_console():
+        configured = _configured()
+        if configured:
+            yield configured
+            return
+        services = local_services.running()
+        if services is None:
+            raise OrchestrationError(
+                "No Prefect server is kept running for this folder; start the servers with "
+                "`patchline up`."
+            )
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while not _answers(services):
+            if time.monotonic() > deadline:
+                raise OrchestrationError(f"{_silent(services)} Try again in a minute.")
+            time.sleep(1.0)
+        with _using(services.prefect_api_url):
+            yield services.prefect_api_url
+
+
+def _configured() -> str | None:
+    from prefect.settings import get_current_settings
+
+    return get_current_settings().api.url
+
+
+def _answers(services: Services) -> bool:
+    return local_services.answers(f"{services.prefect_api_url}/health", _ANSWER_SECONDS)
+
+
+def _silent(services: Services) -> str:
+    log = local_services.logs_folder(services.folder) / "prefect.log"
+    return (
+        f"The Prefect server of `patchline up` at {services.prefect_url} does not answer (see "
+        f"{log})."
+    )
+
+
+@contextmanager
+def _using(url: str) -> Iterator[None]:
+    """Let Prefect in this process, and all that it starts, use the server."""
     from prefect.logging.handlers import APILogHandler
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
-    with _quiet_console():
-        if _server is None:
-            yield
-            return
-        _server.wait()
-        os.environ["PREFECT_API_URL"] = _server.url
-        try:
-            with temporary_settings({PREFECT_API_URL: _server.url}):
-                try:
-                    yield
-                finally:
-                    APILogHandler().flush()  # before the server goes
-        finally:
-            del os.environ["PREFECT_API_URL"]
+    os.environ[_VARIABLE] = url
+    try:
+        with temporary_settings({PREFECT_API_URL: url}):
+            try:
+                yield
+            finally:
+                APILogHandler().flush()  # before the server goes
+                events.flush()
+    finally:
+        del os.environ[_VARIABLE]
 
 
 @contextmanager

@@ -14,14 +14,15 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 
+from flows.services import child, prefect_database, prefect_server
 from pipeline.errors import RunError
+from pipeline.local_services import answers
 from pipeline.worker_process import stop_group
 
 _HOST = "127.0.0.1"
 _START_SECONDS = 120.0
+_ANSWER_SECONDS = 2.0
 
 
 class TemporaryServer:
@@ -38,9 +39,9 @@ class TemporaryServer:
             start_new_session=True,
             env={
                 **os.environ,
+                **prefect_database.environment(),
                 "PREFECT_UI_ENABLED": "0",
                 "PREFECT__SERVER_EPHEMERAL": "1",
-                "PREFECT__SERVER_FINAL": "1",
             },
         )
         self._words: list[str] = []
@@ -60,7 +61,7 @@ class TemporaryServer:
                     f"The temporary Prefect server ended with code {self._process.returncode} "
                     f"({last}). Check PREFECT_HOME, or set PREFECT_API_URL to a running server."
                 )
-            if _answers(f"{self.url}/health"):
+            if answers(f"{self.url}/health", _ANSWER_SECONDS):
                 return
             time.sleep(0.05)
         raise RunError(
@@ -83,14 +84,6 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=2) as response:  # noqa: S310 - our own loopback URL
-            return bool(response.status == 200)  # noqa: PLR2004 - HTTP OK
-    except (urllib.error.URLError, OSError):
-        return False
-
-
 def _end_with_owner() -> None:
     while os.read(0, 1024):
         pass
@@ -99,17 +92,8 @@ def _end_with_owner() -> None:
 
 def _serve(port: int) -> None:
     threading.Thread(target=_end_with_owner, daemon=True).start()
-    import uvicorn
-
-    uvicorn.run(
-        "prefect.server.api.server:create_app",
-        factory=True,
-        host=_HOST,
-        port=port,
-        log_level="error",
-        lifespan="on",
-    )
+    prefect_server.serve(port, "error")
 
 
 if __name__ == "__main__":
-    _serve(int(sys.argv[1]))
+    child.main(lambda: _serve(int(sys.argv[1])))

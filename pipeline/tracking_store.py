@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING
 
 from filelock import FileLock
 
+from pipeline import local_services
 from pipeline.atomic_files import storage_errors
 from pipeline.errors import PipelineError, TrackingError
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
+
+logger = logging.getLogger(__name__)
 
 _FIRST_ANSWER = {"MLFLOW_HTTP_REQUEST_TIMEOUT": 10, "MLFLOW_HTTP_REQUEST_MAX_RETRIES": 1}
 """Seconds, and repetitions, within which a server has to answer the first question."""
@@ -32,14 +35,32 @@ _IN_WORDS = (
 def use_store() -> str:
     """Return the tracking URI, made absolute for this process and all that it starts.
 
-    `MLFLOW_TRACKING_URI` decides; without it, MLflow's own default in the working directory.
+    `MLFLOW_TRACKING_URI` decides; without it, the server of `patchline up`; without that, MLflow's
+    own default in the working directory, which is the same store.
     """
-    uri = os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
+    uri = os.environ.get("MLFLOW_TRACKING_URI") or _local_server() or "sqlite:///mlflow.db"
     match = re.match(r"^sqlite:///(?!/)(.+)$", uri)
     if match:
         uri = f"sqlite:///{Path(match[1]).resolve()}"
     os.environ["MLFLOW_TRACKING_URI"] = uri
     return uri
+
+
+def _local_server() -> str | None:
+    """Return the server that `patchline up` runs for this folder, if it answers."""
+    services = local_services.running()
+    if services is None:
+        return None
+    served_here = "mlflow" in services.own
+    if served_here and not local_services.answers(f"{services.mlflow_url}/health"):
+        logger.warning(
+            "The MLflow server of `patchline up` at %s does not answer (see %s); its database is "
+            "used directly.",
+            services.mlflow_url,
+            local_services.logs_folder(services.folder) / "mlflow.log",
+        )
+        return None
+    return services.mlflow_url
 
 
 def without_credentials(uri: str) -> str:

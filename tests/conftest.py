@@ -24,13 +24,16 @@ quiet_libraries.apply()
 settings.register_profile("repeatable", derandomize=True)  # the same examples each time
 settings.load_profile("repeatable")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # two tests run at a time
+PREFECT_DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
 PATCHLINE = Path(sys.executable).parent / "patchline"
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_prefect_home(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Keep Prefect's database out of the home of whoever runs the tests."""
-    os.environ["PREFECT_HOME"] = str(tmp_path_factory.mktemp("prefect_home"))
+    """Keep Prefect's database out of the home of whoever runs the tests; make one, not one each."""
+    home = tmp_path_factory.mktemp("prefect_home")
+    os.environ["PREFECT_HOME"] = str(home)
+    os.environ[PREFECT_DATABASE] = f"sqlite+aiosqlite:///{home / 'prefect.db'}"
     os.environ.pop("PREFECT_API_URL", None)
     os.environ.pop("MLFLOW_TRACKING_URI", None)
 

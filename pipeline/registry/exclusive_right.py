@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 
+from pipeline import local_services
 from pipeline.atomic_files import storage_errors
 from pipeline.errors import TrackingError
 from pipeline.tracking_store import client, sqlite_file, use_store
@@ -101,12 +102,22 @@ def claimed(name: str) -> Iterator[Callable[[], None]]:
 
 
 def _lock_file(name: str) -> Path:
-    database = sqlite_file()
-    if database is not None:
-        return database.parent / ".patchline" / "locks" / f"{name}.lock"
+    folder = _folder_of_store()
+    if folder is not None:
+        return folder / ".patchline" / "locks" / f"{name}.lock"
     owner = str(os.getuid()) if hasattr(os, "getuid") else "user"
     digest = hashlib.sha256(f"{use_store()}\n{name}".encode()).hexdigest()[:16]
     return Path(tempfile.gettempdir()) / f"patchline-{owner}" / f"{digest}.lock"
+
+
+def _folder_of_store() -> Path | None:
+    """Return the folder of a store on this machine: of the SQLite file, also behind a server."""
+    database = sqlite_file()
+    if database is not None:
+        return database.parent
+    services = local_services.running()
+    here = services is not None and "mlflow" in services.own and services.mlflow_url == use_store()
+    return services.folder if services and here else None
 
 
 def _wait_for_claim(store: MlflowClient, name: str) -> str:

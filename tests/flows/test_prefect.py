@@ -14,7 +14,7 @@ import pytest
 from flows.temporary_server import TemporaryServer
 from flows.training_flow import training_flow
 from pipeline.config import RunConfig
-from tests.conftest import patchline, write_photos
+from tests.conftest import PREFECT_DATABASE, patchline, write_photos
 
 
 class Server:
@@ -37,11 +37,11 @@ class Server:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Start a Prefect server with a database of its own."""
-    before = os.environ.get("PREFECT_HOME")
-    os.environ["PREFECT_HOME"] = str(tmp_path_factory.mktemp("prefect_server"))
+    before = os.environ[PREFECT_DATABASE]
+    database = tmp_path_factory.mktemp("prefect_server") / "prefect.db"
+    os.environ[PREFECT_DATABASE] = f"sqlite+aiosqlite:///{database}"
     started = TemporaryServer()
-    if before is not None:
-        os.environ["PREFECT_HOME"] = before
+    os.environ[PREFECT_DATABASE] = before
     started.wait()
     yield Server(started.url)
     started.stop()

@@ -1,0 +1,1 @@
+"""The programs of `patchline up`: a supervisor, the two servers, a runner and a keeper."""

@@ -1,0 +1,78 @@
+"""Prefect's database: a SQLite file of the folder, unless the user has another one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from filelock import FileLock
+
+from pipeline.atomic_files import storage_errors
+from pipeline.errors import OrchestrationError
+
+_VARIABLE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
+_CHOOSING = frozenset({"connection_url", "driver", "host", "name"})
+_PREFIXES = ("prefect_server_database_", "prefect_api_database_")
+_SQLITE = "sqlite+aiosqlite:///"
+_BUSY_SECONDS = "60"
+"""How long a writer waits for another one."""
+
+
+def environment() -> dict[str, str]:
+    """Return what a server's environment has to say about the database.
+
+    Raises:
+        StorageError: if the folder may not be written.
+    """
+    patient = {"PREFECT_SERVER_DATABASE_TIMEOUT": _BUSY_SECONDS}
+    if _is_chosen():
+        return patient
+    file = Path(".patchline/prefect.db").resolve()
+    with storage_errors(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+    return {**patient, _VARIABLE: f"{_SQLITE}{file}"}
+
+
+def upgrade() -> None:
+    """Create the database or bring it up to date, in one process at a time.
+
+    Processes that meet a new SQLite file together would crash each other.
+
+    Raises:
+        OrchestrationError: if a newer Prefect made it, or it cannot be used.
+    """
+    import asyncio
+
+    from alembic.util import CommandError
+    from prefect.server.database import provide_database_interface
+    from sqlalchemy.exc import SQLAlchemyError
+
+    interface = provide_database_interface()
+    url = str(interface.database_config.connection_url)
+    lock = Path(f"{url.removeprefix(_SQLITE)}.lock") if url.startswith(f"{_SQLITE}/") else None
+    shown = lock.with_suffix("") if lock else "that PREFECT_SERVER_DATABASE_CONNECTION_URL names"
+    try:
+        if lock is None:
+            asyncio.run(interface.create_db())
+        else:
+            with storage_errors(lock), FileLock(lock):
+                asyncio.run(interface.create_db())
+    except CommandError as error:
+        raise OrchestrationError(
+            f"Another version of Prefect has made the database {shown} ({error}). Install that "
+            "version, or move the file away; then its history starts anew."
+        ) from error
+    except SQLAlchemyError as error:
+        words = str(getattr(error, "orig", None) or error).splitlines()[0]
+        raise OrchestrationError(
+            f"The Prefect database {shown} cannot be used ({words}). See that the disk has room "
+            "and the file may be written, or move it away."
+        ) from error
+
+
+def _is_chosen() -> bool:
+    from prefect.settings import get_current_settings
+
+    if any(f"{prefix}{field}".upper() in os.environ for prefix in _PREFIXES for field in _CHOOSING):
+        return True
+    return bool(_CHOOSING & get_current_settings().server.database.model_fields_set)

@@ -1,0 +1,32 @@
+"""Tell Prefect that a server had to be started again: the supervisor notes it, the keeper sends it.
+
+The supervisor knows neither Prefect nor MLflow, so that it is small and hardly anything can end it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+from pipeline.atomic_files import write_text
+from pipeline.local_services import services_folder
+
+_FOLDER = "restarts"
+
+
+def note(folder: Path, service: str, reason: str) -> None:
+    """Leave a note of a restart."""
+    file = services_folder(folder) / _FOLDER / f"{time.time_ns()}.json"
+    write_text(file, json.dumps({"service": service, "reason": reason}))
+
+
+def announce() -> None:
+    """Send an event for each note, and take the note away."""
+    from flows import events
+
+    for file in sorted((services_folder() / _FOLDER).glob("*.json")):
+        noted = json.loads(file.read_text(encoding="utf-8"))
+        resource = f"patchline.service.{noted['service']}"
+        events.emit(events.SERVICES_RESTARTED, resource, noted)
+        file.unlink(missing_ok=True)

@@ -1,0 +1,145 @@
+"""Real servers of `patchline up` for tests, and what tests do with them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from flows.services import family
+from pipeline import local_services
+from tests.conftest import PATCHLINE, PREFECT_DATABASE, Finished, patchline
+
+_SECONDS = 90.0
+_NAP = """
+import sys, time
+from pathlib import Path
+from pipeline import live_runs
+with live_runs.alive(Path(".patchline"), "nap", "a nap"):
+    print("began", flush=True)
+    time.sleep(300)
+"""
+
+
+class Servers:
+    """What `patchline up` runs in a folder."""
+
+    def __init__(self, folder: Path, env: dict[str, str] | None = None) -> None:
+        self.folder = folder
+        self.env = env or own_database()
+        self.ports = (free_port(), free_port())
+
+    def up(self) -> Finished:
+        """Start them, or find them."""
+        return ended(self.begin_up())
+
+    def begin_up(self) -> subprocess.Popen[str]:
+        """Begin to start them."""
+        prefect, mlflow = self.ports
+        arguments = ("--prefect-port", str(prefect), "--mlflow-port", str(mlflow), "--json")
+        return self.begin("up", *arguments)
+
+    def begin(self, *arguments: str) -> subprocess.Popen[str]:
+        """Start a command in a process of its own, which Ctrl-C reaches."""
+        return subprocess.Popen(
+            [str(PATCHLINE), *arguments],
+            cwd=self.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=self.env,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - no threads yet
+        )
+
+    def down(self, *flags: str) -> Finished:
+        """Stop them."""
+        return patchline("down", "--json", *flags, cwd=self.folder)
+
+    @property
+    def state(self) -> local_services.Services:
+        """Where they are."""
+        services = local_services.running(self.folder)
+        assert services is not None
+        return services
+
+    def process(self, module: str) -> psutil.Process:
+        """The process of one of them."""
+        [found] = family.members(self.folder, module)
+        return found
+
+    def log(self, name: str) -> str:
+        """What one of them has logged."""
+        file = local_services.logs_folder(self.folder) / f"{name}.log"
+        return file.read_text(encoding="utf-8")
+
+    def assert_gone(self) -> None:
+        """No process, no lock and no state is left."""
+        until(lambda: not family.members(self.folder), "processes are left")
+        assert not local_services.is_supervised(self.folder)
+        assert local_services.running(self.folder) is None
+        assert not local_services.state_file(self.folder).exists()
+
+
+def own_database() -> dict[str, str]:
+    """Return an environment in which Prefect's database is that of the folder."""
+    return {name: value for name, value in os.environ.items() if name != PREFECT_DATABASE}
+
+
+def ended(process: subprocess.Popen[str]) -> Finished:
+    """Wait for a command and return how it ended."""
+    out, err = process.communicate(timeout=_SECONDS)
+    return Finished(process.returncode, out, err)
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def until(condition: Callable[[], Any], complaint: str) -> None:
+    """Wait until something is so; fail with the complaint after a while."""
+    deadline = time.monotonic() + _SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, complaint
+        time.sleep(0.2)
+
+
+def page(url: str) -> str:
+    """Return a page."""
+    with urllib.request.urlopen(url, timeout=20) as response:
+        return str(response.read().decode())
+
+
+@contextmanager
+def listening(port: int) -> Iterator[None]:
+    """Take a port while the block runs."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", port))
+        taken.listen()
+        yield
+
+
+@contextmanager
+def nap(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """Run a process that says, as `patchline run` does, that a run goes on."""
+    with subprocess.Popen(
+        [sys.executable, "-P", "-c", _NAP], cwd=folder, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout
+        assert process.stdout.readline() == "began\n"
+        try:
+            yield process
+        finally:
+            process.kill()
