@@ -1,0 +1,73 @@
+"""A client of the Prefect server whose failures are sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http import HTTPStatus
+
+import httpx
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
+from prefect.settings import get_current_settings
+
+from pipeline.errors import OrchestrationError
+
+
+@contextmanager
+def asking() -> Iterator[SyncPrefectClient]:
+    """Yield a client of the server that Prefect's settings name.
+
+    Raises:
+        OrchestrationError: if the server does not answer, refuses, or has not what is asked for.
+    """
+    with asking_prefect(), get_client(sync_client=True) as client:
+        yield client
+
+
+@contextmanager
+def asking_prefect() -> Iterator[None]:
+    """Turn what any client of Prefect raises in the block into a sentence.
+
+    Raises:
+        OrchestrationError: if the server does not answer, refuses, or has not what is asked for.
+    """
+    try:
+        yield
+    except ObjectNotFound as error:
+        raise _gone() from error
+    except PrefectHTTPStatusError as error:
+        if error.response.status_code == HTTPStatus.NOT_FOUND:
+            raise _gone() from error
+        raise OrchestrationError(
+            f"The Prefect server refused ({error.response.status_code}: "
+            f"{_detail(error.response)}). {_remedy(error.response)}"
+        ) from error
+    except httpx.HTTPError as error:
+        url = get_current_settings().api.url
+        raise OrchestrationError(
+            f"The Prefect server at {url} does not answer ({error}); start the servers with "
+            "`patchline up`."
+        ) from error
+
+
+def _gone() -> OrchestrationError:
+    return OrchestrationError(
+        "What was asked for is not on the Prefect server any more. Run `patchline schedule list` "
+        "to see what is there."
+    )
+
+
+def _detail(response: httpx.Response) -> str:
+    try:
+        answer = response.json()
+    except ValueError:
+        return response.reason_phrase
+    told = answer if isinstance(answer, dict) else {}
+    return str(told.get("detail") or told.get("exception_message") or response.reason_phrase)
+
+
+def _remedy(response: httpx.Response) -> str:
+    if response.status_code < HTTPStatus.INTERNAL_SERVER_ERROR:
+        return "Correct what it names."
+    return "Look at its log, or start the servers again with `patchline down` and `patchline up`."
