@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from flows.closing import tell_closed
 from flows.data_argument import data_settings
 from flows.progress import display, shown
 from pipeline import tracking
@@ -86,7 +87,7 @@ def print_evaluation(
     """Evaluate in an MLflow run of its own, and print the figures."""
     if out is not None and out.exists() and not out.is_dir():
         raise ConfigError(f"--out is {out}, which is a file. Name a folder for the report.")
-    tracking.close_abandoned()
+    tell_closed()
     reference = resolve(model)
     config = RunConfig.model_validate({"name": reference.name, **data_settings(data, None)})
     workspace = Path(".patchline").resolve()

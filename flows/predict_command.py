@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flows.closing import tell_closed
 from flows.progress import display, shown
-from pipeline import tracking
 from pipeline.errors import ConfigError, DataError
 from pipeline.registry.image_files import check_images, find_images
 from pipeline.registry.registered_models import ModelReference, resolve
@@ -25,7 +25,7 @@ def print_predictions(reference: str, images: Sequence[Path], *, top_k: int, as_
     if top_k < 1:
         raise ConfigError(f"--top-k is {top_k}, but must be at least 1. Choose a larger number.")
     check_images(images)
-    tracking.close_abandoned()
+    tell_closed()
     model = resolve(reference)
     answers = _answers(model, images, top_k)
     if as_json:
@@ -56,7 +56,7 @@ def write_predictions(
 
     check_table(out, top_k)
     check_images(images, (out, parts_folder(out)))  # before the model is fetched
-    tracking.close_abandoned()
+    tell_closed()
     model = resolve(reference)
 
     def advance(done: int, total: int, images_per_second: float) -> None:

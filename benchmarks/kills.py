@@ -1,0 +1,321 @@
+"""Kill one process after the other while Patchline trains, and look what is left.
+
+    python -m benchmarks.kills 60 [--folder FOLDER] [--only KIND]
+
+In a fresh folder, with `patchline up`, each turn starts a short training, kills one process of one
+kind with SIGKILL at a random moment, and waits at most a minute until all that must hold holds:
+nothing RUNNING that is not alive, Prefect and MLflow agree, nothing half registered, nothing lost
+that was reported done, no orphan, no held lock. A folder that was used before is continued.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks import kill_checks, kill_targets
+from benchmarks.measured_runs import PATCHLINE, machine
+from pipeline import local_services, quiet_libraries, tracking
+from pipeline.tracking_store import client
+
+_SETTINGS = """\
+name: kills
+data: {path: photos, image_size: 32, workers: 2}
+model: {name: vit, embed_dim: 32, depth: 2, num_heads: 2}
+training: {epochs: 3}
+"""
+_SCHEDULE = "kills"
+_MINUTE = 60.0
+_APPEAR_SECONDS = 240.0
+_BEGIN_SECONDS = 45.0
+"""After so long a run that is not there any more is over."""
+_END_SECONDS = 240.0
+_TRIES = 4
+_SOONER = 0.6
+"""How much sooner it is killed if the run was over before."""
+_MISSED = "missed"
+
+
+@dataclass
+class Kill:
+    """One turn, and what came of it."""
+
+    number: int
+    kind: str
+    stage: str = ""
+    """What the run did when the process was killed."""
+    after_seconds: float = 0.0
+    """From the start of the run to the kill."""
+    settled_seconds: float = 0.0
+    """From the kill, or from `patchline up` after that of the supervisor, until all held."""
+    outcome: str = ""
+    """Of the run that went on: its state in Prefect and its status in MLflow."""
+    violations: list[str] = field(default_factory=list)
+
+
+class Harness:
+    """A folder with servers, a schedule, and what has been done in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.log = folder / "kills.jsonl"
+        self.done: list[str] = []
+        self._deployment: Any = None
+
+    def prepare(self) -> None:
+        """Write images and settings, start the servers and make the schedule."""
+        if not (self.folder / "photos").exists():
+            from tests.conftest import write_photos
+
+            write_photos(self.folder / "photos")
+            (self.folder / "run.yaml").write_text(_SETTINGS, encoding="utf-8")
+        self.up()
+        self._patchline(
+            "schedule", "create", _SCHEDULE, "--interval", "1d", "--config", "run.yaml"
+        )  # fmt: skip
+        self.connect()
+
+    def up(self) -> None:
+        """Start the servers, or find them running."""
+        self._patchline("up", "--runs-at-once", "2")
+        self.connect()
+
+    def connect(self) -> None:
+        """Let Prefect's and MLflow's clients in this process use the servers."""
+        services = local_services.running(self.folder)
+        if services is None:
+            raise SystemExit("the servers are not there after `patchline up`")
+        os.environ["PREFECT_API_URL"] = services.prefect_api_url
+        os.environ["MLFLOW_TRACKING_URI"] = services.mlflow_url
+
+    def turn(self, number: int, kind: str) -> Kill:
+        """Start a run, kill a process, wait until all is well, and say how it went."""
+        chance = random.Random(number)  # noqa: S311 - when to kill is no secret
+        for attempt in range(_TRIES):
+            kill = Kill(number, kind)
+            seed = number * _TRIES + attempt
+            if self._killed(kill, seed, chance.random() * _SOONER**attempt):
+                break
+        else:
+            return Kill(number, kind, outcome=_MISSED, violations=["the process never appeared"])
+        if kind == "supervisor":
+            self._after_supervisor(kill)
+        killed_at = time.monotonic()
+        kill.violations = self._settle()
+        kill.settled_seconds = round(time.monotonic() - killed_at, 1)
+        self._wait_for_quiet(kill)
+        kill.outcome = self._newest()
+        return kill
+
+    def check_next_run(self) -> list[str]:
+        """Let a run go to its end; return what is wrong with it."""
+        self._start(seed=10_000 + len(self.done))
+        before = len(self.done)
+        if not kill_targets.wait_for(self._quiet_with_new_run, _END_SECONDS):
+            return ["the next run did not end"]
+        self._note_done()
+        return [] if len(self.done) > before else ["the next run did not finish"]
+
+    def close(self) -> list[str]:
+        """Stop the servers; return what is still there."""
+        self._patchline("down", "--now")
+        left = kill_targets.all_of(self.folder)
+        return [f"process {each.pid} is left after `patchline down`" for each in left]
+
+    def _killed(self, kill: Kill, seed: int, fraction: float) -> bool:
+        """Start a run and kill; return whether the process was there to be killed."""
+        began = time.monotonic()
+        command = self._command(seed) if kill.kind == "command" else None
+        if command is None:
+            self._start(seed)
+
+        def target() -> psutil.Process | None:
+            return kill_targets.find(kill.kind, self.folder, command)
+
+        def appeared_or_over() -> bool:
+            late = time.monotonic() - began > _BEGIN_SECONDS
+            return target() is not None or (late and self._quiet())
+
+        kill_targets.wait_for(appeared_or_over, _APPEAR_SECONDS)
+        time.sleep(fraction * kill_targets.latest(kill.kind))
+        process = target()
+        if process is None or not process.is_running():
+            self._wait_for_quiet(kill)
+            return False
+        kill.stage = kill_targets.stage(self.folder)
+        process.kill()
+        kill.after_seconds = round(time.monotonic() - began, 1)
+        return True
+
+    def _command(self, seed: int) -> psutil.Process:
+        started = subprocess.Popen(
+            [str(PATCHLINE), "run", "--config", "run.yaml", "--seed", str(seed)],
+            cwd=self.folder,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        return psutil.Process(started.pid)
+
+    def _start(self, seed: int) -> None:
+        """Start a run of the schedule, as `schedule run-now` does, with another seed."""
+        from flows import deployments
+
+        before = Path.cwd()
+        os.chdir(self.folder)
+        try:
+            [deployment] = deployments.deployments("schedule")
+            config = {**deployment.parameters["config"], "seed": seed}
+            deployments.start(deployment.id, parameters={"config": config})
+        finally:
+            os.chdir(before)
+
+    def _after_supervisor(self, kill: Kill) -> None:
+        """Everything ends with the supervisor; then the servers are started again."""
+        gone = kill_targets.wait_for(lambda: not kill_targets.all_of(self.folder), _MINUTE)
+        if not gone:
+            left = kill_targets.all_of(self.folder)
+            kill.violations += [f"process {each.pid} outlived the supervisor" for each in left]
+        self.up()
+
+    def _settle(self) -> list[str]:
+        """Wait until nothing is wrong; return what still is after a minute."""
+        deadline = time.monotonic() + _MINUTE
+        while found := kill_checks.violations(self.folder, self.done):
+            if time.monotonic() > deadline:
+                return found
+            time.sleep(1)
+        return []
+
+    def _wait_for_quiet(self, kill: Kill) -> None:
+        if not kill_targets.wait_for(self._quiet, _END_SECONDS):
+            kill.violations.append("a run did not end within four minutes")
+        kill.violations += self._settle()
+        self._note_done()
+
+    def _quiet(self) -> bool:
+        """Return whether no run goes on or is about to."""
+        from prefect.client.orchestration import get_client
+
+        try:
+            with get_client(sync_client=True) as prefect:
+                states = [each.state for each in prefect.read_flow_runs(limit=20)]
+        except Exception:  # noqa: BLE001 - the server is being started again
+            return False
+        soon = [each for each in states if each and each.name in {"Scheduled", "Late"}]
+        due = [each for each in soon if _is_due(each)]
+        return not due and all(
+            each.is_final() or each.is_scheduled() for each in states if each is not None
+        )
+
+    def _quiet_with_new_run(self) -> bool:
+        return self._quiet() and bool(self._unknown_finished())
+
+    def _unknown_finished(self) -> list[str]:
+        runs = kill_checks.runs_of(client())
+        return [
+            each.info.run_id
+            for each in runs
+            if each.info.status == "FINISHED" and each.info.run_id not in self.done
+        ]
+
+    def _note_done(self) -> None:
+        self.done += self._unknown_finished()
+
+    def _newest(self) -> str:
+        """Return how the newest run ended, in MLflow and in Prefect."""
+        from prefect.client.orchestration import get_client
+
+        runs = kill_checks.runs_of(client())
+        with get_client(sync_client=True) as prefect:
+            flow_runs = kill_checks.flow_runs_of(prefect)
+        if not flow_runs:
+            return "no run"
+        newest = max(flow_runs, key=lambda each: str(each.created))
+        mine = [each for each in runs if _flow_run_of(each) == str(newest.id)]
+        return f"{newest.state_name} / {mine[0].info.status if mine else 'no run'}"
+
+    def _patchline(self, *arguments: str) -> None:
+        done = subprocess.run(
+            [str(PATCHLINE), *arguments],
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise SystemExit(f"patchline {' '.join(arguments)}: {done.stderr}")
+
+
+def _is_due(state: Any) -> bool:
+    due = state.state_details.scheduled_time
+    return due is None or due.timestamp() < time.time() + 1
+
+
+def _flow_run_of(run: Any) -> str:
+    return str(run.data.tags.get(tracking.FLOW_RUN_TAG, ""))
+
+
+def main() -> int:
+    """Kill, print the table, and return how many kills left something wrong."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("kills", type=int, nargs="?", default=60)
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--only", choices=kill_targets.KINDS)
+    given = parser.parse_args()
+    quiet_libraries.apply()
+    folder = (given.folder or Path(tempfile.mkdtemp(prefix="patchline-kills-"))).resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    harness = Harness(folder)
+    kills = _earlier(harness.log)
+    print(f"{machine()}\nfolder {folder}, {len(kills)} kills before\n", flush=True)
+    harness.prepare()
+    for number in range(len(kills), given.kills):
+        kind = given.only or kill_targets.KINDS[number % len(kill_targets.KINDS)]
+        kill = harness.turn(number, kind)
+        if kind == kill_targets.KINDS[-1]:
+            kill.violations += harness.check_next_run()
+        kills.append(kill)
+        with harness.log.open("a", encoding="utf-8") as log:
+            log.write(json.dumps(asdict(kill)) + "\n")
+        print(_row(kill), flush=True)
+    left = harness.close()
+    return _verdict(kills, left)
+
+
+def _earlier(log: Path) -> list[Kill]:
+    if not log.exists():
+        return []
+    return [Kill(**json.loads(line)) for line in log.read_text(encoding="utf-8").splitlines()]
+
+
+def _row(kill: Kill) -> str:
+    words = "; ".join(kill.violations) or "ok"
+    return (
+        f"{kill.number:>3}  {kill.kind:<15} {kill.stage:<16} {kill.after_seconds:>5.1f} s  "
+        f"settled {kill.settled_seconds:>5.1f} s  {kill.outcome:<24} {words}"
+    )
+
+
+def _verdict(kills: list[Kill], left: list[str]) -> int:
+    wrong = [kill for kill in kills if kill.violations]
+    slowest = max((kill.settled_seconds for kill in kills), default=0.0)
+    print(f"\n{len(kills)} kills, {len(wrong)} with violations, slowest settled {slowest} s")
+    for sentence in left:
+        print(sentence)
+    return 1 if wrong or left else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

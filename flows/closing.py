@@ -1,0 +1,239 @@
+"""Bring Prefect and MLflow to agree after a process was killed or a run was cancelled.
+
+Everything here can be called at any time by any number of processes: one of them works, the others
+leave it to that one. What is alive is never touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from filelock import FileLock, Timeout
+
+from pipeline import leftovers, live_runs, tracking
+from pipeline.atomic_files import storage_errors
+from pipeline.errors import OrchestrationError, PipelineError, TrackingError
+from pipeline.tracking_store import client, store_exists, use_store
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from prefect import Flow, State
+    from prefect.client.schemas.objects import FlowRun
+
+    from flows.abandoned_flow_runs import Work
+
+logger = logging.getLogger(__name__)
+
+_WORKSPACE = Path(".patchline")
+_LOCK_FILE = "closing.lock"
+_SWEEP_SECONDS = 3600.0
+_PAGE = 100
+_OVER = ("FINISHED", "FAILED", "KILLED")
+_swept_at: dict[Path, float] = {}
+_seen_stores: set[str] = set()
+
+
+def close_abandoned_runs() -> list[str]:
+    """Close what killed processes left open in MLflow and in Prefect, and clear up behind them.
+
+    Prefect's side is left out while Prefect's settings name no server and `patchline up` is down.
+
+    Returns:
+        A sentence for each run that was closed.
+
+    Raises:
+        TrackingError: if MLflow does not answer; Prefect's side was done.
+    """
+    workspace = _WORKSPACE.resolve()
+    with _alone(workspace) as alone:
+        if not alone:
+            return []
+        said, failure = [], None
+        try:
+            said += _close_in_mlflow()
+        except TrackingError as error:
+            failure = error
+        said += _close_in_prefect(workspace)
+        _clear_up(workspace)
+    if failure:
+        raise failure
+    return said
+
+
+def close_before_command() -> list[str]:
+    """Do the same for a command that needs no Prefect, which starts one only to close something.
+
+    Returns:
+        A sentence for each run that was closed.
+    """
+    from pipeline import local_services
+
+    workspace = _WORKSPACE.resolve()
+    if local_services.running() or not _left_open(workspace):
+        return tracking_sentences(tracking.close_abandoned())
+    from flows import prefect_session
+
+    with prefect_session.server(), prefect_session.ready():
+        return close_abandoned_runs()
+
+
+def tell_closed() -> None:
+    """Close what was left open, and say so on standard error; what a command begins with."""
+    for sentence in close_before_command():
+        print(sentence, file=sys.stderr)
+
+
+def on_crashed(flow: Flow[..., Any], flow_run: FlowRun, state: State) -> None:  # noqa: ARG001
+    """Close the MLflow run of a flow run that crashed; a Prefect hook, called by the runner."""
+    _close_work_of(str(flow_run.id))
+
+
+def on_cancellation(flow: Flow[..., Any], flow_run: FlowRun, state: State) -> None:  # noqa: ARG001
+    """Close the MLflow run of a flow run that was cancelled; a Prefect hook."""
+    _close_work_of(str(flow_run.id))
+
+
+def tracking_sentences(run_ids: list[str]) -> list[str]:
+    """Say which MLflow runs were closed."""
+    return [
+        f"run {run_id} was left open by a killed process and is closed now" for run_id in run_ids
+    ]
+
+
+def _close_work_of(flow_run_id: str) -> None:
+    """Close what has no owner; a run that is still owned ends by itself."""
+    try:
+        for run_id in tracking.close_abandoned():
+            logger.info("closed the MLflow run %s after flow run %s", run_id, flow_run_id)
+    except PipelineError:  # the keeper, or the next command, tries again
+        logger.warning("the MLflow run of flow run %s stays open", flow_run_id, exc_info=True)
+
+
+def _left_open(workspace: Path) -> bool:
+    """Return whether a process died whose flow run may be open in a Prefect of this folder."""
+    return any(
+        not record.is_alive and record.sought is None for record in live_runs.records(workspace)
+    )
+
+
+@contextmanager
+def _alone(workspace: Path) -> Iterator[bool]:
+    """Hold the lock of closing, or say that somebody else does."""
+    lock_file = workspace / _LOCK_FILE
+    with storage_errors(lock_file):
+        workspace.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(lock_file)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            yield False
+            return
+    try:
+        yield True
+    finally:
+        lock.release()
+
+
+def _close_in_mlflow() -> list[str]:
+    closed = tracking.close_abandoned()
+    _tell_killed(closed)
+    said = tracking_sentences(closed)
+    if store_exists() and (said or use_store() not in _seen_stores):
+        _fail_pending_models()
+        _seen_stores.add(use_store())
+    return said
+
+
+def _tell_killed(run_ids: list[str]) -> None:
+    """Send an event for each run that was found dead."""
+    from flows import events
+
+    for run_id in run_ids:
+        run = client().get_run(run_id)
+        name = client().get_experiment(run.info.experiment_id).name
+        facts = {"name": name, "run_id": run_id, "reason": "its process was found dead"}
+        events.emit(events.RUN_KILLED, f"patchline.run.{run_id}", facts)
+
+
+def _fail_pending_models() -> None:
+    """Mark the models without files that runs which are over have left."""
+    store = client()
+    experiments = [experiment.experiment_id for experiment in store.search_experiments()]
+    token = None
+    while experiments:
+        page = store.search_logged_models(experiments, max_results=_PAGE, page_token=token)
+        for model in page:
+            if str(model.status) == "PENDING" and _is_over(store, model.source_run_id):
+                store.finalize_logged_model(model.model_id, "FAILED")
+        token = page.token
+        if not token:
+            return
+
+
+def _is_over(store: MlflowClient, run_id: str | None) -> bool:
+    return run_id is not None and store.get_run(run_id).info.status in _OVER
+
+
+def _close_in_prefect(workspace: Path) -> list[str]:
+    import httpx
+
+    with _prefect() as reachable:
+        if not reachable:
+            return []
+        from flows import abandoned_flow_runs
+
+        try:
+            return abandoned_flow_runs.close(workspace, _work_of)
+        except httpx.HTTPError as error:
+            logger.warning("Prefect does not answer; closing goes on later: %s", error)
+            return []
+
+
+@contextmanager
+def _prefect() -> Iterator[bool]:
+    """Use the server that Prefect's settings name, or that of `patchline up`, if there is one."""
+    from flows import prefect_session
+
+    with contextlib.ExitStack() as stack:
+        reachable = False
+        with contextlib.suppress(OrchestrationError):
+            stack.enter_context(prefect_session.connected())
+            reachable = True
+        yield reachable
+
+
+def _work_of(flow_run_id: str) -> Work | None:
+    """Return how far a flow run came in MLflow; none while MLflow does not answer."""
+    from flows.abandoned_flow_runs import Work
+
+    try:
+        if not store_exists():
+            return Work(None, None)
+        store = client()
+        experiments = [experiment.experiment_id for experiment in store.search_experiments()]
+        runs = store.search_runs(
+            experiments,
+            f"tags.`{tracking.FLOW_RUN_TAG}` = '{flow_run_id}'",
+            order_by=["attributes.start_time DESC"],
+            max_results=1,
+        )
+    except Exception as error:  # noqa: BLE001 - a store fails in many ways; all mean "later"
+        logger.warning("MLflow does not answer; closing goes on later: %s", error)
+        return None
+    return Work(runs[0].info.run_id, runs[0].info.status) if runs else Work(None, None)
+
+
+def _clear_up(workspace: Path) -> None:
+    """Remove what killed processes left half written, at most once an hour."""
+    if time.monotonic() - _swept_at.get(workspace, -_SWEEP_SECONDS) < _SWEEP_SECONDS:
+        return
+    _swept_at[workspace] = time.monotonic()
+    for path in leftovers.remove(workspace):
+        logger.info("removed %s, which a killed process left unfinished", path)

@@ -1,0 +1,365 @@
+"""Closing what killed processes left open: real flows against a real Prefect server."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import psutil
+import pytest
+from prefect import State
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import DeploymentCreate
+from prefect.client.schemas.filters import FlowRunFilter
+from prefect.client.schemas.objects import TaskRun
+from prefect.states import Cancelling, Crashed, Pending, Running, Suspended
+
+from flows import abandoned_flow_runs, closing, deployments, prefect_session
+from flows.training_flow import training_flow
+from pipeline import live_runs
+from pipeline.tracking_store import client as mlflow_client
+
+_PROGRAM = Path(__file__).with_name("like_training.py")
+_LONG_AGO = dt.timedelta(minutes=5)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _prefect() -> Iterator[None]:
+    """Give all tests of this file one server."""
+    with prefect_session.server(), prefect_session.ready():
+        yield
+
+
+@pytest.fixture
+def prefect() -> Iterator[SyncPrefectClient]:
+    with get_client(sync_client=True) as client:
+        yield client
+
+
+@dataclass(frozen=True)
+class AtWork:
+    """A flow in a process of its own, in the middle of its work."""
+
+    process: subprocess.Popen[str]
+    flow_run_id: UUID
+    run_id: str
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(20)
+
+    def status(self) -> str:
+        """The status of its MLflow run."""
+        return str(mlflow_client().get_run(self.run_id).info.status)
+
+    def models(self) -> set[str]:
+        """The statuses of its models."""
+        store = mlflow_client()
+        outputs = store.get_run(self.run_id).outputs
+        found = outputs.model_outputs if outputs else ()
+        return {str(store.get_logged_model(each.model_id).status) for each in found}
+
+
+@contextmanager
+def _at_work(what: str = "works", folder: Path | None = None) -> Iterator[AtWork]:
+    process = subprocess.Popen(
+        [sys.executable, "-P", str(_PROGRAM), what],
+        cwd=folder,
+        env={**os.environ, "PREFECT_LOGGING_LEVEL": "ERROR"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout
+    try:
+        words = process.stdout.readline().split()
+        assert words[:2] == ["at", "work"], words
+        yield AtWork(process, UUID(words[2]), words[3])
+    finally:
+        process.kill()
+        process.wait(20)
+        process.stdout.close()
+
+
+def _state(prefect: SyncPrefectClient, flow_run_id: UUID) -> State:
+    state = prefect.read_flow_run(flow_run_id).state
+    assert state
+    return state
+
+
+def _tasks(prefect: SyncPrefectClient, flow_run_id: UUID, count: int) -> list[TaskRun]:
+    """Return the tasks of a run as soon as the server has heard of them."""
+    wanted = FlowRunFilter.model_validate({"id": {"any_": [flow_run_id]}})
+    deadline = time.monotonic() + 20
+    while len(found := prefect.read_task_runs(flow_run_filter=wanted)) < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    return found
+
+
+def _live() -> list[str]:
+    return [record.flow_run_id for record in live_runs.records(Path(".patchline"))]
+
+
+def test_a_killed_run_is_closed_on_both_sides(prefect: SyncPrefectClient) -> None:
+    """While it lives nothing happens; after SIGKILL both sides say so, once, and how to go on."""
+    with _at_work() as run:
+        _tasks(prefect, run.flow_run_id, 1)
+        assert closing.close_abandoned_runs() == []
+        assert (_state(prefect, run.flow_run_id).name, run.status()) == ("Running", "RUNNING")
+        run.kill()
+        said = closing.close_abandoned_runs()
+    assert (_state(prefect, run.flow_run_id).name, run.status()) == ("Crashed", "KILLED")
+    assert run.models() == {"FAILED"}
+    assert {task.state_name for task in _tasks(prefect, run.flow_run_id, 1)} == {"Crashed"}
+    [in_mlflow, in_prefect] = said
+    assert run.run_id in in_mlflow
+    assert f"continue with `patchline run --resume {run.run_id}`" in in_prefect
+    assert _live() == []
+    assert closing.close_abandoned_runs() == []
+
+
+def test_a_run_without_a_runner_can_be_cancelled_in_prefect(prefect: SyncPrefectClient) -> None:
+    """Cancel in Prefect's pages ends the process of `patchline run` and closes both sides."""
+    with _at_work() as run:
+        prefect.set_flow_run_state(run.flow_run_id, Cancelling(), force=True)
+        closing.close_abandoned_runs()
+        assert not psutil.pid_exists(run.process.pid)
+        run.process.wait(20)
+        closing.close_abandoned_runs()
+        assert (_state(prefect, run.flow_run_id).name, run.status()) == ("Cancelled", "KILLED")
+    assert _live() == []
+
+
+def test_work_that_was_done_counts_as_done(prefect: SyncPrefectClient) -> None:
+    """SIGKILL after the MLflow run has FINISHED leaves a Completed flow run, not a crashed one."""
+    with _at_work("lingers") as run:
+        assert closing.close_abandoned_runs() == []
+        run.kill()
+        closing.close_abandoned_runs()
+    assert (_state(prefect, run.flow_run_id).name, run.status()) == ("Completed", "FINISHED")
+
+
+@pytest.mark.slow
+def test_done_work_that_the_runner_called_crashed_is_completed(prefect: SyncPrefectClient) -> None:
+    """The runner sees only the exit code; MLflow knows that the work was done."""
+    with _at_work("lingers") as run:
+        run.kill()
+        prefect.set_flow_run_state(run.flow_run_id, Crashed(), force=True)
+        closing.close_abandoned_runs()
+    assert (_state(prefect, run.flow_run_id).name, run.status()) == ("Completed", "FINISHED")
+    assert _live() == []
+
+
+@pytest.mark.slow
+def test_a_sub_flow_is_closed_with_its_parent(prefect: SyncPrefectClient) -> None:
+    """Both flow runs of a killed process are Crashed, with the task that is the sub-flow."""
+    with _at_work("sub-flow works") as run:
+        [child] = [each for each in prefect.read_flow_runs() if each.id == run.flow_run_id]
+        assert child.parent_task_run_id
+        task = prefect.read_task_run(child.parent_task_run_id)
+        assert task.flow_run_id
+        assert len(_live()) == 2
+        run.kill()
+        closing.close_abandoned_runs()
+    assert _state(prefect, run.flow_run_id).name == "Crashed"
+    assert _state(prefect, task.flow_run_id).name == "Crashed"
+    assert {each.state_name for each in _tasks(prefect, task.flow_run_id, 1)} == {"Crashed"}
+    assert _live() == []
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("impatient")
+def test_a_run_of_another_folder_on_the_same_server_is_left_alone(
+    prefect: SyncPrefectClient, tmp_path: Path
+) -> None:
+    """Its record is elsewhere, but its process speaks with the server."""
+    other = tmp_path / "other"
+    other.mkdir()
+    with _at_work(folder=other) as run:
+        time.sleep(1.1)
+        assert closing.close_abandoned_runs() == []
+        assert _state(prefect, run.flow_run_id).name == "Running"
+
+
+@pytest.mark.slow
+def test_many_may_close_at_once(prefect: SyncPrefectClient) -> None:
+    """Four processes at the same time: the run is closed once, and nobody fails."""
+    with _at_work() as run:
+        run.kill()
+        command = [sys.executable, "-P", "-c", _CLOSE]
+        closers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+        said = [closer.communicate(timeout=60)[0] for closer in closers]
+    assert [closer.returncode for closer in closers] == [0] * 4
+    assert sum(words.count("Crashed") for words in said) == 1
+    assert (_state(prefect, run.flow_run_id).name, run.status()) == ("Crashed", "KILLED")
+
+
+_CLOSE = "from flows import closing; print(*closing.close_abandoned_runs(), sep='\\n')"
+
+
+# -- runs that never had a process of ours ------------------------------------------------------
+
+
+@pytest.fixture
+def deployed(prefect: SyncPrefectClient) -> Iterator[UUID]:
+    """Return a deployment of this folder."""
+    flow_id = prefect.create_flow_from_name("Train and register")
+    request = DeploymentCreate(
+        name=f"test-{time.time_ns()}",
+        flow_id=flow_id,
+        labels={deployments.FOLDER: str(Path.cwd().resolve())},
+    )
+    answer = prefect.request("POST", "/deployments/", json=_body(request))
+    deployment_id = UUID(answer.json()["id"])
+    yield deployment_id
+    prefect.delete_deployment(deployment_id)
+
+
+def _body(request: DeploymentCreate) -> dict[str, Any]:
+    return request.model_dump(mode="json", exclude_unset=True)
+
+
+def _served(prefect: SyncPrefectClient, deployment: UUID, state: State) -> UUID:
+    """Create a run of a deployment in a state."""
+    flow_run = prefect.create_flow_run_from_deployment(deployment, state=Pending())
+    prefect.set_flow_run_state(flow_run.id, state, force=True)
+    return flow_run.id
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a second count as long."""
+    for seconds in ("_START_SECONDS", "_CANCEL_SECONDS"):
+        monkeypatch.setattr(abandoned_flow_runs, seconds, 1.0)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("state", [Pending(), Running()], ids=["Pending", "Running"])
+def test_a_served_run_that_nothing_carries_out_is_closed(
+    prefect: SyncPrefectClient, deployed: UUID, state: State
+) -> None:
+    """A runner killed before it started the process leaves a run that is closed after a while."""
+    old = _served(prefect, deployed, state)
+    time.sleep(1.1)
+    young = _served(prefect, deployed, state)
+    closing.close_abandoned_runs()
+    assert _state(prefect, old).name == "Crashed"
+    assert "start it again" in str(_state(prefect, old).message)
+    assert _state(prefect, young).name == state.name
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_cancelled_run_that_nothing_carries_out_is_cancelled(
+    prefect: SyncPrefectClient, deployed: UUID
+) -> None:
+    """Cancelling does not stay when the runner is gone."""
+    flow_run_id = _served(prefect, deployed, Cancelling())
+    time.sleep(1.1)
+    closing.close_abandoned_runs()
+    assert _state(prefect, flow_run_id).name == "Cancelled"
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_served_run_that_is_only_slow_is_left_alone(
+    prefect: SyncPrefectClient, deployed: UUID
+) -> None:
+    """Its process is there, though it has no record yet."""
+    flow_run_id = _served(prefect, deployed, Pending())
+    environment = {**os.environ, "PREFECT__FLOW_RUN_ID": str(flow_run_id)}
+    process = subprocess.Popen(["sleep", "60"], env=environment)
+    try:
+        closing.close_abandoned_runs()
+        assert _state(prefect, flow_run_id).name == "Pending"
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_suspended_run_waits_without_a_process(
+    prefect: SyncPrefectClient, deployed: UUID
+) -> None:
+    """An approval that waits for a person is not dead, even if its process was killed."""
+    flow_run_id = _served(prefect, deployed, Suspended())
+    _dead_record(flow_run_id)
+    closing.close_abandoned_runs()
+    assert _state(prefect, flow_run_id).name == "Suspended"
+    assert _live() == []
+
+
+def test_a_run_that_is_tried_again_is_left_alone(
+    prefect: SyncPrefectClient, deployed: UUID
+) -> None:
+    """The record of the killed attempt says nothing about the one that starts now."""
+    flow_run_id = _served(prefect, deployed, Pending())
+    _dead_record(flow_run_id, age=_LONG_AGO)
+    closing.close_abandoned_runs()
+    assert _state(prefect, flow_run_id).name == "Pending"
+
+
+@pytest.mark.usefixtures("impatient")
+def test_runs_of_others_are_left_alone(prefect: SyncPrefectClient) -> None:
+    """Another flow, and a deployment of another folder, are none of ours."""
+    flow_id = prefect.create_flow_from_name("Train and register")
+    request = DeploymentCreate(
+        name=f"elsewhere-{time.time_ns()}",
+        flow_id=flow_id,
+        labels={deployments.FOLDER: "/somewhere/else"},
+    )
+    answer = prefect.request("POST", "/deployments/", json=_body(request))
+    elsewhere = _served(prefect, UUID(answer.json()["id"]), Running())
+    time.sleep(1.1)
+    closing.close_abandoned_runs()
+    assert _state(prefect, elsewhere).name == "Running"
+
+
+def test_a_record_that_this_server_does_not_know_is_kept(prefect: SyncPrefectClient) -> None:
+    """Its run may be on another server; it is noted that this one was asked."""
+    flow_run_id = UUID(int=time.time_ns())
+    with contextlib.suppress(Exception):
+        assert not prefect.read_flow_run(flow_run_id)
+    _dead_record(flow_run_id)
+    closing.close_abandoned_runs()
+    [record] = live_runs.records(Path(".patchline"))
+    assert record.sought
+
+
+def test_the_flow_is_known_by_its_name() -> None:
+    """A direct run is found by the name of the training flow."""
+    assert training_flow.name == abandoned_flow_runs._TRAINING_FLOW
+
+
+def test_without_any_server_only_mlflow_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No Prefect server is started for it, and nothing fails."""
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    monkeypatch.setattr(prefect_session, "_server", None)
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    with temporary_settings(restore_defaults={PREFECT_API_URL}):
+        assert closing.close_abandoned_runs() == []
+
+
+def _dead_record(flow_run_id: UUID, age: dt.timedelta = dt.timedelta(0)) -> None:
+    """Write the record of a process that is gone."""
+    began = dt.datetime.now(dt.UTC) - age
+    record = live_runs.LiveRun(
+        flow_run_id=str(flow_run_id),
+        what="training",
+        pid=2**22 + 1,
+        process_started=0.0,
+        host=os.uname().nodename,
+        started=began.isoformat(),
+    )
+    folder = Path(".patchline").resolve() / live_runs.FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    record.at(folder / f"{flow_run_id}.lock").write()
