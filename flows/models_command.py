@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 
-from pipeline import tracking
-from pipeline.registry.history import AliasChange
+from flows.closing import tell_closed
+from pipeline.registry.history import CHAMPION, AliasChange
 from pipeline.registry.registered_models import ModelSummary, VersionSummary, summaries
 
 
 def print_models(name: str | None, *, as_json: bool) -> None:
     """Print the registered models, newest version first; of one model, its history too."""
-    tracking.close_abandoned()
+    tell_closed()
     found = summaries(name)
     if as_json:
         print(json.dumps({"models": [model.model_dump(mode="json") for model in found]}, indent=2))
@@ -59,6 +59,11 @@ def _details(model: ModelSummary) -> list[str]:
             if version.decision.get("forced"):
                 verdict = "promoted by force"
             lines.append(f"    {verdict}: {version.decision.get('reason', '')}")
+        if (version.approval or {}).get("state") == "asked" and CHAMPION not in version.aliases:
+            lines.append(
+                f"    waits for a person's answer: `patchline approve {model.name}/"
+                f"{version.version}` or `reject`"
+            )
     return lines
 
 

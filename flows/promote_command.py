@@ -11,8 +11,10 @@ from typing import Annotated, Any
 import yaml
 from cyclopts import Parameter
 
+from flows import events
+from flows.closing import tell_closed
 from flows.progress import display, shown
-from pipeline import config_files, tracking, tracking_store
+from pipeline import config_files, tracking_store
 from pipeline.errors import ConfigError, ModelReferenceError
 from pipeline.evaluation.decision import GateResult
 from pipeline.registry import promoting
@@ -22,7 +24,7 @@ from pipeline.registry.promoting import Promotion, Request
 from pipeline.registry.registered_models import ModelReference, resolve
 
 REFUSED = 3
-_LONGEST_REASON = 500
+LONGEST_REASON = 500
 
 
 def build() -> Callable[..., int]:
@@ -36,6 +38,7 @@ def build() -> Callable[..., int]:
         config: Path | None = None,
         force: Annotated[bool, Parameter(negative="")] = False,
         reason: str | None = None,
+        ask: Annotated[bool, Parameter(negative="")] = False,
         json: Annotated[bool, Parameter(negative="")] = False,
         promotion: PromotionConfig | None = None,
     ) -> int:
@@ -54,11 +57,22 @@ def build() -> Callable[..., int]:
             Promote although a gate refuses; the history shows it.
         reason
             Why the gates are overruled.
+        ask
+            Do not decide, but ask a person, who answers with `patchline approve` or in Prefect;
+            needs `patchline up`.
         json
             Print one JSON object.
         promotion
             Gates; a flag beats the file.
         """
+        if ask:
+            from flows.approve_command import print_question
+
+            if force or reason is not None:
+                raise ConfigError("--ask leaves the decision to a person. Leave --force, --reason.")
+            return print_question(
+                name, version=version, config=config, promotion=promotion, as_json=json
+            )
         return print_promotion(
             name,
             version=version,
@@ -87,9 +101,9 @@ def print_promotion(
         raise ConfigError("--force overrules the gates, so it needs --reason TEXT. Say why.")
     if reason is not None and not force:
         raise ConfigError("--reason explains --force, which is not given. Add it, or leave both.")
-    reason = None if reason is None else _one_line(reason)
+    reason = None if reason is None else one_line(reason)
     check_name(name)
-    tracking.close_abandoned()
+    tell_closed()
     reference = resolve(f"{name}/{version}" if version is not None else f"{name}@{CHALLENGER}")
     gates = gates_of(reference, config, promotion)
     folder = _folder(reference)
@@ -100,6 +114,7 @@ def print_promotion(
         )
     if decision is None:  # only a request for an empty place can find it taken
         return REFUSED
+    _tell(decision)
     if as_json:
         print(decision.model_dump_json(indent=2))
     else:
@@ -109,13 +124,15 @@ def print_promotion(
 
 def print_rollback(name: str, *, reason: str | None, as_json: bool) -> None:
     """Go back to the champion before the present one."""
-    reason = None if reason is None else _one_line(reason)
+    reason = None if reason is None else one_line(reason)
     check_name(name)
-    tracking.close_abandoned()
+    tell_closed()
     resolve(name)  # an unknown name is answered before anything is locked
     with shown():
         display().stage(f"Going back to the champion of {name} before the present one")
         entry = promoting.rollback(name, reason, display().note)
+    facts = {"version": entry.to_version, "before": entry.from_version, "reason": entry.reason}
+    events.emit(events.MODEL_ROLLED_BACK, f"patchline.model.{name}", {"name": name, **facts})
     if as_json:
         content = {"name": name, "champion": entry.to_version, **entry.model_dump(mode="json")}
         print(json.dumps(content, indent=2))
@@ -124,6 +141,17 @@ def print_rollback(name: str, *, reason: str | None, as_json: bool) -> None:
             f"{name}, version {entry.to_version} is champion again, instead of version "
             f"{entry.from_version}. Reason: {entry.reason}."
         )
+
+
+def _tell(decision: Promotion) -> None:
+    """Send the event of a decision, unless nothing was to decide."""
+    if decision.champion == decision.version:
+        return
+    event = events.MODEL_PROMOTED if decision.promoted else events.MODEL_REFUSED
+    champion = {"before" if decision.promoted else "champion": decision.champion}
+    forced = {"forced": decision.forced} if decision.promoted else {}
+    facts = {"name": decision.name, "version": decision.version, "reason": decision.reason}
+    events.emit(event, f"patchline.model.{decision.name}", {**facts, **champion, **forced})
 
 
 def check_name(name: str) -> None:
@@ -139,13 +167,13 @@ def check_name(name: str) -> None:
         )
 
 
-def _one_line(reason: str) -> str:
+def one_line(reason: str) -> str:
     """Return a reason that fits into a history: no line breaks, no escapes, not too long."""
     plain = "".join(sign if sign.isprintable() else " " for sign in reason)
     words = " ".join(plain.split())
-    if len(words) > _LONGEST_REASON:
+    if len(words) > LONGEST_REASON:
         raise ConfigError(
-            f"The reason has {len(words)} characters; at most {_LONGEST_REASON} are kept. Shorten "
+            f"The reason has {len(words)} characters; at most {LONGEST_REASON} are kept. Shorten "
             "it."
         )
     return words

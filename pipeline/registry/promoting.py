@@ -47,6 +47,17 @@ class Promotion(Decision):
 
 
 @dataclass(frozen=True)
+class Answer:
+    """What a person said to a promotion, or that nobody said anything in time."""
+
+    approved: bool
+    words: str
+    """Such as `approved by Ada: looks good`."""
+    champion: str | None = None
+    """The champion that an approval was given against; it means no other one."""
+
+
+@dataclass(frozen=True)
 class Request:
     """Somebody wants a version to become champion."""
 
@@ -56,6 +67,21 @@ class Request:
     """Why gates that refuse are to be overruled; none respects them."""
     only_first: bool = False
     """Ask for the place only while nobody has it, as a run does unless it promotes by itself."""
+    answer: Answer | None = None
+    """Of the person who was asked; a refusal is recorded as one of the gates is."""
+
+    @property
+    def declined(self) -> bool:
+        """Whether the person who was asked said no."""
+        return self.answer is not None and not self.answer.approved
+
+    def fits(self, champion: str | None) -> bool:
+        """Return whether the request was meant for this champion."""
+        if self.only_first:
+            return champion is None
+        if self.answer is None or self.declined or champion == self.reference.version:
+            return True
+        return champion == self.answer.champion
 
 
 def promote(
@@ -72,8 +98,8 @@ def promote(
         on_note: told what is being waited for.
 
     Returns:
-        The decision, none if a request for an empty place found it taken, and the entry of the
-        history if the alias moved.
+        The decision, none if a request for an empty place found it taken or a person approved
+        against another champion, and the entry of the history if the alias moved.
 
     Raises:
         ModelReferenceError: if the version's files or records are gone.
@@ -83,9 +109,9 @@ def promote(
     with machine_lock(name, lambda: on_note(_waiting(name))):
         for _ in range(_ATTEMPTS):
             champion = history.alias_of(store, name, CHAMPION)
-            if champion is not None and request.only_first:
+            if not request.fits(champion):
                 return None, None
-            judgement = judge(request.reference, champion, request.config, on_note)
+            judgement = _judged(request, champion, on_note)
             promotion = _decided(request, champion, judgement, folder)
             if champion == request.reference.version:
                 return promotion, None
@@ -208,35 +234,53 @@ def _restless(name: str) -> TrackingError:
     )
 
 
+def _judged(request: Request, champion: str | None, on_note: OnNote) -> Judgement:
+    """Ask the gates; what a person refuses is refused even if nothing can be compared any more."""
+    try:
+        return judge(request.reference, champion, request.config, on_note)
+    except ModelReferenceError:
+        if request.declined:
+            return Judgement(gates=[])
+        raise
+
+
 def _decided(
     request: Request, champion: str | None, judgement: Judgement, folder: Path
 ) -> Promotion:
     version, gates = request.reference.version, judgement.gates
     refused = [gate for gate in gates if not gate.passed]
-    forced = bool(refused) and request.force_reason is not None
-    if champion == version:
-        reason = f"version {version} is the champion already; nothing changed"
-    elif forced:
-        names = ", ".join(gate.name for gate in refused)
-        reason = f"forced against {names}: {request.force_reason}"
-    elif refused:
-        reason = "; ".join(gate.sentence for gate in refused)
-    elif champion is None:
-        reason = "there was no champion, and every gate that was asked passed"
-    else:
-        reason = _best_reason(gates, champion)
+    forced = bool(refused) and request.force_reason is not None and not request.declined
     decision = Decision(
         name=request.reference.name,
         version=version,
         champion=champion,
-        promoted=forced or not refused or champion == version,
+        promoted=champion == version or (not request.declined and (forced or not refused)),
         forced=forced,
-        reason=reason,
+        reason=_reason(request, champion, gates, refused),
         gates=tuple(gates),
         decided_at=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
     )
     report = _write(decision, judgement.comparison, judgement, folder)
     return Promotion(**decision.model_dump(), report=str(report) if report else None)
+
+
+def _reason(
+    request: Request, champion: str | None, gates: list[GateResult], refused: list[GateResult]
+) -> str:
+    version, answer = request.reference.version, request.answer
+    if champion == version:
+        return f"version {version} is the champion already; nothing changed"
+    if request.declined and answer:
+        return answer.words
+    said = f"{answer.words}; " if answer else ""
+    if refused and request.force_reason is not None:
+        names = ", ".join(gate.name for gate in refused)
+        return f"{said}forced against {names}: {request.force_reason}"
+    if refused:
+        return said + "; ".join(gate.sentence for gate in refused)
+    if champion is None:
+        return f"{said}there was no champion, and every gate that was asked passed"
+    return said + _best_reason(gates, champion)
 
 
 def _best_reason(gates: list[GateResult], champion: str) -> str:

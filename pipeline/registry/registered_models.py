@@ -25,6 +25,7 @@ CLASSES_TAG, DIGEST_TAG = "patchline.classes", "patchline.classes_sha256"
 FINGERPRINT_TAG = "patchline.data_fingerprint"
 COMMIT_TAG = "patchline.commit"
 DECISION_TAG = "patchline.decision"
+APPROVAL_TAG = "patchline.approval"
 _LONGEST_TAG = 4000
 _REFERENCE = re.compile(
     r"^(?:models:/)?(?P<name>[A-Za-z0-9][A-Za-z0-9_.-]*)"
@@ -48,6 +49,8 @@ class VersionSummary(Section):
     """ISO 8601, UTC."""
     decision: dict[str, Any] | None
     """What was decided last when the version asked to become champion."""
+    approval: dict[str, Any] | None = None
+    """Whether a person is asked or has answered; see `approving.Note`."""
 
 
 class ModelSummary(Section):
@@ -178,7 +181,8 @@ def _summary(store: MlflowClient, name: str) -> ModelSummary:
                 commit=version.tags.get(COMMIT_TAG, ""),
                 flow_run_id=version.tags.get(FLOW_RUN_TAG, ""),
                 created_at=_moment(version.creation_timestamp),
-                decision=_decision(version.tags.get(DECISION_TAG)),
+                decision=_recorded(version.tags.get(DECISION_TAG)),
+                approval=_recorded(version.tags.get(APPROVAL_TAG)),
             )
         )
     return ModelSummary(
@@ -190,7 +194,7 @@ def _moment(milliseconds: int) -> str:
     return dt.datetime.fromtimestamp(milliseconds / 1000, dt.UTC).isoformat(timespec="seconds")
 
 
-def _decision(text: str | None) -> dict[str, Any] | None:
+def _recorded(text: str | None) -> dict[str, Any] | None:
     try:
         found = json.loads(text or "null")
     except ValueError:

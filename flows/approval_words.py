@@ -1,0 +1,181 @@
+"""What a person reads who has to decide about a promotion: headline, figures, gates, links."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pipeline.evaluation.comparison import ClassChange, Comparison, p_value_text, points
+from pipeline.evaluation.decision import GateResult
+from pipeline.metrics.intervals import MetricEstimate
+from pipeline.metrics.names import METRICS
+from pipeline.registry.approving import Question
+
+_FIGURES = ("accuracy", "macro_f1", "log_loss", "ece")
+_CLASSES_SHOWN = 5
+_NAMES_SHOWN = 20
+
+
+def headline(question: Question) -> str:
+    """Return the state of things in one sentence."""
+    refusing, asked = question.refusing, len(question.gates)
+    if not asked:
+        return "No gate was asked: nothing but your answer decides."
+    if not refusing:
+        return f"Every gate passes ({asked} of {asked}). The promotion waits for your answer alone."
+    names = ", ".join(f"`{gate.name}`" for gate in refusing)
+    verb = "refuses" if len(refusing) == 1 else "refuse"
+    return (
+        f"{len(refusing)} of {asked} gates {verb}: {names}. To approve all the same takes force "
+        "and a reason."
+    )
+
+
+def summary(question: Question, hours: float) -> str:
+    """Return the whole question as markdown, for the page of the flow run."""
+    parts = [
+        f"## Shall {question.name}, version {question.version}, become champion?",
+        f"**{headline(question)}**",
+        _short_figures(question),
+        _table(question),
+        _gates(question.gates),
+        _classes(question.comparison),
+        _links(question),
+        _how_to_answer(question, hours),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def form_words(question: Question, hours: float) -> str:
+    """Return the question as short markdown, to stand above the form: no tables, it is narrow."""
+    parts = [
+        f"**Shall {question.name}, version {question.version}, become champion?**",
+        headline(question),
+        _short_figures(question),
+        _flips(question.comparison),
+        _links(question),
+        f"Without an answer within {hours:g} hours it is refused.",
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _how_to_answer(question: Question, hours: float) -> str:
+    version = f"{question.name}/{question.version}"
+    return (
+        "Answer with **Resume** on the page of the flow run, or on the command line: "
+        f"`patchline approve {version}` or `patchline reject {version}`. Without an answer within "
+        f"{hours:g} hours it is refused."
+    )
+
+
+def _short_figures(question: Question) -> str:
+    if question.comparison is None:
+        return "There is no champion to compare with."
+    return question.comparison.sentence
+
+
+def _flips(comparison: Comparison | None) -> str:
+    if comparison is None:
+        return ""
+    pair = comparison.paired
+    return f"Images right only now: {pair.only_b_right}; right only before: {pair.only_a_right}."
+
+
+def _table(question: Question) -> str:
+    """Return champion and challenger side by side; figures on common images come first."""
+    champion = f"champion, version {question.champion}" if question.champion else "no champion"
+    lines = [f"| | {champion} | challenger, version {question.version} |", "|---|---|---|"]
+    comparison = question.comparison
+    if comparison is not None and comparison.images:
+        pair, images = comparison.paired, comparison.images
+        before, now = comparison.champion_accuracy, comparison.challenger_accuracy
+        lines += [
+            f"| accuracy on {images} common images | {_share(before)} | {_share(now)} |",
+            f"| difference in points | | {_difference(comparison)} |",
+            f"| right only here | {pair.only_a_right} images | {pair.only_b_right} images |",
+        ]
+    for name in _FIGURES:
+        own = _figure(question.metrics, name)
+        if own:
+            other = _figure(question.champion_metrics, name)
+            lines.append(f"| {METRICS[name].title}, own test images | {other} | {own} |")
+    return "\n".join(lines)
+
+
+def _figure(metrics: Mapping[str, float], name: str) -> str:
+    """Return a figure with its 95 % interval, or nothing where it was not recorded."""
+    value = metrics.get(f"test/{name}")
+    if value is None:
+        return ""
+    low, high = metrics.get(f"test/{name}_low"), metrics.get(f"test/{name}_high")
+    beside = "" if low is None or high is None else f" ({low:.3g} to {high:.3g})"
+    return f"{value:.3g}{beside}"
+
+
+def _share(estimate: MetricEstimate) -> str:
+    return f"{estimate.value:.1%} ({estimate.low:.1%} to {estimate.high:.1%})"
+
+
+def _difference(comparison: Comparison) -> str:
+    change = comparison.paired.difference
+    return (
+        f"{points(change.value)} ({points(change.low)} to {points(change.high)}), "
+        f"{p_value_text(comparison.paired.p_value)}"
+    )
+
+
+def _gates(gates: tuple[GateResult, ...]) -> str:
+    if not gates:
+        return ""
+    lines = ["### Gates", ""]
+    for gate in gates:
+        verdict = "passed" if gate.passed else "REFUSED"
+        lines.append(f"- **{verdict}** `{gate.name}`: {' '.join(gate.sentence.split())}")
+    return "\n".join(lines)
+
+
+def _classes(comparison: Comparison | None) -> str:
+    """Return the classes that lose most."""
+    if comparison is None:
+        return ""
+    losing = sorted(
+        (change for change in comparison.by_class if change.images and change.difference.value < 0),
+        key=lambda change: change.difference.value,
+    )
+    if not losing:
+        return "No class loses recall."
+    lines = [
+        "### Classes that lose most",
+        "",
+        "| class | images | recall before | recall now | difference in points |",
+        "|---|---|---|---|---|",
+        *(_class_line(change) for change in losing[:_CLASSES_SHOWN]),
+    ]
+    if len(losing) > _CLASSES_SHOWN:
+        further = [_cell(change.name) for change in losing[_CLASSES_SHOWN:]]
+        more = len(further) - _NAMES_SHOWN
+        beside = f" and {more} more" if more > 0 else ""
+        lines += ["", f"Others that lose: {', '.join(further[:_NAMES_SHOWN])}{beside}."]
+    return "\n".join(lines)
+
+
+def _class_line(change: ClassChange) -> str:
+    difference = change.difference
+    return (
+        f"| {_cell(change.name)} | {change.images} | {change.champion.value:.1%} | "
+        f"{change.challenger.value:.1%} | {points(difference.value)} "
+        f"({points(difference.low)} to {points(difference.high)}) |"
+    )
+
+
+def _links(question: Question) -> str:
+    links = [
+        ("the comparison with the images that changed", question.comparison_page),
+        (f"MLflow run of version {question.version}", question.run_page),
+        (f"MLflow run of the champion, version {question.champion}", question.champion_run_page),
+    ]
+    return " · ".join(f"[{words}]({address})" for words, address in links if address)
+
+
+def _cell(text: str) -> str:
+    """Return text that stays in its cell of a table."""
+    return " ".join(text.split()).replace("|", "\\|")
