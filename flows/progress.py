@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 
 _PLAIN_SECONDS = 10.0
+_TRAINING = "Training steps"
 Event = dict[str, Any]
 
 
@@ -110,12 +111,46 @@ class TerminalBars:
             self._task = None
 
 
+class Told:
+    """Another display whose words the Prefect UI gets, too, while a flow runs."""
+
+    def __init__(self, shown: Display) -> None:
+        self._shown = shown
+
+    def stage(self, name: str) -> None:
+        """Name the stage here and in the flow run's log."""
+        self._shown.stage(name)
+        self._log(name)
+
+    def note(self, text: str) -> None:
+        """Write the text here and into the flow run's log."""
+        self._shown.note(text)
+        self._log(text)
+
+    def advance(self, label: str, done: int, total: int, beside: str = "") -> None:
+        """Move the bar here and the progress artifact of the task."""
+        from flows import prefect_progress
+
+        self._shown.advance(label, done, total, beside)
+        artifact = prefect_progress.artifact()
+        if artifact:
+            words = f"{label}: {done:,} of {total:,}{'; ' + beside if beside else ''}"
+            percent = 100 * done / max(1, total)
+            artifact.show(percent, words, at_once=label == _TRAINING)
+
+    def _log(self, text: str) -> None:
+        from flows import prefect_progress
+
+        prefect_progress.log(text)
+
+
 _current: Display = Silent()
 
 
 def display() -> Display:
-    """Return the display of this process."""
-    return _current
+    """Return the display of this process; where Prefect may run a flow, its UI is told as well."""
+    # A command that never imported Prefect does not pay its import, which takes a second.
+    return Told(_current) if "prefect" in sys.modules else _current
 
 
 @contextmanager
@@ -137,17 +172,38 @@ def shown(stream: TextIO | None = None) -> Iterator[None]:
 
 def show_event(event: Event) -> None:
     """Show an event of a worker process."""
-    if event["kind"] == "warning":
+    kind = event["kind"]
+    if kind == "warning":
         display().note(event["message"])
-    elif event["kind"] == "progress":
-        if event["unit"] == "step":
-            beside = (
-                f"epoch {event['epoch']}/{event['epochs']}, training loss {event['loss']:.3f} and "
-                f"accuracy {event['accuracy']:.1%}, {event['images_per_second']:.0f} images/s"
-            )
-            display().advance("Training steps", event["done"], event["total"], beside)
-        else:
-            display().advance("Predicting", event["done"], event["total"])
+    elif kind == "log":
+        _log(event["message"])
+    elif kind == "metrics":
+        _log(_epoch_words(event["values"]))
+    elif kind == "progress" and event["unit"] == "step":
+        beside = (
+            f"epoch {event['epoch']}/{event['epochs']}, training loss {event['loss']:.3f} and "
+            f"accuracy {event['accuracy']:.1%}, {event['images_per_second']:,.0f} images/s"
+        )
+        display().advance(_TRAINING, event["done"], event["total"], beside)
+    elif kind == "progress":
+        display().advance("Predicting", event["done"], event["total"])
+
+
+def _epoch_words(values: dict[str, float]) -> str:
+    return (
+        f"epoch {values['epoch']:.4g}: validation accuracy {values['validation/accuracy']:.1%}, "
+        f"loss {values['validation/loss']:.3f}; training accuracy "
+        f"{values['train/accuracy']:.1%}, loss {values['train/loss']:.3f}; "
+        f"{values['images_per_second']:,.0f} images/s"
+    )
+
+
+def _log(text: str) -> None:
+    """Write into the flow run's log what would be too much for a terminal."""
+    if "prefect" in sys.modules:
+        from flows import prefect_progress
+
+        prefect_progress.log(text)
 
 
 def _bars(stream: TextIO) -> Progress:

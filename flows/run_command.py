@@ -19,6 +19,7 @@ from flows.data_argument import data_settings
 from flows.progress import display, shown
 from pipeline import config_files
 from pipeline.config import RunConfig
+from pipeline.errors import ConfigError
 from pipeline.plugin_loader import plugin_files
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 
 Settings = dict[str, Any]
+_WORKSPACE = Path(".patchline")
 
 
 def build(arguments: list[str]) -> Callable[..., None]:
@@ -40,6 +42,8 @@ def build(arguments: list[str]) -> Callable[..., None]:
         preset: str | None = None,
         dry_run: Annotated[bool, Parameter(negative="")] = False,
         schema: Annotated[bool, Parameter(negative="")] = False,
+        fresh: Annotated[bool, Parameter(negative="")] = False,
+        resume: str | None = None,
         json: Annotated[bool, Parameter(negative="")] = False,
         settings: Annotated[chosen | None, Parameter(name="*")] = None,
     ) -> None:
@@ -57,6 +61,11 @@ def build(arguments: list[str]) -> Callable[..., None]:
             Read the data and print the resolved settings, without training.
         schema
             Print the JSON schema of the settings and stop.
+        fresh
+            Compute every stage, also those that an earlier run has done unchanged.
+        resume
+            Continue a run that failed or was killed: its MLflow id, the beginning of it, its name,
+            or `last`. Its settings are those that it was started with.
         json
             Print one JSON object at the end.
         settings
@@ -65,20 +74,15 @@ def build(arguments: list[str]) -> Callable[..., None]:
         if schema:
             print(json_format.dumps(chosen.model_json_schema(), indent=2))
             return
-        given = _set_values(settings)
-        source = given.get("data", {}).get("source")
-        flags = config_files.merged(given, data_settings(data, source))
-        merged = config_files.assemble(preset_name=preset, file=config, flags=flags)
-        checked = config_files.validated(merged)
-        with shown():
-            if dry_run:
-                _print_plan(checked)
-                return
-            summary = run_flow(checked)
-        if json:
-            print(summary.model_dump_json(indent=2))
-        else:
-            print(_closing_words(summary))
+        if resume is not None:
+            _check_alone(arguments)
+            _print_summary(resume_run(resume), as_json=json)
+            return
+        asked = _checked(settings, data, preset, config)
+        if dry_run:
+            _print_plan(asked)
+            return
+        _print_summary(run_flow(asked, fresh=fresh), as_json=json)
 
     # The composed class exists only here, so the annotation is not a name that could be looked up.
     run.__annotations__["settings"] = Annotated[chosen | None, Parameter(name="*")]
@@ -95,25 +99,82 @@ def composed(arguments: list[str]) -> type[BaseModel]:
     return composed_config(arguments, weaker)
 
 
-def run_flow(config: RunConfig) -> RunSummary:
-    """Run the training flow, on a temporary Prefect server unless another is configured.
+def run_flow(config: RunConfig, *, fresh: bool = False) -> RunSummary:
+    """Run the training flow, on a temporary Prefect server unless another is there.
+
+    Args:
+        config: what to compute.
+        fresh: whether results of earlier runs are not to be used.
 
     Raises:
         PipelineError: whatever the flow could not do.
     """
-    from flows import prefect_session
     from pipeline.data import ingestion
 
-    ingestion.check_source(config, Path(".patchline").resolve())
+    with shown():
+        ingestion.check_source(config, _WORKSPACE.resolve())
+        return _in_prefect(config, fresh=fresh)
+
+
+def resume_run(words: str) -> RunSummary:
+    """Continue the run that the words name.
+
+    Raises:
+        ConfigError: if there is no such run, or it cannot be continued.
+        PipelineError: whatever the flow could not do.
+    """
+    from pipeline import interrupted_runs
+    from pipeline.plugin_loader import use_plugin_files
+
+    found = interrupted_runs.find(words, _WORKSPACE.resolve() / "runs")
+    files = [*map(Path, found.request.plugin_files), *plugin_files()]
+    use_plugin_files(list(dict.fromkeys(files)))
+    with shown():
+        return _in_prefect(found.request.config, resume=found.run_id, fresh=found.request.fresh)
+
+
+def _in_prefect(config: RunConfig, *, resume: str | None = None, fresh: bool) -> RunSummary:
+    from flows import prefect_session
+
     display().stage("Starting Prefect and MLflow")
     with prefect_session.server():
+        from flows import closing
         from flows.training_flow import training_flow
-        from pipeline import tracking
 
-        for run_id in tracking.close_abandoned():
-            display().note(f"run {run_id} was left open by a killed process and is closed now")
         with prefect_session.ready():
-            return training_flow(config)
+            for sentence in closing.close_abandoned_runs():
+                display().note(sentence)
+            return training_flow(config, resume=resume, fresh=fresh)
+
+
+def _check_alone(arguments: list[str]) -> None:
+    """Refuse what a run that is continued cannot be given any more."""
+    rest = iter(arguments)
+    for argument in rest:
+        if argument == "--resume":
+            next(rest, None)
+        elif argument != "--json" and not argument.startswith("--resume="):
+            raise ConfigError(
+                f"'{argument}' stands beside --resume, but a run goes on with the settings that it "
+                "was started with. Leave it out, or start a new run."
+            )
+
+
+def _print_summary(summary: RunSummary, *, as_json: bool) -> None:
+    if as_json:
+        print(summary.model_dump_json(indent=2))
+    else:
+        print(_closing_words(summary))
+
+
+def _checked(
+    settings: BaseModel | None, data: str | None, preset: str | None, file: Path | None
+) -> RunConfig:
+    """Return the config that flags, file and preset ask for."""
+    given = _set_values(settings)
+    source = given.get("data", {}).get("source")
+    flags = config_files.merged(given, data_settings(data, source))
+    return config_files.validated(config_files.assemble(preset_name=preset, file=file, flags=flags))
 
 
 def _set_values(settings: BaseModel | None) -> Settings:
@@ -125,9 +186,10 @@ def _print_plan(config: RunConfig) -> None:
 
     from pipeline.data import ingestion
 
-    data = ingestion.ingest(config, Path(".patchline").resolve(), display().advance)
-    for note in data.notes:
-        display().note(note)
+    with shown():
+        data = ingestion.ingest(config, _WORKSPACE.resolve(), display().advance)
+        for note in data.notes:
+            display().note(note)
     resolved = ingestion.resolve(config, data)
     print(yaml.safe_dump(resolved.model_dump(mode="json"), sort_keys=False), end="")
 

@@ -1,38 +1,55 @@
-"""The training flow: from a config to a registered model."""
+"""The training flow: from a config to a registered model.
+
+One MLflow run owns the whole line. A flow run that is tried again by Prefect, and one that resumes
+a run by its id, continue that run from the stage that failed.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from prefect import flow
-from prefect.artifacts import (
-    create_link_artifact,
-    create_markdown_artifact,
-    create_table_artifact,
-)
-from prefect.client.orchestration import get_client
 from prefect.runtime import flow_run
+from prefect.states import Failed
+from pydantic import Field
 
-from flows import stages
+from flows import approvals, closing, events, run_words, stages
 from flows.progress import display
-from pipeline import plugin_settings, provenance, tracking, tracking_store
+from pipeline import (
+    interrupted_runs,
+    live_runs,
+    plugin_settings,
+    provenance,
+    quiet_libraries,
+    tracking,
+    tracking_store,
+)
+from pipeline.atomic_files import write_text
 from pipeline.config import RunConfig
 from pipeline.data import ingestion
 from pipeline.data.ingestion import IngestedData, PreparedData
+from pipeline.errors import DataError, PipelineError
 from pipeline.evaluation.evaluating import Evaluated
+from pipeline.interrupted_runs import SUMMARY_FILE, InterruptedRun, RunRequest
 from pipeline.metrics.intervals import MetricEstimate
-from pipeline.registry import registered_models, registering
+from pipeline.plugin_loader import plugin_files
+from pipeline.registry import registered_models, registering_once
 from pipeline.registry.model_card import CardFacts
+from pipeline.registry.packaging_job import Package
 from pipeline.registry.promoting import Promotion
 from pipeline.registry.registering import Registered
 from pipeline.section import Section
+from pipeline.stage_memory import StageMemory
 from pipeline.train_result import TrainResult
 from pipeline.training import launching
 
 WORKSPACE = Path(".patchline")
+REUSED_TAG = "patchline.reused"
+"""With a stage after it: the run whose result was used instead of computing it again."""
 
 
 class RunSummary(Section):
@@ -57,72 +74,243 @@ class RunSummary(Section):
     notes: tuple[str, ...]
     promotion: Promotion | None
     """What was decided about the champion; none if a person has to decide."""
+    reused: dict[str, str] = Field(default_factory=dict)
+    """By stage that was not computed again, the run whose result was used."""
 
 
-class _Stopwatch:
-    """Seconds by stage, and a line on the display when one begins."""
+@dataclass
+class _Line:
+    """What a run knows on its way from the data to the model."""
 
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
+    config: RunConfig
+    memory: StageMemory
+    interrupted: InterruptedRun | None
+    seconds: dict[str, float] = field(default_factory=dict)
+    run: tracking.TrackedRun | None = None
 
     @contextmanager
     def stage(self, key: str, words: str) -> Iterator[None]:
+        """Name a stage on the display and measure its seconds."""
         display().stage(words)
         began = time.monotonic()
         try:
             yield
         finally:
             self.seconds[key] = round(time.monotonic() - began, 2)
+        if self.run:
+            self.tag_reuse(self.run)
+
+    def tag_reuse(self, run: tracking.TrackedRun) -> None:
+        """Write on the run which stages were not computed again."""
+        tags = {f"{REUSED_TAG}.{stage}": source for stage, source in self.memory.reused.items()}
+        if tags:
+            tracking.set_tags(run, tags)
 
 
-@flow(name="Train and register")
-def training_flow(config: RunConfig) -> RunSummary:
-    """Read the data, train, evaluate, package and register: one MLflow run owns the whole line."""
+@flow(
+    name="Train and register",
+    on_crashed=[closing.on_crashed],
+    on_cancellation=[closing.on_cancellation],
+)
+def training_flow(config: RunConfig, resume: str | None = None, fresh: bool = False) -> RunSummary:
+    """Read the data, train, evaluate, package and register: one MLflow run owns the whole line.
+
+    Args:
+        config: everything that decides what is computed.
+        resume: id of a run that failed or was killed, which is continued instead.
+        fresh: compute every stage, whatever earlier runs have done.
+    """
+    quiet_libraries.apply()  # a worker starts the flow without the command line
     workspace = WORKSPACE.resolve()
-    watch = _Stopwatch()
-    config = plugin_settings.checked_plugins(config)
-    with watch.stage("read", f"Reading the data ({config.data.path or config.data.source})"):
+    flow_run_id = str(flow_run.id)
+    with live_runs.alive(workspace, flow_run_id, "training"):
+        try:
+            interrupted = (
+                interrupted_runs.find(resume, workspace / "runs")
+                if resume
+                else interrupted_runs.of_flow_run(flow_run_id, workspace / "runs")
+            )
+            if interrupted and interrupted.finished:  # only its last word did not reach Prefect
+                return _summary_of(interrupted)
+            return _whole_line(_line(config, workspace, interrupted, fresh=fresh))
+        except PipelineError as error:
+            return Failed(message=str(error), data=error)  # type: ignore[return-value]  # Prefect raises it
+
+
+def _line(
+    config: RunConfig, workspace: Path, interrupted: InterruptedRun | None, *, fresh: bool
+) -> _Line:
+    memory = StageMemory(workspace, fresh=fresh, on_note=display().note)
+    if interrupted:
+        config, memory.fresh = interrupted.request.config, interrupted.request.fresh
+        memory.enter(interrupted.run_id, interrupted.folder)
+        display().note(f"continuing run {interrupted.run_id[:8]}")
+        if interrupted.code_changed:
+            display().note(
+                "the code has changed since it began; what is left runs with the new one"
+            )
+    return _Line(plugin_settings.checked_plugins(config), memory, interrupted)
+
+
+def _whole_line(line: _Line) -> RunSummary:
+    """Go through all stages, and say how it ended."""
+    try:
+        data, prepared = _read_and_prepare(line)
+        with _opened(line, data) as run:
+            summary = _train_and_register(line, run, data, prepared)
+    except BaseException as error:
+        _tell_end(line, error)
+        raise
+    accuracy = summary.metrics["test/accuracy"].value
+    payload = {
+        "name": summary.name,
+        "run_id": summary.run_id,
+        "version": summary.version,
+        "accuracy": accuracy,
+        "seconds": round(sum(summary.seconds.values()), 1),
+    }
+    events.emit(events.RUN_FINISHED, f"patchline.run.{summary.run_id}", payload)
+    return summary
+
+
+def _read_and_prepare(line: _Line) -> tuple[IngestedData, PreparedData]:
+    config, workspace = line.config, line.memory.workspace
+    with line.stage("read", f"Reading the data ({config.data.path or config.data.source})"):
         data = stages.read_data(config, workspace)
-    _note_data(data)
-    config = ingestion.resolve(config, data)
-    with watch.stage("prepare", "Decoding the images"):
-        registered_models.check_classes(str(config.name), data.classes)
-        prepared = stages.decode_images(config, data, workspace)
-        _note_reuse(prepared)
-    with tracking.owned_run(config, workspace / "runs", _run_tags(data)) as run:
-        _tag_flow_run(run, str(config.name))
-        launching.log_config(config, run)
-        tracking.log_data(run, data.name, data.fingerprint, data.manifest_file)
-        with watch.stage("train", _training_words(config)):
-            trained = stages.train_model(config, data, prepared, run)
-        config, config_file = _record_training(config, trained, run)
-        model_id = registering.create_logged_model(run, str(config.name))
-        with watch.stage("evaluate", "Evaluating on the test images"):
-            evaluated = stages.evaluate_model(
-                config, data, prepared, trained, run.folder / "report"
-            )
-            registering.log_report_metrics(run, model_id, evaluated.report, data.name)
-            _log_report(run, evaluated)
-        with watch.stage("package", "Packaging the model and checking the package"):
-            card = _card(config, data, trained, evaluated)
-            package = stages.package_model(
-                trained, data, prepared, evaluated, card, run.folder / "package"
-            )
-        with watch.stage("register", f"Registering '{config.name}'"):
-            registered = stages.register_model(
-                run, model_id, str(config.name), package, _prefect_tags()
-            )
-        with watch.stage("promote", "Giving the version its aliases"):
-            promotion = stages.welcome_version(config, registered, run.folder / "promotion")
-        aliases = registered_models.aliases(registered.name, registered.version)
-        _publish(run, evaluated, registered, aliases, promotion)
-    return RunSummary(
+    run_words.note_data(data)
+    if line.interrupted:
+        _check_same_data(line.interrupted, data)
+    line.config = ingestion.resolve(config, data)
+    with line.stage("prepare", "Decoding the images"):
+        registered_models.check_classes(str(line.config.name), data.classes)
+        prepared: PreparedData = stages.done(stages.decode_images(line.config, data, line.memory))
+        run_words.note_reuse(prepared)
+    return data, prepared
+
+
+def _check_same_data(interrupted: InterruptedRun, data: IngestedData) -> None:
+    before = interrupted.request.data_fingerprint
+    if data.fingerprint != before:
+        raise DataError(
+            f"The data has changed since the run {interrupted.run_id[:8]} began (version "
+            f"{before[:12]} then, {data.fingerprint[:12]} now), so it cannot be continued. Start a "
+            "new run."
+        )
+
+
+@contextmanager
+def _opened(line: _Line, data: IngestedData) -> Iterator[tracking.TrackedRun]:
+    """Open a new run, or the interrupted one again."""
+    same = line.interrupted
+    with _same_run(same, line, data) if same else _new_run(line, data) as run:
+        line.run = run
+        line.memory.enter(run.run_id, run.folder)
+        line.tag_reuse(run)
+        run_words.tag_flow_run(run, str(line.config.name))
+        payload = {
+            "name": str(line.config.name),
+            "run_id": run.run_id,
+            "data": data.fingerprint,
+        }
+        events.emit(events.RUN_STARTED, f"patchline.run.{run.run_id}", payload)
+        yield run
+
+
+def _new_run(line: _Line, data: IngestedData) -> AbstractContextManager[tracking.TrackedRun]:
+    request = RunRequest(
+        config=line.config,
+        data_fingerprint=data.fingerprint,
+        plugin_files=tuple(str(file) for file in plugin_files()),
+        fresh=line.memory.fresh,
+        code=interrupted_runs.library_code(),
+    )
+    runs = line.memory.workspace / "runs"
+    text = request.model_dump_json(indent=2)
+    return tracking.owned_run(line.config, runs, _run_tags(data), text)
+
+
+def _same_run(
+    interrupted: InterruptedRun, line: _Line, data: IngestedData
+) -> AbstractContextManager[tracking.TrackedRun]:
+    flow_runs = f"{interrupted.flow_runs},{flow_run.id}"
+    tags = {**_run_tags(data), tracking.FLOW_RUNS_TAG: flow_runs}
+    params = line.config.flat()
+    return tracking.continued_run(interrupted.run_id, interrupted.folder, params, tags)
+
+
+def _train_and_register(
+    line: _Line, run: tracking.TrackedRun, data: IngestedData, prepared: PreparedData
+) -> RunSummary:
+    config, memory = line.config, line.memory
+    stages.remember_prepared(memory, config, data, prepared)
+    launching.log_config(config, run)
+    tracking.log_data(run, data.name, data.fingerprint, data.manifest_file)
+    with line.stage("train", run_words.training_words(config)):
+        trained: TrainResult = stages.done(stages.train_model(config, data, prepared, run, memory))
+    config, config_file = _record_training(config, trained, run)
+    model_id = registering_once.logged_model(run, str(config.name))
+    with line.stage("evaluate", "Evaluating on the test images"):
+        evaluated: Evaluated = stages.done(
+            stages.evaluate_model(config, data, prepared, trained, run, memory)
+        )
+        registering_once.log_report_metrics(run, model_id, evaluated.report, data.name)
+        _log_report(run, evaluated)
+    with line.stage("package", "Packaging the model and checking the package"):
+        card = _card(config, data, trained, evaluated)
+        package: Package = stages.done(
+            stages.package_model(config, data, prepared, trained, evaluated, card, run, memory)
+        )
+    with line.stage("register", f"Registering '{config.name}'"):
+        registered = stages.register_model(
+            run, model_id, str(config.name), package, _prefect_tags()
+        )
+        _tell_registered(run, registered, evaluated)
+    with line.stage("promote", "Giving the version its aliases"):
+        promotion = _promote(config, registered, run)
+    return _summary(line, run, data, evaluated, registered, promotion, config_file)
+
+
+def _promote(
+    config: RunConfig, registered: Registered, run: tracking.TrackedRun
+) -> Promotion | None:
+    """Give the version its aliases, and ask a person where the config says so."""
+    promotion = stages.welcome_version(config, registered, run.folder / "promotion")
+    payload = {"name": registered.name, "version": registered.version}
+    resource = f"patchline.model.{registered.name}"
+    if promotion:
+        champion, reason = promotion.champion, promotion.reason
+        if promotion.promoted:
+            told = {**payload, "before": champion, "forced": promotion.forced, "reason": reason}
+            events.emit(events.MODEL_PROMOTED, resource, told)
+        else:
+            told = {**payload, "champion": champion, "reason": reason}
+            events.emit(events.MODEL_REFUSED, resource, told)
+    if config.promotion.approval and not (promotion and promotion.promoted):
+        words = approvals.ask(registered.reference, config.promotion)
+        if words:
+            display().note(words)
+    return promotion
+
+
+def _summary(
+    line: _Line,
+    run: tracking.TrackedRun,
+    data: IngestedData,
+    evaluated: Evaluated,
+    registered: Registered,
+    promotion: Promotion | None,
+    config_file: Path,
+) -> RunSummary:
+    """Publish the verdict, and write down what the run leaves behind."""
+    aliases = registered_models.aliases(registered.name, registered.version)
+    run_words.publish(run, evaluated, registered, aliases, promotion)
+    summary = RunSummary(
         run_id=run.run_id,
         name=registered.name,
         version=registered.version,
         aliases=aliases,
         status="FINISHED",
-        seconds=watch.seconds,
+        seconds=line.seconds,
         metrics=evaluated.report.metrics,
         report=str(evaluated.html),
         tracking_uri=tracking_store.without_credentials(tracking_store.use_store()),
@@ -131,27 +319,44 @@ def training_flow(config: RunConfig) -> RunSummary:
         example_image=data.example_image,
         notes=data.notes,
         promotion=promotion,
+        reused=line.memory.reused,
     )
+    write_text(run.folder / SUMMARY_FILE, summary.model_dump_json(indent=2))
+    return summary
 
 
-def _note_data(data: IngestedData) -> None:
-    total = sum(data.counts.values())
-    parts = ", ".join(f"{count} {split}" for split, count in data.counts.items())
-    display().note(f"{total} images in {len(data.classes)} classes: {parts}")
-    for note in data.notes:
-        display().note(note)
+def _summary_of(finished: InterruptedRun) -> RunSummary:
+    file = finished.folder / SUMMARY_FILE
+    return RunSummary.model_validate_json(file.read_text(encoding="utf-8"))
 
 
-def _note_reuse(prepared: PreparedData) -> None:
-    if prepared.reused:
-        display().note("nothing changed: the images decoded before are used again")
+def _tell_registered(
+    run: tracking.TrackedRun, registered: Registered, evaluated: Evaluated
+) -> None:
+    payload = {
+        "name": registered.name,
+        "version": registered.version,
+        "run_id": run.run_id,
+        "accuracy": evaluated.report.metrics["test/accuracy"].value,
+    }
+    events.emit(events.MODEL_REGISTERED, f"patchline.model.{registered.name}", payload)
 
 
-def _training_words(config: RunConfig) -> str:
-    length = config.training.time_limit or f"{config.training.epochs} epochs"
-    if config.training.step_plan:
-        length = f"{config.training.step_plan[-1][2]} steps, as recorded"
-    return f"Training {' with '.join(config.model.names)} for {length}"
+def _tell_end(line: _Line, error: BaseException) -> None:
+    """Say that the run ended before its time, and how it can be continued."""
+    failed = isinstance(error, Exception)
+    run_id = line.run.run_id if line.run else ""
+    payload = {
+        "name": line.config.name or line.config.data.source,
+        "run_id": run_id,
+        "reason": str(error) if failed else "it was stopped by a signal",
+    }
+    event = events.RUN_FAILED if failed else events.RUN_KILLED
+    events.emit(event, f"patchline.run.{run_id or flow_run.id}", payload)
+    if run_id:
+        display().note(f"continue it with: patchline run --resume {run_id[:8]}")
+    elif not failed:
+        display().note("it was stopped before its training began, so there is nothing to continue")
 
 
 def _run_tags(data: IngestedData) -> dict[str, str]:
@@ -160,14 +365,6 @@ def _run_tags(data: IngestedData) -> dict[str, str]:
 
 def _prefect_tags() -> dict[str, str]:
     return {tracking.FLOW_RUN_TAG: str(flow_run.id or "")}
-
-
-def _tag_flow_run(run: tracking.TrackedRun, name: str) -> None:
-    """Name the flow run after the data, and lead from Prefect to MLflow."""
-    with get_client(sync_client=True) as client:
-        client.update_flow_run(
-            flow_run.id, name=f"{name} {run.run_id[:8]}", tags=["patchline", f"mlflow:{run.run_id}"]
-        )
 
 
 def _record_training(
@@ -197,47 +394,3 @@ def _log_report(run: tracking.TrackedRun, evaluated: Evaluated) -> None:
         display().note(evaluated.report.warning)
     for file in sorted(evaluated.folder.iterdir()):
         tracking.log_file(run, file, "report")
-
-
-def _promotion_words(promotion: Promotion | None) -> str:
-    if promotion is None:
-        return "Whether it becomes champion is for a person to decide."
-    verdict = "Champion" if promotion.promoted else "Not promoted"
-    return f"{verdict}: {promotion.reason}."
-
-
-def _publish(
-    run: tracking.TrackedRun,
-    evaluated: Evaluated,
-    registered: Registered,
-    aliases: tuple[str, ...],
-    promotion: Promotion | None,
-) -> None:
-    """Write the summary, the figures and the way to MLflow into the Prefect UI."""
-    report = evaluated.report
-    accuracy = report.metrics["test/accuracy"]
-    create_markdown_artifact(
-        key="summary",
-        markdown=(
-            f"## {registered.name}, version {registered.version}\n\n"
-            f"**{accuracy.value:.1%}** of {accuracy.n} test images recognised (95 % interval "
-            f"{accuracy.low:.1%} to {accuracy.high:.1%}), {report.errors} errors.\n\n"
-            f"Aliases: {', '.join(aliases)}. {_promotion_words(promotion)}\n\n"
-            f"Data version `{report.data_fingerprint}`. MLflow run `{run.run_id}`.\n"
-        ),
-        description="The verdict on this run",
-    )
-    create_table_artifact(
-        key="test-metrics",
-        table=[
-            {"metric": key, "value": m.value, "low": m.low, "high": m.high, "images": m.n}
-            for key, m in report.metrics.items()
-        ],
-        description="Figures on the test images with 95 % intervals",
-    )
-    create_link_artifact(
-        key="mlflow-run",
-        link=tracking.run_page(run),
-        link_text="This run in MLflow",
-        description="For a local store, start `mlflow ui` in the working directory first.",
-    )

@@ -44,7 +44,7 @@ def hardware() -> dict[str, str]:
     import psutil
 
     return {
-        "processor": _processor(),
+        "processor": processor(),
         "cores": str(psutil.cpu_count(logical=True)),
         "memory_gib": f"{psutil.virtual_memory().total / 2**30:.1f}",
         "system": f"{platform.system()} {platform.machine()}",
@@ -76,7 +76,8 @@ def plugin_tags(config: RunConfig) -> dict[str, str]:
     return {f"plugin.{e.kind}": f"{e.name} ({e.distribution} {e.version})" for e in entries}
 
 
-def _processor() -> str:
+def processor() -> str:
+    """Return the name of the processor."""
     info = Path("/proc/cpuinfo")
     if info.exists():
         for line in info.read_text(encoding="utf-8", errors="replace").splitlines():

@@ -5,7 +5,6 @@ Everything goes through `MlflowClient` with the run's id; there is no active run
 
 from __future__ import annotations
 
-import logging
 import socket
 import time
 import uuid
@@ -18,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock, Timeout
 
 from pipeline import provenance
-from pipeline.atomic_files import storage_errors
+from pipeline.atomic_files import storage_errors, write_text
 from pipeline.config import RunConfig
-from pipeline.errors import TrackingError
+from pipeline.errors import RunError, TrackingError
 from pipeline.tracking_store import (
     client,
     store_exists,
@@ -31,21 +30,21 @@ from pipeline.tracking_store import (
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Metric, Run
+    from mlflow.entities import Run
 
-
-logger = logging.getLogger(__name__)
 
 HOST_TAG, FOLDER_TAG, HEARTBEAT_TAG = "patchline.host", "patchline.folder", "patchline.heartbeat"
 FLOW_RUN_TAG = "prefect.flow_run_id"
+FLOW_RUNS_TAG = "patchline.flow_runs"
+"""Every flow run that worked on a run: the one that began it, and those that continued it."""
 DATA_ROOT_TAG = "patchline.data_root"
 _LOCK_FILE = "owner.lock"
 _LONGEST_PARAM = 6000
 _LONG_GONE_SECONDS = 24 * 3600
-_RETRY_SECONDS = 5.0
-_FLUSH_SECONDS = 60.0
-_HEARTBEAT_SECONDS = 60.0
 _CLOSE_SECONDS = 10.0
+_LOCK_SECONDS = 5.0
+REQUEST_FILE = "request.json"
+"""In the run's folder: what is needed to continue it."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +54,8 @@ class TrackedRun:
     run_id: str
     experiment_id: str
     folder: Path
+    continued: bool = False
+    """Whether an earlier attempt has logged something already."""
 
 
 @dataclass(frozen=True)
@@ -67,16 +68,21 @@ class NewRun:
     """That the user gave, such as `patchline run`."""
     params: Mapping[str, str]
     tags: Mapping[str, str]
+    request: str = ""
+    """What is needed to continue it, kept in its folder before the run is opened."""
 
 
 @contextmanager
-def owned_run(config: RunConfig, runs: Path, tags: Mapping[str, str]) -> Iterator[TrackedRun]:
+def owned_run(
+    config: RunConfig, runs: Path, tags: Mapping[str, str], request: str = ""
+) -> Iterator[TrackedRun]:
     """Open the run of a training; see `open_run`.
 
     Args:
         config: resolved; its name is the experiment, its settings are the params.
         runs: the folder that gets a folder for this run.
         tags: what else to write on the run.
+        request: what is needed to continue it.
     """
     name = str(config.name)
     new = NewRun(
@@ -85,6 +91,7 @@ def owned_run(config: RunConfig, runs: Path, tags: Mapping[str, str]) -> Iterato
         command="patchline run",
         params=config.flat(),
         tags={**provenance.plugin_tags(config), **tags},
+        request=request,
     )
     with open_run(new, runs) as run:
         yield run
@@ -107,18 +114,62 @@ def open_run(new: NewRun, runs: Path) -> Iterator[TrackedRun]:
         lock = FileLock(folder / _LOCK_FILE)
         lock.acquire()
     try:
-        run = _create_run(store, new, folder)
-        status = "FAILED"
-        try:
+        if new.request:
+            write_text(folder / REQUEST_FILE, new.request)
+        with _closed_in_the_end(store, _create_run(store, new, folder)) as run:
             yield run
-            status = "FINISHED"
-        except BaseException as error:
-            status = "FAILED" if isinstance(error, Exception) else "KILLED"
-            raise
-        finally:
-            _close(store, run, status)
     finally:
         lock.release()
+
+
+@contextmanager
+def continued_run(
+    run_id: str, folder: Path, params: Mapping[str, str], tags: Mapping[str, str]
+) -> Iterator[TrackedRun]:
+    """Open a run again that failed or was killed; it ends as `open_run` lets it end.
+
+    Args:
+        run_id: of the run.
+        folder: its folder, which exists.
+        params: logged again, in case that it died before they were.
+        tags: what else to write on the run.
+
+    Raises:
+        RunError: if its owner is alive, or it has finished.
+    """
+    store = client()
+    lock = FileLock(folder / _LOCK_FILE)
+    try:
+        lock.acquire(timeout=_LOCK_SECONDS)  # who looks whether it is held holds it for a moment
+    except Timeout as error:
+        raise RunError(
+            f"The run {run_id[:8]} is alive in another process. Wait for its end, or stop it."
+        ) from error
+    try:
+        found = store.get_run(run_id)
+        if found.info.status == "FINISHED":
+            raise RunError(f"The run {run_id[:8]} has finished meanwhile. Nothing is left to do.")
+        run = TrackedRun(run_id, found.info.experiment_id, folder, continued=True)
+        store.update_run(run_id, status="RUNNING")
+        with _closed_in_the_end(store, run):
+            _log_params(store, run_id, params)
+            set_tags(run, {HOST_TAG: socket.gethostname(), HEARTBEAT_TAG: _now(), **tags})
+            yield run
+    finally:
+        lock.release()
+
+
+@contextmanager
+def _closed_in_the_end(store: MlflowClient, run: TrackedRun) -> Iterator[TrackedRun]:
+    status = "FAILED"
+    try:
+        yield run
+        status = "FINISHED"
+    except BaseException as error:
+        status = "FAILED" if isinstance(error, Exception) else "KILLED"
+        raise
+    finally:
+        _close(store, run, status)
 
 
 def _close(store: MlflowClient, run: TrackedRun, status: str) -> None:
@@ -151,77 +202,23 @@ def close_abandoned() -> list[str]:
     closed = []
     experiments = [experiment.experiment_id for experiment in store.search_experiments()]
     for run in store.search_runs(experiments, "attributes.status = 'RUNNING'"):
-        if HOST_TAG in run.data.tags and _abandoned(run):
-            store.set_terminated(run.info.run_id, "KILLED")
-            closed.append(run.info.run_id)
+        if HOST_TAG not in run.data.tags:
+            continue
+        with _abandoned(run) as abandoned:
+            # Looked at again while the lock is held: it may have ended, or been continued.
+            if abandoned and store.get_run(run.info.run_id).info.status == "RUNNING":
+                store.set_terminated(run.info.run_id, "KILLED")
+                closed.append(run.info.run_id)
     return closed
 
 
-class RunLog:
-    """Send metrics and files to a run; an outage of the store delays them and loses none."""
-
-    def __init__(self, run: TrackedRun) -> None:
-        self._run = run
-        self._client = client()
-        self._metrics: list[Metric] = []
-        self._files: list[Path] = []
-        self._retry_after = 0.0
-        self._last_heartbeat = 0.0
-
-    def add_metrics(self, values: Mapping[str, float], step: int, seconds: float) -> None:
-        """Queue metrics of one moment (seconds since the epoch), and send what is queued."""
-        from mlflow.entities import Metric
-
-        self._metrics += [
-            Metric(key, float(value), int(seconds * 1000), step) for key, value in values.items()
-        ]
-        self.send()
-
-    def add_file(self, file: Path) -> None:
-        """Queue a file, and send what is queued."""
-        self._files.append(file)
-        self.send()
-
-    def send(self) -> bool:
-        """Try to send what is queued, at most every five seconds after a failure.
-
-        Returns:
-            Whether nothing is left.
-        """
-        now = time.monotonic()
-        if now >= self._retry_after:
-            try:
-                self._send_all(now)
-            except Exception as error:  # noqa: BLE001 - a store fails in many ways; all mean "later"
-                logger.warning("MLflow does not answer; the training goes on: %s", error)
-                self._retry_after = now + _RETRY_SECONDS
-        return not (self._metrics or self._files)
-
-    def flush(self) -> None:
-        """Send everything, waiting for a store that is away for up to a minute.
-
-        Raises:
-            TrackingError: if it does not come back.
-        """
-        deadline = time.monotonic() + _FLUSH_SECONDS
-        while not self.send():
-            if time.monotonic() > deadline:
-                raise TrackingError(
-                    f"{without_credentials(use_store())} has not answered for a minute, so "
-                    f"{len(self._metrics)} metrics could not be logged. Start the server again."
-                )
-            time.sleep(0.5)
-
-    def _send_all(self, now: float) -> None:
-        if self._metrics:
-            self._client.log_batch(self._run.run_id, metrics=self._metrics)
-            self._metrics = []
-        while self._files:
-            self._client.log_artifact(self._run.run_id, str(self._files[0]))
-            self._files.pop(0)
-        if now - self._last_heartbeat >= _HEARTBEAT_SECONDS:
-            self._client.set_tag(self._run.run_id, HEARTBEAT_TAG, str(int(time.time())))
-            self._last_heartbeat = now
+def owner_is_alive(folder: Path) -> bool:
+    """Return whether a process of this machine owns the run of a folder."""
+    try:
+        with FileLock(folder / _LOCK_FILE, timeout=1.0):  # who looks holds it for a moment, too
+            return False
+    except Timeout:
+        return True
 
 
 def log_data(
@@ -260,7 +257,10 @@ def system_metrics(run: TrackedRun) -> Iterator[None]:
     from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
     monitor: Any = SystemMetricsMonitor(  # type: ignore[no-untyped-call]
-        run.run_id, sampling_interval=5, tracking_uri=use_store()
+        run.run_id,
+        sampling_interval=5,
+        resume_logging=run.continued,
+        tracking_uri=use_store(),
     )
     monitor.start()
     try:
@@ -280,8 +280,6 @@ def run_page(run: TrackedRun) -> str:
 
 
 def _create_run(store: MlflowClient, new: NewRun, folder: Path) -> TrackedRun:
-    from mlflow.entities import Param
-
     experiment = store.get_experiment_by_name(new.experiment)
     if experiment is not None and experiment.lifecycle_stage == "deleted":
         raise TrackingError(
@@ -294,27 +292,46 @@ def _create_run(store: MlflowClient, new: NewRun, folder: Path) -> TrackedRun:
     tags = {
         HOST_TAG: socket.gethostname(),
         FOLDER_TAG: str(folder),
-        HEARTBEAT_TAG: str(int(time.time())),
+        HEARTBEAT_TAG: _now(),
         "mlflow.source.name": new.command,
         "mlflow.source.type": "LOCAL",
         **provenance.as_tags(),
         **new.tags,
     }
     run = store.create_run(experiment_id, tags=tags, run_name=new.name)
-    params = [Param(key, value[:_LONGEST_PARAM]) for key, value in new.params.items()]
-    store.log_batch(run.info.run_id, params=params)
+    _log_params(store, run.info.run_id, new.params)
     return TrackedRun(run.info.run_id, experiment_id, folder)
 
 
-def _abandoned(run: Run) -> bool:
+def _log_params(store: MlflowClient, run_id: str, params: Mapping[str, str]) -> None:
+    from mlflow.entities import Param
+
+    entities = [Param(key, value[:_LONGEST_PARAM]) for key, value in params.items()]
+    store.log_batch(run_id, params=entities)
+
+
+def _now() -> str:
+    return str(int(time.time()))
+
+
+@contextmanager
+def _abandoned(run: Run) -> Iterator[bool]:
+    """Tell whether a run's owner is gone; nobody can become its owner during the block."""
     tags = run.data.tags
     if tags[HOST_TAG] != socket.gethostname():
-        return time.time() - float(tags.get(HEARTBEAT_TAG, "0")) > _LONG_GONE_SECONDS
+        yield time.time() - float(tags.get(HEARTBEAT_TAG, "0")) > _LONG_GONE_SECONDS
+        return
     lock_file = Path(tags.get(FOLDER_TAG, "")) / _LOCK_FILE
     if not lock_file.exists():
-        return True
+        yield True
+        return
+    lock = FileLock(lock_file)
     try:
-        with FileLock(lock_file, timeout=0):
-            return True
+        lock.acquire(timeout=0)
     except Timeout:
-        return False
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        lock.release()

@@ -16,9 +16,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
+
+from filelock import FileLock, Timeout
 
 from pipeline.atomic_files import storage_errors, write_text
 from pipeline.errors import PipelineError, RunError, StorageError, WorkerError, error_class
@@ -29,11 +32,12 @@ Result = TypeVar("Result", bound=Section)
 Job = TypeVar("Job", bound=Section)
 OnEvent = Callable[[Event], None]
 
-JOB_FILE, EVENTS_FILE, RESULT_FILE, LOG_FILE = (
+JOB_FILE, EVENTS_FILE, RESULT_FILE, LOG_FILE, LOCK_FILE = (
     "job.json",
     "events.jsonl",
     "result.json",
     "worker.log",
+    "worker.lock",
 )
 # Threads that wait must sleep soon: spinning ones stop each other when something else wants a core.
 # Ten thousand turns, some microseconds, bridge the gaps of a small model, which sleeping at once
@@ -41,6 +45,7 @@ JOB_FILE, EVENTS_FILE, RESULT_FILE, LOG_FILE = (
 _WORKER_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "10000"}
 _POLL_SECONDS = 0.1
 _GRACE_SECONDS = 10.0
+_LAST_WORKER_SECONDS = 60.0
 
 
 # -- the parent's side -------------------------------------------------------------------------
@@ -51,17 +56,20 @@ def run_worker(
 ) -> Result:
     """Run a worker to its end and return its result; `on_event` sees every event once, in order.
 
-    On any exception in the parent (a signal, an error in `on_event`) the worker's whole group is
-    stopped before the exception goes on.
+    Those of an earlier worker in the same folder are not among them: see `earlier_events`. On any
+    exception in the parent (a signal, an error in `on_event`) the worker's whole group is stopped
+    before the exception goes on.
 
     Raises:
         PipelineError: the error that the worker reported, by class and text.
         WorkerError: if the worker died without a report.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / RESULT_FILE).unlink(missing_ok=True)
-    write_text(folder / JOB_FILE, job.model_dump_json(indent=2))
     reader = EventReader(folder / EVENTS_FILE)
+    with storage_errors(folder), _last_worker_gone(folder):
+        (folder / RESULT_FILE).unlink(missing_ok=True)
+        write_text(folder / JOB_FILE, job.model_dump_json(indent=2))
+        reader.new_events()
     with (folder / LOG_FILE).open("ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", module, str(folder)],
@@ -81,6 +89,30 @@ def run_worker(
     finally:
         stop_group(process)
     return _result(folder, process.returncode, module, result_class)
+
+
+def earlier_events(folder: Path) -> list[Event]:
+    """Return what the workers of earlier attempts in a folder wrote, once they are gone."""
+    if not (folder / EVENTS_FILE).exists():
+        return []
+    with _last_worker_gone(folder):
+        return EventReader(folder / EVENTS_FILE).new_events()
+
+
+@contextmanager
+def _last_worker_gone(folder: Path) -> Iterator[None]:
+    """Wait for the worker of a parent that was killed; it ends by itself, but a moment later.
+
+    Raises:
+        WorkerError: if it does not.
+    """
+    try:
+        with FileLock(folder / LOCK_FILE, timeout=_LAST_WORKER_SECONDS):
+            yield
+    except Timeout as error:
+        raise WorkerError(
+            f"A process of an earlier attempt still works in {folder}. End it, then try again."
+        ) from error
 
 
 def stop_group(process: subprocess.Popen[bytes]) -> None:
@@ -135,17 +167,18 @@ def worker_main(job_class: type[Job], work: Callable[[Job, EventWriter], Section
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is the parent's to handle
     job = job_class.model_validate_json((folder / JOB_FILE).read_text(encoding="utf-8"))
-    events = EventWriter(folder / EVENTS_FILE)
-    try:
-        with storage_errors(folder):
-            result = work(job, events)
-        content = f'{{"result": {result.model_dump_json()}}}'
-    except PipelineError as error:
-        report = {"error": {"class": type(error).__name__, "message": str(error)}}
-        content = json.dumps(report)
-    finally:
-        events.close()
-    write_text(folder / RESULT_FILE, content)
+    with _last_worker_gone(folder):
+        events = EventWriter(folder / EVENTS_FILE)
+        try:
+            with storage_errors(folder):
+                result = work(job, events)
+            content = f'{{"result": {result.model_dump_json()}}}'
+        except PipelineError as error:
+            report = {"error": {"class": type(error).__name__, "message": str(error)}}
+            content = json.dumps(report)
+        finally:
+            events.close()
+        write_text(folder / RESULT_FILE, content)
 
 
 def _end_with_parent() -> None:
@@ -157,4 +190,12 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-__all__ = ["OnEvent", "RunError", "StorageError", "run_worker", "stop_group", "worker_main"]
+__all__ = [
+    "OnEvent",
+    "RunError",
+    "StorageError",
+    "earlier_events",
+    "run_worker",
+    "stop_group",
+    "worker_main",
+]

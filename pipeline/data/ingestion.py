@@ -172,15 +172,25 @@ def prepare(
     data: IngestedData,
     workspace: Path,
     on_progress: StageProgress | None = None,
+    *,
+    fresh: bool = False,
 ) -> PreparedData:
-    """Decode the images into the store, unless it exists, and measure the training split."""
+    """Decode the images into the store, unless a whole one exists, and measure the training split.
+
+    With `fresh` they are decoded whatever exists.
+    """
     rows = manifests.usable(manifests.load(data.manifest_file))
     size, channels = config.data.image_size, config.data.channels
     if size is None or channels is None:
         raise DataError("The image size is not known yet. Resolve the config first.")
     spec = prepared_store.StoreSpec(channels, size, size, config.data.resize)
     store, reused = prepared_store.prepare(
-        rows, data.root, spec, workspace / "prepared", _labelled(on_progress, "Decoding images")
+        rows,
+        data.root,
+        spec,
+        workspace / "prepared",
+        _labelled(on_progress, "Decoding images"),
+        fresh=fresh,
     )
     training_rows = np.flatnonzero(rows["split"] == "train")
     mean, std = prepared_store.channel_statistics(prepared_store.open_images(store), training_rows)

@@ -1,32 +1,42 @@
 """The prepared store: every image decoded once, as uint8 in one memory-mapped array.
 
-A store is addressed by its content: the images, their order, the size and the decoder's version.
-The same data is prepared once, whoever asks; a store that exists is whole.
+A store is addressed by its content: the images, their order, the size, and the decoder's version,
+source and libraries. The same data is prepared once, whoever asks. A store that exists was whole;
+that it still is shows its digest, which is computed anew each time that it is asked for. One that
+was damaged, or has no digest, is decoded again.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import shutil
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 
-from pipeline.atomic_files import storage_errors
+from pipeline.atomic_files import storage_errors, write_text
+from pipeline.data import decoding
 from pipeline.data.decoding import decode_image, resize_image
 from pipeline.data.manifest import Progress
 from pipeline.errors import DataError
+from pipeline.stage_memory import FileDigest, digest_of
+
+logger = logging.getLogger(__name__)
 
 DECODER_VERSION = 1
 """Raise it when decoding or resizing changes a pixel; old stores are then left alone."""
 
+IMAGES_FILE, DIGEST_FILE = "images.npy", "digest.json"
+_DECODERS = ("opencv-python-headless", "pillow")
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
 
@@ -46,8 +56,18 @@ def prepare(
     spec: StoreSpec,
     stores: Path,
     on_progress: Progress | None = None,
+    *,
+    fresh: bool = False,
 ) -> tuple[Path, bool]:
-    """Decode the usable rows of a manifest into a store, unless it exists.
+    """Decode the usable rows of a manifest into a store, unless a whole one exists.
+
+    Args:
+        rows: of the manifest, usable ones only.
+        root: the folder that their paths are relative to.
+        spec: the size that the images get.
+        stores: the folder of all stores.
+        on_progress: told how many images are done.
+        fresh: decode again whatever exists.
 
     Returns:
         The store's folder, and whether it was there already.
@@ -57,22 +77,40 @@ def prepare(
         StorageError: if the disk is full or read-only.
     """
     store = stores / _key(rows, spec)
-    if (store / "images.npy").is_file():
+    if not fresh and is_whole(store):
         return store, True
     with storage_errors(store):
         stores.mkdir(parents=True, exist_ok=True)
         building = Path(tempfile.mkdtemp(prefix=".building-", dir=stores))
         try:
             _fill(building, rows, root, spec, on_progress)
+            digest = digest_of(building / IMAGES_FILE)
+            write_text(building / DIGEST_FILE, digest.model_dump_json())
             _publish(building, store)
         finally:
             shutil.rmtree(building, ignore_errors=True)
     return store, False
 
 
+def is_whole(store: Path) -> bool:
+    """Return whether a store exists and its images are what they were when it was written."""
+    images = store / IMAGES_FILE
+    if not images.is_file():
+        return False
+    try:
+        expected = FileDigest.model_validate_json((store / DIGEST_FILE).read_text("utf-8"))
+    except (OSError, ValueError):
+        logger.warning("the images decoded before have no digest; they are decoded again")
+        return False
+    if images.stat().st_size != expected.bytes or digest_of(images) != expected:
+        logger.warning("the images decoded before are damaged; they are decoded again")
+        return False
+    return True
+
+
 def open_images(store: Path) -> Pixels:
     """Return the images (N, H, W, C), mapped from disk and read-only."""
-    images: Pixels = np.load(store / "images.npy", mmap_mode="r", allow_pickle=False)
+    images: Pixels = np.load(store / IMAGES_FILE, mmap_mode="r", allow_pickle=False)
     return images
 
 
@@ -94,7 +132,10 @@ def channel_statistics(
 
 
 def _key(rows: pd.DataFrame, spec: StoreSpec) -> str:
-    digest = hashlib.sha256(json.dumps([DECODER_VERSION, *vars(spec).values()]).encode())
+    versions = [metadata.version(name) for name in _DECODERS]
+    source = hashlib.sha256(Path(decoding.__file__).read_bytes()).hexdigest()
+    ingredients = [DECODER_VERSION, source, *versions, *vars(spec).values()]
+    digest = hashlib.sha256(json.dumps(ingredients).encode())
     for sha256 in rows["sha256"]:
         digest.update(sha256.encode())
     return digest.hexdigest()[:32]
@@ -105,10 +146,10 @@ def _fill(
 ) -> None:
     shape = (len(rows), spec.height, spec.width, spec.channels)
     images = np.lib.format.open_memmap(
-        building / "images.npy", mode="w+", dtype=np.uint8, shape=shape
+        building / IMAGES_FILE, mode="w+", dtype=np.uint8, shape=shape
     )
 
-    _reserve(building / "images.npy")
+    _reserve(building / IMAGES_FILE)
 
     def decode(item: tuple[int, str, str]) -> None:
         position, path, sha256 = item
@@ -139,8 +180,11 @@ def _reserve(file: Path) -> None:
 
 
 def _publish(building: Path, store: Path) -> None:
+    """Put a new store in its place; whoever reads a file that is replaced keeps it open."""
     try:
         building.rename(store)
     except OSError:
-        if not (store / "images.npy").is_file():  # else another run was faster with the same store
+        if not store.is_dir():
             raise
+        for name in (IMAGES_FILE, DIGEST_FILE):  # the same content, from another run or the past
+            (building / name).replace(store / name)

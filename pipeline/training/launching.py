@@ -1,22 +1,33 @@
-"""The training stage: start the training process, forward what it says, return its result."""
+"""The training stage: start the training process, forward what it says, return its result.
+
+A training that was interrupted goes on from its last checkpoint. One that an earlier run has done
+is not repeated: its events are told again, so that the new run has its curves too.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from pipeline import config_files, tracking
+from pipeline import config_files, provenance, stage_keys, tracking
 from pipeline.config import RunConfig
 from pipeline.data.ingestion import IngestedData, PreparedData
 from pipeline.event_log import Event
+from pipeline.run_log import RunLog
 from pipeline.train_result import TrainResult
 from pipeline.training.job import TrainingJob
-from pipeline.worker_process import run_worker
+from pipeline.worker_process import JOB_FILE, earlier_events, run_worker
+
+if TYPE_CHECKING:
+    import torch
 
 logger = logging.getLogger(__name__)
 
 CONFIG_FILE = "config.yaml"
+FOLDER = "training"
+"""Below the run's folder."""
 OnEvent = Callable[[Event], None]
 
 
@@ -44,24 +55,77 @@ def train(
         classes=data.classes,
         data_fingerprint=data.fingerprint,
         run_id=run.run_id,
-        folder=run.folder / "training",
+        folder=run.folder / FOLDER,
     )
-    log = tracking.RunLog(run)
+    log = RunLog(run)
+    for event in earlier_events(job.folder):
+        _log(event, log, send=False)
+    log.send()
 
     def forward(event: Event) -> None:
         on_event(event)
         log.send()
-        if event["kind"] == "metrics":
-            log.add_metrics(event["values"], event["step"], event["time"])
-        elif event["kind"] == "artifact":
-            log.add_file(Path(event["path"]))
-        elif event["kind"] == "warning":
+        _log(event, log)
+        if event["kind"] == "warning":
             logger.warning(event["message"])
 
     with tracking.system_metrics(run):
         result = run_worker("pipeline.training", job.folder, job, TrainResult, forward)
     log.flush()
     return result
+
+
+def tell_again(run: tracking.TrackedRun) -> None:
+    """Log what the training in the run's folder said when it was computed."""
+    folder = run.folder / FOLDER
+    job = TrainingJob.model_validate_json((folder / JOB_FILE).read_text(encoding="utf-8"))
+    log = RunLog(run)
+    for event in earlier_events(folder):
+        if event["kind"] == "artifact":
+            path = Path(event["path"])
+            inside = path.is_relative_to(job.folder)
+            event["path"] = str(folder / path.relative_to(job.folder)) if inside else str(path)
+        _log(event, log, send=False)
+    log.flush()
+
+
+def _log(event: Event, log: RunLog, *, send: bool = True) -> None:
+    if event["kind"] == "metrics":
+        log.add_metrics(event["values"], event["step"], event["time"], send=send)
+    elif event["kind"] == "artifact" and Path(event["path"]).is_file():
+        log.add_file(Path(event["path"]), send=send)
+
+
+def ingredients(
+    config: RunConfig, data: IngestedData, prepared: PreparedData
+) -> stage_keys.Ingredients:
+    """Return everything that decides the weights.
+
+    Raises:
+        ConfigError: if the machine does not have the device that was asked for.
+    """
+    import torch
+
+    from pipeline.training.device import choose_device
+
+    sections = ("seed", "augmentation", "model", "optimizer", "training")
+    return {
+        "data": data.fingerprint,
+        "images": repr(prepared.image),
+        "classes": ", ".join(data.classes),
+        **stage_keys.settings(config, *sections),
+        "code": stage_keys.code("data", "layers", "metrics", "training"),
+        **stage_keys.software(config, "augmentation", "model", "patch_embedding"),
+        "machine": f"{provenance.processor()}, {torch.backends.cpu.get_cpu_capability()}",
+        "device": _device_words(choose_device(config.training)),
+        "threads": str(config.training.threads or torch.get_num_threads()),
+    }
+
+
+def _device_words(device: torch.device) -> str:
+    import torch
+
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def replayable(config: RunConfig, result: TrainResult) -> RunConfig:

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from pipeline import tracking, tracking_store
+from pipeline import run_log, tracking, tracking_store
 from pipeline.config import RunConfig
 from pipeline.errors import StorageError, TrackingError
 from pipeline.registry import registering
@@ -87,11 +87,11 @@ def test_an_outage_of_the_server_delays_metrics_and_loses_none(
     tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is logged while the server is away arrives when it is back, each value once."""
-    monkeypatch.setattr(tracking, "_RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(run_log, "_RETRY_SECONDS", 0.0)
     picture = tmp_path / "picture.png"
     picture.write_bytes(b"not really")
     with tracking.owned_run(CONFIG, tmp_path / "runs", {}) as run:
-        log = tracking.RunLog(run)
+        log = run_log.RunLog(run)
         log.add_metrics({"loss": 3.0}, step=1, seconds=1.0)
         server.stop()
         log.add_metrics({"loss": 2.0}, step=2, seconds=2.0)

@@ -217,3 +217,36 @@ def test_channel_without_contrast_has_a_deviation_above_zero() -> None:
     mean, std = channel_statistics(images, np.array([0, 1]))
     assert mean == pytest.approx([7 / 255] * 3, abs=1e-6)
     assert min(std) > 0
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut", "no digest", "no images"])
+def test_a_damaged_store_is_noticed_and_decoded_again(
+    root: Path, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One changed byte, a file cut short or missing: the pixels are decoded again, and it says."""
+    rows = rows_of(root)
+    store, _ = prepare(rows, root, SPEC, tmp_path / "stores")
+    images = store / "images.npy"
+    before = images.read_bytes()
+    if damage == "no digest":
+        (store / "digest.json").unlink()
+    elif damage == "no images":
+        images.unlink()
+    else:
+        images.write_bytes(before[:-1] + (b"" if damage == "cut" else bytes([before[-1] ^ 1])))
+    reading = open_images(store) if damage == "no digest" else None
+    again, reused = prepare(rows, root, SPEC, tmp_path / "stores")
+    assert (again, reused) == (store, False)
+    assert images.read_bytes() == before
+    assert damage == "no images" or "decoded again" in caplog.text
+    assert prepare(rows, root, SPEC, tmp_path / "stores") == (store, True)
+    assert reading is None or len(reading) == 7  # whoever has it open reads on
+
+
+def test_fresh_decodes_whatever_exists(root: Path, tmp_path: Path) -> None:
+    """A fresh run does not look at the store that is there."""
+    rows = rows_of(root)
+    store, _ = prepare(rows, root, SPEC, tmp_path / "stores")
+    before = (store / "images.npy").stat().st_ino
+    assert prepare(rows, root, SPEC, tmp_path / "stores", fresh=True) == (store, False)
+    assert (store / "images.npy").stat().st_ino != before

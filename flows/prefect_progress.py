@@ -1,0 +1,169 @@
+"""Show in the Prefect UI what goes on inside a task, without making the task wait for the server.
+
+How far the work has come is a progress artifact. A thread writes it, the newest figures only and
+every two seconds at most: a slow server makes the artifact older, one that is away leaves it as it
+is, and the training notices neither. Log lines take Prefect's own way, which queues them.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING, NamedTuple
+from uuid import UUID
+
+from prefect.context import TaskRunContext
+from prefect.exceptions import MissingContextError
+from prefect.logging import get_run_logger
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
+
+logger = logging.getLogger(__name__)
+
+KEY = "progress"
+INTERVAL_SECONDS = 2.0
+_PATIENCE_SECONDS = 5.0
+"""Within which the server has to answer; the thread alone waits."""
+_MOST_FAILURES = 3
+_IDLE_SECONDS = 20.0
+_SHORT_SECONDS = 1.0
+
+
+def log(text: str, level: int = logging.INFO) -> None:
+    """Write a line into the log of the flow run; nothing outside of one."""
+    try:
+        get_run_logger().log(level, "%s", text)
+    except MissingContextError:
+        return
+
+
+class Shown(NamedTuple):
+    """What the artifact says."""
+
+    percent: float
+    words: str
+
+
+class ProgressArtifact:
+    """The progress artifact of one task run."""
+
+    def __init__(
+        self, flow_run_id: UUID | None, task_run_id: UUID, *, interval: float = INTERVAL_SECONDS
+    ) -> None:
+        self._place = {"flow_run_id": flow_run_id, "task_run_id": task_run_id}
+        self._interval = interval
+        self._changed = threading.Condition()
+        self._next: Shown | None = None
+        self._thread: threading.Thread | None = None
+        self._id: UUID | None = None
+        self._failures = 0
+        self._began = time.monotonic()
+
+    def show(self, percent: float, words: str, *, at_once: bool = True) -> None:
+        """Take note of how far the work has come, and return at once.
+
+        Args:
+            percent: of the work.
+            words: beside the bar.
+            at_once: whether work that is done within a second is shown, too.
+        """
+        with self._changed:
+            if self.given_up:
+                return
+            new = self._thread is None and self._id is None
+            if new and not at_once and time.monotonic() - self._began < _SHORT_SECONDS:
+                return
+            self._next = Shown(min(100.0, percent), words)
+            if self._thread is None:
+                # The settings of Prefect stand in context variables.
+                context = contextvars.copy_context()
+                self._thread = threading.Thread(
+                    target=context.run, args=(self._work,), name="progress artifact", daemon=True
+                )
+                self._thread.start()
+            self._changed.notify()
+
+    @property
+    def given_up(self) -> bool:
+        """Whether the server failed so often that it is left alone."""
+        return self._failures >= _MOST_FAILURES
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until everything was written, for tests; return whether it was."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._thread is None, seconds)
+
+    def _work(self) -> None:
+        try:
+            self._write_all()
+        except Exception as error:  # noqa: BLE001 - a picture of the work must not disturb it
+            logger.debug("progress cannot be shown: %s", error)
+            with self._changed:
+                self._failures = _MOST_FAILURES
+                self._thread = None
+                self._changed.notify_all()
+
+    def _write_all(self) -> None:
+        from prefect.client.orchestration import get_client
+
+        with get_client(sync_client=True, httpx_settings={"timeout": _PATIENCE_SECONDS}) as client:
+            while True:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._next is not None, _IDLE_SECONDS)
+                    shown, self._next = self._next, None
+                    if shown is None or self.given_up:
+                        self._end()
+                        return
+                self._write(client, shown)
+                with self._changed:
+                    if shown.percent >= 100:  # noqa: PLR2004 - percent
+                        self._end()
+                        return
+                    self._changed.wait_for(self._is_done, self._interval)
+
+    def _is_done(self) -> bool:
+        return self._next is not None and self._next.percent >= 100  # noqa: PLR2004 - percent
+
+    def _end(self) -> None:
+        self._thread = None
+        self._changed.notify_all()
+
+    def _write(self, client: SyncPrefectClient, shown: Shown) -> None:
+        from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
+
+        try:
+            if self._id is None:
+                artifact = ArtifactCreate(
+                    key=KEY,
+                    type="progress",
+                    description=shown.words,
+                    data=round(shown.percent, 1),
+                    **self._place,
+                )
+                self._id = client.create_artifact(artifact).id
+            else:
+                update = ArtifactUpdate(description=shown.words, data=round(shown.percent, 1))
+                client.update_artifact(self._id, update)
+            self._failures = 0
+        except Exception as error:  # noqa: BLE001 - a picture of the work must not disturb it
+            logger.debug("progress cannot be shown: %s", error)
+            self._failures += 1
+
+
+_current: ProgressArtifact | None = None
+_current_task: UUID | None = None
+
+
+def artifact() -> ProgressArtifact | None:
+    """Return the progress artifact of the task that runs here; none outside of a task."""
+    global _current, _current_task  # noqa: PLW0603 - tasks of a process run one after the other
+    context = TaskRunContext.get()
+    if context is None:
+        return None
+    if context.task_run.id != _current_task:
+        _current_task = context.task_run.id
+        _current = ProgressArtifact(context.task_run.flow_run_id, context.task_run.id)
+    return _current

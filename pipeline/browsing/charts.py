@@ -1,0 +1,81 @@
+"""The charts of a saved view in which runs are compared: curves over the epochs, image grids.
+
+The keys are those of MLflow 3.17's page; a chart that it does not know it leaves out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+AUGMENTATION, ERRORS, UNCERTAIN = "augmentation", "confident errors", "least certain"
+"""Keys of the image grids."""
+_RUNS = 10
+"""That a chart shows at most."""
+_CURVES = (
+    "validation/accuracy",
+    "validation/loss",
+    "train/loss",
+    "train/accuracy",
+    "learning_rate",
+    "images_per_second",
+)
+
+
+def comparing_charts() -> dict[str, Any]:
+    """Return the part of a view's state that holds its charts."""
+    curves = [_curve(metric) for metric in _CURVES]
+    grids = [_grid(key) for key in (ERRORS, UNCERTAIN, AUGMENTATION)]
+    return {
+        "compareRunSections": [_section("curves", "Curves"), _section("images", "Images")],
+        "compareRunCharts": [*curves, *grids],
+        "isAccordionReordered": True,
+    }
+
+
+def _section(key: str, name: str) -> dict[str, Any]:
+    return {
+        "uuid": f"patchline-{key}",
+        "name": name,
+        "display": True,
+        "isReordered": True,
+        "deleted": False,
+        "isGenerated": False,
+    }
+
+
+def _chart(key: str, kind: str, section: str) -> dict[str, Any]:
+    return {
+        "uuid": f"patchline-{key.replace('/', '-').replace(' ', '-')}",
+        "type": kind,
+        "runsCountToCompare": _RUNS,
+        "metricSectionId": f"patchline-{section}",
+        "deleted": False,
+        "isGenerated": False,
+    }
+
+
+def _curve(metric: str) -> dict[str, Any]:
+    return {
+        **_chart(metric, "LINE", "curves"),
+        "metricKey": metric,
+        "lineSmoothness": 0,
+        "xAxisScaleType": "linear",
+        "scaleType": "linear",
+        "range": {},
+        "xAxisKey": "metric",
+        "selectedXAxisMetricKey": "epoch",
+        "yAxisKey": "metric",
+        "yAxisExpressions": [],
+        "ignoreOutliers": False,
+        "useGlobalXaxisKey": False,
+        "useGlobalLineSmoothing": True,
+    }
+
+
+def _grid(key: str) -> dict[str, Any]:
+    return {
+        **_chart(key, "IMAGE", "images"),
+        "imageKeys": [key],
+        "step": 0,
+        "showRunParams": False,
+    }

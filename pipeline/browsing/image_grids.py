@@ -1,0 +1,104 @@
+"""Images of a run under fixed keys, one step after the other, so that runs compare side by side.
+
+MLflow's charts show them as a grid with a slider over the steps. They are cut out of the pictures
+that the run has drawn anyway. Shapes: height H, width W.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pipeline.browsing.charts import AUGMENTATION, ERRORS, UNCERTAIN
+from pipeline.browsing.outcome import Outcome
+from pipeline.evaluation import figures
+from pipeline.tracking_store import client
+
+Pixels = np.ndarray[Any, np.dtype[np.uint8]]
+
+PREVIEW_FILE = "augmentation_preview.png"
+_PREVIEW_COLUMNS = 9
+"""The original, then eight epochs."""
+_PREVIEW_STEPS = 6
+_GALLERY_STEPS = 3
+_STRIP = 4
+"""Images side by side in a step of the augmentation."""
+
+
+class GridImage(NamedTuple):
+    """One image of a grid."""
+
+    key: str
+    step: int
+    pixels_HWC: Pixels
+
+
+def log_grids(outcome: Outcome) -> None:
+    """Log the grids of a run."""
+    store = client()
+    for image in grid_images(outcome):
+        store.log_image(
+            outcome.run.run_id,
+            image.pixels_HWC,
+            key=image.key,
+            step=image.step,
+            synchronous=True,
+        )
+
+
+def grid_images(outcome: Outcome) -> Iterator[GridImage]:
+    """Yield what the grids show.
+
+    The augmentation: step 0 the originals, step 1 the same images in the first epoch, and so on.
+    Errors and least certain images: step 0 the six surest or least certain, step 1 the next six.
+    """
+    preview = outcome.trained.best.parent / PREVIEW_FILE
+    if preview.exists():
+        for step, pixels in enumerate(preview_steps(_read(preview))):
+            yield GridImage(AUGMENTATION, step, pixels)
+    report, folder = outcome.evaluated.report, outcome.evaluated.folder
+    for key, images, name in (
+        (ERRORS, report.most_confident_errors, figures.ERRORS),
+        (UNCERTAIN, report.least_certain, figures.UNCERTAIN),
+    ):
+        if images and (folder / name).exists():
+            rows = figures.gallery_rows(len(images))
+            for step, pixels in enumerate(_slices(_read(folder / name), rows)[:_GALLERY_STEPS]):
+                yield GridImage(key, step, _stacked(pixels))
+
+
+def preview_steps(preview_HWC: Pixels, most: int = _PREVIEW_STEPS) -> list[Pixels]:
+    """Cut the preview into its epochs: each a picture with four images side by side."""
+    columns = np.split(preview_HWC, _PREVIEW_COLUMNS, axis=1)
+    side = columns[0].shape[1]  # an image and its gap, which are as high as wide
+    steps = []
+    for column in columns[:most]:
+        tiles = [column[top : top + side] for top in range(0, len(column), side)]
+        blank = np.full_like(tiles[0], 255)
+        tiles += [blank] * (-len(tiles) % _STRIP)
+        strips = [
+            np.concatenate(tiles[left : left + _STRIP], axis=1)
+            for left in range(0, len(tiles), _STRIP)
+        ]
+        steps.append(np.concatenate(strips, axis=0))
+    return steps
+
+
+def _stacked(row_HWC: Pixels) -> Pixels:
+    """Put the right half of a row of images under its left half: a grid's cell is a square."""
+    left, right = np.split(row_HWC[:, : row_HWC.shape[1] // 2 * 2], 2, axis=1)
+    return np.concatenate([left, right], axis=0)
+
+
+def _slices(picture_HWC: Pixels, rows: int) -> list[Pixels]:
+    return [np.ascontiguousarray(part) for part in np.array_split(picture_HWC, rows, axis=0)]
+
+
+def _read(file: Path) -> Pixels:
+    from PIL import Image
+
+    with Image.open(file) as image:
+        return np.asarray(image.convert("RGB"))

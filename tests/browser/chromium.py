@@ -1,0 +1,148 @@
+"""Debian's Chromium without a window, driven through ChromeDriver; it asks no other machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from selenium.webdriver.chrome.webdriver import WebDriver
+
+_FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--hide-scrollbars",
+    # A mouse that can hover: without one, the charts draw their tools over the curves.
+    "--blink-settings=primaryHoverType=2,availableHoverTypes=2",
+)
+_PATIENCE_SECONDS = 60.0
+_CLOSED_ASSISTANT = """
+    localStorage.setItem('mlflow.assistant.panelOpen_v1', 'false');
+    localStorage.setItem('mlflow.assistant.fab.autoOpenedOnFirstLoad_v1', 'true');
+"""
+
+
+def missing() -> str:
+    """Return why there is no browser here; empty if there is one."""
+    absent = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
+    return f"{' and '.join(absent)} not installed (Debian: chromium-driver)" if absent else ""
+
+
+class Browser:
+    """One window."""
+
+    def __init__(self, driver: WebDriver) -> None:
+        self._driver = driver
+
+    def open(self, address: str, *texts: str) -> str:
+        """Open a page and wait until it shows all the texts; return its whole text.
+
+        Raises:
+            AssertionError: with what the page shows instead.
+        """
+        self._driver.get("about:blank")  # an address that differs after the # alone is no new page
+        self._driver.get(address)
+        return self.wait(*texts)
+
+    def wait(self, *texts: str) -> str:
+        """Wait until the page shows all the texts, its frames included; return its whole text."""
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while True:
+            shown = self.text()
+            absent = [text for text in texts if text not in shown]
+            if not absent:
+                return shown
+            if time.monotonic() > deadline:
+                address = self._driver.current_url
+                raise AssertionError(f"{absent} not on {address}, which shows:\n{shown}")
+            time.sleep(0.2)
+
+    def text(self) -> str:
+        """Return what the page says, in its frames too."""
+        from selenium.common.exceptions import WebDriverException
+
+        parts = [self._words()]
+        for frame in self._driver.find_elements("tag name", "iframe"):
+            try:
+                self._driver.switch_to.frame(frame)
+                parts.append(self._words())
+            except WebDriverException:
+                continue  # the frame went while it was looked at
+            finally:
+                self._driver.switch_to.default_content()
+        return "\n".join(parts)
+
+    def follow(self, link: str) -> None:
+        """Go where a link leads, in this window."""
+        self.wait(link)
+        address = self._driver.find_element("link text", link).get_attribute("href")
+        self.open(str(address))
+
+    def press(self, button: str) -> None:
+        """Press a button with the mouse: menus do not open otherwise."""
+        self.wait(button)
+        self._driver.find_element("xpath", f'//button[normalize-space(.)="{button}"]').click()
+
+    def wait_for(self, selector: str, at_least: int = 1) -> None:
+        """Wait until a CSS selector finds so many elements."""
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while self.count(selector) < at_least:
+            assert time.monotonic() < deadline, f"{self.count(selector)} of {selector}"
+            time.sleep(0.2)
+
+    def count(self, selector: str) -> int:
+        """Return how many elements a CSS selector finds."""
+        return len(self._driver.find_elements("css selector", selector))
+
+    def close_assistant(self, server: str) -> None:
+        """Close the panel that MLflow opens on the first visit."""
+        self.open(server, "Experiments")
+        self._driver.execute_script(_CLOSED_ASSISTANT)
+
+    def picture(self, file: Path) -> None:
+        """Save what the window shows as a PNG file."""
+        self._driver.save_screenshot(str(file))
+
+    def size(self, width: int, height: int) -> None:
+        """Make the page this large."""
+        self._driver.set_window_size(width, height)
+        inner = self._driver.execute_script("return [window.innerWidth, window.innerHeight]")
+        self._driver.set_window_size(2 * width - inner[0], 2 * height - inner[1])
+
+    def _words(self) -> str:
+        script = "return document.body ? document.body.innerText : ''"
+        return str(self._driver.execute_script(script))
+
+
+@contextmanager
+def browser(width: int = 1400, height: int = 900) -> Iterator[Browser]:
+    """Start a browser with an empty profile, and close it."""
+    os.environ["SE_OFFLINE"], os.environ["SE_AVOID_STATS"] = "true", "true"
+    from selenium.webdriver import Chrome
+    from selenium.webdriver.chrome.options import Options
+    from selenium.webdriver.chrome.service import Service
+
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        options = Options()
+        options.binary_location = str(shutil.which("chromium"))
+        for flag in (*_FLAGS, f"--user-data-dir={profile}"):
+            options.add_argument(flag)
+        driver = Chrome(options=options, service=Service(str(shutil.which("chromedriver"))))
+        try:
+            window = Browser(driver)
+            window.size(width, height)
+            yield window
+        finally:
+            driver.quit()

@@ -1,0 +1,325 @@
+"""A run that was killed goes on where it stood, in the same MLflow run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline import interrupted_runs, tracking, tracking_store
+from pipeline.config import RunConfig
+from pipeline.interrupted_runs import RunRequest
+from tests.conftest import PATCHLINE, patchline, write_photos
+from tests.flows.conftest import Command
+
+SETTINGS = [
+    "--training.epochs", "12", "--training.batch-size", "8", "--training.threads", "1",
+    "--training.precision", "float32", "--model.depth", "2",
+]  # fmt: skip
+_SECONDS = 240.0
+
+
+def _run_folder(folder: Path) -> Path:
+    [found] = (folder / ".patchline/runs").iterdir()
+    return found
+
+
+def _has_metrics(run: Path) -> bool:
+    file = run / "training/events.jsonl"
+    return file.is_file() and '"metrics"' in file.read_text(encoding="utf-8")
+
+
+STAGES: dict[str, Callable[[Path], bool]] = {
+    "train": _has_metrics,
+    "evaluate": lambda run: (run / "prediction/job.json").is_file(),
+    "package": lambda run: (run / "packaging/job.json").is_file(),
+    "register": lambda run: (run / "mlflow_model").is_dir(),
+    "promote": lambda run: (run / "promotion").is_dir(),
+}
+"""By stage, how the run's folder shows that it has begun."""
+
+
+def kill_in(stage: str, folder: Path, *arguments: str) -> str:
+    """Start `patchline run`, kill it when a stage has begun, and return what it said."""
+    said = folder / f"{stage}.txt"
+    with said.open("wb") as stream:
+        process = subprocess.Popen(
+            [str(PATCHLINE), "run", *arguments],
+            cwd=folder,
+            stdout=subprocess.DEVNULL,
+            stderr=stream,
+            start_new_session=True,
+        )
+    deadline = time.monotonic() + _SECONDS
+    runs = folder / ".patchline/runs"
+    while not (runs.is_dir() and any(STAGES[stage](run) for run in runs.iterdir())):
+        words = said.read_text(encoding="utf-8")
+        assert process.poll() is None, f"it ended before {stage}: {words}"
+        assert time.monotonic() < deadline, words
+        time.sleep(0.002)
+    process.kill()
+    process.wait()
+    return said.read_text(encoding="utf-8")
+
+
+def weights(run: Path) -> str:
+    """Return the digest of a run's best weights."""
+    return hashlib.sha256((run / "training/best/model.safetensors").read_bytes()).hexdigest()
+
+
+def histories(folder: Path, run_id: str) -> dict[str, list[tuple[int, float]]]:
+    """Return step and value of the metrics that do not depend on the clock."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
+    keys = ("train/loss", "validation/accuracy", "epoch", "test/accuracy")
+    found = {key: client.get_metric_history(run_id, key) for key in keys}
+    return {key: [(m.step, m.value) for m in history] for key, history in found.items()}
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_in_every_stage_ends_as_if_nothing_had_happened(
+    tmp_path: Path,
+) -> None:
+    """Killed five times and resumed five times: same weights, same figures, one of everything."""
+    from mlflow import MlflowClient
+
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    for folder in (killed, whole):
+        write_photos(folder / "photos", images=12)
+    undisturbed = patchline("run", "photos", *SETTINGS, "--json", cwd=whole)
+    assert undisturbed.code == 0, undisturbed.err
+    first, *others = STAGES
+    kill_in(first, killed, "photos", *SETTINGS)
+    for stage in others:
+        kill_in(stage, killed, "--resume", "last")
+    done = patchline("run", "--resume", "last", "--json", cwd=killed)
+    assert done.code == 0, done.err
+    summary, expected = done.json, undisturbed.json
+    client = MlflowClient(f"sqlite:///{killed / 'mlflow.db'}")
+    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+    [run] = client.search_runs(experiments)
+    assert (run.info.run_id, run.info.status) == (summary["run_id"], "FINISHED")
+    assert weights(_run_folder(killed)) == weights(_run_folder(whole))
+    assert histories(killed, summary["run_id"]) == histories(whole, expected["run_id"])
+    assert summary["metrics"] == expected["metrics"]
+    assert [str(version.version) for version in client.search_model_versions()] == ["1"]
+    [model] = client.search_logged_models(experiments)
+    assert str(model.status) == "READY"
+    assert summary["aliases"] == ["challenger", "champion"]
+    assert summary["reused"] == {}
+    assert len(run.data.tags[tracking.FLOW_RUNS_TAG].split(",")) == 6
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_says_how_to_continue_it_and_refuses_other_data(
+    tmp_path: Path,
+) -> None:
+    """The last line names the command; when the data has changed since, that is refused."""
+    write_photos(tmp_path / "photos", images=12)
+    process = subprocess.Popen(
+        [str(PATCHLINE), "run", "photos", *SETTINGS[2:], "--training.epochs", "100000"],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + _SECONDS
+    runs = tmp_path / ".patchline/runs"
+    while not (runs.is_dir() and any(map(_has_metrics, runs.iterdir()))):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.terminate()
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 143
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    [run] = client.search_runs([e.experiment_id for e in client.search_experiments()])
+    assert run.info.status == "KILLED"
+    assert f"patchline run --resume {run.info.run_id[:8]}" in said
+    (tmp_path / "photos/across/000.png").unlink()
+    refused = patchline("run", "--resume", run.info.run_id[:8], cwd=tmp_path)
+    assert refused.code == 2
+    assert "data has changed" in refused.err
+    assert "Start a new run" in refused.err
+    assert client.get_run(run.info.run_id).info.status == "KILLED"
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_while_it_reads_leaves_nothing_to_continue(tmp_path: Path) -> None:
+    """Before the MLflow run is opened there is nothing to resume, and `last` says so."""
+    write_photos(tmp_path / "photos", images=300)
+    process = subprocess.Popen(
+        [str(PATCHLINE), "run", "photos"], cwd=tmp_path, stderr=subprocess.PIPE
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if b"Reading the data" in line:
+            break
+    process.kill()
+    process.wait()
+    process.stderr.close()
+    refused = patchline("run", "--resume", "last", cwd=tmp_path)
+    assert refused.code == 2
+    assert "No run was opened in this folder yet" in refused.err
+
+
+# -- one sentence for each run that cannot be continued ----------------------------------------
+
+
+def _request(config: RunConfig) -> str:
+    return RunRequest(config=config, data_fingerprint="0" * 32).model_dump_json()
+
+
+def _interrupted(folder: Path, name: str = "roses", *, request: bool = True) -> tracking.TrackedRun:
+    """Leave a run that was killed."""
+    config = RunConfig(name=name)
+    runs, words = folder / ".patchline/runs", _request(config) if request else ""
+    with (
+        pytest.raises(KeyboardInterrupt),
+        tracking.owned_run(config, runs, {}, words) as run,
+    ):
+        raise KeyboardInterrupt
+    return run
+
+
+def test_a_run_is_found_by_id_beginning_name_and_last(tmp_path: Path) -> None:
+    """Each way of naming a run finds the same one; `last` is the newest."""
+    runs = tmp_path / ".patchline/runs"
+    _interrupted(tmp_path, "tulips")
+    run = _interrupted(tmp_path)
+    name = tracking_store.client().get_run(run.run_id).info.run_name
+    for words in (run.run_id, run.run_id[:8], str(name), "last"):
+        found = interrupted_runs.find(words, runs)
+        assert (found.run_id, found.folder) == (run.run_id, run.folder)
+        assert found.request.config.name == "roses"
+
+
+def test_runs_that_cannot_be_continued_are_refused_in_a_sentence(
+    tmp_path: Path, run_here: Command
+) -> None:
+    """Unknown, finished, ambiguous, without a folder, of another folder: exit code 2 and why."""
+    runs = tmp_path / ".patchline/runs"
+    with tracking.owned_run(RunConfig(name="done"), runs, {}, _request(RunConfig())) as finished:
+        pass
+    gone = _interrupted(tmp_path, "gone", request=False)
+    elsewhere = _interrupted(tmp_path / "other", "elsewhere")
+    _interrupted(tmp_path, "twins")
+    twin = _interrupted(tmp_path, "twins")
+    twins = str(tracking_store.client().get_run(twin.run_id).info.run_name)
+    for words, said in (
+        ("nothing", ["no run 'nothing'", "last"]),
+        (finished.run_id, ["is FINISHED", "nothing to continue"]),
+        (gone.run_id, ["is not there any more", "mlflow artifacts download", gone.run_id]),
+        (elsewhere.run_id, ["belongs to the folder", "other"]),
+        (twins, ["may mean 2 runs", twin.run_id[:8]]),
+    ):
+        code, out, err = run_here("run", "--resume", words)
+        assert (code, out) == (2, ""), err
+        assert all(part in err for part in said), err
+        assert "Traceback" not in err
+
+
+def test_a_run_that_is_alive_is_not_continued(tmp_path: Path, run_here: Command) -> None:
+    """Neither a run whose owner holds its lock, nor one that runs on another machine."""
+    runs = tmp_path / ".patchline/runs"
+    with tracking.owned_run(RunConfig(name="alive"), runs, {}, _request(RunConfig())) as run:
+        code, _, err = run_here("run", "--resume", run.run_id)
+        assert (code, "is alive in another process" in err) == (2, True), err
+        store = tracking_store.client()
+        store.set_tag(run.run_id, tracking.HOST_TAG, "another-host")
+        code, _, err = run_here("run", "--resume", run.run_id)
+        assert (code, "alive on the machine another-host" in err) == (2, True), err
+        store.set_tag(run.run_id, tracking.HOST_TAG, socket.gethostname())
+
+
+@pytest.mark.parametrize("beside", [["photos"], ["--seed", "2"], ["--fresh"], ["--dry-run"]])
+def test_settings_beside_resume_are_refused(beside: list[str], run_here: Command) -> None:
+    """A run goes on with its own settings, so others are an error that names the first."""
+    code, _, err = run_here("run", "--resume", "last", *beside)
+    assert code == 2
+    assert f"'{beside[0]}' stands beside --resume" in err
+
+
+# -- the training alone, without Prefect -------------------------------------------------------
+
+_PARENT = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {root!r})
+from tests.flows.test_resume import train_here
+train_here(Path(sys.argv[1]))
+"""
+
+
+def train_here(folder: Path) -> tuple[str, Path]:
+    """Train the small model in a run of the folder, continuing the one that is there."""
+    from contextlib import AbstractContextManager
+
+    from pipeline import config_files
+    from pipeline.data import ingestion
+    from pipeline.training import launching
+
+    os.chdir(folder)
+    workspace = folder / ".patchline"
+    settings: dict[str, Any] = {
+        "name": "photos",
+        "data": {"source": "image_folder", "path": "photos", "image_size": 16},
+        "model": {"name": "vit", "embed_dim": 24, "depth": 1, "num_heads": 2, "mlp_dim": 32},
+        "training": {"epochs": 30, "batch_size": 4, "threads": 1, "precision": "float32"},
+    }
+    config = config_files.validated(settings)
+    data = ingestion.ingest(config, workspace)
+    config = ingestion.resolve(config, data)
+    prepared = ingestion.prepare(config, data, workspace)
+    begun = list((workspace / "runs").glob("*/request.json"))
+    opened: AbstractContextManager[tracking.TrackedRun]
+    if begun:
+        found = interrupted_runs.find("last", workspace / "runs")
+        opened = tracking.continued_run(found.run_id, found.folder, config.flat(), {})
+    else:
+        request = RunRequest(config=config, data_fingerprint=data.fingerprint)
+        text = request.model_dump_json()
+        opened = tracking.owned_run(config, workspace / "runs", {}, text)
+    with opened as run:
+        launching.train(config, data, prepared, run, lambda _: None)
+    return run.run_id, run.folder
+
+
+def test_a_killed_training_goes_on_to_the_same_weights_and_logs_each_metric_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGKILL of parent and training; the rest is trained in the same run, bit for bit."""
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    for folder in (killed, whole):
+        write_photos(folder / "photos", images=8, side=16)
+    root = str(Path(__file__).resolve().parents[2])
+    process = subprocess.Popen([sys.executable, "-c", _PARENT.format(root=root), str(killed)])
+    deadline = time.monotonic() + _SECONDS
+    runs = killed / ".patchline/runs"
+    while not (runs.is_dir() and any(map(_has_metrics, runs.iterdir()))):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    process.kill()
+    process.wait()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{killed / 'mlflow.db'}")
+    continued, folder = train_here(killed)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{whole / 'mlflow.db'}")
+    undisturbed, whole_folder = train_here(whole)
+    monkeypatch.chdir(tmp_path)
+    assert weights(folder) == weights(whole_folder)
+    assert histories(killed, continued) == histories(whole, undisturbed)
+    lines = (folder / "training/events.jsonl").read_text(encoding="utf-8").splitlines()
+    events = [json.loads(line) for line in lines]
+    assert [event["seq"] for event in events] == list(range(len(events)))
+    assert any("going on from step" in event.get("message", "") for event in events)

@@ -1,0 +1,104 @@
+"""Prefect's own retry of a flow run continues its MLflow run."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from flows import training_flow as training_flows
+from flows.temporary_server import TemporaryServer
+from flows.training_flow import training_flow
+from pipeline import config_files, tracking_store
+from pipeline.config import RunConfig
+from tests.conftest import write_photos
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def prefect(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Use a Prefect server that is started for the test."""
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    server = TemporaryServer()
+    try:
+        server.wait()
+        monkeypatch.setenv("PREFECT_API_URL", server.url)
+        with temporary_settings({PREFECT_API_URL: server.url}):
+            yield
+    finally:
+        server.stop()
+
+
+def _kill_evaluation() -> None:
+    """Kill the first evaluation process that this process starts."""
+    deadline = time.monotonic() + 240
+    while time.monotonic() < deadline:
+        for child in psutil.Process().children():
+            with contextlib.suppress(psutil.Error):  # it ended meanwhile
+                if "pipeline.evaluation" in child.cmdline():
+                    child.kill()
+                    return
+        time.sleep(0.01)
+
+
+def _config(folder: Path) -> RunConfig:
+    return config_files.validated(
+        {
+            "data": {"source": "image_folder", "path": str(folder)},
+            "model": {"name": "vit", "depth": 1},
+            "training": {"epochs": 2, "threads": 1},
+        }
+    )
+
+
+@pytest.mark.usefixtures("prefect")
+def test_a_flow_run_that_is_tried_again_continues_its_mlflow_run(tmp_path: Path) -> None:
+    """The evaluation is killed, Prefect tries again: one MLflow run, trained once, one version."""
+    from prefect.client.orchestration import get_client
+    from prefect.flow_engine import run_flow
+    from prefect.states import AwaitingRetry
+
+    parameters = {"config": _config(write_photos(tmp_path / "photos", images=8))}
+    threading.Thread(target=_kill_evaluation, daemon=True).start()
+    with get_client(sync_client=True) as client:
+        flow_run = client.create_flow_run(training_flow, parameters=parameters)
+        failed: Any = run_flow(
+            training_flow, flow_run=flow_run, parameters=parameters, return_type="state"
+        )
+        assert failed.message.startswith("The process pipeline.evaluation was killed by SIGKILL")
+        client.set_flow_run_state(flow_run.id, AwaitingRetry(), force=True)
+        again = client.read_flow_run(flow_run.id)
+        summary = run_flow(training_flow, flow_run=again, parameters=parameters)
+        tasks = client.read_task_runs()
+    assert isinstance(summary, training_flows.RunSummary)
+    store = tracking_store.client()
+    experiments = [experiment.experiment_id for experiment in store.search_experiments()]
+    [run] = store.search_runs(experiments)
+    assert (run.info.run_id, run.info.status) == (summary.run_id, "FINISHED")
+    assert len(store.search_model_versions()) == 1
+    trained = sorted(str(t.state_name) for t in tasks if t.name.startswith("Train the model"))
+    assert trained == ["Cached", "Completed"]
+    assert len(store.get_metric_history(summary.run_id, "train/loss")) == 2
+    assert len(store.get_metric_history(summary.run_id, "test/accuracy")) == 1
+
+
+@pytest.mark.usefixtures("prefect")
+def test_a_wrong_config_fails_the_flow_run_with_the_plain_sentence(tmp_path: Path) -> None:
+    """A run that no command line has checked says what is wrong, without a trace."""
+    from prefect import State
+
+    config = RunConfig.model_validate(
+        {"data": {"source": "image_folder", "path": str(tmp_path)}, "model": {"name": "vti"}}
+    )
+    state = training_flow(config, return_state=True)
+    assert isinstance(state, State)
+    assert state.is_failed()
+    assert str(state.message).startswith("There is no model plugin 'vti'. Did you mean 'vit'?")

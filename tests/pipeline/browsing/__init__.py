@@ -1,0 +1,1 @@
+"""Tests of what people see in the MLflow UI."""
