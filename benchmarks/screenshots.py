@@ -84,7 +84,7 @@ def _mlflow_pictures(window: Browser, server: str, newest: Newest, folder: Path)
     curves = f"{server}/{saved_views.path(experiment, saved_views.CURVES)}"
     _take(window, curves, ("Curves", "Images", "augmentation"), folder, "curves", 1560)
     run = f"{server}/{addresses.run_path(newest.run)}"
-    _take(window, run, ("Registered as",), folder, "run", 1180)
+    _take(window, run, ("Registered as",), folder, "run", 520)
     report = f"{server}/{addresses.report_path(newest.run)}"
     _take(window, report, ("test images recognised",), folder, "report", 900)
     version = f"{server}/{addresses.model_path(newest.model, newest.version)}"
@@ -107,6 +107,7 @@ def _take(
     window.open(address, *texts)
     time.sleep(4)  # charts and graphs are drawn after the words
     file = folder / f"{name}.png"
+    window.hide(tempfile.gettempdir())  # the folder of this machine that the run was made in
     window.picture(file)
     _make_smaller(file)
 

@@ -55,6 +55,11 @@ def server() -> Iterator[None]:
         _server = _lasting = None
 
 
+def is_temporary() -> bool:
+    """Return whether the server goes when the command ends, so that nothing should link to it."""
+    return _server is not None
+
+
 @contextmanager
 def ready() -> Iterator[None]:
     """Wait for the server and use it; Prefect's own words stay out of the terminal."""

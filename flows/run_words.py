@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
 from prefect.artifacts import (
     create_link_artifact,
     create_markdown_artifact,
@@ -9,14 +14,26 @@ from prefect.artifacts import (
 )
 from prefect.client.orchestration import get_client
 from prefect.runtime import flow_run
+from prefect.tasks import TaskRunNameCallbackWithParameters
+from prefect.utilities.urls import url_for
 
+from flows import prefect_session
 from flows.progress import display
 from pipeline import tracking
+from pipeline.browsing import addresses, pages
+from pipeline.browsing.outcome import Outcome, figures, lineage, links, recipe, verdict
 from pipeline.config import RunConfig
 from pipeline.data.ingestion import IngestedData, PreparedData
-from pipeline.evaluation.evaluating import Evaluated
-from pipeline.registry.promoting import Promotion
-from pipeline.registry.registering import Registered
+from pipeline.metrics.names import METRICS
+
+logger = logging.getLogger(__name__)
+
+FLOW_DESCRIPTION = """\
+From a folder of labelled images to a registered model: read and check the data, decode the images,
+train, evaluate on images that were never trained on, package, register, and decide about the
+champion. One MLflow run holds everything; the artifact *summary* leads there.
+"""
+Parameters = dict[str, Any]
 
 
 def note_data(data: IngestedData) -> None:
@@ -24,8 +41,8 @@ def note_data(data: IngestedData) -> None:
     total = sum(data.counts.values())
     parts = ", ".join(f"{count} {split}" for split, count in data.counts.items())
     display().note(f"{total} images in {len(data.classes)} classes: {parts}")
-    for note in data.notes:
-        display().note(note)
+    for words in data.notes:
+        display().note(words)
 
 
 def note_reuse(prepared: PreparedData) -> None:
@@ -36,59 +53,142 @@ def note_reuse(prepared: PreparedData) -> None:
 
 def training_words(config: RunConfig) -> str:
     """Return what is trained, and for how long."""
+    return f"Training {_training(config)}"
+
+
+def _training(config: RunConfig) -> str:
     length = config.training.time_limit or f"{config.training.epochs} epochs"
     if config.training.step_plan:
         length = f"{config.training.step_plan[-1][2]} steps, as recorded"
-    return f"Training {' with '.join(config.model.names)} for {length}"
+    return f"{' with '.join(config.model.names)} for {length}"
 
 
-def tag_flow_run(run: tracking.TrackedRun, name: str) -> None:
-    """Name the flow run after the data, and lead from Prefect to MLflow."""
+# -- names in the Prefect UI -------------------------------------------------------------------
+
+
+def _named(words: Callable[[Parameters], str]) -> TaskRunNameCallbackWithParameters:
+    """Mark a function as one that names a task run by the task's arguments."""
+    return cast("TaskRunNameCallbackWithParameters", words)
+
+
+def flow_name() -> str:
+    """Return the name of a flow run that begins: its data and its model."""
+    config = flow_run.parameters.get("config")
+    checked = config if isinstance(config, RunConfig) else RunConfig.model_validate(config or {})
+    return f"{checked.name or _data(checked)} {recipe(checked)}"
+
+
+@_named
+def read_name(parameters: Parameters) -> str:
+    """Return the name of the task that reads the data."""
+    return f"Read {_data(parameters['config'])}"
+
+
+@_named
+def decode_name(parameters: Parameters) -> str:
+    """Return the name of the task that decodes the images."""
+    return f"Decode {sum(parameters['data'].counts.values()):,} images"
+
+
+@_named
+def train_name(parameters: Parameters) -> str:
+    """Return the name of the task that trains."""
+    return f"Train {_training(parameters['config'])}"
+
+
+@_named
+def evaluate_name(parameters: Parameters) -> str:
+    """Return the name of the task that evaluates."""
+    return f"Evaluate on {parameters['data'].counts['test']:,} test images"
+
+
+@_named
+def package_name(parameters: Parameters) -> str:
+    """Return the name of the task that packages."""
+    accuracy = parameters["evaluated"].report.accuracy.value
+    return f"Package the model ({accuracy:.1%}) and check the package"
+
+
+@_named
+def register_name(parameters: Parameters) -> str:
+    """Return the name of the task that registers."""
+    return f"Register in {parameters['name']}"
+
+
+@_named
+def welcome_name(parameters: Parameters) -> str:
+    """Return the name of the task that gives the aliases."""
+    registered = parameters["registered"]
+    return f"Decide about {registered.name}, version {registered.version}"
+
+
+def _data(config: RunConfig) -> str:
+    return Path(config.data.path).name if config.data.path else config.data.source
+
+
+def tag_flow_run(run: tracking.TrackedRun, config: RunConfig) -> None:
+    """Name the flow run after data and model, and lead from Prefect to MLflow."""
+    _update_flow_run(f"{config.name} {recipe(config)}", run)
+
+
+def _update_flow_run(name: str, run: tracking.TrackedRun) -> None:
     with get_client(sync_client=True) as client:
-        client.update_flow_run(
-            flow_run.id, name=f"{name} {run.run_id[:8]}", tags=["patchline", f"mlflow:{run.run_id}"]
-        )
+        client.update_flow_run(flow_run.id, name=name, tags=["patchline", f"mlflow:{run.run_id}"])
 
 
-def _promotion_words(promotion: Promotion | None) -> str:
-    if promotion is None:
-        return "Whether it becomes champion is for a person to decide."
-    verdict = "Champion" if promotion.promoted else "Not promoted"
-    return f"{verdict}: {promotion.reason}."
+def flow_page() -> str:
+    """Return the address of this flow run in the Prefect UI; empty where it will not last."""
+    if prefect_session.is_temporary() or not flow_run.id:
+        return ""
+    return url_for("flow-run", flow_run.id) or ""
 
 
-def publish(
-    run: tracking.TrackedRun,
-    evaluated: Evaluated,
-    registered: Registered,
-    aliases: tuple[str, ...],
-    promotion: Promotion | None,
-) -> None:
-    """Write the summary, the figures and the way to MLflow into the Prefect UI."""
-    report = evaluated.report
-    accuracy = report.metrics["test/accuracy"]
+# -- what a finished run leaves ----------------------------------------------------------------
+
+
+def publish(outcome: Outcome) -> None:
+    """Write the pages of a finished run: names and images in MLflow, the summary in Prefect.
+
+    The model is registered by now, so a server that fails costs words, never the run.
+    """
+    pages.write_pages(outcome)
+    try:
+        _update_flow_run(outcome.run_name, outcome.run)
+        _write_artifacts(outcome)
+    except Exception as error:  # noqa: BLE001 - a server fails in many ways
+        logger.warning("The summary could not be written to Prefect: %s", error)
+
+
+def _write_artifacts(outcome: Outcome) -> None:
+    base = f"{addresses.server()}/"
+    parts = (
+        f"## {outcome.run_name}",
+        verdict(outcome),
+        links(outcome, base),
+        figures(outcome),
+        lineage(outcome),
+    )
     create_markdown_artifact(
-        key="summary",
-        markdown=(
-            f"## {registered.name}, version {registered.version}\n\n"
-            f"**{accuracy.value:.1%}** of {accuracy.n} test images recognised (95 % interval "
-            f"{accuracy.low:.1%} to {accuracy.high:.1%}), {report.errors} errors.\n\n"
-            f"Aliases: {', '.join(aliases)}. {_promotion_words(promotion)}\n\n"
-            f"Data version `{report.data_fingerprint}`. MLflow run `{run.run_id}`.\n"
-        ),
-        description="The verdict on this run",
+        key="summary", markdown="\n\n".join(parts) + "\n", description="The verdict on this run"
     )
     create_table_artifact(
         key="test-metrics",
         table=[
-            {"metric": key, "value": m.value, "low": m.low, "high": m.high, "images": m.n}
-            for key, m in report.metrics.items()
+            {
+                "figure": METRICS[key.removeprefix("test/")].title,
+                "value": round(estimate.value, 4),
+                "low": round(estimate.low, 4),
+                "high": round(estimate.high, 4),
+                "images": estimate.n,
+                "key": key,
+            }
+            for key, estimate in outcome.evaluated.report.metrics.items()
         ],
         description="Figures on the test images with 95 % intervals",
     )
     create_link_artifact(
         key="mlflow-run",
-        link=tracking.run_page(run),
+        link=addresses.run_page(outcome.run),
         link_text="This run in MLflow",
-        description="For a local store, start `mlflow ui` in the working directory first.",
+        description="Start `patchline up`, or `mlflow ui` in the working directory, to open it.",
     )

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.states import Completed
+from prefect.utilities.annotations import opaque, quote
 
+from flows import run_words
 from flows.progress import display, show_event
 from pipeline import stage_keys, tracking
 from pipeline.config import RunConfig
@@ -57,15 +59,21 @@ def _worth_a_retry(_task: object, _run: object, state: object) -> bool:
     return False
 
 
-def done(returned: Any) -> Any:
-    """Return the result of a task that may have ended in the state Cached."""
+def step(task: Callable[..., Any], *inputs: Any, after: Any) -> Any:
+    """Call a task, which may end in the state Cached, and return its result.
+
+    Prefect's graph shows one edge, to the task that returned `after`: with one for every input,
+    most of which have come a long way, nobody can read it.
+    """
     from prefect.client.schemas.objects import State
 
+    returned = task(*(opaque(value) if value is after else quote(value) for value in inputs))
     return returned.result() if isinstance(returned, State) else returned
 
 
 @task(
     name="Read the data",
+    task_run_name=run_words.read_name,
     cache_policy=NO_CACHE,
     retries=_RETRIES,
     retry_delay_seconds=_RETRY_SECONDS,
@@ -78,6 +86,7 @@ def read_data(config: RunConfig, workspace: Path) -> IngestedData:
 
 @task(
     name="Decode the images",
+    task_run_name=run_words.decode_name,
     cache_policy=NO_CACHE,
     retries=_RETRIES,
     retry_delay_seconds=_RETRY_SECONDS,
@@ -102,7 +111,7 @@ def remember_prepared(
         memory.remember("prepare", made, prepared.store, prepare_ingredients(config, data))
 
 
-@task(name="Train the model", cache_policy=NO_CACHE)
+@task(name="Train the model", task_run_name=run_words.train_name, cache_policy=NO_CACHE)
 def train_model(
     config: RunConfig,
     data: IngestedData,
@@ -126,7 +135,9 @@ def train_model(
     return trained
 
 
-@task(name="Evaluate on the test images", cache_policy=NO_CACHE)
+@task(
+    name="Evaluate on the test images", task_run_name=run_words.evaluate_name, cache_policy=NO_CACHE
+)
 def evaluate_model(
     config: RunConfig,
     data: IngestedData,
@@ -145,7 +156,7 @@ def evaluate_model(
     return _once(memory, "evaluate", ingredients, Evaluated, folder, compute)
 
 
-@task(name="Package the model", cache_policy=NO_CACHE)
+@task(name="Package the model", task_run_name=run_words.package_name, cache_policy=NO_CACHE)
 def package_model(
     config: RunConfig,
     data: IngestedData,
@@ -173,7 +184,7 @@ def package_model(
     return _once(memory, "package", ingredients, Package, folder, compute)
 
 
-@task(name="Register the model", cache_policy=NO_CACHE)
+@task(name="Register the model", task_run_name=run_words.register_name, cache_policy=NO_CACHE)
 def register_model(
     run: tracking.TrackedRun, model_id: str, name: str, package: Package, tags: dict[str, str]
 ) -> Registered:
@@ -181,7 +192,9 @@ def register_model(
     return registering_once.register(run, model_id, name, package, tags)
 
 
-@task(name="Give the version its aliases", cache_policy=NO_CACHE)
+@task(
+    name="Give the version its aliases", task_run_name=run_words.welcome_name, cache_policy=NO_CACHE
+)
 def welcome_version(config: RunConfig, registered: Registered, folder: Path) -> Promotion | None:
     """Make the version challenger, and champion if the config lets it."""
     return promoting.welcome(registered.reference, config.promotion, folder, display().note)

@@ -29,6 +29,7 @@ from pipeline import (
     tracking_store,
 )
 from pipeline.atomic_files import write_text
+from pipeline.browsing.outcome import Outcome
 from pipeline.config import RunConfig
 from pipeline.data import ingestion
 from pipeline.data.ingestion import IngestedData, PreparedData
@@ -109,6 +110,8 @@ class _Line:
 
 @flow(
     name="Train and register",
+    flow_run_name=run_words.flow_name,
+    description=run_words.FLOW_DESCRIPTION,
     on_crashed=[closing.on_crashed],
     on_cancellation=[closing.on_cancellation],
 )
@@ -183,7 +186,9 @@ def _read_and_prepare(line: _Line) -> tuple[IngestedData, PreparedData]:
     line.config = ingestion.resolve(config, data)
     with line.stage("prepare", "Decoding the images"):
         registered_models.check_classes(str(line.config.name), data.classes)
-        prepared: PreparedData = stages.done(stages.decode_images(line.config, data, line.memory))
+        prepared: PreparedData = stages.step(
+            stages.decode_images, line.config, data, line.memory, after=data
+        )
         run_words.note_reuse(prepared)
     return data, prepared
 
@@ -206,7 +211,7 @@ def _opened(line: _Line, data: IngestedData) -> Iterator[tracking.TrackedRun]:
         line.run = run
         line.memory.enter(run.run_id, run.folder)
         line.tag_reuse(run)
-        run_words.tag_flow_run(run, str(line.config.name))
+        run_words.tag_flow_run(run, line.config)
         payload = {
             "name": str(line.config.name),
             "run_id": run.run_id,
@@ -246,35 +251,43 @@ def _train_and_register(
     launching.log_config(config, run)
     tracking.log_data(run, data.name, data.fingerprint, data.manifest_file)
     with line.stage("train", run_words.training_words(config)):
-        trained: TrainResult = stages.done(stages.train_model(config, data, prepared, run, memory))
+        trained: TrainResult = stages.step(
+            stages.train_model, config, data, prepared, run, memory, after=prepared
+        )
     config, config_file = _record_training(config, trained, run)
     model_id = registering_once.logged_model(run, str(config.name))
     with line.stage("evaluate", "Evaluating on the test images"):
-        evaluated: Evaluated = stages.done(
-            stages.evaluate_model(config, data, prepared, trained, run, memory)
+        evaluated: Evaluated = stages.step(
+            stages.evaluate_model, config, data, prepared, trained, run, memory, after=trained
         )
         registering_once.log_report_metrics(run, model_id, evaluated.report, data.name)
         _log_report(run, evaluated)
     with line.stage("package", "Packaging the model and checking the package"):
         card = _card(config, data, trained, evaluated)
-        package: Package = stages.done(
-            stages.package_model(config, data, prepared, trained, evaluated, card, run, memory)
-        )
+        inputs = (config, data, prepared, trained, evaluated, card, run, memory)
+        package: Package = stages.step(stages.package_model, *inputs, after=evaluated)
     with line.stage("register", f"Registering '{config.name}'"):
-        registered = stages.register_model(
-            run, model_id, str(config.name), package, _prefect_tags()
-        )
+        named = (run, model_id, str(config.name), package, _prefect_tags())
+        registered: Registered = stages.step(stages.register_model, *named, after=package)
         _tell_registered(run, registered, evaluated)
     with line.stage("promote", "Giving the version its aliases"):
         promotion = _promote(config, registered, run)
-    return _summary(line, run, data, evaluated, registered, promotion, config_file)
+    aliases = registered_models.aliases(registered.name, registered.version)
+    outcome = Outcome(
+        run, config, data, trained, evaluated, registered, aliases, promotion, run_words.flow_page()
+    )
+    run_words.publish(outcome)
+    return _summary(line, outcome, config_file)
 
 
 def _promote(
     config: RunConfig, registered: Registered, run: tracking.TrackedRun
 ) -> Promotion | None:
     """Give the version its aliases, and ask a person where the config says so."""
-    promotion = stages.welcome_version(config, registered, run.folder / "promotion")
+    folder = run.folder / "promotion"
+    promotion: Promotion | None = stages.step(
+        stages.welcome_version, config, registered, folder, after=registered
+    )
     payload = {"name": registered.name, "version": registered.version}
     resource = f"patchline.model.{registered.name}"
     if promotion:
@@ -292,33 +305,24 @@ def _promote(
     return promotion
 
 
-def _summary(
-    line: _Line,
-    run: tracking.TrackedRun,
-    data: IngestedData,
-    evaluated: Evaluated,
-    registered: Registered,
-    promotion: Promotion | None,
-    config_file: Path,
-) -> RunSummary:
-    """Publish the verdict, and write down what the run leaves behind."""
-    aliases = registered_models.aliases(registered.name, registered.version)
-    run_words.publish(run, evaluated, registered, aliases, promotion)
+def _summary(line: _Line, outcome: Outcome, config_file: Path) -> RunSummary:
+    """Write down what the run leaves behind."""
+    run, data, registered = outcome.run, outcome.data, outcome.registered
     summary = RunSummary(
         run_id=run.run_id,
         name=registered.name,
         version=registered.version,
-        aliases=aliases,
+        aliases=outcome.aliases,
         status="FINISHED",
         seconds=line.seconds,
-        metrics=evaluated.report.metrics,
-        report=str(evaluated.html),
+        metrics=outcome.evaluated.report.metrics,
+        report=str(outcome.evaluated.html),
         tracking_uri=tracking_store.without_credentials(tracking_store.use_store()),
         config=str(config_file),
         data_fingerprint=data.fingerprint,
         example_image=data.example_image,
         notes=data.notes,
-        promotion=promotion,
+        promotion=outcome.promotion,
         reused=line.memory.reused,
     )
     write_text(run.folder / SUMMARY_FILE, summary.model_dump_json(indent=2))

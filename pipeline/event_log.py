@@ -7,6 +7,7 @@ says what the rest means.
     metrics     step, values
     artifact    path, name: a file that is worth keeping with the run
     warning     message
+    log         message: a line that the worker or a library wrote to its output; it has no `seq`
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 Event = dict[str, Any]
+_LONGEST_LINE = 2000
 
 
 class EventWriter:
@@ -56,6 +58,9 @@ class EventReader:
 
     def new_events(self) -> list[Event]:
         """Return the events of all lines that are complete by now."""
+        return [json.loads(line) for line in self._new_lines()]
+
+    def _new_lines(self) -> list[bytes]:
         if not self._file.exists():
             return []
         with self._file.open("rb") as opened:
@@ -63,7 +68,20 @@ class EventReader:
             data = opened.read()
         whole = data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
-        return [json.loads(line) for line in whole.splitlines()]
+        return whole.splitlines()
+
+
+class LineReader(EventReader):
+    """Read the lines of a plain file as events of the kind `log`; those before it stay unread."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__(file)
+        self._offset = file.stat().st_size if file.exists() else 0
+
+    def new_events(self) -> list[Event]:
+        """Return an event for each line with words that is complete by now."""
+        lines = [line.decode(errors="replace").strip() for line in self._new_lines()]
+        return [{"kind": "log", "message": line[:_LONGEST_LINE]} for line in lines if line]
 
 
 def read_events(file: Path) -> list[Event]:

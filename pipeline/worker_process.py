@@ -25,7 +25,7 @@ from filelock import FileLock, Timeout
 
 from pipeline.atomic_files import storage_errors, write_text
 from pipeline.errors import PipelineError, RunError, StorageError, WorkerError, error_class
-from pipeline.event_log import Event, EventReader, EventWriter
+from pipeline.event_log import Event, EventReader, EventWriter, LineReader
 from pipeline.section import Section
 
 Result = TypeVar("Result", bound=Section)
@@ -65,7 +65,7 @@ def run_worker(
         WorkerError: if the worker died without a report.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    reader = EventReader(folder / EVENTS_FILE)
+    reader, lines = EventReader(folder / EVENTS_FILE), LineReader(folder / LOG_FILE)
     with storage_errors(folder), _last_worker_gone(folder):
         (folder / RESULT_FILE).unlink(missing_ok=True)
         write_text(folder / JOB_FILE, job.model_dump_json(indent=2))
@@ -81,10 +81,10 @@ def run_worker(
         )
     try:
         while process.poll() is None:
-            for event in reader.new_events():
+            for event in (*reader.new_events(), *lines.new_events()):
                 on_event(event)
             time.sleep(_POLL_SECONDS)
-        for event in reader.new_events():
+        for event in (*reader.new_events(), *lines.new_events()):
             on_event(event)
     finally:
         stop_group(process)

@@ -137,7 +137,7 @@ def gallery_figure(
 ) -> Path:
     """Draw at most 24 images of a gallery, with their label and what the model said."""
     shown = images[:_MOST_TILES]
-    rows = max(1, -(-len(shown) // _COLUMNS))
+    rows = gallery_rows(len(images))
     figure = _figure(_TILE_WIDTH * _COLUMNS, _TILE_HEIGHT * rows, layout="none")
     if not shown:
         figure.text(0.5, 0.5, "no images", ha="center", color=_GREY)
@@ -156,6 +156,11 @@ def gallery_figure(
     axes.set(xlim=(0, _TILE_WIDTH * _COLUMNS), ylim=(_TILE_HEIGHT * rows, 0), aspect="auto")
     axes.set_axis_off()
     return _save(figure, file)
+
+
+def gallery_rows(images: int) -> int:
+    """Return how many rows of equal height the picture of a gallery has."""
+    return max(1, -(-min(images, _MOST_TILES) // _COLUMNS))
 
 
 def _figure(width: float, height: float, layout: Any = "constrained") -> Figure:

@@ -32,6 +32,11 @@ _CLOSED_ASSISTANT = """
     localStorage.setItem('mlflow.assistant.panelOpen_v1', 'false');
     localStorage.setItem('mlflow.assistant.fab.autoOpenedOnFirstLoad_v1', 'true');
 """
+_HIDING = """
+    const words = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+    while (words.nextNode())
+        if (words.currentNode.data.includes(arguments[0])) words.currentNode.data = '';
+"""
 
 
 def missing() -> str:
@@ -110,6 +115,10 @@ class Browser:
         """Close the panel that MLflow opens on the first visit."""
         self.open(server, "Experiments")
         self._driver.execute_script(_CLOSED_ASSISTANT)
+
+    def hide(self, text: str) -> None:
+        """Leave out what the page says with this text in it."""
+        self._driver.execute_script(_HIDING, text)
 
     def picture(self, file: Path) -> None:
         """Save what the window shows as a PNG file."""

@@ -64,18 +64,12 @@ def test_a_configured_server_shows_stages_artifacts_and_the_way_to_mlflow(
     assert flow_run["name"].startswith("photos ")
     assert f"mlflow:{run_id}" in flow_run["tags"]
     tasks = server.ask("task_runs/filter", {"sort": "EXPECTED_START_TIME_ASC"})
-    assert [task["name"].rpartition("-")[0] for task in tasks] == [
-        "Read the data",
-        "Decode the images",
-        "Train the model",
-        "Evaluate on the test images",
-        "Package the model",
-        "Register the model",
-        "Give the version its aliases",
-    ]
+    names = [task["name"] for task in tasks]
+    assert names[:3] == ["Read photos", "Decode 24 images", "Train vit with conv for 2 epochs"]
+    assert [name.split()[0] for name in names[3:]] == ["Evaluate", "Package", "Register", "Decide"]
     assert {task["state_type"] for task in tasks} == {"COMPLETED"}
     artifacts = {artifact["key"]: artifact for artifact in server.ask("artifacts/filter")}
-    assert set(artifacts) == {"summary", "test-metrics", "mlflow-run"}
+    assert set(artifacts) >= {"summary", "test-metrics", "mlflow-run"}
     assert run_id in artifacts["summary"]["data"]
     assert run_id in artifacts["mlflow-run"]["data"]
     parameters = flow_run["parameters"]["config"]

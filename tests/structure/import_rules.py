@@ -15,6 +15,7 @@ _LIBRARY_LAYERS = {
     "training": {"metrics", "data"},
     "evaluation": {"metrics", "data"},
     "registry": {"evaluation", "metrics", "data"},
+    "browsing": {"registry", "evaluation", "metrics", "data"},
     "visual_guide": set(),
     "contract": {"data"},
 }
