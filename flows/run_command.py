@@ -23,7 +23,7 @@ from pipeline.errors import ConfigError
 from pipeline.plugin_loader import plugin_files
 
 if TYPE_CHECKING:
-    from flows.training_flow import RunSummary
+    from flows.run_summary import RunSummary
 
 
 Settings = dict[str, Any]
@@ -211,8 +211,8 @@ def _closing_words(summary: RunSummary) -> str:
         (f"{program} predict {model} {_shown_path(summary.example_image)}", "label an image"),
         *promote,
         (f"{program} models {summary.name}", "all versions and their figures"),
-        (f"{_shown_program('mlflow')} ui", "browse the runs in this folder"),
-        (f"{program} run --config {_shown_path(summary.config)}{plugins}",
+        _browsing(summary.tracking_uri),
+        (f"{program} run --config {_shown_path(summary.config)}{plugins} --fresh",
          "the same weights again"),
     ]  # fmt: skip
     width = max(len(command) for command, _ in commands)
@@ -231,6 +231,12 @@ def _closing_words(summary: RunSummary) -> str:
         *(f"  {command:<{width}}  {meaning}" for command, meaning in commands),
     ]
     return "\n".join(lines)
+
+
+def _browsing(tracking_uri: str) -> tuple[str, str]:
+    if tracking_uri.startswith("http"):
+        return f"{tracking_uri}/#/experiments?workflowType=machine_learning", "browse the runs"
+    return f"{_shown_program('mlflow')} ui", "browse the runs in this folder"
 
 
 def _promotion_lines(summary: RunSummary, *, champion: bool) -> list[str]:

@@ -15,10 +15,10 @@ from pathlib import Path
 from prefect import flow
 from prefect.runtime import flow_run
 from prefect.states import Failed
-from pydantic import Field
 
 from flows import approvals, closing, events, run_words, stages
 from flows.progress import display
+from flows.run_summary import RunSummary
 from pipeline import (
     interrupted_runs,
     live_runs,
@@ -36,14 +36,12 @@ from pipeline.data.ingestion import IngestedData, PreparedData
 from pipeline.errors import DataError, PipelineError
 from pipeline.evaluation.evaluating import Evaluated
 from pipeline.interrupted_runs import SUMMARY_FILE, InterruptedRun, RunRequest
-from pipeline.metrics.intervals import MetricEstimate
 from pipeline.plugin_loader import plugin_files
 from pipeline.registry import registered_models, registering_once
 from pipeline.registry.model_card import CardFacts
 from pipeline.registry.packaging_job import Package
 from pipeline.registry.promoting import Promotion
 from pipeline.registry.registering import Registered
-from pipeline.section import Section
 from pipeline.stage_memory import StageMemory
 from pipeline.train_result import TrainResult
 from pipeline.training import launching
@@ -51,32 +49,6 @@ from pipeline.training import launching
 WORKSPACE = Path(".patchline")
 REUSED_TAG = "patchline.reused"
 """With a stage after it: the run whose result was used instead of computing it again."""
-
-
-class RunSummary(Section):
-    """What a run leaves behind; `patchline run --json` prints it."""
-
-    run_id: str
-    name: str
-    version: str
-    aliases: tuple[str, ...]
-    status: str
-    seconds: dict[str, float]
-    """By stage."""
-    metrics: dict[str, MetricEstimate]
-    report: str
-    """Path of the HTML report."""
-    tracking_uri: str
-    config: str
-    """Path of the resolved config."""
-    data_fingerprint: str
-    example_image: str
-    """A test image, to try the model on."""
-    notes: tuple[str, ...]
-    promotion: Promotion | None
-    """What was decided about the champion; none if a person has to decide."""
-    reused: dict[str, str] = Field(default_factory=dict)
-    """By stage that was not computed again, the run whose result was used."""
 
 
 @dataclass

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from flows import training_flow as training_flows
+from flows.run_summary import RunSummary
 from flows.temporary_server import TemporaryServer
 from flows.training_flow import training_flow
 from pipeline import config_files, tracking_store
@@ -78,7 +78,7 @@ def test_a_flow_run_that_is_tried_again_continues_its_mlflow_run(tmp_path: Path)
         again = client.read_flow_run(flow_run.id)
         summary = run_flow(training_flow, flow_run=again, parameters=parameters)
         tasks = client.read_task_runs()
-    assert isinstance(summary, training_flows.RunSummary)
+    assert isinstance(summary, RunSummary)
     store = tracking_store.client()
     experiments = [experiment.experiment_id for experiment in store.search_experiments()]
     [run] = store.search_runs(experiments)

@@ -8,7 +8,13 @@ from pipeline import errors
 from pipeline.errors import PipelineError, RunError, UserError, WorkerError, error_class
 
 BY_USER = ("ConfigError", "DataError", "PluginError", "ModelReferenceError")
-AT_RUN_TIME = ("StorageError", "TrackingError", "WorkerError", "PackagingError")
+AT_RUN_TIME = (
+    "StorageError",
+    "TrackingError",
+    "OrchestrationError",
+    "WorkerError",
+    "PackagingError",
+)
 
 
 @pytest.mark.parametrize("name", BY_USER)

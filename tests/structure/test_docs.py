@@ -14,7 +14,7 @@ _LISTING = re.compile(r"<!-- file: (\S+) -->\n```\w+\n(.*?)^```$", re.MULTILINE 
 _LINK = re.compile(r"\]\((?!https?:)([^)#]+)\)")
 
 
-_TRAINING = ("settings.md",)
+_TRAINING = ("settings.md", "restart.md")
 """Pages beside README whose commands train: for the slow suite."""
 
 
