@@ -162,6 +162,7 @@ class Harness:
         started = subprocess.Popen(
             [str(PATCHLINE), "run", "--config", "run.yaml", "--seed", str(seed)],
             cwd=self.folder,
+            env=_finding_by_itself(),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
@@ -250,12 +251,19 @@ class Harness:
         done = subprocess.run(
             [str(PATCHLINE), *arguments],
             cwd=self.folder,
+            env=_finding_by_itself(),
             capture_output=True,
             text=True,
             check=False,
         )
         if done.returncode:
             raise SystemExit(f"patchline {' '.join(arguments)}: {done.stderr}")
+
+
+def _finding_by_itself() -> dict[str, str]:
+    """Return the environment of a command that has to find the servers like a user's."""
+    named = ("PREFECT_API_URL", "MLFLOW_TRACKING_URI")
+    return {name: value for name, value in os.environ.items() if name not in named}
 
 
 def _is_due(state: Any) -> bool:
