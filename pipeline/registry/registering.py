@@ -99,9 +99,6 @@ def register(
     store.log_model_artifacts(model_id, str(folder))
     shutil.rmtree(folder)  # the store has it now
     store.finalize_logged_model(model_id, "READY")
-    # `register_model` is the call that also writes the link back from the logged model.
-    with contextlib.redirect_stderr(io.StringIO()):  # it also prints what the caller says better
-        version = mlflow.register_model(f"models:/{model_id}", name)
     description = load_description(package.folder)
     all_tags = {
         **class_tags(description.classes),
@@ -109,8 +106,10 @@ def register(
         **_commit_tag(),
         **tags,
     }
-    for key, value in all_tags.items():
-        store.set_model_version_tag(name, version.version, key, value)
+    # `register_model` is the call that also writes the link back from the logged model; with the
+    # tags in the same call, a kill leaves no version without them.
+    with contextlib.redirect_stderr(io.StringIO()):  # it also prints what the caller says better
+        version = mlflow.register_model(f"models:/{model_id}", name, tags=all_tags)
     return Registered(name=name, version=str(version.version), model_id=model_id)
 
 

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from pipeline import provenance
 from pipeline.evaluation.report import EvaluationReport
-from pipeline.model_files import load_description
 from pipeline.registry import registering
 from pipeline.registry.packaging_job import Package
-from pipeline.registry.registered_models import COMMIT_TAG, FINGERPRINT_TAG, class_tags
 from pipeline.registry.registering import Registered
 from pipeline.tracking import TrackedRun
 from pipeline.tracking_store import client
@@ -45,26 +40,13 @@ def log_report_metrics(
 def register(
     run: TrackedRun, model_id: str, name: str, package: Package, tags: dict[str, str]
 ) -> Registered:
-    """Register the package, or complete the version that an earlier attempt has begun."""
+    """Register the package, unless an earlier attempt has done it."""
     version = _earlier_version(run, name) if run.continued else None
     if version is None:
         return registering.register(run, model_id, name, package, tags)
-    for key, value in {**_tags(package.folder), **tags}.items():
-        client().set_model_version_tag(name, version, key, value)
     return Registered(name=name, version=version, model_id=model_id)
 
 
 def _earlier_version(run: TrackedRun, name: str) -> str | None:
     found = client().search_model_versions(f"run_id = '{run.run_id}'")
     return next((str(version.version) for version in found if version.name == name), None)
-
-
-def _tags(package: Path) -> dict[str, str]:
-    description = load_description(package)
-    head, dirty = provenance.commit()
-    commit = {COMMIT_TAG: head + (", with changes" if dirty else "")} if head else {}
-    return {
-        **class_tags(description.classes),
-        FINGERPRINT_TAG: description.data_fingerprint,
-        **commit,
-    }

@@ -17,7 +17,6 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows import approval_form, approvals, deployments
 from flows.approval_form import Approval
-from flows.temporary_server import TemporaryServer
 from pipeline.registry.history import CHAMPION
 from pipeline.registry.promoting import Answer, Request, promote
 from pipeline.registry.registered_models import summaries
@@ -35,6 +34,7 @@ from tests.flows.approval_parts import (
     versions,
 )
 from tests.flows.conftest import Command
+from tests.flows.lasting_server import lasting_server
 from tests.pipeline.registry.made_versions import QUICK, make_version
 
 
@@ -42,18 +42,15 @@ from tests.pipeline.registry.made_versions import QUICK, make_version
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Return a folder that has a store, while a Prefect server runs."""
     folder = tmp_path_factory.mktemp("approval")
-    server = TemporaryServer()
-    try:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder / 'mlflow.db'}")
-            client()
-            server.wait()
-            patch.setenv("PREFECT_API_URL", server.url)
-            with temporary_settings({PREFECT_API_URL: server.url}):
-                yield folder
-                parting_words()
-    finally:
-        server.stop()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        lasting_server(folder) as url,  # no runner of another test's is known to it
+    ):
+        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder / 'mlflow.db'}")
+        patch.setenv("PREFECT_API_URL", url)
+        client()
+        yield folder
+        parting_words()
 
 
 @pytest.fixture
