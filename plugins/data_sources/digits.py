@@ -5,6 +5,7 @@ E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI, 1998.
 
 from __future__ import annotations
 
+import uuid
 from pathlib import Path
 
 from pipeline.plugin_api import (
@@ -49,7 +50,9 @@ def _write_once(file: Path, pixels: object) -> None:
         return
     file.parent.mkdir(parents=True, exist_ok=True)
     scaled = np.round(np.asarray(pixels) * (255 / _BRIGHTEST)).astype(np.uint8)
-    temporary = file.with_suffix(".part")
+    temporary = file.with_name(
+        f".{file.stem}.{uuid.uuid4().hex[:8]}.part"
+    )  # runs may begin at once
     Image.fromarray(scaled).save(temporary, format="PNG")
     temporary.replace(file)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 import numpy as np
 import pytest
@@ -173,3 +175,17 @@ def test_digits_are_written_once(tmp_path: Path) -> None:
     assert [file.stat().st_mtime_ns for file in files] == written
     assert missing.exists()
     assert len(files) == 1796
+
+
+def test_runs_that_begin_at_once_write_the_digits_together(tmp_path: Path) -> None:
+    """Four that list the same new folder at the same moment all find every digit."""
+    together = Barrier(4)
+
+    def listed(_: int) -> ImageListing:
+        together.wait()
+        return _digits(tmp_path)
+
+    with ThreadPoolExecutor(4) as pool:
+        listings = list(pool.map(listed, range(4)))
+    assert all(listing.images == listings[0].images for listing in listings)
+    assert len(list(tmp_path.rglob("*.*"))) == 1797
