@@ -47,16 +47,15 @@ def main() -> None:
     schedules, firings, interval = (*given, *_DEFAULTS[len(given) :])
     print(machine())
     print(f"{schedules} schedules, {firings} firings each, every {interval} s")
-    with tempfile.TemporaryDirectory() as temporary:
-        os.chdir(temporary)
-        reference, images = _small_model()
-        _patchline("up", "--json")
-        try:
-            with connected():
-                runs = _fired(schedules, firings, interval, reference, images)
-        finally:
-            _patchline("down", "--now")
-        os.chdir("/")
+    os.chdir(tempfile.mkdtemp(prefix="patchline-lateness-"))
+    print(f"folder {Path.cwd()}", flush=True)  # it stays, with the logs
+    reference, images = _small_model()
+    _patchline("up", "--json")
+    try:
+        with connected():
+            runs = _fired(schedules, firings, interval, reference, images)
+    finally:
+        _patchline("down", "--now")
     _report(runs, schedules * firings)
 
 
