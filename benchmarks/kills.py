@@ -171,7 +171,7 @@ class Harness:
 
     def _start(self, seed: int) -> None:
         """Start a run of the schedule, as `schedule run-now` does, with another seed."""
-        from flows import deployments
+        from flows.schedules import deployments
 
         before = Path.cwd()
         os.chdir(self.folder)

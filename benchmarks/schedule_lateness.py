@@ -30,10 +30,10 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.schedules import IntervalSchedule
 
 from benchmarks.measured_runs import PATCHLINE, machine, measured_run
-from flows import deployments
-from flows.prediction_flow import predict_flow
 from flows.prefect_client import asking
 from flows.prefect_session import connected
+from flows.schedules import deployments
+from flows.schedules.prediction_flow import predict_flow
 
 _DEFAULTS = (10, 10, 120)
 _QUANTILES = (0.5, 0.9, 0.99, 1.0)

@@ -35,7 +35,7 @@ from prefect.exceptions import ObjectNotFound
 from prefect.settings import get_current_settings
 from prefect.states import Cancelled, Completed, Crashed, Failed
 
-from flows import deployments
+from flows.schedules import deployments
 from pipeline import live_runs, local_services
 from pipeline.live_runs import LiveRun
 

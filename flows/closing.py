@@ -20,7 +20,7 @@ from filelock import FileLock, Timeout
 from pipeline import leftovers, live_runs, tracking
 from pipeline.atomic_files import storage_errors
 from pipeline.errors import OrchestrationError, PipelineError, TrackingError
-from pipeline.tracking_store import client, store_exists, use_store
+from pipeline.tracking_store import all_runs, client, store_exists, use_store
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -153,7 +153,7 @@ def _close_in_mlflow() -> list[str]:
 
 def _tell_killed(run_ids: list[str]) -> None:
     """Send an event for each run that was found dead."""
-    from flows import events
+    from flows.notices import events
 
     for run_id in run_ids:
         run = client().get_run(run_id)
@@ -216,18 +216,11 @@ def _work_of(flow_run_id: str) -> Work | None:
     try:
         if not store_exists():
             return Work(None, None)
-        store = client()
-        experiments = [experiment.experiment_id for experiment in store.search_experiments()]
-        runs = store.search_runs(
-            experiments,
-            f"tags.`{tracking.FLOW_RUN_TAG}` = '{flow_run_id}'",
-            order_by=["attributes.start_time DESC"],
-            max_results=1,
-        )
+        run = next(all_runs(f"tags.`{tracking.FLOW_RUN_TAG}` = '{flow_run_id}'"), None)
     except Exception as error:  # noqa: BLE001 - a store fails in many ways; all mean "later"
         logger.warning("MLflow does not answer; closing goes on later: %s", error)
         return None
-    return Work(runs[0].info.run_id, runs[0].info.status) if runs else Work(None, None)
+    return Work(run.info.run_id, run.info.status) if run else Work(None, None)
 
 
 def _clear_up(workspace: Path) -> None:

@@ -120,7 +120,7 @@ def _usage_sentence(error: CycloptsError, arguments: list[str]) -> str:
 def _composed(arguments: list[str]) -> Any:
     """Return the class of the settings that a command takes."""
     if arguments[:1] == ["plugins"]:
-        from flows.named_plugin import named_plugin
+        from flows.plugin_commands.named_plugin import named_plugin
 
         return named_plugin(arguments[2:]).settings_class
     from flows.run_command import composed

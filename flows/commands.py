@@ -80,7 +80,7 @@ def _plugin_command(
     """Return `plugins show` or `plugins check`; with a plugin named, its settings are flags."""
     if arguments[:2] != ["plugins", name]:
         return general
-    from flows import named_plugin, plugins_command
+    from flows.plugin_commands import named_plugin, plugins_command
 
     asks_for_help = {"--help", "-h"} & set(arguments)
     if asks_for_help and not named_plugin.words_of(arguments[2:]):
@@ -135,7 +135,7 @@ def new_plugin(kind: str, name: str, /, *, into: Path = Path(), json: Json = Fal
     json
         Print one JSON object.
     """
-    from flows.new_plugin_command import print_new_plugin
+    from flows.plugin_commands.new_plugin_command import print_new_plugin
 
     print_new_plugin(kind, name, into=into, as_json=json)
 
@@ -225,7 +225,7 @@ def _promote_command(arguments: list[str]) -> Callable[..., Any]:
     """Return the command `promote`; its gates are flags, read only when it is asked for."""
     if "promote" not in arguments[:1]:
         return promote
-    from flows.promote_command import build
+    from flows.promotion.promote_command import build
 
     return build()
 
@@ -252,6 +252,6 @@ def rollback(name: str, /, *, reason: str | None = None, json: Json = False) -> 
     json
         Print one JSON object.
     """
-    from flows.promote_command import print_rollback
+    from flows.promotion.promote_command import print_rollback
 
     print_rollback(name, reason=reason, as_json=json)

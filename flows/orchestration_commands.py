@@ -55,7 +55,7 @@ def up(
     json
         Print one JSON object.
     """
-    from flows.up_command import print_up
+    from flows.services.up_command import print_up
 
     print_up(
         prefect_port=prefect_port,
@@ -75,7 +75,7 @@ def down(*, now: Switch = False, json: Json = False) -> None:
     json
         Print one JSON object.
     """
-    from flows.up_command import print_down
+    from flows.services.up_command import print_down
 
     print_down(now=now, as_json=json)
 
@@ -119,7 +119,7 @@ def create_schedule(
     json
         Print one JSON object.
     """
-    from flows.schedule_command import print_created
+    from flows.schedules.schedule_command import print_created
 
     print_created(
         name,
@@ -143,7 +143,7 @@ def list_schedules(*, json: Json = False) -> None:
     json
         Print one JSON object.
     """
-    from flows.schedule_command import print_schedules
+    from flows.schedules.schedule_command import print_schedules
 
     print_schedules(as_json=json)
 
@@ -158,7 +158,7 @@ def pause_schedule(name: str, /, *, json: Json = False) -> None:
     json
         Print one JSON object.
     """
-    from flows.schedule_command import print_paused
+    from flows.schedules.schedule_command import print_paused
 
     print_paused(name, paused=True, as_json=json)
 
@@ -173,7 +173,7 @@ def resume_schedule(name: str, /, *, json: Json = False) -> None:
     json
         Print one JSON object.
     """
-    from flows.schedule_command import print_paused
+    from flows.schedules.schedule_command import print_paused
 
     print_paused(name, paused=False, as_json=json)
 
@@ -188,7 +188,7 @@ def remove_schedule(name: str, /, *, json: Json = False) -> None:
     json
         Print one JSON object.
     """
-    from flows.schedule_command import print_removed
+    from flows.schedules.schedule_command import print_removed
 
     print_removed(name, as_json=json)
 
@@ -203,7 +203,7 @@ def run_schedule_now(name: str, /, *, json: Json = False) -> None:
     json
         Print one JSON object.
     """
-    from flows.schedule_command import print_run_now
+    from flows.schedules.schedule_command import print_run_now
 
     print_run_now(name, as_json=json)
 
@@ -229,7 +229,7 @@ def watch(
     json
         Print one JSON object.
     """
-    from flows.watch_command import print_watch
+    from flows.new_data.watch_command import print_watch
 
     print_watch(folder, config=config, name=name, as_json=json)
 
@@ -246,7 +246,7 @@ def approve(run: str, /, *, reason: str | None = None, json: Json = False) -> in
     json
         Print one JSON object.
     """
-    from flows.approve_command import print_answer
+    from flows.promotion.approve_command import print_answer
 
     return print_answer(run, approved=True, reason=reason, as_json=json)
 
@@ -263,7 +263,7 @@ def reject(run: str, /, *, reason: str | None = None, json: Json = False) -> int
     json
         Print one JSON object.
     """
-    from flows.approve_command import print_answer
+    from flows.promotion.approve_command import print_answer
 
     return print_answer(run, approved=False, reason=reason, as_json=json)
 
@@ -290,7 +290,7 @@ def create_notification(
     json
         Print one JSON object.
     """
-    from flows.notify_command import print_created
+    from flows.notices.notify_command import print_created
 
     print_created(name, webhook=webhook, on=on, as_json=json)
 
@@ -303,7 +303,7 @@ def list_notifications(*, json: Json = False) -> None:
     json
         Print one JSON object.
     """
-    from flows.notify_command import print_notifications
+    from flows.notices.notify_command import print_notifications
 
     print_notifications(as_json=json)
 
@@ -318,6 +318,6 @@ def remove_notification(name: str, /, *, json: Json = False) -> None:
     json
         Print one JSON object.
     """
-    from flows.notify_command import print_removed
+    from flows.notices.notify_command import print_removed
 
     print_removed(name, as_json=json)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from flows import events
+from flows.notices import events
 from flows.progress import display
 from pipeline import local_services
 from pipeline.errors import OrchestrationError

@@ -244,8 +244,11 @@ def _promotion_lines(summary: RunSummary, *, champion: bool) -> list[str]:
     if champion:
         return []
     if decision is None:
-        return ["               the champion stays the version that it was; you decide"]
-    return [f"Not promoted   {decision.reason}"]
+        who = "a person is to decide" if summary.approval else "you decide"
+        lines = [f"               the champion stays the version that it was; {who}"]
+    else:
+        lines = [f"Not promoted   {decision.reason}"]
+    return [*lines, f"Approval       {summary.approval}"] if summary.approval else lines
 
 
 def _shown_program(name: str) -> str:

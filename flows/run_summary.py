@@ -31,5 +31,7 @@ class RunSummary(Section):
     notes: tuple[str, ...]
     promotion: Promotion | None
     """What was decided about the champion; none if a person has to decide."""
+    approval: str = ""
+    """What a person was asked, or why nobody could be; empty unless the config wants it."""
     reused: dict[str, str] = Field(default_factory=dict)
     """By stage that was not computed again, the run whose result was used."""

@@ -16,6 +16,7 @@ from prefect.states import Completed
 from prefect.utilities.annotations import opaque, quote
 
 from flows import run_words
+from flows.failures import RETRYING
 from flows.progress import display, show_event
 from pipeline import stage_keys, tracking
 from pipeline.config import RunConfig
@@ -40,23 +41,7 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result", bound=Section)
 
-_RETRIES, _RETRY_SECONDS = 2, 2
 _FRESH = "; `patchline run --fresh` computes everything anew"
-
-
-def _worth_a_retry(_task: object, _run: object, state: object) -> bool:
-    """Retry when a disk or a server failed, not when the user's data is wrong."""
-    from pipeline.errors import UserError
-
-    try:
-        state.result()  # type: ignore[attr-defined]  # a Prefect state
-    except UserError:
-        return False
-    except OSError:
-        return True
-    except Exception:  # noqa: BLE001 - anything else is not ours to repeat
-        return False
-    return False
 
 
 def step(task: Callable[..., Any], *inputs: Any, after: Any) -> Any:
@@ -75,9 +60,7 @@ def step(task: Callable[..., Any], *inputs: Any, after: Any) -> Any:
     name="Read the data",
     task_run_name=run_words.read_name,
     cache_policy=NO_CACHE,
-    retries=_RETRIES,
-    retry_delay_seconds=_RETRY_SECONDS,
-    retry_condition_fn=_worth_a_retry,
+    **RETRYING,
 )
 def read_data(config: RunConfig, workspace: Path) -> IngestedData:
     """List the source, check every image, split."""
@@ -88,9 +71,7 @@ def read_data(config: RunConfig, workspace: Path) -> IngestedData:
     name="Decode the images",
     task_run_name=run_words.decode_name,
     cache_policy=NO_CACHE,
-    retries=_RETRIES,
-    retry_delay_seconds=_RETRY_SECONDS,
-    retry_condition_fn=_worth_a_retry,
+    **RETRYING,
 )
 def decode_images(
     config: RunConfig, data: IngestedData, memory: StageMemory

@@ -15,12 +15,11 @@ import sys
 import threading
 import time
 
-from flows.services import child, prefect_database, prefect_server
+from flows.services import child, ports, prefect_database, prefect_server
 from pipeline.errors import RunError
 from pipeline.local_services import answers
 from pipeline.worker_process import stop_group
 
-_HOST = "127.0.0.1"
 _START_SECONDS = 120.0
 _ANSWER_SECONDS = 2.0
 
@@ -30,7 +29,7 @@ class TemporaryServer:
 
     def __init__(self) -> None:
         self._port = _free_port()
-        self.url = f"http://{_HOST}:{self._port}/api"
+        self.url = f"http://{ports.HOST}:{self._port}/api"
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "flows.temporary_server", str(self._port)],
             stdin=subprocess.PIPE,
@@ -80,7 +79,7 @@ class TemporaryServer:
 
 def _free_port() -> int:
     with socket.socket() as probe:
-        probe.bind((_HOST, 0))
+        probe.bind((ports.HOST, 0))
         return int(probe.getsockname()[1])
 
 

@@ -14,10 +14,12 @@ from pathlib import Path
 
 from prefect import flow
 from prefect.runtime import flow_run
-from prefect.states import Failed
 
-from flows import approvals, closing, events, run_words, stages
+from flows import closing, run_words, stages
+from flows.failures import failed
+from flows.notices import events
 from flows.progress import display
+from flows.promotion import approvals
 from flows.run_summary import RunSummary
 from pipeline import (
     interrupted_runs,
@@ -109,7 +111,7 @@ def training_flow(config: RunConfig, resume: str | None = None, fresh: bool = Fa
                 return _summary_of(interrupted)
             return _whole_line(_line(config, workspace, interrupted, fresh=fresh))
         except PipelineError as error:
-            return Failed(message=str(error), data=error)  # type: ignore[return-value]  # Prefect raises it
+            return failed(error)  # type: ignore[return-value]  # Prefect raises it
 
 
 def _line(
@@ -243,41 +245,32 @@ def _train_and_register(
         registered: Registered = stages.step(stages.register_model, *named, after=package)
         _tell_registered(run, registered, evaluated)
     with line.stage("promote", "Giving the version its aliases"):
-        promotion = _promote(config, registered, run)
+        promotion, approval = _promote(config, registered, run)
     aliases = registered_models.aliases(registered.name, registered.version)
     outcome = Outcome(
         run, config, data, trained, evaluated, registered, aliases, promotion, run_words.flow_page()
     )
     run_words.publish(outcome)
-    return _summary(line, outcome, config_file)
+    return _summary(line, outcome, config_file, approval)
 
 
 def _promote(
     config: RunConfig, registered: Registered, run: tracking.TrackedRun
-) -> Promotion | None:
+) -> tuple[Promotion | None, str]:
     """Give the version its aliases, and ask a person where the config says so."""
     folder = run.folder / "promotion"
     promotion: Promotion | None = stages.step(
         stages.welcome_version, config, registered, folder, after=registered
     )
-    payload = {"name": registered.name, "version": registered.version}
-    resource = f"patchline.model.{registered.name}"
     if promotion:
-        champion, reason = promotion.champion, promotion.reason
-        if promotion.promoted:
-            told = {**payload, "before": champion, "forced": promotion.forced, "reason": reason}
-            events.emit(events.MODEL_PROMOTED, resource, told)
-        else:
-            told = {**payload, "champion": champion, "reason": reason}
-            events.emit(events.MODEL_REFUSED, resource, told)
+        events.tell_decision(promotion)
     if config.promotion.approval and not (promotion and promotion.promoted):
-        words = approvals.ask(registered.reference, config.promotion)
-        if words:
-            display().note(words)
-    return promotion
+        words = approvals.ask(registered.reference, config.promotion) or ""
+        return promotion, words
+    return promotion, ""
 
 
-def _summary(line: _Line, outcome: Outcome, config_file: Path) -> RunSummary:
+def _summary(line: _Line, outcome: Outcome, config_file: Path, approval: str) -> RunSummary:
     """Write down what the run leaves behind."""
     run, data, registered = outcome.run, outcome.data, outcome.registered
     summary = RunSummary(
@@ -295,6 +288,7 @@ def _summary(line: _Line, outcome: Outcome, config_file: Path) -> RunSummary:
         example_image=data.example_image,
         notes=data.notes,
         promotion=outcome.promotion,
+        approval=approval,
         reused=line.memory.reused,
     )
     write_text(run.folder / SUMMARY_FILE, summary.model_dump_json(indent=2))

@@ -21,12 +21,19 @@ AUTO = "auto"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 
+NAME_RULE = (
+    "must be 1 to 100 letters, digits, dots, dashes or underscores, the first a letter or digit"
+)
+
+
+def is_name(text: str) -> bool:
+    """Return whether a text can be the name of an experiment, a model, a schedule or a watch."""
+    return _NAME.fullmatch(text) is not None
+
+
 def _checked_name(name: str) -> str:
-    if not _NAME.fullmatch(name):
-        raise ValueError(
-            "must be 1 to 100 letters, digits, dots, dashes or underscores, the first a letter "
-            "or digit"
-        )
+    if not is_name(name):
+        raise ValueError(NAME_RULE)
     return name
 
 

@@ -22,7 +22,7 @@ from pipeline.tracking import (
     REQUEST_FILE,
     owner_is_alive,
 )
-from pipeline.tracking_store import client, store_exists
+from pipeline.tracking_store import all_runs, store_exists
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 LAST = "last"
 SUMMARY_FILE = "summary.json"
 _ID = re.compile(r"[0-9a-f]{4,32}")
-_PAGE = 1000
 
 
 class RunRequest(Section):
@@ -98,13 +97,11 @@ def of_flow_run(flow_run_id: str, runs: Path) -> InterruptedRun | None:
     """Return the run that a Prefect flow run has opened before, if it did."""
     if not flow_run_id or not store_exists():
         return None
-    store = client()
-    experiments = [experiment.experiment_id for experiment in store.search_experiments()]
     for condition in (
         f"tags.`{FLOW_RUN_TAG}` = '{flow_run_id}'",
         f"tags.`{FLOW_RUNS_TAG}` LIKE '%{flow_run_id}%'",
     ):
-        for run in store.search_runs(experiments, condition, max_results=2):
+        for run in all_runs(condition):
             if run.data.tags.get("mlflow.source.name") == "patchline run":
                 return _interrupted(run, runs)
     return None
@@ -138,22 +135,7 @@ def _training_runs() -> list[Run]:
     """Return the trainings in the store, the newest first."""
     if not store_exists():
         return []
-    store = client()
-    experiments = [experiment.experiment_id for experiment in store.search_experiments()]
-    found: list[Run] = []
-    token: str | None = None
-    while True:
-        page = store.search_runs(
-            experiments,
-            "tags.`mlflow.source.name` = 'patchline run'",
-            max_results=_PAGE,
-            order_by=["attributes.start_time DESC"],
-            page_token=token,
-        )
-        found += list(page)
-        token = page.token
-        if not token:
-            return found
+    return list(all_runs("tags.`mlflow.source.name` = 'patchline run'"))
 
 
 def _interrupted(run: Run, runs: Path) -> InterruptedRun:

@@ -25,6 +25,7 @@ from pydantic import PrivateAttr, ValidationError
 
 from pipeline.atomic_files import storage_errors, write_text
 from pipeline.errors import OrchestrationError, StorageError
+from pipeline.held_locks import is_held
 from pipeline.section import Section
 
 FOLDER = "live"
@@ -62,7 +63,7 @@ class LiveRun(Section):
     @property
     def is_alive(self) -> bool:
         """Whether its lock is held; a run of another machine always counts as alive."""
-        return not self.is_here or _held(self._lock_file)
+        return not self.is_here or is_held(self._lock_file)
 
     def at(self, lock_file: Path) -> LiveRun:
         """Return the record, which now knows its lock."""
@@ -199,18 +200,6 @@ def _record_file(lock_file: Path) -> Path:
 
 def _now() -> str:
     return dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
-
-
-def _held(lock_file: Path) -> bool:
-    if not lock_file.exists():
-        return False
-    try:
-        with FileLock(lock_file, timeout=0):
-            return False
-    except Timeout:
-        return True
-    except OSError:
-        return True  # not to be read: no reason to call it dead
 
 
 def _unlink(lock_file: Path) -> None:

@@ -7,9 +7,9 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from filelock import FileLock, Timeout
 from pydantic import ValidationError
 
+from pipeline.held_locks import is_held
 from pipeline.section import Section
 
 POOL = "patchline"
@@ -76,16 +76,7 @@ def running(folder: Path | None = None) -> Services | None:
 
 def is_supervised(folder: Path | None = None) -> bool:
     """Return whether a supervisor lives, be it ready or about to be."""
-    lock = supervisor_lock(folder)
-    if not lock.exists():
-        return False
-    try:
-        with FileLock(lock, timeout=0):
-            return False
-    except Timeout:
-        return True
-    except OSError:
-        return True  # not to be opened: no reason to call it dead
+    return is_held(supervisor_lock(folder))
 
 
 def answers(url: str, seconds: float = 5.0) -> bool:

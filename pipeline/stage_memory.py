@@ -12,6 +12,7 @@ later record stays.
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import hashlib
 import json
@@ -236,11 +237,8 @@ def _link(source: Path, copy: Path) -> None:
     if not source.is_file():
         raise _UntrustedError(f"{source.name} is gone")
     if source.suffix not in _APPENDED:
-        try:
+        with contextlib.suppress(OSError):  # another disk, or one without links: then a copy
             os.link(source, copy)
-        except OSError:  # another disk, or one without links
-            pass
-        else:
             return
     shutil.copyfile(source, copy)
 

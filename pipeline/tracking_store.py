@@ -18,6 +18,7 @@ from pipeline.errors import PipelineError, TrackingError
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import Run
 
 
 logger = logging.getLogger(__name__)
@@ -109,6 +110,24 @@ def client() -> MlflowClient:
         raise
     except Exception as error:
         raise unreachable(uri, error) from error
+
+
+def all_runs(condition: str) -> Iterator[Run]:
+    """Yield the runs that fulfil a condition in MLflow's search language, the newest first.
+
+    The condition is one such as `attributes.status = 'RUNNING'`.
+    """
+    store = client()
+    where = [found.experiment_id for found in store.search_experiments()]
+    token: str | None = None
+    while where:
+        page = store.search_runs(
+            where, condition, order_by=["attributes.start_time DESC"], page_token=token
+        )
+        yield from page
+        token = page.token
+        if not token:
+            return
 
 
 def _answering_client() -> MlflowClient:

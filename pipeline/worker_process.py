@@ -120,9 +120,8 @@ def stop_group(process: subprocess.Popen[bytes]) -> None:
     try:
         if process.poll() is None:
             _signal_group(process.pid, signal.SIGTERM)
-            process.wait(_GRACE_SECONDS)
-    except subprocess.TimeoutExpired:
-        pass  # the next lines do what SIGTERM did not
+            with contextlib.suppress(subprocess.TimeoutExpired):  # then SIGKILL does it
+                process.wait(_GRACE_SECONDS)
     finally:
         _signal_group(process.pid, signal.SIGKILL)  # also what the leader left behind
         process.wait()

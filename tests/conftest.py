@@ -28,6 +28,11 @@ PREFECT_DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
 PATCHLINE = Path(sys.executable).parent / "patchline"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the longest module, so that no process is left alone with it at the end."""
+    items.sort(key=lambda item: item.path.name != "test_docs.py")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _own_prefect_home(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Keep Prefect's database out of the home of whoever runs the tests; make one, not one each."""

@@ -10,11 +10,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from flows.services import lifeline
 from pipeline import quiet_libraries
 from pipeline.errors import PipelineError
+from pipeline.held_locks import is_held
 from pipeline.local_services import services_folder
 
 _PATIENCE_SECONDS = 0.5
@@ -62,14 +61,7 @@ def draining_lock(folder: Path) -> Path:
 
 def is_draining(folder: Path) -> bool:
     """Return whether the servers are about to be stopped."""
-    file = draining_lock(folder)
-    if not file.exists():
-        return False
-    try:
-        with FileLock(file, timeout=0):
-            return False
-    except Timeout:
-        return True
+    return is_held(draining_lock(folder))
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

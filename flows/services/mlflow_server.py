@@ -10,10 +10,9 @@ import os
 import warnings
 from pathlib import Path
 
-from flows.services import child
+from flows.services import child, ports
 from pipeline import tracking_store
 
-_HOST = "127.0.0.1"
 _GOODBYE_SECONDS = 3
 _BUSY_SECONDS = 60
 """How long a writer waits for another one in a SQLite store."""
@@ -43,7 +42,7 @@ def serve(folder: Path, port: int, store: str) -> None:
     os.environ["MLFLOW_TRACKING_URI"] = patient
     uvicorn.run(
         "mlflow.server.fastapi_app:app",
-        host=_HOST,
+        host=ports.HOST,
         port=port,
         log_level="warning",
         access_log=False,

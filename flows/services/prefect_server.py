@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 
-from flows.services import child, prefect_database
+from flows.services import child, ports, prefect_database
 
-HOST = "127.0.0.1"
 _GOODBYE_SECONDS = 3
 """How long open connections, such as those of a page in a browser, delay the end."""
 
@@ -25,7 +24,7 @@ def serve(port: int, log_level: str) -> None:
     uvicorn.run(
         "prefect.server.api.server:create_app",
         factory=True,
-        host=HOST,
+        host=ports.HOST,
         port=port,
         log_level=log_level,
         access_log=False,

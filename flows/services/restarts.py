@@ -23,7 +23,7 @@ def note(folder: Path, service: str, reason: str) -> None:
 
 def announce() -> None:
     """Send an event for each note, and take the note away."""
-    from flows import events
+    from flows.notices import events
 
     for file in sorted((services_folder() / _FOLDER).glob("*.json")):
         noted = json.loads(file.read_text(encoding="utf-8"))

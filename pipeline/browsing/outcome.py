@@ -58,7 +58,7 @@ def verdict(outcome: Outcome) -> str:
     report, registered = outcome.evaluated.report, outcome.registered
     accuracy = report.accuracy
     warning = f"\n\nWatch out: {escaped(report.warning)}." if report.warning else ""
-    aliases = ", ".join(outcome.aliases) or "no alias"
+    aliases = f"at first {', '.join(outcome.aliases)}" if outcome.aliases else "without an alias"
     return (
         f"**{accuracy.value:.1%}** of {accuracy.n:,} test images recognised (95 % interval "
         f"{accuracy.low:.1%} to {accuracy.high:.1%}), {report.errors:,} errors.{warning}\n\n"
@@ -68,11 +68,11 @@ def verdict(outcome: Outcome) -> str:
 
 
 def promotion_words(promotion: Promotion | None) -> str:
-    """Return what was decided about the champion."""
+    """Return what was decided about the champion, in words that stay true afterwards."""
     if promotion is None:
-        return "Whether it becomes champion is for a person to decide."
-    decided = "It is the champion" if promotion.promoted else "Not promoted"
-    return f"{decided}: {escaped(promotion.reason)}."
+        return "At the end of the run it was left to a person whether it becomes champion."
+    decided = "became the champion" if promotion.promoted else "was not promoted"
+    return f"At the end of the run it {decided}: {escaped(promotion.reason)}."
 
 
 def links(outcome: Outcome, base: str = "") -> str:

@@ -18,7 +18,7 @@ from pipeline.registry.registered_models import APPROVAL_TAG, ModelReference, su
 from pipeline.section import Section
 from pipeline.tracking_store import client
 
-State = Literal["asked", "approved", "rejected", "expired", "superseded"]
+State = Literal["asked", "approved", "rejected", "expired", "superseded", "cancelled"]
 
 
 class Question(Section):
@@ -120,6 +120,15 @@ def note(
     client().set_model_version_tag(
         reference.name, reference.version, APPROVAL_TAG, content.model_dump_json()
     )
+
+
+def withdraw(reference: ModelReference, flow_run_id: str, reason: str) -> None:
+    """Write on a version that nobody is asked any more, if this flow was the one that asked."""
+    version = client().get_model_version(reference.name, reference.version)
+    noted = version.tags.get(APPROVAL_TAG)
+    known = Note.model_validate_json(noted) if noted else None
+    if known and (known.state, known.flow_run_id) == ("asked", flow_run_id):
+        note(reference, "cancelled", reason=reason, flow_run_id=flow_run_id)
 
 
 def _run_page(run_id: str) -> str | None:

@@ -28,6 +28,7 @@ from pipeline.inference import normalised, predict_logits
 from pipeline.model_building import build_model
 from pipeline.model_files import ModelDescription, describe_plugins, save_model
 from pipeline.train_result import EpochRecord, TrainResult
+from pipeline.training import best_weights
 from pipeline.training.checkpoint import load_checkpoint, save_checkpoint
 from pipeline.training.config import duration_seconds
 from pipeline.training.device import choose_device, choose_precision, make_repeatable
@@ -140,6 +141,8 @@ class Training:
         self.plan.knots = StepPlan(state["plan"]).knots
         self.history = [EpochRecord.model_validate(record) for record in state["history"]]
         self.best = EpochRecord.model_validate(state["best"]) if state["best"] else None
+        if self.best is not None:
+            best_weights.take_back(self.job.folder, self.best.step)
         self.sums = _RunningSums(**state["sums"])
         self.events.write("warning", message=f"going on from step {self.step}")
 
@@ -217,17 +220,13 @@ class Training:
         self.sums.next_epoch()
         if self.best is None or _better(record, self.best):
             self.best = record
-            save_model(self.best_folder, self.average.model, self._description())
+            folder = best_weights.folder_of(self.job.folder, record.step)
+            save_model(folder, self.average.model, self._description())
         self.events.write("metrics", step=self.step, values=_metric_values(record))
         if time.monotonic() - self.last_checkpoint > _CHECKPOINT_SECONDS:
             self._save_checkpoint()
         if self.planner:
             self.planner.validation_seconds = time.monotonic() - began
-
-    @property
-    def best_folder(self) -> Path:
-        """Where the best weights so far are kept."""
-        return self.job.folder / "best"
 
     @property
     def checkpoint_file(self) -> Path:
@@ -246,6 +245,8 @@ class Training:
         }
         save_checkpoint(self.checkpoint_file, self.model, self.average.model, self.optimizer, state)
         self.last_checkpoint = time.monotonic()
+        if self.best is not None:
+            best_weights.keep_only(self.job.folder, self.best.step)
 
     def _description(self) -> ModelDescription:
         return ModelDescription(
@@ -262,7 +263,7 @@ class Training:
             raise RunError("The training did no step, so there is no model. Raise training.epochs.")
         limited = self.config.training.time_limit
         return TrainResult(
-            best=self.best_folder,
+            best=best_weights.finish(self.job.folder, self.best.step),
             best_step=self.best.step,
             best_validation_accuracy=self.best.validation_accuracy,
             steps=self.step,

@@ -24,7 +24,8 @@ from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.objects import TaskRun
 from prefect.states import Cancelling, Crashed, Pending, Running, Suspended
 
-from flows import abandoned_flow_runs, closing, deployments, prefect_session
+from flows import abandoned_flow_runs, closing, prefect_session
+from flows.schedules import deployments
 from flows.training_flow import training_flow
 from pipeline import live_runs
 from pipeline.tracking_store import client as mlflow_client

@@ -17,7 +17,7 @@ from pipeline.errors import ConfigError
 from pipeline.plugin_loader import FILES_VARIABLE, installed
 from pipeline.plugin_settings import named_patch_embedding
 from tests.conftest import Run, write_photos
-from tests.flows.test_plugins_show import _MODEL
+from tests.flows.plugin_commands.test_plugins_show import _MODEL
 
 Output = pytest.CaptureFixture[str]
 OWN = {

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from flows import approval_words
-from flows.approval_form import NOBODY, Approval
+from flows.promotion import approval_words
+from flows.promotion.approval_form import NOBODY, Approval
 from pipeline.errors import ModelReferenceError
 from pipeline.registry import approving
 from pipeline.registry.history import CHAMPION, alias_of

@@ -68,11 +68,11 @@ def test_an_interrupted_table_is_gone_on_with(
 @pytest.mark.usefixtures("small_parts")
 def test_ctrl_c_keeps_every_answer(model: PackagedModel, photos: Path, tmp_path: Path) -> None:
     """What was answered since the last part is written before the command ends."""
-    out = tmp_path / "out.parquet"
+    out, threads = tmp_path / "out.parquet", threading.active_count()
     with pytest.raises(KeyboardInterrupt):
         table_of(model, photos, out, on_progress=stop_after(PART + 1, KeyboardInterrupt()))
     assert predict_images(model, "pets/1", [photos], out).answered_before == PART + 16
-    assert threading.active_count() < 10
+    assert threading.active_count() < threads + 8
 
 
 @pytest.mark.usefixtures("small_parts")

@@ -38,6 +38,10 @@ def _weights(job: TrainingJob) -> Weights:
     return last | {f"best.{name}": tensor for name, tensor in best.items()}
 
 
+def _steps_per_epoch(job: TrainingJob) -> int:
+    return Training(job, EventWriter(job.folder / "unused.jsonl")).order.steps_per_epoch
+
+
 def _same(one: Weights, other: Weights) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
@@ -203,6 +207,38 @@ def test_the_best_weights_are_those_of_the_best_validation(
     model, description = load_model(result.best)
     assert description.classes == reference[0].classes
     assert sum(parameter.numel() for parameter in model.parameters()) == result.parameters
+
+
+def test_a_newer_best_does_not_take_the_place_of_the_checkpoints(
+    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the newer best is not reached again after a stop, the result holds the older one."""
+    monkeypatch.setattr(loop, "_CHECKPOINT_SECONDS", 0.0)
+    job = make_job(tmp_path, model=RANDOM_MODEL)
+    events = _StoppingWriter(tmp_path / "events.jsonl", last_step=1 + _steps_per_epoch(job))
+    with pytest.raises(_Stop):
+        _trained(job, events)
+    [older] = tmp_path.glob("best-*")
+    kept = load_file(older / "model.safetensors")
+    newer = tmp_path / f"best-{2 * _steps_per_epoch(job)}"
+    newer.mkdir()  # as a kill between the next validation and its checkpoint leaves it
+    (newer / "model.safetensors").write_bytes(b"newer")
+    monkeypatch.setattr(loop, "_better", lambda *_: False)
+    result = _trained(job)
+    assert result.best_step == _steps_per_epoch(job)
+    assert _same(load_file(result.best / "model.safetensors"), kept)
+    assert not list(tmp_path.glob("best-*"))
+
+
+def test_a_training_killed_after_its_last_step_gives_the_same_result(
+    reference: tuple[TrainingJob, TrainResult], make_job: MakeJob, tmp_path: Path
+) -> None:
+    """What is finished, but not yet reported, is found again with the same weights."""
+    job = make_job(tmp_path, model=RANDOM_MODEL)
+    first = _trained(job)
+    again = _trained(job)  # as if the process had died before it wrote its result
+    assert again.best_step == first.best_step
+    assert _same(_weights(job), _weights(reference[0]))
 
 
 def test_the_rate_rises_and_ends_near_zero(

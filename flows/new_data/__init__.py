@@ -1,0 +1,1 @@
+"""A folder that is watched: new images start a training."""

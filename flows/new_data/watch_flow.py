@@ -1,0 +1,112 @@
+"""The flow behind `patchline data watch`: train again if enough images are new."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from prefect import flow, task
+from prefect.artifacts import create_markdown_artifact
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
+from prefect.runtime import deployment, flow_run
+from prefect.states import Completed
+
+from flows.failures import failed
+from flows.new_data import data_watch
+from flows.notices import events
+from flows.progress import display
+from pipeline import live_runs, plugin_settings
+from pipeline.config import RunConfig
+from pipeline.data import ingestion, new_images
+from pipeline.data import manifest as manifests
+from pipeline.data.ingestion import IngestedData
+from pipeline.data.new_images import NewImages
+from pipeline.errors import PipelineError
+
+WORKSPACE = Path(".patchline")
+SKIPPED = "Skipped"
+"""The name of the state of a run that had too little to train on."""
+
+
+@flow(name="Train if data is new", flow_run_name="New data in {config.data.path}")
+def retrain_when_new(config: RunConfig) -> State[Any]:
+    """Compare the folder with what the last training had, and train if enough images are new."""
+    workspace, own = WORKSPACE.resolve(), str(flow_run.id)
+    with live_runs.alive(workspace, own, "watch"):
+        if deployment.id:
+            data_watch.cancel_waiting(UUID(str(deployment.id)), UUID(own))
+        try:
+            return _train_if_enough(config, workspace)
+        except PipelineError as error:
+            return failed(error)
+
+
+def _train_if_enough(config: RunConfig, workspace: Path) -> State[Any]:
+    config = plugin_settings.checked_plugins(config)
+    data = read_data(config, workspace)
+    name = config.name or data.name
+    found = compare_with_last_run(name, data)
+    asked = config.data.min_new_images
+    if not found.first and found.new < asked:
+        return _skip(name, found, asked)
+    _publish(name, found, "It is enough to train again." if not found.first else "")
+    from flows.training_flow import training_flow  # slow, and often not needed
+
+    summary = training_flow(config)
+    return Completed(
+        message=f"{found.words()}: {summary.name}, version {summary.version} is registered."
+    )
+
+
+@task(name="Read the data", cache_policy=NO_CACHE)
+def read_data(config: RunConfig, workspace: Path) -> IngestedData:
+    """List the folder and check every image."""
+    return ingestion.ingest(config, workspace, display().advance)
+
+
+@task(name="Compare with the data of the last run", cache_policy=NO_CACHE)
+def compare_with_last_run(name: str, data: IngestedData) -> NewImages:
+    """Count what is new, gone and relabelled since the last finished training."""
+    before = new_images.manifest_of_last_run(name)
+    return new_images.compare(before, manifests.load(data.manifest_file))
+
+
+def _skip(name: str, found: NewImages, asked: int) -> State[Any]:
+    reason = f"{found.words()}; {asked} new ones are asked for (data.min_new_images)"
+    _publish(name, found, f"{asked} new ones are asked for, so nothing was trained.")
+    facts = {
+        "name": name,
+        "new_images": found.new,
+        "asked": asked,
+        "removed": found.removed,
+        "relabelled": found.relabelled,
+        "reason": reason,
+    }
+    events.emit(events.RUN_SKIPPED, f"patchline.model.{name}", facts)
+    return Completed(name=SKIPPED, message=f"{reason}.")
+
+
+def _publish(name: str, found: NewImages, verdict: str) -> None:
+    create_markdown_artifact(
+        key="new-data",
+        markdown=report(name, found, verdict),
+        description="What is new since the last training",
+    )
+
+
+def report(name: str, found: NewImages, verdict: str) -> str:
+    """Return what was found, in markdown."""
+    if found.first:
+        return f"## {name}\n\nThe first training: {found.images} images.\n"
+    lines = [f"## {name}", "", f"**{found.words()}** since the last training. {verdict}", ""]
+    if found.new_by_class:
+        lines += ["| class | new images |", "|---|---|"]
+        lines += [f"| {label} | {count} |" for label, count in found.new_by_class.items()]
+        lines.append("")
+    if found.relabelled_examples:
+        files = ", ".join(f"`{path}`" for path in found.relabelled_examples)
+        lines += [f"In another class than before: {files}.", ""]
+    lines.append(f"The folder holds {found.images} different images.")
+    return "\n".join(lines) + "\n"

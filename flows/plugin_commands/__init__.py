@@ -1,0 +1,1 @@
+"""The commands `patchline plugins list`, `show`, `check` and `new`."""

@@ -1,0 +1,189 @@
+"""The flow that asks a person about a promotion: compare, suspend, carry out the answer.
+
+Suspended, it holds no process. With the answer it begins again from the top; the answer is looked
+up first, so nothing is compared a second time unless the champion changed.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from prefect import flow, task
+from prefect.artifacts import create_markdown_artifact
+from prefect.cache_policies import NO_CACHE
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import State
+from prefect.flow_runs import suspend_flow_run
+from prefect.runtime import flow_run
+from prefect.states import Completed
+
+from flows.failures import RETRYING
+from flows.notices import events
+from flows.promotion import approval_form, approval_words, approvals
+from flows.promotion.approval_form import NEWER_VERSION, NOBODY, Approval
+from pipeline import live_runs
+from pipeline.errors import ModelReferenceError
+from pipeline.registry import approving, history, promoting
+from pipeline.registry.approving import Question
+from pipeline.registry.config import PromotionConfig
+from pipeline.registry.promoting import Answer, Promotion, Request
+from pipeline.registry.registered_models import ModelReference, resolve
+from pipeline.tracking_store import client as registry
+
+PROMOTED, ALREADY = "Promoted", "Champion already"
+REFUSED, BY_GATES = "Refused", "Refused: the gates"
+BY_NOBODY, SUPERSEDED = "Refused: nobody answered", "Refused: a newer version waits"
+GONE = "Refused: the version is gone"
+_ENDINGS: dict[str, tuple[approving.State, str]] = {
+    NOBODY: ("expired", BY_NOBODY),
+    NEWER_VERSION: ("superseded", SUPERSEDED),
+}
+_WORKSPACE = Path(".patchline")
+_GRACE_SECONDS = 366 * 24 * 3600
+"""Prefect fails what is suspended for too long; we refuse it, and long before."""
+
+
+@task(
+    name="Compare with the champion",
+    cache_policy=NO_CACHE,
+    **RETRYING,
+)
+def compare(reference: ModelReference, champion: str | None, config: PromotionConfig) -> Question:
+    """Ask the gates and write the comparison's page."""
+    return approving.pose(reference, champion, config, _folder(reference))
+
+
+@task(
+    name="Carry out the answer",
+    cache_policy=NO_CACHE,
+    **RETRYING,
+)
+def carry_out(request: Request) -> Promotion | None:
+    """Promote or refuse; none if the champion is not the one that the person saw."""
+    return promoting.promote(request, _folder(request.reference))[0]
+
+
+@flow(name="Ask a person about a promotion")
+def approve_promotion(name: str, version: str, config: PromotionConfig) -> State[Any]:
+    """Compare a version with the champion, ask a person, and do what the answer says."""
+    with live_runs.alive(_WORKSPACE.resolve(), str(flow_run.id), "approval"):
+        try:
+            reference = resolve(f"{name}/{version}")
+        except ModelReferenceError as error:
+            return Completed(name=GONE, message=str(error))
+        try:
+            return _decide(reference, config)
+        except ModelReferenceError as error:  # the records of one of the two are gone
+            approving.note(reference, "rejected", reason=str(error), flow_run_id=str(flow_run.id))
+            return Completed(name=REFUSED, message=str(error))
+
+
+def _decide(reference: ModelReference, config: PromotionConfig) -> State[Any]:
+    """Go from question to answer until an answer fits the champion that there is."""
+    while True:
+        champion = history.alias_of(registry(), reference.name, history.CHAMPION)
+        given = _answers()
+        if champion == reference.version:
+            return _already(reference, given)
+        refusal = next((each for each in given.values() if each.decision == "reject"), None)
+        answer = refusal or given.get(approval_form.question_key(champion)) or _outdated(reference)
+        if answer is None:
+            _ask(reference, champion, config)
+            continue
+        promotion = carry_out(_request(reference, champion, config, answer))
+        if promotion is not None:
+            return _end(reference, answer, promotion.promoted, promotion.reason)
+
+
+def _answers() -> dict[str, Approval]:
+    with get_client(sync_client=True) as prefect:
+        return dict(approval_form.answers(prefect, UUID(str(flow_run.id))))
+
+
+def _outdated(reference: ModelReference) -> Approval | None:
+    """Return the answer to a question that a newer version of the model has made idle."""
+    newer = approvals.newer_question(reference.name, reference.version)
+    return approval_form.superseded_by(newer) if newer else None
+
+
+def _request(
+    reference: ModelReference, champion: str | None, config: PromotionConfig, answer: Approval
+) -> Request:
+    reason = approval_form.one_line(answer.reason) or "no reason given"
+    said = Answer(answer.decision == "approve", answer.words, champion)
+    return Request(reference, config, force_reason=reason if answer.force else None, answer=said)
+
+
+def _ask(reference: ModelReference, champion: str | None, config: PromotionConfig) -> None:
+    """Show the question and suspend; the process ends here."""
+    question = compare(reference, champion, config)
+    create_markdown_artifact(
+        key="promotion-question",
+        markdown=approval_words.summary(question, config.approval_hours),
+        description=f"{reference.name}, version {reference.version}, against the champion",
+    )
+    approving.note(reference, "asked", flow_run_id=str(flow_run.id))
+    expires = dt.datetime.now(dt.UTC) + dt.timedelta(hours=config.approval_hours)
+    when = expires.isoformat(timespec="minutes")
+    _emit(events.APPROVAL_ASKED, reference, {"champion": champion, "expires": when})
+    key = approval_form.question_key(champion)
+    with get_client(sync_client=True) as prefect:
+        approval_form.forget_question(prefect, UUID(str(flow_run.id)), key)
+    words = approval_words.form_words(question, config.approval_hours)
+    suspend_flow_run(
+        wait_for_input=Approval.with_initial_data(description=words),
+        timeout=round(config.approval_hours * 3600 + _GRACE_SECONDS),
+        key=key,
+    )
+
+
+def _already(reference: ModelReference, given: dict[str, Approval]) -> State[Any]:
+    """End for a version that is champion: by this flow, which was killed after it, or by hand."""
+    changes = [
+        entry
+        for entry in history.read(registry(), reference.name)
+        if (entry.alias, entry.to_version) == (history.CHAMPION, reference.version)
+    ]
+    reason = changes[-1].reason if changes else ""
+    for answer in given.values():
+        if answer.decision == "approve" and answer.words in reason:
+            return _end(reference, answer, promoted=True, reason=reason)
+    words = f"version {reference.version} became champion without this question's answer"
+    approving.note(reference, "superseded", reason=words, flow_run_id=str(flow_run.id))
+    return Completed(name=ALREADY, message=words)
+
+
+def _end(reference: ModelReference, answer: Approval, promoted: bool, reason: str) -> State[Any]:
+    """Record what came of it, and return the state that says so."""
+    state, name = _ENDINGS.get(answer.who, ("rejected", REFUSED))
+    if answer.decision == "approve":
+        state, name = "approved", PROMOTED if promoted else BY_GATES
+    approving.note(
+        reference,
+        state,
+        by=approval_form.one_line(answer.who),
+        reason=approval_form.one_line(answer.reason),
+        flow_run_id=str(flow_run.id),
+    )
+    kind = events.APPROVAL_EXPIRED if state == "expired" else events.APPROVAL_ANSWERED
+    _emit(kind, reference, {"answer": state, "reason": answer.words})
+    outcome = events.MODEL_PROMOTED if promoted else events.MODEL_REFUSED
+    _emit(outcome, reference, {"reason": reason})
+    return Completed(name=name, message=reason)
+
+
+def _emit(event: str, reference: ModelReference, facts: dict[str, Any]) -> None:
+    known = {"name": reference.name, "version": reference.version, **facts}
+    if "flow_run_id" in events.KINDS[event].payload:
+        known["flow_run_id"] = str(flow_run.id)
+    events.emit(event, f"patchline.model.{reference.name}", known)
+
+
+def _folder(reference: ModelReference) -> Path:
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    name = f"{reference.name}-{reference.version}-{stamp}"
+    return (_WORKSPACE / "promotions" / name).resolve()

@@ -1,0 +1,1 @@
+"""Training and prediction by the clock: Prefect deployments, and the commands that keep them."""

@@ -1,0 +1,164 @@
+"""Events: their documented names, what they carry, and that they arrive."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect import flow
+from prefect.client.orchestration import get_client
+from prefect.settings import PREFECT_API_URL, temporary_settings
+
+from flows.notices import events
+from tests.flows.notices import event_server
+
+_PAGE = Path(__file__).parents[3] / "docs" / "events.md"
+_ROW = re.compile(r"^\| `(patchline\.[a-z._]+)` \| (.+?) \| `(.+?)` \| (.+?) \|$", re.MULTILINE)
+_EMITTING = """
+import sys
+from flows.notices import events
+events.emit(events.MODEL_REFUSED, "patchline.model.short", {"name": "short", "version": "2"})
+print("prefect" in sys.modules)
+"""
+
+
+@pytest.fixture
+def server() -> str:
+    """Return the address of a server's API."""
+    return event_server.api_url()
+
+
+@flow
+def telling(number: int) -> None:
+    """Emit an event from inside a flow."""
+    facts = {"name": "inside", "run_id": str(number)}
+    events.emit(events.RUN_STARTED, "patchline.run.inside", facts)
+
+
+def test_the_page_describes_each_event_as_the_code_does() -> None:
+    """The table in docs/events.md has every name, with when, resource and payload."""
+    described = {
+        name: (when, resource, tuple(re.findall(r"`(\w+)`", payload)))
+        for name, when, resource, payload in _ROW.findall(_PAGE.read_text(encoding="utf-8"))
+    }
+    kinds = events.KINDS.items()
+    assert described == {name: (kind.when, kind.resource, kind.payload) for name, kind in kinds}
+
+
+def test_every_constant_is_described() -> None:
+    """No name exists in the code alone."""
+    constants = {
+        value
+        for key, value in vars(events).items()
+        if key.isupper() and isinstance(value, str) and value != events.PREFIX
+    }
+    assert constants == set(events.KINDS)
+
+
+@pytest.mark.parametrize("name", events.KINDS)
+def test_a_sentence_needs_only_documented_keys(name: str) -> None:
+    """With all keys given, the sentence shows each that it names and no gap."""
+    kind = events.KINDS[name]
+    sentence = events.content(name, dict.fromkeys(kind.payload, "WORD"))["sentence"]
+    assert "?" not in sentence
+    assert sentence.count("WORD") == kind.sentence.count("{")
+
+
+def test_credentials_and_undocumented_keys_are_not_sent() -> None:
+    """An address loses user and password, a long text its end, and an unknown key is dropped."""
+    sent = events.content(
+        events.RUN_FAILED,
+        {
+            "name": "flowers",
+            "reason": "https://me:secret@example.org/ does not answer " + "x" * 1000,
+            "password": "secret",
+            "run_id": None,
+        },
+    )
+    assert "secret" not in str(sent)
+    assert set(sent) == {"name", "reason", "sentence"}
+    assert len(sent["reason"]) == 500
+    assert sent["sentence"].startswith("The training of flowers has failed: https://example.org/")
+
+
+def test_without_a_server_nothing_is_even_imported() -> None:
+    """A command that emits an event does not pay for Prefect when no server is there."""
+    assert _emit_in_a_command(None) == "False"
+
+
+def test_a_server_that_does_not_listen_is_not_waited_for() -> None:
+    """A dead address is passed over without a word; Prefect's own client would try for seconds."""
+    assert _emit_in_a_command("http://127.0.0.1:9/api") == "False"
+
+
+@pytest.mark.parametrize("event", ["patchline.no.such", events.RUN_FAILED])
+def test_emitting_never_raises(event: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An unknown event and a nonsensical address are no reason to stop."""
+    monkeypatch.setenv("PREFECT_API_URL", "http://[nonsense/api")
+    events.emit(event, "patchline.run.x", {"name": "x"})
+    events.flush(0.1)
+
+
+def test_the_last_event_of_a_short_command_arrives(server: str) -> None:
+    """The end of the process waits until the event is sent; it tells the working directory."""
+    assert _emit_in_a_command(server) == "True"
+    [event] = _arrived(server, "patchline.model.short")
+    assert event["payload"]["version"] == "2"
+    assert event["resource"]["patchline.folder"] == str(Path.cwd())
+    assert event["resource"]["prefect.resource.name"] == "short"
+
+
+def test_an_event_of_a_flow_belongs_to_its_run(server: str) -> None:
+    """Inside a flow run the event carries the run, so that its page shows it."""
+    with temporary_settings({PREFECT_API_URL: server}):
+        telling(7)
+        events.flush()
+    [event] = _arrived(server, "patchline.run.inside")
+    roles = {related["prefect.resource.role"] for related in event["related"]}
+    assert "flow-run" in roles
+
+
+def test_flushed_events_arrive_while_the_process_goes_on(
+    server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After `flush` the server may be stopped; later events are sent as well."""
+    monkeypatch.setenv("PREFECT_API_URL", server)
+    for version in ("1", "2"):
+        facts = {"name": "flushed", "version": version}
+        events.emit(events.MODEL_PROMOTED, "patchline.model.flushed", facts)
+        events.flush()
+    assert len(_arrived(server, "patchline.model.flushed", count=2)) == 2
+
+
+def _emit_in_a_command(url: str | None) -> str:
+    """Return what the command prints; it must print nothing else."""
+    environment = {**os.environ, **({"PREFECT_API_URL": url} if url else {})}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", _EMITTING],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert done.stderr == ""
+    return done.stdout.strip()
+
+
+def _arrived(server: str, resource: str, count: int = 1) -> list[dict[str, Any]]:
+    """Return the events about a resource, when there are enough of them."""
+    wanted = {"filter": {"resource": {"id": [resource]}}}
+    with temporary_settings({PREFECT_API_URL: server}), get_client(sync_client=True) as client:
+        for _ in range(100):
+            answer = client.request("POST", "/events/filter", json=wanted)
+            found: list[dict[str, Any]] = answer.json()["events"]
+            if len(found) >= count:
+                break
+            time.sleep(0.1)
+    return found

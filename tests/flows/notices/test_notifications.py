@@ -1,0 +1,241 @@
+"""Notifications on a real Prefect server with SQLite, sent to a real receiver."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect.client.orchestration import get_client
+from prefect.settings import PREFECT_API_URL, temporary_settings
+
+from flows.notices import events, notifications
+from tests.flows.conftest import Command
+from tests.flows.notices import event_server
+
+_PROBE = "patchline.probe"
+_SECRET = "T0ken-in-the-path"  # noqa: S105 - of no service
+
+
+class Receiver(ThreadingHTTPServer):
+    """A receiver of webhooks that can be slow, and refuse at first."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.bodies: list[dict[str, Any]] = []
+        self.paths: list[str] = []
+        self.seconds = 0.0
+        self.refusals = 0
+        self.probed = threading.Event()
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    @property
+    def address(self) -> str:
+        """Where it listens."""
+        return f"http://127.0.0.1:{self.server_address[1]}/{_SECRET}"
+
+    def wait_until_expected(self, event: str) -> None:
+        """Send probes until one comes: the server learns of a new notification a bit later."""
+        for _ in range(60):
+            events.emit(event, _PROBE, {})
+            if self.probed.wait(0.5):
+                return
+
+    def wait_for(self, count: int) -> None:
+        """Wait until so many messages came, and a moment for one too many."""
+        for _ in range(300):
+            if len(self.bodies) >= count:
+                break
+            time.sleep(0.1)
+        time.sleep(0.5)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Receiver
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        if body["resource"] == _PROBE:
+            self.server.probed.set()
+            self.send_response(204)
+            self.end_headers()
+            return
+        time.sleep(self.server.seconds)
+        self.server.paths.append(self.path)
+        if self.server.refusals:
+            self.server.refusals -= 1
+            self.send_response(500)
+        else:
+            self.server.bodies.append(body)
+            self.send_response(204)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    started = Receiver()
+    yield started
+    started.shutdown()
+    started.server_close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _server() -> Iterator[None]:
+    with temporary_settings({PREFECT_API_URL: event_server.api_url()}):
+        yield
+        events.flush()
+
+
+@pytest.fixture(autouse=True)
+def _no_notifications() -> Iterator[None]:
+    """Leave none to the next test."""
+    yield
+    for each in notifications.notifications():
+        notifications.remove(each.name)
+
+
+def test_each_of_twenty_events_becomes_one_post(receiver: Receiver) -> None:
+    """Twenty events at once reach a receiver that takes its time, each once and whole."""
+    receiver.seconds = 0.1
+    notifications.create("team", receiver.address, ["run.failed"])
+    receiver.wait_until_expected(events.RUN_FAILED)
+    for number in range(20):
+        facts = {"name": "flowers", "run_id": str(number), "reason": 'a "bad" <disk>\nis full'}
+        events.emit(events.RUN_FAILED, f"patchline.run.{number}", facts)
+        events.emit(events.RUN_FINISHED, f"patchline.run.{number}", {"name": "flowers"})
+    receiver.wait_for(20)
+    assert sorted(int(body["payload"]["run_id"]) for body in receiver.bodies) == list(range(20))
+    assert len({body["id"] for body in receiver.bodies}) == 20
+    body = receiver.bodies[0]
+    assert body["event"] == events.RUN_FAILED
+    assert body["resource"] == f"patchline.run.{body['payload']['run_id']}"
+    assert body["sentence"] == 'The training of flowers has failed: a "bad" <disk>\nis full'
+    assert body["text"] == body["sentence"]
+    assert body["time"].endswith("+00:00")
+    assert set(receiver.paths) == {f"/{_SECRET}"}
+
+
+def test_what_the_receiver_refuses_is_sent_again(receiver: Receiver) -> None:
+    """An answer of 500 is a failure, and the message comes again."""
+    notifications.create("team", receiver.address, None)
+    receiver.wait_until_expected(events.MODEL_REFUSED)
+    receiver.refusals = 2
+    events.emit(events.MODEL_REFUSED, "patchline.model.flowers", {"name": "flowers"})
+    receiver.wait_for(1)
+    assert len(receiver.bodies) == 1
+    assert len(receiver.paths) == 3
+
+
+def test_a_second_create_changes_the_first(run_here: Command, receiver: Receiver) -> None:
+    """The name is the key: address and events are replaced, and one message comes, not two."""
+    first = ("notify", "create", "team", "--webhook", "https://example.org/old")
+    assert run_here(*first)[0] == 0
+    second = ("notify", "create", "team", "--webhook", receiver.address)
+    code, out, _ = run_here(*second, "--on", "patchline.data.changed", "--on", "run.killed")
+    assert code == 0
+    assert "on data.changed, run.killed" in out
+    [only] = notifications.notifications()
+    assert only.events == ("data.changed", "run.killed")
+    receiver.wait_until_expected(events.DATA_CHANGED)
+    events.emit(events.DATA_CHANGED, "patchline.watch.photos", {"name": "photos"})
+    receiver.wait_for(1)
+    assert [body["event"] for body in receiver.bodies] == [events.DATA_CHANGED]
+
+
+def test_an_event_from_outside_needs_no_sentence(receiver: Receiver) -> None:
+    """What others emit under our names is told by the name of the event."""
+    from prefect.events import emit_event
+
+    notifications.create("team", receiver.address, ["data.updated"])
+    receiver.wait_until_expected(events.DATA_UPDATED)
+    emit_event("patchline.data.updated", resource={"prefect.resource.id": "patchline.watch.x"})
+    receiver.wait_for(1)
+    assert [body["sentence"] for body in receiver.bodies] == ["patchline.data.updated"]
+
+
+def test_the_address_stays_a_secret(run_here: Command) -> None:
+    """Only scheme and host are shown: by the commands, and by what Prefect's pages ask for."""
+    address = f"https://me:pass@hooks.example.org:8443/{_SECRET}?key=other"
+    _, created, _ = run_here("notify", "create", "team", "--webhook", address)
+    _, listed, _ = run_here("notify", "list", "--json")
+    [only] = json.loads(listed)["notifications"]
+    assert only["webhook"] == "https://hooks.example.org:8443"
+    assert only["events"] == ["model.promoted", "model.refused", "run.failed", "run.killed"]
+    with get_client(sync_client=True) as client:
+        automations = client.request("POST", "/automations/filter", json={}).text
+        blocks = client.request("POST", "/block_documents/filter", json={}).text
+    for shown in (created, listed, automations, blocks):
+        assert _SECRET not in shown
+        assert "pass@" not in shown
+    assert "hooks.example.org" not in automations + blocks
+
+
+def test_removing_leaves_nothing(run_here: Command) -> None:
+    """Automation and address are gone, and a second removal names what there is."""
+    run_here("notify", "create", "team", "--webhook", "https://example.org/1")
+    run_here("notify", "create", "boss", "--webhook", "https://example.org/2")
+    assert run_here("notify", "remove", "team")[0] == 0
+    code, _, err = run_here("notify", "remove", "tem")
+    assert code == 2
+    assert err == "Error: There is no notification 'tem'. There are boss.\n"
+    assert run_here("notify", "remove", "boss", "--json")[0] == 0
+    assert "There is no notification." in run_here("notify", "list")[1]
+    with get_client(sync_client=True) as client:
+        assert client.request("POST", "/block_documents/filter", json={}).json() == []
+
+
+def test_one_that_is_switched_off_or_damaged_in_the_pages_is_shown_so(run_here: Command) -> None:
+    """The list tells of a pause and of a deleted block; creating it again repairs it."""
+    run_here("notify", "create", "team", "--webhook", "https://example.org/1")
+    with get_client(sync_client=True) as client:
+        [automation] = client.read_automations_by_name("Patchline notification: team")
+        client.pause_automation(automation.id)
+        [block] = client.request("POST", "/block_documents/filter", json={}).json()
+        client.delete_block_document(block["id"])
+    _, out, _ = run_here("notify", "list")
+    assert "its address is gone: create it again" in out
+    assert "switched off in Prefect's pages" in out
+    run_here("notify", "create", "team", "--webhook", "https://example.org/1")
+    [only] = notifications.notifications()
+    assert only.webhook == "https://example.org"
+    assert only.enabled
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("team", "--webhook", "https://e.org", "--on", "run.fail"), "Did you mean run.failed?"),
+        (("team", "--webhook", "https://e.org", "--on", "prefect.x"), "There are run.started, "),
+        (("team", "--webhook", f"ftp://e.org/{_SECRET}"), "--webhook is not a web address."),
+        (("team", "--webhook", f"https:///{_SECRET}"), "--webhook is not a web address."),
+        (("team", "--webhook", f"https://e.org:x/{_SECRET}"), "--webhook is not a web address."),
+        (("team", "--webhook", f"https://e.org/a b{_SECRET}"), "--webhook is not a web address."),
+        (("The team", "--webhook", "https://e.org"), "'The team' cannot be the name"),
+    ],
+)
+def test_wrong_input_is_one_sentence(
+    run_here: Command, arguments: tuple[str, ...], words: str
+) -> None:
+    """The remedy is named, and an address that may be secret is not repeated."""
+    code, out, err = run_here("notify", "create", *arguments)
+    assert (code, out) == (2, "")
+    assert words in err
+    assert _SECRET not in err
+    assert err.count("\n") == 1
+
+
+def test_without_a_server_the_sentence_names_up(run_here: Command, tmp_path: Path) -> None:
+    """No server is started for a notification that could never come."""
+    with temporary_settings({PREFECT_API_URL: None}):
+        code, _, err = run_here("notify", "list")
+    assert code == 1
+    assert "patchline up" in err
+    assert not (tmp_path / ".patchline").exists()

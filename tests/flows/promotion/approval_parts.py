@@ -1,0 +1,88 @@
+"""Parts of an approval that tests drive by hand: ask, carry out in this process, look."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import FlowRun
+from prefect.exceptions import Pause
+from prefect.flow_engine import run_flow
+from prefect.logging.handlers import APILogHandler
+from prefect.states import Crashed, Pending
+
+from flows.notices import events
+from flows.promotion import approvals
+from flows.promotion.approval_flow import approve_promotion
+from flows.promotion.approval_form import Approval
+from flows.promotion.approvals import Asked
+from pipeline.registry import history
+from pipeline.registry.config import PromotionConfig
+from pipeline.registry.registered_models import ModelReference, VersionSummary, summaries
+from pipeline.tracking_store import client
+from tests.pipeline.registry.made_versions import QUICK, make_version
+
+YES = Approval(decision="approve", who="Ada", reason="looks good")
+NO = Approval(decision="reject", who="Ada", reason="blurry")
+
+
+def versions(name: str, folder: Path, *wrong: range) -> list[ModelReference]:
+    """Register versions that are wrong on these images; the first one is champion."""
+    return [make_version(name, folder, wrong=images) for images in wrong]
+
+
+def start(reference: ModelReference, config: PromotionConfig = QUICK) -> Asked:
+    """Start the flow that asks; nobody has carried it out yet."""
+    others = [each for each in approvals.open_questions() if each.name == reference.name]
+    approvals._ask(reference, config, others)
+    return question(reference)
+
+
+def question(reference: ModelReference) -> Asked:
+    """Return the one open question about a version."""
+    version = f"{reference.name}/{reference.version}"
+    [found] = [each for each in approvals.open_questions() if each.reference == version]
+    return found
+
+
+def carry_on(asked: Asked) -> Asked:
+    """Carry out a flow run until it ends or suspends, as the runner's process does."""
+    with get_client(sync_client=True) as prefect:
+        prefect.set_flow_run_state(asked.flow_run_id, Pending())
+        flow_run: FlowRun = prefect.read_flow_run(asked.flow_run_id)
+    with contextlib.suppress(Pause):
+        run_flow(approve_promotion, flow_run=flow_run, return_type="state")
+    return approvals.look_at(asked)
+
+
+def asked_about(reference: ModelReference, config: PromotionConfig = QUICK) -> Asked:
+    """Return a question that waits for its answer."""
+    asked = carry_on(start(reference, config))
+    assert asked.waits, asked
+    return asked
+
+
+def kill(asked: Asked) -> None:
+    """Leave what the runner reports of a process that was killed."""
+    with get_client(sync_client=True) as prefect:
+        prefect.set_flow_run_state(asked.flow_run_id, Pending())
+        prefect.set_flow_run_state(asked.flow_run_id, Crashed(message="code -9"))
+
+
+def champion(name: str) -> str | None:
+    """Return the version that is champion."""
+    return history.alias_of(client(), name, history.CHAMPION)
+
+
+def summary(reference: ModelReference) -> VersionSummary:
+    """Return what the registry holds about a version."""
+    [model] = summaries(reference.name)
+    [version] = [each for each in model.versions if each.version == reference.version]
+    return version
+
+
+def parting_words() -> None:
+    """Send what this process still has to say, before the server goes."""
+    events.flush()
+    APILogHandler().flush()

@@ -1,0 +1,146 @@
+"""Runs that were due while nobody could start them, and places that were not given back."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+import pytest
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate
+from prefect.client.schemas.schedules import IntervalSchedule
+from prefect.states import Completed, Pending, Running
+
+from flows.schedules import deployments
+from flows.schedules.prediction_flow import predict_flow
+from tests.flows.conftest import Command
+from tests.flows.schedules.schedule_parts import every_minute, let_pass, only_one, runs_of
+
+_PREDICTING = {"model": "photos@champion", "images": "/photos", "out": "/table.csv"}
+
+pytestmark = pytest.mark.usefixtures("prefect_server")
+
+
+def test_after_a_long_sleep_one_run_is_left_of_those_that_were_missed(
+    client: SyncPrefectClient,
+) -> None:
+    """Ten runs are due at once: the newest stays, the others are cancelled and say why.
+
+    What is yet to come is not touched, and a second look changes nothing.
+    """
+    deployment_id = every_minute()
+    let_pass(client, deployment_id, minutes=10)
+    assert len(runs_of(client, deployment_id)) >= 12
+    for _ in range(2):
+        deployments.drop_missed()
+        runs = runs_of(client, deployment_id)
+        now = dt.datetime.now(dt.UTC)
+        due = [run for run in runs if run.expected_start_time and run.expected_start_time < now]
+        assert [run.state_name for run in due] == ["Cancelled"] * (len(due) - 1) + ["Scheduled"]
+        assert {run.state_name for run in runs[len(due) :]} == {"Scheduled"}
+    assert "Missed: it was due at" in str(due[0].state and due[0].state.message)
+
+
+def test_a_missed_run_that_was_started_already_stands_for_all_of_them(
+    client: SyncPrefectClient,
+) -> None:
+    """When the runner was faster than the look at what was missed, no second run is started."""
+    deployment_id = every_minute()
+    let_pass(client, deployment_id, minutes=10, ahead=0)
+    oldest = runs_of(client, deployment_id)[0]
+    client.set_flow_run_state(oldest.id, Pending())
+    deployments.drop_missed()
+    states = [run.state_name for run in runs_of(client, deployment_id)]
+    assert states == ["Pending"] + ["Cancelled"] * (len(states) - 1)
+    client.set_flow_run_state(oldest.id, Running())
+    client.set_flow_run_state(oldest.id, Completed())
+    let_pass(client, deployment_id, minutes=10, ahead=0)  # the scheduler looks again
+    deployments.drop_missed()
+    names = {run.state_name for run in runs_of(client, deployment_id)}
+    assert names == {"Completed", "Cancelled"}
+
+
+def test_a_clock_that_is_set_back_makes_no_run_twice(client: SyncPrefectClient) -> None:
+    """The scheduler comes to the same minutes again: they have their runs already."""
+    deployment_id = every_minute()
+    for _ in range(2):
+        let_pass(client, deployment_id, minutes=5)
+        times = [run.expected_start_time for run in runs_of(client, deployment_id)]
+        assert len(times) == len(set(times))
+    deployments.drop_missed()
+    let_pass(client, deployment_id, minutes=5)
+    again = [run.expected_start_time for run in runs_of(client, deployment_id)]
+    assert len(again) == len(set(again))
+
+
+def test_two_schedules_in_the_same_minute_have_a_run_each(client: SyncPrefectClient) -> None:
+    """Each is a deployment of its own, so the other's run does not take its place."""
+    anchor = dt.datetime.now(dt.UTC).replace(microsecond=0) + dt.timedelta(seconds=30)
+    times = []
+    for name in ("one", "two"):
+        deployment_id = deployments.deploy(
+            predict_flow,
+            name,
+            parameters={**_PREDICTING, "out": f"/{name}.csv"},
+            schedule=IntervalSchedule(interval=dt.timedelta(minutes=1), anchor_date=anchor),
+            labels={deployments.KIND: "schedule"},
+            description="",
+        )
+        let_pass(client, deployment_id, minutes=0)
+        runs = runs_of(client, deployment_id)
+        assert {run.parameters["out"] for run in runs} == {f"/{name}.csv"}
+        times.append([run.expected_start_time for run in runs])
+        client.set_flow_run_state(runs[0].id, Pending())
+        assert client.read_flow_run(runs[0].id).state_name == "Pending"
+    assert times[0][0] == times[1][0]
+
+
+def test_a_run_that_is_due_while_one_goes_on_is_cancelled(
+    run_here: Command, client: SyncPrefectClient
+) -> None:
+    """One run at a time; what comes meanwhile is not queued, and `run-now` says so."""
+    deployment_id = every_minute()
+    first, second = (deployments.start(deployment_id) for _ in range(2))
+    client.set_flow_run_state(first, Pending())
+    client.set_flow_run_state(second, Pending())
+    assert client.read_flow_run(second).state_name == "Cancelled"
+    code, _, err = run_here("schedule", "run-now", "often")
+    assert (code, str(first) in err) == (1, True)
+    client.set_flow_run_state(first, Running())
+    client.set_flow_run_state(first, Completed())
+    third = deployments.start(deployment_id)
+    client.set_flow_run_state(third, Pending())
+    assert client.read_flow_run(third).state_name == "Pending"
+
+
+def test_a_place_that_a_killed_server_forgot_is_given_back(client: SyncPrefectClient) -> None:
+    """A count that no run stands behind would keep every later run from starting."""
+    deployment_id = every_minute()
+    limit = only_one().global_concurrency_limit
+    assert limit
+    client.update_global_concurrency_limit(limit.name, GlobalConcurrencyLimitUpdate(active_slots=1))
+    blocked = deployments.start(deployment_id)
+    client.set_flow_run_state(blocked, Pending())
+    assert client.read_flow_run(blocked).state_name == "Cancelled"
+    deployments.drop_missed()
+    free = deployments.start(deployment_id)
+    client.set_flow_run_state(free, Pending())
+    assert client.read_flow_run(free).state_name == "Pending"
+    deployments.drop_missed()  # a run stands behind this one
+    other = deployments.start(deployment_id)
+    client.set_flow_run_state(other, Pending())
+    assert client.read_flow_run(other).state_name == "Cancelled"
+
+
+def test_a_paused_schedule_starts_nothing_that_was_due(client: SyncPrefectClient) -> None:
+    """What waits when it is paused is cancelled, and a change cancels what has old settings."""
+    deployment_id = every_minute()
+    let_pass(client, deployment_id, minutes=3)
+    deployments.set_paused(only_one(), paused=True)
+    assert {run.state_name for run in runs_of(client, deployment_id)} == {"Cancelled"}
+    deployments.set_paused(only_one(), paused=False)
+    let_pass(client, deployment_id, minutes=2)
+    every_minute(parameters={**_PREDICTING, "top_k": 2})
+    assert {run.state_name for run in runs_of(client, deployment_id)} == {"Cancelled"}
+    let_pass(client, deployment_id, minutes=0)
+    coming = [run for run in runs_of(client, deployment_id) if run.state_name == "Scheduled"]
+    assert {run.parameters["top_k"] for run in coming} == {2}

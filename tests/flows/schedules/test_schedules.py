@@ -1,0 +1,298 @@
+"""Schedules on a real Prefect server: the commands, the deployments, what was missed."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.exceptions import PrefectHTTPStatusError
+from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.states import Completed, Pending, Running
+
+from flows.schedules import deployments, schedule_plan, schedule_view
+from flows.schedules.prediction_flow import predict_flow
+from flows.training_flow import training_flow
+from pipeline.config import RunConfig
+from pipeline.errors import ConfigError, OrchestrationError
+from tests.conftest import write_photos
+from tests.flows.conftest import Command
+from tests.flows.schedules.schedule_parts import every_minute, only_one
+
+pytestmark = pytest.mark.usefixtures("prefect_server")
+
+_ROOT = Path(__file__).parents[3]
+_NIGHTLY = ("schedule", "create", "nightly", "--cron", "0 2 * * *", "--timezone", "Europe/Berlin")
+_PREDICTING = {"model": "photos@champion", "images": "/photos", "out": "/table.csv"}
+
+
+@pytest.fixture
+def config_file(tmp_path: Path) -> Path:
+    """Return a config file in the test's folder, for photos that its own path leads to."""
+    write_photos(tmp_path / "photos", classes=2, images=4)
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        "name: flowers\ndata: {source: image_folder, path: photos}\n"
+        "model: {name: vit, embed_dim: 48}\ntraining: {epochs: 3}\n",
+        encoding="utf-8",
+    )
+    return file
+
+
+def test_a_schedule_is_created_listed_paused_resumed_run_and_removed(
+    run_here: Command, config_file: Path
+) -> None:
+    """The whole life of a schedule through the commands, as text and as JSON."""
+    code, out, _ = run_here(*_NIGHTLY, "--config", config_file.name)
+    assert (code, "Created schedule 'nightly'" in out) == (0, True)
+    assert "0 2 * * * Europe/Berlin" in out
+    code, out, _ = run_here("schedule", "list", "--json")
+    [shown] = json.loads(out)["schedules"]
+    assert (shown["name"], shown["kind"], shown["trigger"]) == ("nightly", "train", "0 2 * * *")
+    assert (shown["timezone"], shown["paused"], shown["last"]) == ("Europe/Berlin", False, None)
+    assert (shown["config_file"], shown["config_changed"]) == (str(config_file), False)
+    coming = dt.datetime.fromisoformat(shown["next"])
+    assert dt.timedelta() < coming - dt.datetime.now(dt.UTC) <= dt.timedelta(hours=25)
+    for _ in range(2):  # to pause what is paused is no error
+        assert run_here("schedule", "pause", "nightly")[0] == 0
+    shown = json.loads(run_here("schedule", "list", "--json")[1])["schedules"][0]
+    assert (shown["paused"], shown["next"]) == (True, None)
+    assert "paused" in run_here("schedule", "list")[1]
+    assert run_here("schedule", "resume", "nightly", "--json")[0] == 0
+    assert not deployments.is_paused(only_one())
+    code, out, err = run_here("schedule", "run-now", "nightly", "--json")
+    started = json.loads(out)
+    assert code == 0
+    assert started["page"].endswith(started["flow_run_id"])
+    assert "patchline up" in err  # nobody runs it here
+    assert run_here("schedule", "remove", "nightly")[0] == 0
+    assert (
+        run_here("schedule", "list", "--json")[1] == json.dumps({"schedules": []}, indent=2) + "\n"
+    )
+    assert "No schedules in this folder yet" in run_here("schedule", "list")[1]
+
+
+def test_a_schedule_keeps_the_settings_that_it_was_created_with(
+    run_here: Command, config_file: Path
+) -> None:
+    """The stored config is complete, with absolute paths; `list` says that the file has changed.
+
+    The same name again takes the file as it is now, in the same deployment.
+    """
+    run_here(*_NIGHTLY, "--config", str(config_file))
+    before = only_one()
+    stored = RunConfig.model_validate(before.parameters["config"])
+    assert (stored.training.epochs, stored.model.settings["embed_dim"]) == (3, 48)
+    assert "dropout" in stored.model.settings  # the plugin's defaults are written out
+    assert stored.data.path == str(config_file.parent / "photos")
+    config_file.write_text(config_file.read_text().replace("epochs: 3", "epochs: 5"))
+    assert "run.yaml has changed since" in run_here("schedule", "list")[1]
+    assert only_one().parameters == before.parameters
+    code, out, _ = run_here(*_NIGHTLY, "--config", str(config_file))
+    assert (code, "Updated schedule 'nightly'" in out) == (0, True)
+    assert (only_one().id, only_one().parameters["config"]["training"]["epochs"]) == (before.id, 5)
+    assert "changed since" not in run_here("schedule", "list")[1]
+    config_file.unlink()
+    assert "run.yaml is gone since" in run_here("schedule", "list")[1]
+
+
+def test_the_form_in_prefect_has_the_help_and_takes_a_plugins_settings(
+    run_here: Command, config_file: Path, client: SyncPrefectClient
+) -> None:
+    """The schema comes from RunConfig; a plugin's settings are free, others are not."""
+    run_here(*_NIGHTLY, "--config", str(config_file))
+    deployment = only_one()
+    schema = deployment.parameter_openapi_schema or {}
+    assert schema == training_flow.parameters.model_dump(exclude_none=True)
+    epochs = schema["definitions"]["TrainingConfig"]["properties"]["epochs"]
+    assert "Passes over the training split" in epochs["description"]
+    assert epochs["default"] == RunConfig().training.epochs
+    own = {"config": {"model": {"name": "vit", "embed_dim": 96, "depth": 2}}}
+    run = client.read_flow_run(deployments.start(deployment.id, parameters=own))
+    assert run.parameters["config"] == own["config"]
+    wrong = {"config": {"training": {"epoch": 2}}}
+    with pytest.raises(OrchestrationError, match=r"409.*epoch"):
+        deployments.start(deployment.id, parameters=wrong)
+
+
+def test_a_start_with_the_same_key_is_the_same_run() -> None:
+    """An idempotency key makes a second start return the first run."""
+    deployment_id = every_minute()
+    first = deployments.start(deployment_id, idempotency_key="once", name="by hand")
+    assert deployments.start(deployment_id, idempotency_key="once") == first
+    assert deployments.start(deployment_id, idempotency_key="twice") != first
+
+
+_TRAIN = "x --interval 2h --config run.yaml"
+_PREDICT = "x --interval 2h --predict m"
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("create x --config run.yaml", "Say when"),
+        (f"create {_TRAIN} --cron '0 2 * * *'", "exclude each other"),
+        ("create x --cron '0 25 * * *' --config run.yaml", "hour 25: 0 to 23"),
+        ("create x --interval 3s --config run.yaml", "from 10s"),
+        (f"create {_TRAIN} --timezone Berln", "Did you mean Europe/Berlin"),
+        ("create a/b --interval 2h --config run.yaml", "name is 'a/b'"),
+        ("create x --interval 2h", "--config FILE.yaml to train"),
+        ("create x --interval 2h --config none.yaml", "none.yaml"),
+        ("create x --interval 2h --config wrong.yaml", "training.epoch."),
+        ("create x --interval 2h --config plugin.yaml", "model.embed_dims"),
+        ("create x --interval 2h --config nodata.yaml", "nowhere"),
+        (f"create {_PREDICT}", "also needs --images"),
+        (f"create {_PREDICT} --images photos", "also needs --out"),
+        (f"create {_TRAIN} --out a.csv", "--out is for predictions"),
+        (f"create {_TRAIN} --predict m", "--predict for predicting"),
+        (f"create {_PREDICT} --images photos --out a.txt", "must end in .csv or .parquet"),
+        (f"create {_PREDICT} --images none --out a.csv", "There is no image"),
+        (f"create {_PREDICT} --images photos --out a.csv", "no registered model 'm'"),
+        ("pause x", "no other in this folder"),
+    ],
+)
+def test_wrong_input_is_one_sentence(
+    run_here: Command, config_file: Path, command: str, said: str
+) -> None:
+    """The exit code is 2, there is no trace, and nothing was created."""
+    folder = config_file.parent
+    (folder / "wrong.yaml").write_text("training: {epoch: 2}", encoding="utf-8")
+    (folder / "plugin.yaml").write_text("model: {name: vit, embed_dims: 2}", encoding="utf-8")
+    (folder / "nodata.yaml").write_text(
+        "data: {source: image_folder, path: nowhere}", encoding="utf-8"
+    )
+    code, out, err = run_here("schedule", *shlex.split(command))
+    assert (code, out) == (2, "")
+    assert err.startswith("Error: ")
+    assert err.count("\n") == 1
+    assert said in err
+    assert deployments.deployments() == []
+
+
+def test_an_unknown_name_is_refused_with_the_nearest(run_here: Command) -> None:
+    """The sentence lists what there is."""
+    every_minute("nightly")
+    every_minute("weekly")
+    code, _, err = run_here("schedule", "run-now", "nigthly")
+    assert code == 2
+    assert "Did you mean 'nightly'? There are: nightly, weekly." in err
+
+
+def test_without_a_server_the_sentence_says_how_to_start_one(
+    run_here: Command, config_file: Path
+) -> None:
+    """Neither a configured server nor `patchline up`: exit code 1, and what to do."""
+    with temporary_settings(restore_defaults={PREFECT_API_URL}):
+        code, _, err = run_here(*_NIGHTLY, "--config", str(config_file))
+    assert (code, "patchline up" in err) == (1, True)
+    assert err.count("\n") == 1
+    with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}):
+        code, _, err = run_here("schedule", "list")
+    assert (code, "does not answer" in err, "patchline up" in err) == (1, True, True)
+
+
+def test_a_prediction_schedule_stores_absolute_paths_and_the_alias(config_file: Path) -> None:
+    """What it predicts with is the alias, which another version may have at the next time."""
+    plan = schedule_plan.Plan("predict", _PREDICTING)
+    assert plan.flow is predict_flow
+    deployments.deploy(
+        plan.flow,
+        "hourly",
+        parameters=plan.parameters,
+        labels={deployments.KIND: "schedule"},
+        description="",
+    )
+    [shown] = schedule_view.views()
+    assert (shown.kind, shown.what) == ("predict", "predicts /photos with photos@champion")
+    schema = only_one().parameter_openapi_schema or {}
+    assert "flowers@champion" in schema["properties"]["model"]["description"]
+    assert config_file.exists()
+
+
+def test_two_folders_on_one_server_do_not_see_each_others_schedules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same name in another folder is another deployment."""
+    ids = {}
+    for folder in (tmp_path / "one", tmp_path / "two"):
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        ids[folder] = every_minute("nightly")
+    assert len(set(ids.values())) == 2
+    for folder, deployment_id in ids.items():
+        monkeypatch.chdir(folder)
+        assert (only_one().id, deployments.name_of(only_one())) == (deployment_id, "nightly")
+        assert only_one().job_variables["working_dir"] == str(folder)
+        assert every_minute("nightly") == deployment_id
+
+
+def test_a_name_belongs_to_a_schedule_or_to_a_watch(run_here: Command) -> None:
+    """The commands take a name alone, so two kinds cannot share one."""
+    every_minute("flowers")
+    with pytest.raises(ConfigError, match="is that of a schedule already"):
+        deployments.deploy(
+            predict_flow,
+            "flowers",
+            parameters=_PREDICTING,
+            labels={deployments.KIND: "watch"},
+            description="",
+        )
+    assert run_here("schedule", "remove", "flowers")[0] == 0
+
+
+def test_last_run_and_its_outcome_are_listed(run_here: Command, client: SyncPrefectClient) -> None:
+    """Prefect's word for the newest run that had its turn, and when that was."""
+    deployment_id = every_minute()
+    run_id = deployments.start(deployment_id)
+    client.set_flow_run_state(run_id, Pending())
+    client.set_flow_run_state(run_id, Running())
+    client.set_flow_run_state(run_id, Completed())
+    [shown] = json.loads(run_here("schedule", "list", "--json")[1])["schedules"]
+    assert (shown["last"]["state"], shown["last"]["flow_run_id"]) == ("Completed", str(run_id))
+    assert dt.datetime.fromisoformat(shown["last"]["at"]) <= dt.datetime.now(dt.UTC)
+
+
+def test_prefect_yaml_describes_the_same_deployments() -> None:
+    """Entrypoints, parameters, limit and strategy are those that the command makes."""
+    written = yaml.safe_load((_ROOT / "prefect.yaml").read_text(encoding="utf-8"))
+    assert written["pull"] is None  # the project directory is kept
+    by_name = {each["name"]: each for each in written["deployments"]}
+    for name, flow in (("train", training_flow), ("predict", predict_flow)):
+        deployments.deploy(
+            flow,
+            name,
+            parameters=by_name[name]["parameters"],
+            labels={deployments.KIND: "schedule"},
+            description="",
+        )
+    for made in deployments.deployments():
+        listed = by_name[made.name]
+        assert listed["entrypoint"] == made.entrypoint
+        assert listed["parameters"] == made.parameters
+        assert listed["work_pool"]["name"] == made.work_pool_name
+        assert listed["work_pool"]["job_variables"]["env"] == made.job_variables["env"]
+        assert listed["enforce_parameter_schema"]
+        limit, options = made.global_concurrency_limit, made.concurrency_options
+        assert limit
+        assert options
+        assert listed["concurrency_limit"] == {
+            "limit": limit.limit,
+            "collision_strategy": options.collision_strategy.value,
+        }
+    RunConfig.model_validate(by_name["train"]["parameters"]["config"])
+
+
+def test_a_server_that_refuses_is_quoted(client: SyncPrefectClient) -> None:
+    """Prefect's own reason stands in the sentence."""
+    deployment_id = every_minute()
+    with pytest.raises(PrefectHTTPStatusError):
+        client.create_flow_run_from_deployment(deployment_id, parameters={"top_k": 0})
+    with pytest.raises(OrchestrationError, match="top_k"):
+        deployments.start(deployment_id, parameters={"top_k": 0})
+    deployments.remove(deployment_id)
+    with pytest.raises(OrchestrationError, match="patchline schedule list"):
+        deployments.start(deployment_id)
