@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from pipeline.section import Section
 
@@ -15,7 +15,7 @@ class DataConfig(Section):
     """Where images come from, what size they get, and how they are split."""
 
     source: str = "digits"
-    """Name of the data source plugin."""
+    """Name of the data source plugin; with a path and no name, image_folder."""
 
     path: str | None = None
     """What the data source reads: for image_folder, the folder."""
@@ -46,3 +46,11 @@ class DataConfig(Section):
 
     min_new_images: Annotated[int, Field(ge=1)] = 1
     """Images that have to be new before a watched folder is trained on again."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_path_is_read(cls, given: Any) -> Any:
+        """Never train on the built-in digits because somebody named only the folder."""
+        if isinstance(given, dict) and given.get("path") and "source" not in given:
+            return {**given, "source": "image_folder"}
+        return given

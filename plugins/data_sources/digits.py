@@ -9,6 +9,7 @@ import uuid
 from pathlib import Path
 
 from pipeline.plugin_api import (
+    DataError,
     DataSourcePlugin,
     ImageListing,
     ListedImage,
@@ -27,6 +28,11 @@ class Digits:
     """Write the digits as PNG files, once, and list them."""
 
     def __init__(self, _config: DigitsConfig, context: SourceContext) -> None:
+        if context.path:
+            raise DataError(
+                f"data.path is {context.path}, but the source digits reads no path. Set "
+                "data.source to image_folder, or leave data.path out."
+            )
         self.root = context.work_dir
 
     def list_images(self) -> ImageListing:

@@ -64,6 +64,15 @@ def test_merging_with_nothing_changes_nothing() -> None:
     assert merged({}, settings) == settings
 
 
+def test_a_path_without_a_source_is_a_folder_of_images(written: Any) -> None:
+    """A file that names only the folder is about that folder, not about the built-in digits."""
+    file = written("data: {path: flowers}\n")
+    assert validated(assemble(preset_name=None, file=file, flags={})).data.source == "image_folder"
+    named = written("data: {path: flowers, source: digits}\n")
+    assert validated(assemble(preset_name=None, file=named, flags={})).data.source == "digits"
+    assert validated({"data": {"image_size": 8}}).data.source == "digits"
+
+
 def test_another_plugin_drops_the_settings_of_the_old_one() -> None:
     """Choosing another plugin keeps nothing of the replaced one's settings."""
     file = {"augmentation": {"name": "light", "shift": 0.3}}

@@ -163,6 +163,13 @@ def test_digits_are_those_of_scikit_learn(tmp_path: Path) -> None:
         assert np.array_equal(pixels, np.round(values * 255 / 16))
 
 
+def test_digits_refuse_a_path(tmp_path: Path) -> None:
+    """Whoever names a folder is not given the digits instead."""
+    context = SourceContext(path="photos", work_dir=tmp_path)
+    with pytest.raises(DataError, match=r"data\.path is photos, .* data\.source to image_folder"):
+        digits.plugin.build(digits.DigitsConfig(), context)
+
+
 def test_digits_are_written_once(tmp_path: Path) -> None:
     """A second listing is the same and writes no file again."""
     first = _digits(tmp_path)
