@@ -195,8 +195,8 @@ def _last(run: FlowRun | None) -> LastRun | None:
 
 
 def _moment(text: str) -> str:
-    """Return a time by this machine's clock, as a person reads it."""
-    return dt.datetime.fromisoformat(text).strftime("%a %Y-%m-%d %H:%M:%S")
+    """Return a time by this machine's clock, whose zone stands beside it, as a person reads it."""
+    return dt.datetime.fromisoformat(text).astimezone().strftime("%a %Y-%m-%d %H:%M:%S %Z")
 
 
 def _text(value: object) -> str | None:

@@ -42,6 +42,8 @@ logger = logging.getLogger(__name__)
 
 Labels = np.ndarray[Any, np.dtype[np.int64]]
 _CHECKPOINT_SECONDS = 15.0
+_CHECKPOINT_SHARE = 0.05
+"""Of the time, at most, for writing checkpoints; those of a large model take long."""
 
 
 class Training:
@@ -68,12 +70,13 @@ class Training:
         self.best: EpochRecord | None = None
         self.sums = _RunningSums()
         self.last_checkpoint = 0.0
+        self.checkpoint_pause = _CHECKPOINT_SECONDS
 
     def run(self) -> TrainResult:
         """Train to the end of the plan and return where the best weights are."""
         self._resume()
         batches = self._batches()
-        self.started = time.monotonic()
+        self.started = self.last_checkpoint = time.monotonic()
         while self.step < self.plan.last_step:
             began = time.monotonic()
             self._train_step(next(batches))
@@ -83,6 +86,8 @@ class Training:
             self._report_progress()
             if self.step % self.order.steps_per_epoch == 0 or self.step >= self.plan.last_step:
                 self._validate()
+            elif self._checkpoint_is_due:
+                self._save_checkpoint()
         self._save_checkpoint()
         return self._result()
 
@@ -223,7 +228,7 @@ class Training:
             folder = best_weights.folder_of(self.job.folder, record.step)
             save_model(folder, self.average.model, self._description())
         self.events.write("metrics", step=self.step, values=_metric_values(record))
-        if time.monotonic() - self.last_checkpoint > _CHECKPOINT_SECONDS:
+        if self._checkpoint_is_due or not self.checkpoint_file.exists():
             self._save_checkpoint()
         if self.planner:
             self.planner.validation_seconds = time.monotonic() - began
@@ -233,7 +238,12 @@ class Training:
         """Where the last whole state is kept."""
         return self.job.folder / "last.safetensors"
 
+    @property
+    def _checkpoint_is_due(self) -> bool:
+        return time.monotonic() - self.last_checkpoint > self.checkpoint_pause
+
     def _save_checkpoint(self) -> None:
+        began = time.monotonic()
         state: dict[str, Any] = {
             "step": self.step,
             "training_seconds": self.training_seconds,
@@ -245,6 +255,8 @@ class Training:
         }
         save_checkpoint(self.checkpoint_file, self.model, self.average.model, self.optimizer, state)
         self.last_checkpoint = time.monotonic()
+        cost = (self.last_checkpoint - began) / _CHECKPOINT_SHARE
+        self.checkpoint_pause = max(_CHECKPOINT_SECONDS, cost)
         if self.best is not None:
             best_weights.keep_only(self.job.folder, self.best.step)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,7 @@ def test_another_seed_gives_other_weights(
     assert not torch.equal(ours["model.head.weight"], theirs["model.head.weight"])
 
 
-@pytest.mark.parametrize(("stop_after", "resumed_at"), [(3, None), (7, 4), (8, 4), (9, 8)])
+@pytest.mark.parametrize(("stop_after", "resumed_at"), [(1, None), (3, 2), (8, 7), (9, 8)])
 def test_a_resumed_training_ends_where_an_uninterrupted_one_does(
     reference: tuple[TrainingJob, TrainResult],
     make_job: MakeJob,
@@ -106,8 +107,9 @@ def test_a_resumed_training_ends_where_an_uninterrupted_one_does(
     stop_after: int,
     resumed_at: int | None,
 ) -> None:
-    """Stopped before a checkpoint or around one, it goes on to the same bits and figures."""
-    monkeypatch.setattr(loop, "_CHECKPOINT_SECONDS", 0.0)  # one after each epoch of 4 steps
+    """Stopped in the middle of an epoch or around its end, it goes on to the same bits."""
+    monkeypatch.setattr(loop, "_CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(loop, "_CHECKPOINT_SHARE", math.inf)  # one after each step; epochs have 4
     job = make_job(tmp_path, model=RANDOM_MODEL)
     with pytest.raises(_Stop):
         _trained(job, _StoppingWriter(tmp_path / "events.jsonl", stop_after))
