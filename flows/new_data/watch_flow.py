@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -9,6 +10,7 @@ from uuid import UUID
 from prefect import flow, task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterParentFlowRunId
 from prefect.client.schemas.objects import State
 from prefect.runtime import deployment, flow_run
 from prefect.states import Completed
@@ -16,14 +18,16 @@ from prefect.states import Completed
 from flows.failures import failed
 from flows.new_data import data_watch
 from flows.notices import events
+from flows.prefect_client import asking
 from flows.progress import display
-from pipeline import live_runs, plugin_settings
+from pipeline import interrupted_runs, live_runs, plugin_settings, tracking
 from pipeline.config import RunConfig
 from pipeline.data import ingestion, new_images
 from pipeline.data import manifest as manifests
 from pipeline.data.ingestion import IngestedData
 from pipeline.data.new_images import NewImages
-from pipeline.errors import PipelineError
+from pipeline.errors import ConfigError, PipelineError
+from pipeline.interrupted_runs import InterruptedRun
 
 WORKSPACE = Path(".patchline")
 SKIPPED = "Skipped"
@@ -54,10 +58,26 @@ def _train_if_enough(config: RunConfig, workspace: Path) -> State[Any]:
     _publish(name, found, "It is enough to train again." if not found.first else "")
     from flows.training_flow import training_flow  # slow, and often not needed
 
-    summary = training_flow(config)
+    begun = _begun_before(data, workspace)
+    summary = training_flow(config, resume=begun.run_id if begun else None)
     return Completed(
         message=f"{found.words()}: {summary.name}, version {summary.version} is registered."
     )
+
+
+def _begun_before(data: IngestedData, workspace: Path) -> InterruptedRun | None:
+    """Return the training of this flow run that was killed, if it can go on with the same data."""
+    wanted = FlowRunFilter(parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=[flow_run.id]))
+    with asking() as client:
+        trainings = client.read_flow_runs(flow_run_filter=wanted)
+    for training in trainings:
+        with contextlib.suppress(ConfigError):  # its folder is gone
+            begun = interrupted_runs.of_flow_run(str(training.id), workspace / "runs")
+            if begun is None or begun.finished or tracking.owner_is_alive(begun.folder):
+                continue
+            if begun.request.data_fingerprint == data.fingerprint:
+                return begun
+    return None
 
 
 @task(name="Read the data", cache_policy=NO_CACHE)

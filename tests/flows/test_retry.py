@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from flows.run_summary import RunSummary
+from flows.new_data.watch_flow import retrain_when_new
 from flows.temporary_server import TemporaryServer
 from flows.training_flow import training_flow
 from pipeline import config_files, tracking_store
@@ -60,7 +60,10 @@ def _config(folder: Path) -> RunConfig:
 
 
 @pytest.mark.usefixtures("prefect")
-def test_a_flow_run_that_is_tried_again_continues_its_mlflow_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tried", [training_flow, retrain_when_new])
+def test_a_flow_run_that_is_tried_again_continues_its_mlflow_run(
+    tmp_path: Path, tried: Any
+) -> None:
     """The evaluation is killed, Prefect tries again: one MLflow run, trained once, one version."""
     from prefect.client.orchestration import get_client
     from prefect.flow_engine import run_flow
@@ -69,25 +72,23 @@ def test_a_flow_run_that_is_tried_again_continues_its_mlflow_run(tmp_path: Path)
     parameters = {"config": _config(write_photos(tmp_path / "photos", images=8))}
     threading.Thread(target=_kill_evaluation, daemon=True).start()
     with get_client(sync_client=True) as client:
-        flow_run = client.create_flow_run(training_flow, parameters=parameters)
-        failed: Any = run_flow(
-            training_flow, flow_run=flow_run, parameters=parameters, return_type="state"
-        )
+        flow_run = client.create_flow_run(tried, parameters=parameters)
+        failed: Any = run_flow(tried, flow_run=flow_run, parameters=parameters, return_type="state")
         assert failed.message.startswith("The process pipeline.evaluation was killed by SIGKILL")
         client.set_flow_run_state(flow_run.id, AwaitingRetry(), force=True)
         again = client.read_flow_run(flow_run.id)
-        summary = run_flow(training_flow, flow_run=again, parameters=parameters)
+        ended: Any = run_flow(tried, flow_run=again, parameters=parameters, return_type="state")
         tasks = client.read_task_runs()
-    assert isinstance(summary, RunSummary)
+    assert ended.is_completed()
     store = tracking_store.client()
     experiments = [experiment.experiment_id for experiment in store.search_experiments()]
     [run] = store.search_runs(experiments)
-    assert (run.info.run_id, run.info.status) == (summary.run_id, "FINISHED")
+    assert run.info.status == "FINISHED"
     assert len(store.search_model_versions()) == 1
-    trained = sorted(str(t.state_name) for t in tasks if t.name.startswith("Train the model"))
+    trained = sorted(str(t.state_name) for t in tasks if t.name.startswith("Train vit"))
     assert trained == ["Cached", "Completed"]
-    assert len(store.get_metric_history(summary.run_id, "train/loss")) == 2
-    assert len(store.get_metric_history(summary.run_id, "test/accuracy")) == 1
+    assert len(store.get_metric_history(run.info.run_id, "train/loss")) == 2
+    assert len(store.get_metric_history(run.info.run_id, "test/accuracy")) == 1
 
 
 @pytest.mark.usefixtures("prefect")
