@@ -16,6 +16,7 @@ from cyclopts import CycloptsError
 
 from flows import commands
 from pipeline import quiet_libraries
+from pipeline.atomic_files import full_disk
 from pipeline.errors import ConfigError, PipelineError
 
 _INTERRUPTED = 128 + signal.SIGINT
@@ -48,7 +49,7 @@ def run_command_line(arguments: list[str]) -> int:
             arguments, exit_on_error=False, print_error=False, result_action="return_value"
         )
     except PipelineError as error:
-        return _failed(str(error), error.exit_code, debug=debug)
+        return _failed(str(_cause(error)), error.exit_code, debug=debug)
     except CycloptsError as error:
         return _failed(_usage_sentence(error, arguments), ConfigError.exit_code, debug=debug)
     except KeyboardInterrupt:
@@ -66,9 +67,17 @@ def _other_end(error: BaseException, *, debug: bool) -> int:
         if code in _STOPPED:  # what Prefect makes of Ctrl-C, and `_end` of SIGTERM
             return _failed(_STOPPED[code], code, debug=debug)
         return code
+    if full := full_disk(Path.cwd()):
+        return _failed(str(full), full.exit_code, debug=debug)
     sentence = f"{type(error).__name__}: {str(error).strip() or 'no message'}"
     hint = "" if debug else " Run again with --debug for the trace."
     return _failed(f"Unexpected failure. {sentence}{hint}", 1, debug=debug)
+
+
+def _cause(error: PipelineError) -> PipelineError:
+    """Return what to say of an error: a server that fails does not tell that its disk is full."""
+    at_run_time = error.exit_code == PipelineError.exit_code
+    return (full_disk(Path.cwd()) if at_run_time else None) or error
 
 
 def _failed(sentence: str, code: int, *, debug: bool) -> int:

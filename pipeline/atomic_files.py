@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,8 @@ from pipeline.errors import StorageError
 
 _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_TOO_LITTLE = 2**20
+"""Bytes. SQLite and logs need more than that to go on."""
 
 
 @contextmanager
@@ -47,6 +50,23 @@ def storage_errors(target: Path) -> Iterator[None]:
                 f"There is no space left to write {target}. Free some, or work on another disk."
             ) from error
         raise
+
+
+def full_disk(folder: Path) -> StorageError | None:
+    """Return what to say if nothing more can be written to the disk of a folder.
+
+    For failures that do not tell their cause: a server's error, a process without a last word.
+    """
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError:
+        return None
+    if free >= _TOO_LITTLE:
+        return None
+    return StorageError(
+        f"There is no space left on the disk of {folder.resolve()} ({free / 2**20:.1f} MiB are "
+        "free). Free some, and do the same again."
+    )
 
 
 def write_text(target: Path, text: str) -> None:

@@ -14,7 +14,7 @@ from filelock import FileLock
 
 from flows.services import family, ports, prefect_database
 from flows.services.plan import Failure, Plan, failure_file, plan_file
-from pipeline.atomic_files import storage_errors, write_text
+from pipeline.atomic_files import full_disk, storage_errors, write_text
 from pipeline.errors import ConfigError, OrchestrationError, error_class
 from pipeline.local_services import (
     Services,
@@ -197,6 +197,8 @@ def _failure(folder: Path, log: Path) -> Exception:
     try:
         failure = Failure.model_validate_json(failure_file(folder).read_text(encoding="utf-8"))
     except (OSError, ValueError):
+        if full := full_disk(folder):
+            return full
         held = " Another one lives, but is not ready." if is_supervised(folder) else ""
         return OrchestrationError(
             f"The supervisor ended without a word.{held} Look into {log}, and try again."

@@ -18,10 +18,11 @@ def folder_of(job_folder: Path, step: int) -> Path:
     return job_folder / f"{_FINAL}-{step}"
 
 
-def keep_only(job_folder: Path, step: int) -> None:
-    """Delete the weights of all other steps; call it when a checkpoint names this one."""
+def keep_only(job_folder: Path, *steps: int | None) -> None:
+    """Delete the weights of all other steps: neither the newest nor named by a checkpoint."""
+    kept = {folder_of(job_folder, step) for step in steps if step is not None}
     for folder in job_folder.glob(f"{_FINAL}-*"):
-        if folder != folder_of(job_folder, step):
+        if folder not in kept:
             shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -68,6 +68,7 @@ class Training:
         self.seconds_before = 0.0  # of earlier attempts, when this one goes on
         self.history: list[EpochRecord] = []
         self.best: EpochRecord | None = None
+        self.saved_best: int | None = None  # step of the best weights in the last checkpoint
         self.sums = _RunningSums()
         self.last_checkpoint = 0.0
         self.checkpoint_pause = _CHECKPOINT_SECONDS
@@ -147,6 +148,7 @@ class Training:
         self.history = [EpochRecord.model_validate(record) for record in state["history"]]
         self.best = EpochRecord.model_validate(state["best"]) if state["best"] else None
         if self.best is not None:
+            self.saved_best = self.best.step
             best_weights.take_back(self.job.folder, self.best.step)
         self.sums = _RunningSums(**state["sums"])
         self.events.write("warning", message=f"going on from step {self.step}")
@@ -227,6 +229,7 @@ class Training:
             self.best = record
             folder = best_weights.folder_of(self.job.folder, record.step)
             save_model(folder, self.average.model, self._description())
+            best_weights.keep_only(self.job.folder, record.step, self.saved_best)
         self.events.write("metrics", step=self.step, values=_metric_values(record))
         if self._checkpoint_is_due or not self.checkpoint_file.exists():
             self._save_checkpoint()
@@ -258,7 +261,8 @@ class Training:
         cost = (self.last_checkpoint - began) / _CHECKPOINT_SHARE
         self.checkpoint_pause = max(_CHECKPOINT_SECONDS, cost)
         if self.best is not None:
-            best_weights.keep_only(self.job.folder, self.best.step)
+            self.saved_best = self.best.step
+            best_weights.keep_only(self.job.folder, self.saved_best)
 
     def _description(self) -> ModelDescription:
         return ModelDescription(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 from PIL import Image
 
 from tests.conftest import Finished, patchline, write_photos
+from tests.small_disks import small_disk as mounted
 
 
 def _refused(done: Finished, *words: str, code: int = 2) -> None:
@@ -125,14 +125,9 @@ def test_a_patch_size_that_does_not_divide_the_image_is_refused(tmp_path: Path) 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Mount a file system of 1 MiB; only where the tests may mount."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]
-    if os.geteuid() != 0 or subprocess.run(command, check=False, capture_output=True).returncode:
-        pytest.skip("only root may mount a small disk")
-    yield place
-    subprocess.run(["umount", str(place)], check=True)
+    """Mount a file system of 1 MiB."""
+    with mounted(tmp_path / "disk", mebibytes=1) as place:
+        yield place
 
 
 def test_a_full_disk_ends_the_run_with_a_sentence(tmp_path: Path, small_disk: Path) -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.atomic_files import replacing, storage_errors, write_text
+from pipeline.atomic_files import full_disk, replacing, storage_errors, write_text
 from pipeline.errors import StorageError
+from tests.small_disks import small_disk
 
 
 def names_in(folder: Path) -> list[str]:
@@ -105,6 +106,18 @@ def test_full_disk_is_named_in_a_sentence(tmp_path: Path, code: int) -> None:
     assert str(raised.value).startswith(f"There is no space left to write {target}.")
     assert "another disk" in str(raised.value)
     assert names_in(tmp_path) == []
+
+
+def test_a_disk_is_known_to_be_full_by_what_is_left(tmp_path: Path) -> None:
+    """For failures without a cause: nothing is said while there is room."""
+    assert full_disk(tmp_path) is None
+    assert full_disk(tmp_path / "none") is None
+    with small_disk(tmp_path / "disk", mebibytes=2) as folder:
+        assert full_disk(folder) is None
+        (folder / "file").write_bytes(bytes(2**20 + 4096))
+        said = full_disk(folder)
+        assert said is not None
+        assert str(said).startswith(f"There is no space left on the disk of {folder} (1.0 MiB")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the device that is always full")

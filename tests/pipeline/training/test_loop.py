@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from pipeline.errors import RunError
 from pipeline.event_log import EventWriter, read_events
-from pipeline.model_files import load_model
+from pipeline.model_files import load_model, save_model
 from pipeline.train_result import TrainResult
 from pipeline.training import launching, loop
 from pipeline.training.job import TrainingJob
@@ -230,6 +230,25 @@ def test_a_newer_best_does_not_take_the_place_of_the_checkpoints(
     assert result.best_step == _steps_per_epoch(job)
     assert _same(load_file(result.best / "model.safetensors"), kept)
     assert not list(tmp_path.glob("best-*"))
+
+
+def test_at_most_two_best_weights_lie_on_the_disk(
+    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint's and the newest, however many epochs are better than the one before."""
+    monkeypatch.setattr(loop, "_better", lambda *_: True)
+    found: list[int] = []
+    training = Training(make_job(tmp_path), EventWriter(tmp_path / "events.jsonl"))
+
+    def counted(*inputs: Any) -> None:
+        save_model(*inputs)
+        found.append(len(list(tmp_path.glob("best-*"))))
+
+    monkeypatch.setattr("pipeline.training.loop.save_model", counted)
+    training.run()
+    assert len(found) == 4
+    assert max(found) <= 3  # the one that is just written, and those two
+    assert [each.name for each in tmp_path.glob("best*")] == ["best"]
 
 
 def test_a_training_killed_after_its_last_step_gives_the_same_result(
