@@ -211,9 +211,12 @@ class Harness:
 
         try:
             with get_client(sync_client=True) as prefect:
-                states = [each.state for each in prefect.read_flow_runs(limit=20)]
+                found = prefect.read_flow_runs(limit=20)
         except Exception:  # noqa: BLE001 - the server is being started again
             return False
+        if any(_goes_on(each) for each in found):
+            return False
+        states = [each.state for each in found]
         soon = [each for each in states if each and each.name in {"Scheduled", "Late"}]
         due = [each for each in soon if _is_due(each)]
         return not due and all(
@@ -264,6 +267,11 @@ def _finding_by_itself() -> dict[str, str]:
     """Return the environment of a command that has to find the servers like a user's."""
     named = ("PREFECT_API_URL", "MLFLOW_TRACKING_URI")
     return {name: value for name, value in os.environ.items() if name not in named}
+
+
+def _goes_on(flow_run: Any) -> bool:
+    """Return whether it is a run of the schedule that was killed and goes on by itself."""
+    return flow_run.deployment_id is not None and flow_run.state_name in {"Crashed", "Resuming"}
 
 
 def _is_due(state: Any) -> bool:

@@ -60,6 +60,8 @@ class _Line:
     config: RunConfig
     memory: StageMemory
     interrupted: InterruptedRun | None
+    afresh: tuple[RunConfig, StageMemory] | None = None
+    """What to begin a new run with, if the data is no longer that of the interrupted one."""
     seconds: dict[str, float] = field(default_factory=dict)
     run: tracking.TrackedRun | None = None
 
@@ -109,24 +111,30 @@ def training_flow(config: RunConfig, resume: str | None = None, fresh: bool = Fa
             )
             if interrupted and interrupted.finished:  # only its last word did not reach Prefect
                 return _summary_of(interrupted)
-            return _whole_line(_line(config, workspace, interrupted, fresh=fresh))
+            line = _line(config, StageMemory(workspace, fresh=fresh, on_note=display().note))
+            if interrupted:
+                line = _continued(interrupted, line, by_hand=bool(resume))
+            return _whole_line(line)
         except PipelineError as error:
             return failed(error)  # type: ignore[return-value]  # Prefect raises it
 
 
-def _line(
-    config: RunConfig, workspace: Path, interrupted: InterruptedRun | None, *, fresh: bool
-) -> _Line:
-    memory = StageMemory(workspace, fresh=fresh, on_note=display().note)
-    if interrupted:
-        config, memory.fresh = interrupted.request.config, interrupted.request.fresh
-        memory.enter(interrupted.run_id, interrupted.folder)
-        display().note(f"continuing run {interrupted.run_id[:8]}")
-        if interrupted.code_changed:
-            display().note(
-                "the code has changed since it began; what is left runs with the new one"
-            )
-    return _Line(plugin_settings.checked_plugins(config), memory, interrupted)
+def _line(config: RunConfig, memory: StageMemory) -> _Line:
+    return _Line(plugin_settings.checked_plugins(config), memory, None)
+
+
+def _continued(interrupted: InterruptedRun, new: _Line, *, by_hand: bool) -> _Line:
+    """Return the line of an interrupted run; a person who asks for it wants that one or none."""
+    display().note(f"continuing run {interrupted.run_id[:8]}")
+    if interrupted.code_changed:
+        display().note("the code has changed since it began; what is left runs with the new one")
+    fresh = interrupted.request.fresh
+    memory = StageMemory(new.memory.workspace, fresh=fresh, on_note=display().note)
+    memory.enter(interrupted.run_id, interrupted.folder)
+    line = _line(interrupted.request.config, memory)
+    line.interrupted = interrupted
+    line.afresh = None if by_hand else (new.config, new.memory)
+    return line
 
 
 def _whole_line(line: _Line) -> RunSummary:
@@ -156,8 +164,8 @@ def _read_and_prepare(line: _Line) -> tuple[IngestedData, PreparedData]:
         data = stages.read_data(config, workspace)
     run_words.note_data(data)
     if line.interrupted:
-        _check_same_data(line.interrupted, data)
-    line.config = ingestion.resolve(config, data)
+        _hold_against(line.interrupted, line, data)
+    line.config = ingestion.resolve(line.config, data)
     with line.stage("prepare", "Decoding the images"):
         registered_models.check_classes(str(line.config.name), data.classes)
         prepared: PreparedData = stages.step(
@@ -167,14 +175,19 @@ def _read_and_prepare(line: _Line) -> tuple[IngestedData, PreparedData]:
     return data, prepared
 
 
-def _check_same_data(interrupted: InterruptedRun, data: IngestedData) -> None:
+def _hold_against(interrupted: InterruptedRun, line: _Line, data: IngestedData) -> None:
+    """See to it that a run does not go on with other data than it began with."""
     before = interrupted.request.data_fingerprint
-    if data.fingerprint != before:
-        raise DataError(
-            f"The data has changed since the run {interrupted.run_id[:8]} began (version "
-            f"{before[:12]} then, {data.fingerprint[:12]} now), so it cannot be continued. Start a "
-            "new run."
-        )
+    if data.fingerprint == before:
+        return
+    changed = (
+        f"The data has changed since the run {interrupted.run_id[:8]} began (version "
+        f"{before[:12]} then, {data.fingerprint[:12]} now), so it cannot be continued."
+    )
+    if line.afresh is None:
+        raise DataError(f"{changed} Start a new run.")
+    display().note(f"{changed} A new run is started.")
+    line.interrupted, (line.config, line.memory) = None, line.afresh
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate
 from prefect.client.schemas.filters import (
     FlowRunFilter,
     FlowRunFilterDeploymentId,
+    FlowRunFilterEndTime,
     FlowRunFilterNextScheduledStartTime,
     FlowRunFilterStartTime,
     FlowRunFilterState,
@@ -30,6 +31,7 @@ from prefect.states import Cancelled
 _WAITING = ["Scheduled", "Late"]
 _GOES_ON = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]
 _HAD_ITS_TURN = [state for state in StateType if state != StateType.SCHEDULED]
+_WORKED = [state for state in _HAD_ITS_TURN if state != StateType.CANCELLED]
 _LONG_AGO = dt.datetime.fromtimestamp(0, dt.UTC)
 _PAGE = 200
 
@@ -60,6 +62,25 @@ def _drop(client: SyncPrefectClient, deployment_id: UUID, missed: Sequence[FlowR
             f"Missed: it was due at {_shown(flow_run)}, when the machine slept or nothing was free "
             f"to run it; the run that was due at {_shown(instead)} stands for it.",
         )
+
+
+def killed(
+    client: SyncPrefectClient, deployment_ids: Sequence[UUID], since: dt.datetime
+) -> list[FlowRun]:
+    """Return the killed runs that nothing stands for: the newest of its deployment, none waits."""
+    if not deployment_ids:
+        return []
+    wanted = FlowRunFilter(
+        deployment_id=FlowRunFilterDeploymentId(any_=list(deployment_ids)),
+        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.CRASHED])),
+        end_time=FlowRunFilterEndTime(after_=since),
+    )
+    found = []
+    for flow_run in client.read_flow_runs(flow_run_filter=wanted):
+        if (of := flow_run.deployment_id) and not _waiting(client, [of], dt.datetime.now(dt.UTC)):
+            newest = last(client, of, _WORKED)
+            found += [flow_run] if newest and newest.id == flow_run.id else []
+    return found
 
 
 def cancel_waiting(client: SyncPrefectClient, deployment_id: UUID, reason: str) -> None:
@@ -93,11 +114,13 @@ def holders(client: SyncPrefectClient, deployment_id: UUID) -> Sequence[FlowRun]
     ]
 
 
-def last(client: SyncPrefectClient, deployment_id: UUID) -> FlowRun | None:
-    """Return the newest run whose turn has come."""
+def last(
+    client: SyncPrefectClient, deployment_id: UUID, states: Sequence[StateType] = _HAD_ITS_TURN
+) -> FlowRun | None:
+    """Return the newest run whose turn has come, in one of these states."""
     wanted = FlowRunFilter(
         deployment_id=FlowRunFilterDeploymentId(any_=[deployment_id]),
-        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=_HAD_ITS_TURN)),
+        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=list(states))),
     )
     found = client.read_flow_runs(
         flow_run_filter=wanted, sort=FlowRunSort.EXPECTED_START_TIME_DESC, limit=1

@@ -6,6 +6,7 @@ it. A deployment is known by its labels: what kind it is, whose folder, under wh
 
 from __future__ import annotations
 
+import datetime as dt
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,7 @@ from prefect.client.schemas.objects import (
     ConcurrencyLimitStrategy,
     ConcurrencyOptions,
     FlowRun,
+    StateType,
     WorkPoolStatus,
 )
 from prefect.client.schemas.responses import DeploymentResponse
@@ -34,7 +36,7 @@ from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.utilities.urls import url_for
 
 from flows.prefect_client import asking
-from flows.schedules import deployment_runs
+from flows.schedules import deployment_runs, second_tries
 from pipeline import local_services
 from pipeline.errors import ConfigError
 from pipeline.plugin_loader import FILES_VARIABLE
@@ -53,6 +55,9 @@ NAMED_KINDS = frozenset({"schedule", "watch"})
 _PAGE = 200
 _PREPARING_SECONDS = 600
 """How long a run may take from its turn to its first step before another may have its place."""
+
+_CONTINUED = dt.timedelta(days=1)
+"""How long after its death a killed run goes on; later the next one stands for it."""
 
 Labels = Mapping[str, str]
 
@@ -226,6 +231,19 @@ def drop_missed() -> None:
         deployment_runs.drop_missed(client, [each.id for each in found if each.schedules])
         for each in found:
             deployment_runs.free_place(client, each)
+
+
+def continue_killed() -> None:
+    """Let the runs of schedules go on whose process was killed, unless a later one has its turn.
+
+    Raises:
+        OrchestrationError: if the server does not answer.
+    """
+    ids = [each.id for each in deployments("schedule") if not is_paused(each)]
+    with asking() as client:
+        since = dt.datetime.now(dt.UTC) - _CONTINUED
+        for flow_run in deployment_runs.killed(client, ids, since):
+            second_tries.go_on(client, flow_run.id, (StateType.CRASHED,))
 
 
 def going_on(deployment_id: UUID) -> FlowRun | None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from mlflow.entities import Run
 
 from flows.new_data.watch_flow import retrain_when_new
 from flows.temporary_server import TemporaryServer
@@ -59,36 +60,63 @@ def _config(folder: Path) -> RunConfig:
     )
 
 
+def _tried_twice(tried: Any, photos: Path, between: Callable[[], object]) -> None:
+    """Run a flow whose evaluation is killed, do something, run it again."""
+    from prefect.client.orchestration import get_client
+    from prefect.flow_engine import run_flow
+    from prefect.states import AwaitingRetry
+
+    parameters = {"config": _config(photos)}
+    threading.Thread(target=_kill_evaluation, daemon=True).start()
+    with get_client(sync_client=True) as client:
+        flow_run = client.create_flow_run(tried, parameters=parameters)
+        failed: Any = run_flow(tried, flow_run=flow_run, parameters=parameters, return_type="state")
+        assert failed.message.startswith("The process pipeline.evaluation was killed by SIGKILL")
+        between()
+        client.set_flow_run_state(flow_run.id, AwaitingRetry(), force=True)
+        again = client.read_flow_run(flow_run.id)
+        ended: Any = run_flow(tried, flow_run=again, parameters=parameters, return_type="state")
+        assert ended.is_completed()
+
+
+def _trainings() -> dict[str, int]:
+    """Return when each training ended, by the folder of its run."""
+    results = Path(".patchline/runs").glob("*/training/result.json")
+    return {file.parts[2]: file.stat().st_mtime_ns for file in results}
+
+
+def _mlflow_runs() -> list[Run]:
+    store = tracking_store.client()
+    experiments = [experiment.experiment_id for experiment in store.search_experiments()]
+    return list(store.search_runs(experiments))
+
+
 @pytest.mark.usefixtures("prefect")
 @pytest.mark.parametrize("tried", [training_flow, retrain_when_new])
 def test_a_flow_run_that_is_tried_again_continues_its_mlflow_run(
     tmp_path: Path, tried: Any
 ) -> None:
     """The evaluation is killed, Prefect tries again: one MLflow run, trained once, one version."""
-    from prefect.client.orchestration import get_client
-    from prefect.flow_engine import run_flow
-    from prefect.states import AwaitingRetry
-
-    parameters = {"config": _config(write_photos(tmp_path / "photos", images=8))}
-    threading.Thread(target=_kill_evaluation, daemon=True).start()
-    with get_client(sync_client=True) as client:
-        flow_run = client.create_flow_run(tried, parameters=parameters)
-        failed: Any = run_flow(tried, flow_run=flow_run, parameters=parameters, return_type="state")
-        assert failed.message.startswith("The process pipeline.evaluation was killed by SIGKILL")
-        client.set_flow_run_state(flow_run.id, AwaitingRetry(), force=True)
-        again = client.read_flow_run(flow_run.id)
-        ended: Any = run_flow(tried, flow_run=again, parameters=parameters, return_type="state")
-        tasks = client.read_task_runs()
-    assert ended.is_completed()
-    store = tracking_store.client()
-    experiments = [experiment.experiment_id for experiment in store.search_experiments()]
-    [run] = store.search_runs(experiments)
+    photos = write_photos(tmp_path / "photos", images=8)
+    before: list[dict[str, int]] = []
+    _tried_twice(tried, photos, between=lambda: before.append(_trainings()))
+    store, [run] = tracking_store.client(), _mlflow_runs()
     assert run.info.status == "FINISHED"
     assert len(store.search_model_versions()) == 1
-    trained = sorted(str(t.state_name) for t in tasks if t.name.startswith("Train vit"))
-    assert trained == ["Cached", "Completed"]
+    assert before == [_trainings()]
+    assert len(before[0]) == 1
     assert len(store.get_metric_history(run.info.run_id, "train/loss")) == 2
     assert len(store.get_metric_history(run.info.run_id, "test/accuracy")) == 1
+
+
+@pytest.mark.usefixtures("prefect")
+def test_a_flow_run_that_is_tried_again_on_other_data_starts_anew(tmp_path: Path) -> None:
+    """Nobody is there to start another run, and half a model of each data would be none."""
+    photos = write_photos(tmp_path / "photos", images=8)
+    _tried_twice(training_flow, photos, lambda: write_photos(photos, images=9))
+    assert sorted(run.info.status for run in _mlflow_runs()) == ["FAILED", "FINISHED"]
+    assert len(tracking_store.client().search_model_versions()) == 1
+    assert len(_trainings()) == 2
 
 
 @pytest.mark.usefixtures("prefect")

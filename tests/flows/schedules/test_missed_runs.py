@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import datetime as dt
+from uuid import UUID
 
 import pytest
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate
+from prefect.client.schemas.objects import State
 from prefect.client.schemas.schedules import IntervalSchedule
-from prefect.states import Completed, Pending, Running
+from prefect.states import Cancelled, Completed, Crashed, Failed, Pending, Running
 
-from flows.schedules import deployments
+from flows.schedules import deployments, second_tries
 from flows.schedules.prediction_flow import predict_flow
 from tests.flows.conftest import Command
 from tests.flows.schedules.schedule_parts import every_minute, let_pass, only_one, runs_of
@@ -144,3 +146,52 @@ def test_a_paused_schedule_starts_nothing_that_was_due(client: SyncPrefectClient
     let_pass(client, deployment_id, minutes=0)
     coming = [run for run in runs_of(client, deployment_id) if run.state_name == "Scheduled"]
     assert {run.parameters["top_k"] for run in coming} == {2}
+
+
+@pytest.fixture
+def killed(client: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch) -> tuple[UUID, UUID]:
+    """Return a schedule and a run of it that was killed; it may go on at once."""
+    monkeypatch.setattr(second_tries, "_FIRST_PAUSE_SECONDS", 0.0)
+    labels = {deployments.KIND: "schedule"}
+    schedule = deployments.deploy(
+        predict_flow, "killed", parameters=_PREDICTING, labels=labels, description=""
+    )
+    flow_run_id = deployments.start(schedule)
+    client.set_flow_run_state(flow_run_id, Running(), force=True)
+    client.set_flow_run_state(flow_run_id, Crashed(), force=True)
+    return schedule, flow_run_id
+
+
+def test_a_killed_run_goes_on_but_not_for_ever(
+    client: SyncPrefectClient, killed: tuple[UUID, UUID]
+) -> None:
+    """The same run, three times; one that failed by itself would fail again and is left alone."""
+    _, flow_run_id = killed
+    for _ in range(second_tries.MOST_FAILURES - 1):
+        deployments.continue_killed()
+        assert client.read_flow_run(flow_run_id).state_name == "Resuming"
+        client.set_flow_run_state(flow_run_id, Crashed(), force=True)
+    deployments.continue_killed()
+    assert client.read_flow_run(flow_run_id).state_name == "Crashed"
+    failed = deployments.start(killed[0])
+    client.set_flow_run_state(failed, Failed(), force=True)
+    deployments.continue_killed()
+    assert client.read_flow_run(failed).state_name == "Failed"
+
+
+@pytest.mark.parametrize("what", ["a later run", "a later one that was cancelled", "a pause"])
+def test_a_killed_run_gives_way(
+    client: SyncPrefectClient, run_here: Command, killed: tuple[UUID, UUID], what: str
+) -> None:
+    """To a later run that had its turn, not to one that was cancelled; and to a person's pause."""
+    schedule, flow_run_id = killed
+    if what == "a pause":
+        assert run_here("schedule", "pause", "killed")[0] == 0
+    else:
+        later = deployments.start(schedule)
+        state: State = Cancelled() if "cancelled" in what else Running()
+        client.set_flow_run_state(later, state, force=True)
+    deployments.continue_killed()
+    expected = "Resuming" if "cancelled" in what else "Crashed"
+    assert client.read_flow_run(flow_run_id).state_name == expected
+    deployments.set_paused(only_one(), paused=True)  # for the next test
