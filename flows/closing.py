@@ -20,7 +20,7 @@ from filelock import FileLock, Timeout
 from pipeline import leftovers, live_runs, tracking
 from pipeline.atomic_files import storage_errors
 from pipeline.errors import OrchestrationError, PipelineError, TrackingError
-from pipeline.tracking_store import all_runs, client, store_exists, use_store
+from pipeline.tracking_store import all_runs, client, store_exists
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -37,7 +37,6 @@ _SWEEP_SECONDS = 3600.0
 _PAGE = 100
 _OVER = ("FINISHED", "FAILED", "KILLED")
 _swept_at: dict[Path, float] = {}
-_seen_stores: set[str] = set()
 
 
 def close_abandoned_runs() -> list[str]:
@@ -76,7 +75,9 @@ def close_before_command() -> list[str]:
     from pipeline import local_services
 
     workspace = _WORKSPACE.resolve()
-    if local_services.running() or not _left_open(workspace):
+    if local_services.running():
+        return []  # its keeper does it within seconds, and tells who wants to know
+    if not _left_open(workspace):
         return tracking_sentences(tracking.close_abandoned())
     from flows import prefect_session
 
@@ -110,7 +111,9 @@ def tracking_sentences(run_ids: list[str]) -> list[str]:
 def _close_work_of(flow_run_id: str) -> None:
     """Close what has no owner; a run that is still owned ends by itself."""
     try:
-        for run_id in tracking.close_abandoned():
+        closed = tracking.close_abandoned()
+        _tell_killed(closed)
+        for run_id in closed:
             logger.info("closed the MLflow run %s after flow run %s", run_id, flow_run_id)
     except PipelineError:  # the keeper, or the next command, tries again
         logger.warning("the MLflow run of flow run %s stays open", flow_run_id, exc_info=True)
@@ -144,11 +147,9 @@ def _alone(workspace: Path) -> Iterator[bool]:
 def _close_in_mlflow() -> list[str]:
     closed = tracking.close_abandoned()
     _tell_killed(closed)
-    said = tracking_sentences(closed)
-    if store_exists() and (said or use_store() not in _seen_stores):
+    if store_exists():
         _fail_pending_models()
-        _seen_stores.add(use_store())
-    return said
+    return tracking_sentences(closed)
 
 
 def _tell_killed(run_ids: list[str]) -> None:
@@ -163,14 +164,22 @@ def _tell_killed(run_ids: list[str]) -> None:
 
 
 def _fail_pending_models() -> None:
-    """Mark the models without files that runs which are over have left."""
+    """Mark the models without files that runs which are over have left.
+
+    Whoever closes such a run may be killed before it comes to this, so all are looked at.
+    """
+    from mlflow.entities import LoggedModelStatus
+
     store = client()
+    pending = f"status = {LoggedModelStatus.PENDING.to_int()}"  # MLflow compares numbers
     experiments = [experiment.experiment_id for experiment in store.search_experiments()]
     token = None
     while experiments:
-        page = store.search_logged_models(experiments, max_results=_PAGE, page_token=token)
+        page = store.search_logged_models(
+            experiments, filter_string=pending, max_results=_PAGE, page_token=token
+        )
         for model in page:
-            if str(model.status) == "PENDING" and _is_over(store, model.source_run_id):
+            if _is_over(store, model.source_run_id):
                 store.finalize_logged_model(model.model_id, "FAILED")
         token = page.token
         if not token:

@@ -25,6 +25,9 @@ _STOPPED = {
     _INTERRUPTED: "Stopped by Ctrl-C.",
     _TERMINATED: "Stopped by the signal SIGTERM.",
 }
+_LEFT_RUNNING = (
+    "Stopped by Ctrl-C: the servers and what runs go on. `patchline down --now` stops the runs too."
+)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -53,7 +56,8 @@ def run_command_line(arguments: list[str]) -> int:
     except CycloptsError as error:
         return _failed(_usage_sentence(error, arguments), ConfigError.exit_code, debug=debug)
     except KeyboardInterrupt:
-        return _failed(_STOPPED[_INTERRUPTED], _INTERRUPTED, debug=debug)
+        words = _LEFT_RUNNING if arguments[:1] == ["down"] else _STOPPED[_INTERRUPTED]
+        return _failed(words, _INTERRUPTED, debug=debug)
     except BrokenPipeError:
         return 0  # whoever read the answer has seen enough
     except BaseException as error:  # noqa: BLE001 - the last place where an error can become a sentence

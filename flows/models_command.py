@@ -58,6 +58,8 @@ def _details(model: ModelSummary) -> list[str]:
             verdict = "promoted" if version.decision.get("promoted") else "refused"
             if version.decision.get("forced"):
                 verdict = "promoted by force"
+            if version.decision.get("promoted") and CHAMPION not in version.aliases:
+                verdict = f"was {verdict}"
             lines.append(f"    {verdict}: {version.decision.get('reason', '')}")
         if (version.approval or {}).get("state") == "asked" and CHAMPION not in version.aliases:
             lines.append(

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from flows.config_flags import composed_config, value_of_flag
 from flows.data_argument import data_settings
 from flows.progress import display, shown
-from pipeline import config_files
+from pipeline import config_files, local_services
 from pipeline.config import RunConfig
 from pipeline.errors import ConfigError
 from pipeline.plugin_loader import plugin_files
@@ -136,7 +136,8 @@ def resume_run(words: str) -> RunSummary:
 def _in_prefect(config: RunConfig, *, resume: str | None = None, fresh: bool) -> RunSummary:
     from flows import prefect_session
 
-    display().stage("Starting Prefect and MLflow")
+    up = local_services.running() is not None
+    display().stage(f"{'Connecting to' if up else 'Starting'} Prefect and MLflow")
     with prefect_session.server():
         from flows import closing
         from flows.training_flow import training_flow
@@ -201,11 +202,11 @@ def _closing_words(summary: RunSummary) -> str:
     program = _shown_program("patchline")
     champion = "champion" in summary.aliases
     model = f"{summary.name}@champion" if champion else f"{summary.name}/{summary.version}"
-    promote = (
-        []
-        if champion
-        else [(f"{program} promote {summary.name}", "make it champion, if it is better")]
-    )
+    promote = [(f"{program} promote {summary.name}", "make it champion, if it is better")]
+    if champion:
+        promote = []
+    elif summary.approval:
+        promote = [(f"{program} approve {model}", "make it champion, or `reject` it")]
     plugins = "".join(f" --plugin {_shown_path(str(file))}" for file in plugin_files())
     commands = [
         (f"{program} predict {model} {_shown_path(summary.example_image)}", "label an image"),

@@ -19,7 +19,7 @@ from prefect.utilities.urls import url_for
 
 from flows import prefect_session
 from flows.progress import display
-from pipeline import tracking
+from pipeline import tracking, tracking_store
 from pipeline.browsing import addresses, pages
 from pipeline.browsing.outcome import Outcome, figures, lineage, links, recipe, verdict
 from pipeline.config import RunConfig
@@ -75,13 +75,13 @@ def flow_name() -> str:
     """Return the name of a flow run that begins: its data and its model."""
     config = flow_run.parameters.get("config")
     checked = config if isinstance(config, RunConfig) else RunConfig.model_validate(config or {})
-    return f"{checked.name or _data(checked)} {recipe(checked)}"
+    return f"{checked.name or data_name(checked)} {recipe(checked)}"
 
 
 @_named
 def read_name(parameters: Parameters) -> str:
     """Return the name of the task that reads the data."""
-    return f"Read {_data(parameters['config'])}"
+    return f"Read {data_name(parameters['config'])}"
 
 
 @_named
@@ -122,7 +122,8 @@ def welcome_name(parameters: Parameters) -> str:
     return f"Decide about {registered.name}, version {registered.version}"
 
 
-def _data(config: RunConfig) -> str:
+def data_name(config: RunConfig) -> str:
+    """Return what the data is called before it is read: its folder, or its source."""
     return Path(config.data.path).name if config.data.path else config.data.source
 
 
@@ -160,11 +161,15 @@ def publish(outcome: Outcome) -> None:
 
 
 def _write_artifacts(outcome: Outcome) -> None:
-    base = f"{addresses.server()}/"
+    lasting = tracking_store.use_store().startswith("http")  # a file's server has no address yet
+    where = (
+        f"Run `{outcome.run.run_id}` in the experiment *{outcome.config.name}* of this folder's "
+        "MLflow, whose address `patchline up` prints, or `mlflow ui`."
+    )
     parts = (
         f"## {outcome.run_name}",
         verdict(outcome),
-        links(outcome, base),
+        links(outcome, f"{addresses.server()}/") if lasting else where,
         figures(outcome),
         lineage(outcome),
     )
@@ -186,9 +191,8 @@ def _write_artifacts(outcome: Outcome) -> None:
         ],
         description="Figures on the test images with 95 % intervals",
     )
-    create_link_artifact(
-        key="mlflow-run",
-        link=addresses.run_page(outcome.run),
-        link_text="This run in MLflow",
-        description="Start `patchline up`, or `mlflow ui` in the working directory, to open it.",
-    )
+    if lasting:
+        page = addresses.run_page(outcome.run)
+        create_link_artifact(key="mlflow-run", link=page, link_text="This run in MLflow")
+    else:
+        create_markdown_artifact(key="mlflow-run", markdown=where)

@@ -330,7 +330,7 @@ def _tell_end(line: _Line, error: BaseException) -> None:
     failed = isinstance(error, Exception)
     run_id = line.run.run_id if line.run else ""
     payload = {
-        "name": line.config.name or line.config.data.source,
+        "name": line.config.name or run_words.data_name(line.config),
         "run_id": run_id,
         "reason": str(error) if failed else "it was stopped by a signal",
     }

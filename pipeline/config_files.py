@@ -83,6 +83,10 @@ def assemble(*, preset_name: str | None, file: Path | None, flags: Settings) -> 
     if file is not None:
         settings = merged(settings, read_settings(file))
     asked = set(flags.get("training", {}))
+    if {"time_limit", "epochs"} <= asked:
+        raise ConfigError(
+            "training.time_limit and training.epochs both say how long to train. Give one of them."
+        )
     given_up: set[str] = set()
     if "time_limit" in asked:  # the user asks for a length now: what the file says gives way
         given_up = {"step_plan"} - asked

@@ -81,8 +81,8 @@ def find(words: str, runs: Path) -> InterruptedRun:
     if found.info.status == "FINISHED":
         raise ConfigError(
             f"The run {found.info.run_id[:8]} ({found.info.run_name}) is FINISHED, so there is "
-            "nothing to continue. A run that ended before its training began has left nothing; "
-            "start it again."
+            "nothing to continue. Start a new run; one that ended while it read the data is not "
+            "in the store."
         )
     interrupted = _interrupted(found, runs)
     if owner_is_alive(interrupted.folder):

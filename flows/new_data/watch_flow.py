@@ -15,6 +15,7 @@ from prefect.client.schemas.objects import State
 from prefect.runtime import deployment, flow_run
 from prefect.states import Completed
 
+from flows import run_words
 from flows.failures import failed
 from flows.new_data import data_watch
 from flows.notices import events
@@ -42,17 +43,28 @@ def retrain_when_new(config: RunConfig) -> State[Any]:
         if deployment.id:
             data_watch.cancel_waiting(UUID(str(deployment.id)), UUID(own))
         try:
-            return _train_if_enough(config, workspace)
+            config, data, found = _looked_at(config, workspace)
         except PipelineError as error:
+            name = config.name or run_words.data_name(config)
+            facts = {"name": name, "reason": str(error)}
+            events.emit(events.RUN_FAILED, f"patchline.run.{flow_run.id}", facts)
+            return failed(error)
+        try:
+            return _train_if_enough(config, data, found, workspace)
+        except PipelineError as error:  # the training has told it
             return failed(error)
 
 
-def _train_if_enough(config: RunConfig, workspace: Path) -> State[Any]:
+def _looked_at(config: RunConfig, workspace: Path) -> tuple[RunConfig, IngestedData, NewImages]:
     config = plugin_settings.checked_plugins(config)
     data = read_data(config, workspace)
-    name = config.name or data.name
-    found = compare_with_last_run(name, data)
-    asked = config.data.min_new_images
+    return config, data, compare_with_last_run(config.name or data.name, data)
+
+
+def _train_if_enough(
+    config: RunConfig, data: IngestedData, found: NewImages, workspace: Path
+) -> State[Any]:
+    name, asked = config.name or data.name, config.data.min_new_images
     if not found.first and found.new < asked:
         return _skip(name, found, asked)
     _publish(name, found, "It is enough to train again." if not found.first else "")

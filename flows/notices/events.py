@@ -126,7 +126,7 @@ KINDS: Mapping[str, Kind] = {
         "A person has approved or rejected a version",
         "patchline.model.NAME",
         ("name", "version", "answer", "reason", "flow_run_id"),
-        "Version {version} of {name} was {answer}: {reason}",
+        "The answer about version {version} of {name}: {reason}.",
     ),
     APPROVAL_EXPIRED: Kind(
         "Nobody has answered in time, so the version is refused",
@@ -138,7 +138,7 @@ KINDS: Mapping[str, Kind] = {
         "A watched folder has changed and is quiet again; its run is started",
         "patchline.watch.WATCH",
         ("name", "folder", "files", "flow_run_id"),
-        "The folder of {name} has changed and holds {files} files now.",
+        "A run looks at the folder of {name}, which holds {files} files now.",
     ),
     DATA_UPDATED: Kind(
         "Sent from outside, by you: a watched folder should be looked at",
@@ -150,7 +150,7 @@ KINDS: Mapping[str, Kind] = {
         "A server or the runner of `patchline up` had died and runs again",
         "patchline.service.SERVICE",
         ("service", "reason"),
-        "The {service} of `patchline up` had ended and was started again: {reason}",
+        "`patchline up` had to start {service} again: it {reason}.",
     ),
 }
 

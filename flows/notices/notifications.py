@@ -79,7 +79,7 @@ def create(name: str, webhook: str, on: Sequence[str] | None) -> Notification:
     """
     _check_name(name)
     shown = _scheme_and_host(webhook)
-    wanted = sorted({event_name(word) for word in on or DEFAULT_EVENTS})
+    wanted = sorted({event_name(word) for word in _words(on) or DEFAULT_EVENTS})
     from flows.prefect_client import asking
 
     with asking() as client:
@@ -123,6 +123,11 @@ def remove(name: str) -> None:
         block_id = _block_id(existing)
         if block_id is not None:
             _delete_block(client, block_id)
+
+
+def _words(on: Sequence[str] | None) -> list[str]:
+    """Return the events that were asked for, also those with commas between them."""
+    return [word.strip() for given in on or () for word in given.split(",") if word.strip()]
 
 
 def event_name(word: str) -> str:
@@ -173,7 +178,8 @@ def _scheme_and_host(webhook: str) -> str:
     plain = webhook.isprintable() and not any(sign.isspace() for sign in webhook)
     if parts.scheme not in ("http", "https") or not parts.hostname or not plain:
         raise ConfigError(
-            "--webhook is not a web address. Give one such as https://example.org/hooks/1."
+            "--webhook is not a web address: that begins with http:// or https:// and a host's "
+            "name. Give one such as https://example.org/hooks/1."
         )
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     return f"{parts.scheme}://{host}{port}"

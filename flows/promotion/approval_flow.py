@@ -49,6 +49,7 @@ _GRACE_SECONDS = 366 * 24 * 3600
 
 @task(
     name="Compare with the champion",
+    task_run_name="Compare {reference.name}, version {reference.version}, with the champion",
     cache_policy=NO_CACHE,
     **RETRYING,
 )
@@ -59,6 +60,7 @@ def compare(reference: ModelReference, champion: str | None, config: PromotionCo
 
 @task(
     name="Carry out the answer",
+    task_run_name="Carry out the answer about {request.reference.name}",
     cache_policy=NO_CACHE,
     **RETRYING,
 )

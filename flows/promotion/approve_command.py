@@ -20,7 +20,7 @@ from pipeline.errors import ModelReferenceError, OrchestrationError
 from pipeline.registry import history
 from pipeline.registry.config import PromotionConfig
 from pipeline.registry.history import CHALLENGER, CHAMPION
-from pipeline.registry.registered_models import resolve
+from pipeline.registry.registered_models import ModelReference, resolve, summaries
 from pipeline.tracking_store import client, store_exists
 
 _POLL_SECONDS = 0.5
@@ -105,6 +105,8 @@ def _question(run: str) -> Asked:
         found = [each for each in questions if _is_of_run(each, run)]
     listed = ", ".join(each.reference for each in found or questions) or "nothing"
     if not found:
+        if "/" in run:
+            _refuse_answered(resolve(run))  # or say that there is no such model or version
         raise ModelReferenceError(
             f"No question about '{run}' waits for an answer. Waiting: {listed}. Give NAME/VERSION, "
             "or the run that made the version."
@@ -114,6 +116,24 @@ def _question(run: str) -> Asked:
             f"'{run}' stands for several versions that wait: {listed}. Give one of these."
         )
     return found[0]
+
+
+def _refuse_answered(reference: ModelReference) -> None:
+    """Say what became of the question about a version that waits no longer.
+
+    Raises:
+        ModelReferenceError: if there was a question.
+    """
+    [model] = summaries(reference.name)
+    [known] = [each for each in model.versions if each.version == reference.version]
+    note = known.approval or {}
+    if note.get("state") in {"approved", "rejected", "expired", "superseded", "cancelled"}:
+        by = f" by {note['by']}" if note.get("by") else ""
+        raise ModelReferenceError(
+            f"The question about {reference.name}/{reference.version} is closed: it was "
+            f"{note['state']}{by} at {note.get('at')}. Ask again with `patchline promote "
+            f"{reference.name} --version {reference.version} --ask`."
+        )
 
 
 def _is_of_run(asked: Asked, run: str) -> bool:

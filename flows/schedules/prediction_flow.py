@@ -42,7 +42,7 @@ class PredictionSummary(Section):
     """Path of the table."""
 
 
-@flow(name="Predict in bulk")
+@flow(name="Predict in bulk", flow_run_name="Label {images} with {model}")
 def predict_flow(
     model: str,
     images: str,

@@ -81,6 +81,11 @@ def times(cron: str | None, interval: str | None, timezone: str | None) -> Times
         raise ConfigError('Say when: --cron "0 2 * * *" or --interval 2h.')
     if cron is not None and interval is not None:
         raise ConfigError("--cron and --interval exclude each other. Give one of them.")
+    if interval is not None and timezone is not None:
+        raise ConfigError(
+            f"--timezone {timezone} belongs to --cron; an interval is the same by every clock. "
+            "Leave one of the two out."
+        )
     zone = checked_timezone(timezone) if timezone is not None else own_timezone()
     if cron is not None:
         return Times(checked_cron(cron), None, zone)
@@ -103,8 +108,7 @@ def checked_interval(text: str) -> dt.timedelta:
     if not SHORTEST_SECONDS <= seconds <= LONGEST_SECONDS:
         raise ConfigError(
             f"--interval is '{text}', but must be from {SHORTEST_SECONDS:.0f}s to "
-            f"{LONGEST_SECONDS / 86400:.0f}d: a run takes some seconds to start. Choose "
-            "another one."
+            f"{LONGEST_SECONDS / 86400:.0f}d. Choose another one."
         )
     return dt.timedelta(seconds=seconds)
 

@@ -16,15 +16,19 @@ _FOLDER = "restarts"
 
 
 def note(folder: Path, service: str, reason: str) -> None:
-    """Leave a note of a restart."""
+    """Leave a note of a restart; of the reason what happened, not when it starts again."""
     file = services_folder(folder) / _FOLDER / f"{time.time_ns()}.json"
-    write_text(file, json.dumps({"service": service, "reason": reason}))
+    write_text(file, json.dumps({"service": service, "reason": reason.partition(";")[0]}))
 
 
 def announce() -> None:
-    """Send an event for each note, and take the note away."""
+    """Send an event for each note, as soon as Prefect answers, and take the note away."""
     from flows.notices import events
+    from pipeline import local_services
 
+    services = local_services.running()
+    if services is None or not local_services.answers(f"{services.prefect_api_url}/health"):
+        return  # what is sent now would be lost
     for file in sorted((services_folder() / _FOLDER).glob("*.json")):
         noted = json.loads(file.read_text(encoding="utf-8"))
         resource = f"patchline.service.{noted['service']}"

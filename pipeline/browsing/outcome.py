@@ -61,10 +61,14 @@ def verdict(outcome: Outcome) -> str:
     aliases = f"at first {', '.join(outcome.aliases)}" if outcome.aliases else "without an alias"
     return (
         f"**{accuracy.value:.1%}** of {accuracy.n:,} test images recognised (95 % interval "
-        f"{accuracy.low:.1%} to {accuracy.high:.1%}), {report.errors:,} errors.{warning}\n\n"
+        f"{accuracy.low:.1%} to {accuracy.high:.1%}), {_errors(report.errors)}.{warning}\n\n"
         f"Registered as **{escaped(registered.name)}, version {registered.version}** ({aliases}). "
         f"{promotion_words(outcome.promotion)}"
     )
+
+
+def _errors(number: int) -> str:
+    return "1 error" if number == 1 else f"{number:,} errors"
 
 
 def promotion_words(promotion: Promotion | None) -> str:

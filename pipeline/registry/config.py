@@ -20,10 +20,12 @@ def _named(metric: str) -> None:
 
 
 def _minima(limits: dict[str, float]) -> dict[str, float]:
-    for metric in limits:
+    for metric, limit in limits.items():
         _named(metric)
         if not METRICS[metric].higher_is_better:
             raise ValueError(f"'{metric}' is better when it is smaller; set promotion.maximum")
+        if limit > 1:
+            raise ValueError(f"'{metric}' is never above 1, so {limit:g} refuses all; 90 % is 0.9")
     return limits
 
 

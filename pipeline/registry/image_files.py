@@ -84,9 +84,11 @@ def check_images(given: Sequence[Path], without: Sequence[Path] = ()) -> None:
     left_out = {os.path.realpath(path) for path in without}
     for path in given:
         if not path.exists():
-            raise DataError(f"There is no image {path}. Check the path.")
+            raise DataError(f"There is no file or folder {path}. Check the path.")
         if path.is_dir() and next(_below(0, str(path), left_out, in_order=False), None) is None:
-            raise DataError(f"The folder {path} holds no files. Name another one.")
+            raise DataError(
+                f"The folder {path} holds no files. Put images in, or name another one."
+            )
 
 
 def count_images(given: Sequence[Path], without: Sequence[Path] = ()) -> int:

@@ -277,7 +277,8 @@ def _reason(
         names = ", ".join(gate.name for gate in refused)
         return f"{said}forced against {names}: {request.force_reason}"
     if refused:
-        return said + "; ".join(gate.sentence for gate in refused)
+        why = "; ".join(gate.sentence for gate in refused)
+        return f"{why} (although {answer.words})" if answer else why
     if champion is None:
         return f"{said}there was no champion, and every gate that was asked passed"
     return said + _best_reason(gates, champion)

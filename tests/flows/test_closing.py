@@ -350,6 +350,21 @@ def test_without_any_server_only_mlflow_is_closed(monkeypatch: pytest.MonkeyPatc
         assert closing.close_abandoned_runs() == []
 
 
+def test_a_model_without_files_of_a_run_that_is_over_has_failed() -> None:
+    """Also if its run was closed by somebody who was killed before it came to the model."""
+    store = mlflow_client()
+    experiment = store.create_experiment("half-made")
+    runs = [store.create_run(experiment).info.run_id for _ in range(2)]
+    models = [
+        store.create_logged_model(experiment, name="model", source_run_id=run_id) for run_id in runs
+    ]
+    closing.close_abandoned_runs()
+    store.set_terminated(runs[0], "KILLED")  # not by closing
+    closing.close_abandoned_runs()
+    found = [str(store.get_logged_model(each.model_id).status) for each in models]
+    assert found == ["FAILED", "PENDING"]
+
+
 def _dead_record(flow_run_id: UUID, age: dt.timedelta = dt.timedelta(0)) -> None:
     """Write the record of a process that is gone."""
     began = dt.datetime.now(dt.UTC) - age

@@ -162,7 +162,7 @@ def test_an_interrupted_command_goes_on(
         (("photos", "--out", "out.txt"), "must end in .csv or .parquet"),
         (("photos", "--out", "out.csv", "--top-k", "0"), "--top-k is 0"),
         (("photos", "--top-k", "0"), "--top-k is 0"),
-        (("none", "--out", "out.csv"), "There is no image none"),
+        (("none", "--out", "out.csv"), "There is no file or folder none"),
         (("empty", "--out", "out.csv"), "The folder empty holds no files"),
         (("--out", "out.csv"), "No image was named"),
     ],

@@ -121,6 +121,19 @@ def test_setting_of_the_default_plugin_needs_no_name(section: str, values: dict[
     assert {**choice, **values.get("patch_embedding", values)} == choice
 
 
+def test_two_lengths_at_once_are_refused() -> None:
+    """Whoever asks for epochs and for a time is told, instead of getting one of them."""
+    flags = {"training": {"epochs": 3, "time_limit": "1m"}}
+    with pytest.raises(ConfigError, match="both say how long"):
+        assemble(preset_name=None, file=None, flags=flags)
+
+
+def test_a_limit_that_nothing_can_reach_is_refused() -> None:
+    """90 instead of 0.9 would refuse every version after hours of training."""
+    with pytest.raises(ConfigError, match=r"never above 1, .* 0\.9"):
+        validated({"promotion": {"minimum": {"accuracy": 90}}})
+
+
 @pytest.mark.parametrize("length", ["time_limit: 20m", "step_plan: [[0, 0.0, 90]]"])
 def test_epochs_flag_drops_another_length_of_the_file(written: Any, length: str) -> None:
     """Who asks for epochs gets epochs, whatever time limit or plan the file holds."""

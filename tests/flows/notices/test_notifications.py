@@ -214,10 +214,10 @@ def test_one_that_is_switched_off_or_damaged_in_the_pages_is_shown_so(run_here: 
     [
         (("team", "--webhook", "https://e.org", "--on", "run.fail"), "Did you mean run.failed?"),
         (("team", "--webhook", "https://e.org", "--on", "prefect.x"), "There are run.started, "),
-        (("team", "--webhook", f"ftp://e.org/{_SECRET}"), "--webhook is not a web address."),
-        (("team", "--webhook", f"https:///{_SECRET}"), "--webhook is not a web address."),
-        (("team", "--webhook", f"https://e.org:x/{_SECRET}"), "--webhook is not a web address."),
-        (("team", "--webhook", f"https://e.org/a b{_SECRET}"), "--webhook is not a web address."),
+        (("team", "--webhook", f"ftp://e.org/{_SECRET}"), "--webhook is not a web address:"),
+        (("team", "--webhook", f"https:///{_SECRET}"), "--webhook is not a web address:"),
+        (("team", "--webhook", f"https://e.org:x/{_SECRET}"), "--webhook is not a web address:"),
+        (("team", "--webhook", f"https://e.org/a b{_SECRET}"), "--webhook is not a web address:"),
         (("The team", "--webhook", "https://e.org"), "'The team' cannot be the name"),
     ],
 )

@@ -136,9 +136,13 @@ _PREDICT = "x --interval 2h --predict m"
     [
         ("create x --config run.yaml", "Say when"),
         (f"create {_TRAIN} --cron '0 2 * * *'", "exclude each other"),
+        (f"create {_TRAIN} --timezone Europe/Berlin", "belongs to --cron"),
         ("create x --cron '0 25 * * *' --config run.yaml", "hour 25: 0 to 23"),
         ("create x --interval 3s --config run.yaml", "from 10s"),
-        (f"create {_TRAIN} --timezone Berln", "Did you mean Europe/Berlin"),
+        (
+            "create x --cron '0 2 * * *' --timezone Berln --config run.yaml",
+            "Did you mean Europe/Berlin",
+        ),
         ("create a/b --interval 2h --config run.yaml", "name is 'a/b'"),
         ("create x --interval 2h", "--config FILE.yaml to train"),
         ("create x --interval 2h --config none.yaml", "none.yaml"),
@@ -150,7 +154,7 @@ _PREDICT = "x --interval 2h --predict m"
         (f"create {_TRAIN} --out a.csv", "--out is for predictions"),
         (f"create {_TRAIN} --predict m", "--predict for predicting"),
         (f"create {_PREDICT} --images photos --out a.txt", "must end in .csv or .parquet"),
-        (f"create {_PREDICT} --images none --out a.csv", "There is no image"),
+        (f"create {_PREDICT} --images none --out a.csv", "There is no file or folder"),
         (f"create {_PREDICT} --images photos --out a.csv", "no registered model 'm'"),
         ("pause x", "no other in this folder"),
     ],

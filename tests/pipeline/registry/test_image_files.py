@@ -132,8 +132,8 @@ def test_a_locked_folder_is_one_error(tmp_path: Path, monkeypatch: pytest.Monkey
     ("given", "sentence"),
     [
         ([], "No image was named"),
-        (["none.png"], "There is no image none.png. Check the path."),
-        (["empty"], "The folder empty holds no files. Name another one."),
+        (["none.png"], "There is no file or folder none.png. Check the path."),
+        (["empty"], "The folder empty holds no files. Put images in, or name another one."),
         (["1.png", "empty"], "The folder empty holds no files."),
     ],
 )
