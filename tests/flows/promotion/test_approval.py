@@ -16,9 +16,10 @@ from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelled
 
-from flows.promotion import approval_form, approvals
+from flows.promotion import approval_form, approvals, approve_command
 from flows.promotion.approval_form import Approval
 from flows.schedules import deployments
+from pipeline.errors import ModelReferenceError
 from pipeline.registry.history import CHAMPION
 from pipeline.registry.promoting import Answer, Request, promote
 from pipeline.registry.registered_models import summaries
@@ -139,7 +140,10 @@ def test_gates_refuse_what_is_approved_without_force(here: Path) -> None:
     assert approvals.answer(asked, YES)
     ended = carry_on(asked)
     assert (ended.state, champion("tulips")) == ("Refused: the gates", "1")
-    assert ended.message.startswith("approved by Ada: looks good; of 200 images")
+    assert ended.message.startswith("of 200 images")
+    assert ended.message.endswith("(although approved by Ada: looks good)")
+    with pytest.raises(ModelReferenceError, match=r"tulips/2 is closed: it was approved by Ada"):
+        approve_command._refuse_answered(equal)
     again = asked_about(equal)
     assert again.flow_run_id != asked.flow_run_id
     forced = Approval(decision="approve", who="Ada", reason="half the size", force=True)
@@ -292,7 +296,10 @@ def test_what_cannot_be_answered_is_said(here: Path, run_here: Command) -> None:
     asked = asked_about(better)
     code, _, err = run_here("approve", "crocusses/2")
     assert code == 2
-    assert "No question about 'crocusses/2'" in err
+    assert "Did you mean 'crocuses'?" in err
+    code, _, err = run_here("approve", "crocuses/1")
+    assert code == 2
+    assert "No question about 'crocuses/1'" in err
     assert "crocuses/2" in err
     code, out, _ = run_here("promote", "crocuses", "--ask", "--json")
     assert code == 0

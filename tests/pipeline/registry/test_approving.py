@@ -44,7 +44,8 @@ def test_an_answer_decides_what_the_gates_leave_open(tmp_path: Path) -> None:
     against_gates = _decided(equal, tmp_path, YES)
     assert against_gates is not None
     assert not against_gates.promoted
-    assert against_gates.reason.startswith("approved by Ada: looks good; of 200 images")
+    assert against_gates.reason.startswith("of 200 images")
+    assert against_gates.reason.endswith("(although approved by Ada: looks good)")
     assert _champion() == "1"
     promoted = _decided(better, tmp_path, YES)
     assert promoted is not None

@@ -181,7 +181,7 @@ def test_wrong_tables_are_refused(model: PackagedModel, photos: Path, tmp_path: 
         predict_images(model, "m", [photos], tmp_path / "folder.csv")
     with pytest.raises(ConfigError, match="--top-k is 0"):
         predict_images(model, "m", [photos], tmp_path / "out.csv", top_k=0)
-    with pytest.raises(DataError, match="no image"):
+    with pytest.raises(DataError, match="no file or folder"):
         predict_images(model, "m", [tmp_path / "none"], tmp_path / "out.csv")
     assert [path.name for path in tmp_path.iterdir()] == ["folder.csv"]
 
