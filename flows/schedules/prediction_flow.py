@@ -13,6 +13,7 @@ from prefect import flow, task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.runtime import flow_run
+from prefect.states import Completed
 from pydantic import Field
 
 from flows.failures import failed
@@ -20,12 +21,15 @@ from flows.progress import display
 from pipeline import live_runs
 from pipeline.errors import DataError, PipelineError
 from pipeline.registry.batch_prediction import PredictedTable, predict_images
+from pipeline.registry.image_files import is_empty
 from pipeline.registry.packaged_models import fetch
 from pipeline.registry.registered_models import ModelReference, resolve
 from pipeline.section import Section
 
 _WORKSPACE = Path(".patchline")
 _CLASSES_SHOWN = 30
+NOTHING = "Nothing to label"
+"""The name of the state of a run whose folder was empty."""
 
 
 class PredictionSummary(Section):
@@ -61,6 +65,9 @@ def predict_flow(
     """
     with live_runs.alive(_WORKSPACE.resolve(), str(flow_run.id), "prediction"):
         try:
+            if is_empty(Path(images)):
+                words = f"The folder {images} holds no files yet; {out} stays as it is."
+                return Completed(name=NOTHING, message=words)  # type: ignore[return-value]  # the same
             return _predict(model, Path(images), Path(out), top_k, probabilities=probabilities)
         except PipelineError as error:
             return failed(error)  # type: ignore[return-value]  # Prefect raises it

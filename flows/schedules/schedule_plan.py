@@ -138,12 +138,13 @@ def _training(file: Path) -> Plan:
 
 def _prediction(model: str, images: Path, out: Path) -> Plan:
     from pipeline.registry.batch_prediction import check_table
-    from pipeline.registry.image_files import check_images
+    from pipeline.registry.image_files import check_images, is_empty
     from pipeline.registry.prediction_parts import parts_folder
     from pipeline.registry.registered_models import resolve
 
     images, out = images.resolve(), out.absolute()
     check_table(out, top_k=1)
-    check_images([images], (out, parts_folder(out)))
+    if not is_empty(images):  # an inbox begins empty
+        check_images([images], (out, parts_folder(out)))
     resolve(model)
     return Plan("predict", {"model": model, "images": str(images), "out": str(out)})

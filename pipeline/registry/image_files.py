@@ -10,7 +10,7 @@ import heapq
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -85,10 +85,21 @@ def check_images(given: Sequence[Path], without: Sequence[Path] = ()) -> None:
     for path in given:
         if not path.exists():
             raise DataError(f"There is no file or folder {path}. Check the path.")
-        if path.is_dir() and next(_below(0, str(path), left_out, in_order=False), None) is None:
+        if is_empty(path, left_out):
             raise DataError(
                 f"The folder {path} holds no files. Put images in, or name another one."
             )
+
+
+def is_empty(path: Path, left_out: Collection[str] = ()) -> bool:
+    """Return whether a path is a folder without any file to predict.
+
+    Args:
+        path: a folder or a file.
+        left_out: real paths of files and folders that do not count.
+    """
+    files = _below(0, str(path), set(left_out), in_order=False) if path.is_dir() else iter([path])
+    return next(iter(files), None) is None
 
 
 def count_images(given: Sequence[Path], without: Sequence[Path] = ()) -> int:

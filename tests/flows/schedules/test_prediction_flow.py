@@ -113,3 +113,14 @@ def test_a_failed_run_says_why_in_its_state(tmp_path: Path) -> None:
     state: State = predict_flow("photos@best", str(tmp_path), out, return_state=True)
     assert state.is_failed()
     assert str(state.message).startswith("'photos' has no alias 'best'. There are:")
+
+
+@pytest.mark.usefixtures("champion")
+def test_an_empty_inbox_is_no_failure(tmp_path: Path) -> None:
+    """The run says that nothing is there yet, and the table of before stays."""
+    inbox, out = tmp_path / "inbox", tmp_path / "labels.csv"
+    inbox.mkdir()
+    out.write_text("before", encoding="utf-8")
+    state: State = predict_flow("photos@champion", str(inbox), str(out), return_state=True)
+    assert (state.is_completed(), state.name) == (True, "Nothing to label")
+    assert out.read_text(encoding="utf-8") == "before"
