@@ -147,7 +147,7 @@ def test_approve_and_reject_on_the_command_line(here: Path) -> None:
     assert champion("roses") == "2"
     done = patchline("approve", "roses/3", cwd=here)
     assert done.code == 2
-    assert "Waiting: nothing" in done.err
+    assert "roses/3 is closed: it was rejected by" in done.err
 
 
 def test_a_gate_that_refuses_in_the_end_is_exit_code_3(here: Path) -> None:
