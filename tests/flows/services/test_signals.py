@@ -127,6 +127,7 @@ def test_a_signal_ends_the_run_as_killed(
     assert run.status() == "KILLED"
 
 
+@pytest.mark.slow
 def test_a_killed_worker_fails_the_run_with_a_sentence(long_run: StartLongRun) -> None:
     """SIGKILL of the training process gives exit code 1, FAILED, and the likely reason."""
     run = long_run()
@@ -165,6 +166,7 @@ def test_a_run_that_is_alive_is_left_alone(long_run: StartLongRun, tmp_path: Pat
     run.end()
 
 
+@pytest.mark.slow
 def test_an_error_in_training_fails_the_run(tmp_path: Path) -> None:
     """A loss that is not finite ends with exit code 1, FAILED, and the remedy."""
     write_photos(tmp_path / "photos", images=8)
