@@ -56,15 +56,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         parting_words()
 
 
-@pytest.fixture
-def here(served: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Work in that folder."""
-    monkeypatch.chdir(served)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{served / 'mlflow.db'}")
-    monkeypatch.setenv("PREFECT_API_URL", str(PREFECT_API_URL.value()))
-    return served
-
-
 def _post(path: str, content: Any) -> Any:
     """Send what Prefect's page sends."""
     request = urllib.request.Request(

@@ -86,15 +86,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
-@pytest.fixture
-def here(served: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Work in that folder."""
-    monkeypatch.chdir(served)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{served / 'mlflow.db'}")
-    monkeypatch.setenv("PREFECT_API_URL", str(PREFECT_API_URL.value()))
-    return served
-
-
 def _wait_for(condition: Callable[[], bool], what: str) -> None:
     deadline = time.monotonic() + _SECONDS
     while not condition():

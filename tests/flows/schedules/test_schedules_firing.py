@@ -15,7 +15,7 @@ from uuid import UUID
 
 import pandas as pd
 import pytest
-from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterDeploymentId
 from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.schedules import IntervalSchedule
@@ -24,25 +24,12 @@ from flows.schedules import deployments
 from flows.schedules.prediction_flow import predict_flow
 from pipeline.worker_process import stop_group
 from tests.conftest import Run, write_photos
-from tests.flows.lasting_server import lasting_server
 
 pytestmark = pytest.mark.slow
 _ROOT = Path(__file__).parents[3]
 _PREFECT = Path(sys.executable).parent / "prefect"
 _MINUTE = dt.timedelta(minutes=1)
 _PATIENCE_SECONDS = 240
-
-
-@pytest.fixture(scope="module", autouse=True)
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with lasting_server(tmp_path_factory.mktemp("firing")) as url:
-        yield url
-
-
-@pytest.fixture
-def client() -> Iterator[SyncPrefectClient]:
-    with get_client(sync_client=True) as opened:
-        yield opened
 
 
 @contextmanager
@@ -100,14 +87,14 @@ def _wait_until(condition: Callable[[], bool]) -> None:
 
 
 def test_a_worker_starts_two_schedules_of_the_same_minute(
-    server: str, finished_run: Run, client: SyncPrefectClient, tmp_path: Path
+    prefect_server: str, finished_run: Run, client: SyncPrefectClient, tmp_path: Path
 ) -> None:
     """Both run to the end, each with its own parameters, in the folder that they belong to."""
     write_photos(tmp_path / "new", classes=1, images=3)
     soon = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=20)
     tables = [tmp_path / "one.csv", tmp_path / "two.csv"]
     ids = [_deploy(client, out, soon, minutes=0.5) for out in tables]
-    with _worker(server, finished_run.tracking_uri):
+    with _worker(prefect_server, finished_run.tracking_uri):
         _wait_until(
             lambda: all(
                 run.state is not None and run.state.is_final()
@@ -123,7 +110,7 @@ def test_a_worker_starts_two_schedules_of_the_same_minute(
 
 @pytest.mark.parametrize("first", ["runner", "keeper"])
 def test_after_a_long_sleep_a_worker_starts_one_run(
-    server: str, finished_run: Run, client: SyncPrefectClient, tmp_path: Path, first: str
+    prefect_server: str, finished_run: Run, client: SyncPrefectClient, tmp_path: Path, first: str
 ) -> None:
     """Whoever wakes up first, the runner or the look at what was missed: one run, not ten."""
     write_photos(tmp_path / "new", classes=1, images=3)
@@ -140,7 +127,7 @@ def test_after_a_long_sleep_a_worker_starts_one_run(
 
     if first == "keeper":
         deployments.drop_missed()
-    with _worker(server, finished_run.tracking_uri):
+    with _worker(prefect_server, finished_run.tracking_uri):
         if first == "runner":
             _wait_until(taken)
         _wait_until(settled)
@@ -149,7 +136,7 @@ def test_after_a_long_sleep_a_worker_starts_one_run(
 
 
 def test_prefects_own_tool_takes_prefect_yaml(
-    server: str, client: SyncPrefectClient, tmp_path: Path
+    prefect_server: str, client: SyncPrefectClient, tmp_path: Path
 ) -> None:
     """`prefect deploy --all` makes both deployments, which one run at a time may go on of."""
     shutil.copy(_ROOT / "prefect.yaml", tmp_path)
@@ -159,7 +146,7 @@ def test_prefects_own_tool_takes_prefect_yaml(
     ):
         subprocess.run(
             [_PREFECT, "--no-prompt", *command],
-            env={**os.environ, "PREFECT_API_URL": server},
+            env={**os.environ, "PREFECT_API_URL": prefect_server},
             check=True,
             capture_output=True,
         )
