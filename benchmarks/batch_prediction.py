@@ -30,7 +30,8 @@ from torch.utils.data import DataLoader, Dataset
 from benchmarks.measured_runs import machine
 from pipeline.config import ModelChoice
 from pipeline.model_building import build_model
-from pipeline.model_files import ModelDescription, save_model
+from pipeline.model_description import ModelDescription
+from pipeline.model_files import save_model
 from pipeline.plugin_api import ImageSpec
 from pipeline.registry.batch_prediction import predict_images
 from pipeline.registry.export import ProbabilityModel, export_onnx

@@ -11,6 +11,7 @@ import psutil
 
 from flows.services import family
 from pipeline import live_runs
+from pipeline.worker_start import LOG_FILE
 
 SERVICES = {
     "runner": "runner",
@@ -25,11 +26,12 @@ WORKERS = {
     "packaging": "pipeline.registry",
 }
 KINDS = (
-    "command", "flow", "training", "data worker", "evaluation", "packaging",
+    "command", "flow", "training", "data worker", "evaluation", "packaging", "prepared worker",
     *SERVICES,
 )  # fmt: skip
 LATEST_SECONDS = {
-    "training": 3.0, "data worker": 2.0, "evaluation": 1.0, "packaging": 3.0,
+    "training": 3.0, "data worker": 2.0, "evaluation": 0.2, "packaging": 2.0,
+    "prepared worker": 5.0,
 }  # fmt: skip
 """How long after it has appeared a worker is killed, at most."""
 _LONGEST_DELAY = 16.0
@@ -66,9 +68,9 @@ def find(kind: str, folder: Path, command: psutil.Process | None) -> psutil.Proc
 def stage(folder: Path) -> str:
     """Return what the folder's run does at the moment."""
     for run in [*family.members(folder, family.FLOW_RUN), *_direct(folder)]:
-        words = [" ".join(_words(child)) for child in _descendants(run)]
+        words = [" ".join(_words(child)) for child in _descendants(run) if has_work(child)]
         for name, module in WORKERS.items():
-            if any(f"-m {module} " in f"{word} " for word in words):
+            if any(f"-m {module} " in word for word in words):
                 return name
     alive = [record for record in live_runs.records(folder / ".patchline") if record.is_alive]
     return "between workers" if alive else "before or after"
@@ -105,7 +107,7 @@ def wait_for(condition: Callable[[], object], seconds: float) -> bool:
     while time.monotonic() < deadline:
         if condition():
             return True
-        time.sleep(0.1)
+        time.sleep(0.05)
     return False
 
 
@@ -129,7 +131,16 @@ def _is(kind: str, process: psutil.Process) -> bool:
             helps = any("resource_tracker" in word for word in _words(process))
             return not helps and parent is not None and WORKERS["training"] in _words(parent)
         return False
-    return WORKERS[kind] in words and "-m" in words
+    if kind == "prepared worker":
+        return any(module in words for module in WORKERS.values()) and not has_work(process)
+    return WORKERS[kind] in words and "-m" in words and has_work(process)
+
+
+def has_work(worker: psutil.Process) -> bool:
+    """Return whether a worker has a job; one that waits for one has no log yet."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{worker.pid}/fd/1").readlink().name == LOG_FILE
+    return False
 
 
 def _descendants(process: psutil.Process) -> list[psutil.Process]:

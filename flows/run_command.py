@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 from pydantic import BaseModel
 
+from flows import ahead
 from flows.config_flags import composed_config, value_of_flag
 from flows.data_argument import data_settings
 from flows.progress import display, shown
-from pipeline import config_files, local_services
+from pipeline import config_files, local_services, worker_start
 from pipeline.config import RunConfig
 from pipeline.errors import ConfigError
 from pipeline.plugin_loader import plugin_files
@@ -109,9 +110,10 @@ def run_flow(config: RunConfig, *, fresh: bool = False) -> RunSummary:
     Raises:
         PipelineError: whatever the flow could not do.
     """
-    from pipeline.data import ingestion
+    with shown(), worker_start.prepared_workers():
+        ahead.training()  # its imports and those of this process take as long, side by side
+        from pipeline.data import ingestion
 
-    with shown():
         ingestion.check_source(config, _WORKSPACE.resolve())
         return _in_prefect(config, fresh=fresh)
 
@@ -129,7 +131,7 @@ def resume_run(words: str) -> RunSummary:
     found = interrupted_runs.find(words, _WORKSPACE.resolve() / "runs")
     files = [*map(Path, found.request.plugin_files), *plugin_files()]
     use_plugin_files(list(dict.fromkeys(files)))
-    with shown():
+    with shown(), worker_start.prepared_workers():
         return _in_prefect(found.request.config, resume=found.run_id, fresh=found.request.fresh)
 
 

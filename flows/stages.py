@@ -15,7 +15,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.states import Completed
 from prefect.utilities.annotations import opaque, quote
 
-from flows import run_words
+from flows import ahead, run_words
 from flows.failures import RETRYING
 from flows.progress import display, show_event
 from pipeline import stage_keys, tracking
@@ -24,6 +24,7 @@ from pipeline.data import ingestion
 from pipeline.data.ingestion import IngestedData, PreparedData
 from pipeline.evaluation import evaluating
 from pipeline.evaluation.evaluating import Evaluated
+from pipeline.event_log import Event
 from pipeline.registry import packaging, promoting, registering_once
 from pipeline.registry.model_card import CardFacts
 from pipeline.registry.packaging_job import Package
@@ -110,7 +111,13 @@ def train_model(
         limit = config.training.time_limit
         timed = f" (it was limited to {limit}, too)" if limit else ""
         return _cached(known, memory, "train", f"its training{timed} is", hint=_FRESH)
-    trained = launching.train(config, data, prepared, run, show_event)
+    next_stages = ahead.AfterTraining()
+
+    def follow(event: Event) -> None:
+        show_event(event)
+        next_stages.see(event)
+
+    trained = launching.train(config, data, prepared, run, follow)
     same = launching.ingredients(launching.replayable(config, trained), data, prepared)
     memory.remember("train", trained, folder, ingredients, same)
     return trained

@@ -15,7 +15,7 @@ from pathlib import Path
 from prefect import flow
 from prefect.runtime import flow_run
 
-from flows import closing, run_words, stages
+from flows import ahead, closing, run_words, stages
 from flows.failures import failed
 from flows.notices import events
 from flows.progress import display
@@ -29,6 +29,7 @@ from pipeline import (
     quiet_libraries,
     tracking,
     tracking_store,
+    worker_start,
 )
 from pipeline.atomic_files import write_text
 from pipeline.browsing.outcome import Outcome
@@ -102,7 +103,8 @@ def training_flow(config: RunConfig, resume: str | None = None, fresh: bool = Fa
     quiet_libraries.apply()  # a worker starts the flow without the command line
     workspace = WORKSPACE.resolve()
     flow_run_id = str(flow_run.id)
-    with live_runs.alive(workspace, flow_run_id, "training"):
+    with live_runs.alive(workspace, flow_run_id, "training"), worker_start.prepared_workers():
+        ahead.training()
         try:
             interrupted = (
                 interrupted_runs.find(resume, workspace / "runs")

@@ -10,41 +10,37 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from filelock import FileLock, Timeout
 
+from pipeline import worker_start
 from pipeline.atomic_files import storage_errors, write_text
 from pipeline.errors import PipelineError, RunError, StorageError, WorkerError, error_class
 from pipeline.event_log import Event, EventReader, EventWriter, LineReader
 from pipeline.section import Section
+from pipeline.worker_start import LOG_FILE
 
 Result = TypeVar("Result", bound=Section)
 Job = TypeVar("Job", bound=Section)
 OnEvent = Callable[[Event], None]
 
-JOB_FILE, EVENTS_FILE, RESULT_FILE, LOG_FILE, LOCK_FILE = (
+JOB_FILE, EVENTS_FILE, RESULT_FILE, LOCK_FILE = (
     "job.json",
     "events.jsonl",
     "result.json",
-    "worker.log",
     "worker.lock",
 )
-# Threads that wait must sleep soon: spinning ones stop each other when something else wants a core.
-# Ten thousand turns, some microseconds, bridge the gaps of a small model, which sleeping at once
-# made a fifth slower.
-_WORKER_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "10000"}
 _POLL_SECONDS = 0.1
-_GRACE_SECONDS = 10.0
 _LAST_WORKER_SECONDS = 60.0
 
 
@@ -70,15 +66,7 @@ def run_worker(
         (folder / RESULT_FILE).unlink(missing_ok=True)
         write_text(folder / JOB_FILE, job.model_dump_json(indent=2))
         reader.new_events()
-    with (folder / LOG_FILE).open("ab") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", module, str(folder)],
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            env={**_WORKER_ENVIRONMENT, **os.environ},
-        )
+    process = worker_start.start(module, folder)
     try:
         while process.poll() is None:
             for event in (*reader.new_events(), *lines.new_events()):
@@ -87,7 +75,7 @@ def run_worker(
         for event in (*reader.new_events(), *lines.new_events()):
             on_event(event)
     finally:
-        stop_group(process)
+        worker_start.stop_group(process)
     return _result(folder, process.returncode, module, result_class)
 
 
@@ -115,25 +103,6 @@ def _last_worker_gone(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def stop_group(process: subprocess.Popen[bytes]) -> None:
-    """End a process that leads its own group, with everything in the group, and wait for it."""
-    try:
-        if process.poll() is None:
-            _signal_group(process.pid, signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):  # then SIGKILL does it
-                process.wait(_GRACE_SECONDS)
-    finally:
-        _signal_group(process.pid, signal.SIGKILL)  # also what the leader left behind
-        process.wait()
-        if process.stdin:
-            process.stdin.close()
-
-
-def _signal_group(group: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(group, number)
-
-
 def _result(folder: Path, code: int, module: str, result_class: type[Result]) -> Result:
     file = folder / RESULT_FILE
     if file.exists():
@@ -159,9 +128,19 @@ def _last_line(file: Path) -> str:
 # -- the worker's side -------------------------------------------------------------------------
 
 
-def worker_main(job_class: type[Job], work: Callable[[Job, EventWriter], Section]) -> None:
-    """Run `work` on the job in the folder named by the first argument, and write its result."""
-    folder = Path(sys.argv[1])
+def worker_main(
+    job_class: type[Job],
+    work: Callable[[Job, EventWriter], Section],
+    introduced: Callable[[], str] = lambda: "{}",
+) -> NoReturn:
+    """Run `work` on the job in the folder that the parent names, and write its result.
+
+    Args:
+        job_class: what `job.json` holds.
+        work: does the job.
+        introduced: what a prepared worker says of itself, a JSON object.
+    """
+    folder = worker_start.own_folder(introduced)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is the parent's to handle
@@ -178,6 +157,15 @@ def worker_main(job_class: type[Job], work: Callable[[Job, EventWriter], Section
         finally:
             events.close()
         write_text(folder / RESULT_FILE, content)
+    _leave()
+
+
+def _leave() -> NoReturn:
+    """End at once: to take an interpreter with torch apart takes seconds, and all is written."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _end_with_parent() -> None:
@@ -195,6 +183,5 @@ __all__ = [
     "StorageError",
     "earlier_events",
     "run_worker",
-    "stop_group",
     "worker_main",
 ]

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from pipeline.metrics.intervals import MetricEstimate
 from pipeline.metrics.names import METRICS
-from pipeline.model_files import ModelDescription
+from pipeline.model_description import ModelDescription
 from pipeline.plugin_api import NO_PATCH_EMBEDDING
 from pipeline.plugin_settings import named_patch_embedding
 from pipeline.section import Section

@@ -13,7 +13,7 @@ import yaml
 
 from pipeline import provenance
 from pipeline.evaluation.report import EvaluationReport
-from pipeline.model_files import load_description
+from pipeline.model_description import load_description
 from pipeline.registry.packaging_job import Package
 from pipeline.registry.registered_models import (
     COMMIT_TAG,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import cv2
 
 from pipeline.data.augmentation import SeededAugmentation, preview_grid
@@ -9,6 +11,7 @@ from pipeline.event_log import EventWriter
 from pipeline.train_result import TrainResult
 from pipeline.training.job import TrainingJob
 from pipeline.training.loop import Training, preview_rows
+from pipeline.training.machine import look
 from pipeline.worker_process import worker_main
 
 
@@ -24,5 +27,11 @@ def train(job: TrainingJob, events: EventWriter) -> TrainResult:
     return training.run()
 
 
+def _get_ready() -> str:
+    """Import what most trainings need, and say what this machine has."""
+    importlib.import_module("albumentations")
+    return look().model_dump_json()
+
+
 if __name__ == "__main__":
-    worker_main(TrainingJob, train)
+    worker_main(TrainingJob, train, _get_ready)

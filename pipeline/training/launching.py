@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pipeline import config_files, provenance, stage_keys, tracking
 from pipeline.config import RunConfig
@@ -18,10 +17,8 @@ from pipeline.event_log import Event
 from pipeline.run_log import RunLog
 from pipeline.train_result import TrainResult
 from pipeline.training.job import TrainingJob
+from pipeline.training.machine import MODULE, choose_device, seen
 from pipeline.worker_process import JOB_FILE, earlier_events, run_worker
-
-if TYPE_CHECKING:
-    import torch
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +67,7 @@ def train(
             logger.warning(event["message"])
 
     with tracking.system_metrics(run):
-        result = run_worker("pipeline.training", job.folder, job, TrainResult, forward)
+        result = run_worker(MODULE, job.folder, job, TrainResult, forward)
     log.flush()
     return result
 
@@ -104,10 +101,7 @@ def ingredients(
     Raises:
         ConfigError: if the machine does not have the device that was asked for.
     """
-    import torch
-
-    from pipeline.training.device import choose_device
-
+    machine = seen()
     sections = ("seed", "augmentation", "model", "optimizer", "training")
     return {
         "data": data.fingerprint,
@@ -116,16 +110,10 @@ def ingredients(
         **stage_keys.settings(config, *sections),
         "code": stage_keys.code("data", "layers", "metrics", "training"),
         **stage_keys.software(config, "augmentation", "model", "patch_embedding"),
-        "machine": f"{provenance.processor()}, {torch.backends.cpu.get_cpu_capability()}",
-        "device": _device_words(choose_device(config.training)),
-        "threads": str(config.training.threads or torch.get_num_threads()),
+        "machine": f"{provenance.processor()}, {machine.cpu_capability}",
+        "device": machine.devices[choose_device(config.training, machine)],
+        "threads": str(config.training.threads or machine.threads),
     }
-
-
-def _device_words(device: torch.device) -> str:
-    import torch
-
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def replayable(config: RunConfig, result: TrainResult) -> RunConfig:

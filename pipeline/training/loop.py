@@ -26,14 +26,16 @@ from pipeline.errors import RunError
 from pipeline.event_log import EventWriter
 from pipeline.inference import normalised, predict_logits
 from pipeline.model_building import build_model
-from pipeline.model_files import ModelDescription, describe_plugins, save_model
+from pipeline.model_description import ModelDescription, describe_plugins
+from pipeline.model_files import save_model
 from pipeline.train_result import EpochRecord, TrainResult
 from pipeline.training import best_weights
 from pipeline.training.checkpoint import load_checkpoint, save_checkpoint
 from pipeline.training.config import duration_seconds
-from pipeline.training.device import choose_device, choose_precision, make_repeatable
+from pipeline.training.device import choose_precision, make_repeatable
 from pipeline.training.ema import MovingAverage
 from pipeline.training.job import TrainingJob
+from pipeline.training.machine import choose_device, look
 from pipeline.training.optimizer import build_optimizer
 from pipeline.training.schedule import learning_rate_factor
 from pipeline.training.step_plan import StepPlan, TimePlanner
@@ -53,7 +55,7 @@ class Training:
         self.job, self.events, self.config = job, events, job.config
         settings = job.config.training
         self.threads = make_repeatable(settings.threads)
-        self.device = choose_device(settings)
+        self.device = torch.device(choose_device(settings, look()))
         self._open_data()
         torch.manual_seed(job.config.seed)
         model = build_model(job.config.model, job.image, len(job.classes))

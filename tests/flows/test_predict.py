@@ -15,7 +15,8 @@ from mlflow import MlflowClient
 from flows.command_line import run_command_line
 from pipeline.config import ModelChoice
 from pipeline.model_building import build_model
-from pipeline.model_files import ModelDescription, save_model
+from pipeline.model_description import ModelDescription
+from pipeline.model_files import save_model
 from pipeline.plugin_api import ImageSpec
 from pipeline.registry import batch_prediction
 from pipeline.registry.export import ProbabilityModel, export_onnx

@@ -13,6 +13,7 @@ import psutil
 import pytest
 from mlflow.entities import Run
 
+from benchmarks.kill_targets import has_work
 from flows.new_data.watch_flow import retrain_when_new
 from flows.temporary_server import TemporaryServer
 from flows.training_flow import training_flow
@@ -44,7 +45,7 @@ def _kill_evaluation() -> None:
     while time.monotonic() < deadline:
         for child in psutil.Process().children():
             with contextlib.suppress(psutil.Error):  # it ended meanwhile
-                if "pipeline.evaluation" in child.cmdline():
+                if "pipeline.evaluation" in child.cmdline() and has_work(child):
                     child.kill()
                     return
         time.sleep(0.01)

@@ -57,3 +57,9 @@ def test_nothing_heavy_is_imported(tmp_path: Path, arguments: list[str]) -> None
 def test_a_heavy_import_would_be_seen(tmp_path: Path) -> None:
     """The same check fails when something heavy is imported on purpose."""
     assert loaded_by(["--help"], tmp_path, before="import pandas\n") == {"pandas"}
+
+
+def test_the_process_of_a_flow_needs_no_torch() -> None:
+    """Workers compute; the process that starts them does not wait for torch to be imported."""
+    script = "import sys, flows.training_flow; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

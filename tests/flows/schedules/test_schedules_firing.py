@@ -22,7 +22,7 @@ from prefect.client.schemas.schedules import IntervalSchedule
 
 from flows.schedules import deployments
 from flows.schedules.prediction_flow import predict_flow
-from pipeline.worker_process import stop_group
+from pipeline.worker_start import stop_group
 from tests.conftest import Run, write_photos
 
 pytestmark = pytest.mark.slow

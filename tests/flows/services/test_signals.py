@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+from benchmarks.kill_targets import has_work
 from tests.conftest import PATCHLINE, patchline, write_photos
 
 _SECONDS = 60.0
@@ -54,7 +55,7 @@ class LongRun:
 
     def worker(self) -> psutil.Process:
         """The training process."""
-        [found] = [p for p in self.family() if "pipeline.training" in p.cmdline()]
+        [found] = [p for p in self.family() if "pipeline.training" in p.cmdline() and has_work(p)]
         return found
 
     def end(self) -> tuple[int, str]:

@@ -12,7 +12,8 @@ from torch import nn
 
 from pipeline.config import ModelChoice
 from pipeline.model_building import build_model
-from pipeline.model_files import ModelDescription, save_model
+from pipeline.model_description import ModelDescription
+from pipeline.model_files import save_model
 from pipeline.plugin_api import ImageSpec
 from pipeline.registry.export import ProbabilityModel, export_onnx
 from pipeline.tracking_store import client

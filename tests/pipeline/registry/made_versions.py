@@ -17,7 +17,7 @@ from pipeline.atomic_files import write_text
 from pipeline.config import ModelChoice, RunConfig
 from pipeline.data import manifest as manifests
 from pipeline.evaluation import predictions
-from pipeline.model_files import ModelDescription
+from pipeline.model_description import ModelDescription
 from pipeline.plugin_api import ImageSpec
 from pipeline.registry import registering
 from pipeline.registry.config import PromotionConfig

@@ -14,7 +14,8 @@ from pipeline.config import ModelChoice
 from pipeline.data import manifest as manifests
 from pipeline.event_log import EventWriter
 from pipeline.metrics.intervals import MetricEstimate
-from pipeline.model_files import ModelDescription, PluginRecord, save_model
+from pipeline.model_description import ModelDescription, PluginRecord
+from pipeline.model_files import save_model
 from pipeline.registry.__main__ import package
 from pipeline.registry.model_card import CardFacts, escaped, model_card
 from pipeline.registry.packaging_job import PackagingJob

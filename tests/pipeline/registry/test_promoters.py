@@ -26,7 +26,7 @@ from pipeline.registry.history import CHAMPION, AliasChange
 from pipeline.registry.promoting import Request, changing, promote
 from pipeline.registry.registered_models import ModelReference
 from pipeline.tracking_store import client
-from pipeline.worker_process import stop_group
+from pipeline.worker_start import stop_group
 from tests.pipeline.registry.made_versions import QUICK, make_version
 
 ROOT = Path(__file__).resolve().parents[3]

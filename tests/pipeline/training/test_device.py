@@ -1,39 +1,15 @@
-"""Where and how precisely a training computes."""
+"""How precisely and how repeatably a training computes."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from pipeline.errors import ConfigError
 from pipeline.training.config import TrainingConfig
-from pipeline.training.device import choose_device, choose_precision, make_repeatable
+from pipeline.training.device import choose_precision, make_repeatable
 
 CPU = torch.device("cpu")
 LARGE, SMALL = 100_000_000, 1000
-ABSENT = [
-    name
-    for name, there in (
-        ("cuda", torch.cuda.is_available()),
-        ("mps", torch.backends.mps.is_available()),
-    )
-    if not there
-]
-
-
-@pytest.mark.parametrize("name", ABSENT)
-def test_an_absent_device_is_refused(name: str) -> None:
-    """The error names the device that was asked for and those that are there."""
-    config = TrainingConfig.model_validate({"device": name})
-    with pytest.raises(ConfigError, match=rf"training\.device is '{name}'.*has .*cpu"):
-        choose_device(config)
-
-
-def test_auto_takes_a_device_that_is_there() -> None:
-    """Without a wish, a CUDA device is taken if there is one, else the CPU."""
-    expected = "cuda" if torch.cuda.is_available() else "cpu"
-    assert choose_device(TrainingConfig()).type == expected
-    assert choose_device(TrainingConfig(device="cpu")) == CPU
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])

@@ -1,0 +1,61 @@
+"""What the machine decides in a training: where it computes, with how many threads, on what CPU."""
+
+from __future__ import annotations
+
+import functools
+
+from pipeline import worker_start
+from pipeline.errors import ConfigError
+from pipeline.section import Section
+from pipeline.training.config import TrainingConfig
+
+MODULE = "pipeline.training"
+"""Of the training process."""
+
+
+class Machine(Section):
+    """A machine as torch sees it."""
+
+    cpu_capability: str
+    """The vector instructions that torch uses."""
+    threads: int
+    """What torch takes unless it is told."""
+    devices: dict[str, str]
+    """Those that are there, by their names in a config, with the names of their makers."""
+
+
+def look() -> Machine:
+    """Ask torch in this process."""
+    import torch
+
+    devices = {"cpu": "cpu"}
+    if torch.cuda.is_available():
+        devices["cuda"] = torch.cuda.get_device_name()
+    if torch.backends.mps.is_available():
+        devices["mps"] = "mps"
+    capability = torch.backends.cpu.get_cpu_capability()
+    return Machine(cpu_capability=capability, threads=torch.get_num_threads(), devices=devices)
+
+
+@functools.cache
+def seen() -> Machine:
+    """Return what a prepared training process has seen, so that this one needs no torch."""
+    said = worker_start.introduction(MODULE)
+    return Machine.model_validate_json(said) if said else look()
+
+
+def choose_device(config: TrainingConfig, machine: Machine) -> str:
+    """Return the name of the device to train on.
+
+    Raises:
+        ConfigError: if the machine does not have the device that was asked for.
+    """
+    name = config.device
+    if name == "auto":
+        return "cuda" if "cuda" in machine.devices else "cpu"
+    if name not in machine.devices:
+        raise ConfigError(
+            f"training.device is '{name}', but this machine has {', '.join(machine.devices)}. "
+            "Choose one of these."
+        )
+    return name

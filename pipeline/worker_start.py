@@ -1,0 +1,165 @@
+"""Start worker processes, also ahead of their work, and stop them.
+
+Most of a short stage's time would be its imports. So a worker can be prepared while another stage
+still works: it imports what its module needs, introduces itself with one line, and waits for the
+folder of its job. One that is not needed is stopped; one that died meanwhile is replaced by a
+worker that is started when it is needed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+LOG_FILE = "worker.log"
+WAIT = "--wait"
+"""Stands in the place of the folder while a worker has none."""
+# Threads that wait must sleep soon: spinning ones stop each other when something else wants a core.
+# Ten thousand turns, some microseconds, bridge the gaps of a small model, which sleeping at once
+# made a fifth slower.
+_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "10000"}
+_GRACE_SECONDS = 10.0
+
+
+@dataclass
+class _Prepared:
+    process: subprocess.Popen[bytes]
+    introduction: bytes | None = None
+    """Its line, once somebody has waited for it; empty if it died instead."""
+
+
+_prepared: dict[str, _Prepared] | None = None
+
+
+@contextmanager
+def prepared_workers() -> Iterator[None]:
+    """Let workers be prepared inside the block; in the end, stop those that nobody has taken."""
+    global _prepared  # noqa: PLW0603 - one process runs one line of stages
+    if _prepared is not None:  # an outer block sees to it
+        yield
+        return
+    _prepared = {}
+    try:
+        yield
+    finally:
+        waiting, _prepared = _prepared, None
+        for each in waiting.values():
+            stop_group(each.process)
+            _close_output(each.process)
+
+
+def prepare(module: str) -> None:
+    """Start a worker of a module before its work is known; outside the block of above, do nothing.
+
+    Only one of each module waits.
+    """
+    if _prepared is not None and module not in _prepared:
+        _prepared[module] = _Prepared(_started(module, WAIT, subprocess.PIPE, subprocess.DEVNULL))
+
+
+def introduction(module: str) -> str:
+    """Return what the prepared worker of a module says of itself, as soon as it has imported.
+
+    Empty if none was prepared, or it died.
+    """
+    waiting = (_prepared or {}).get(module)
+    if waiting is None:
+        return ""
+    if waiting.introduction is None:
+        waiting.introduction = _first_line(waiting.process)
+    return waiting.introduction.decode()
+
+
+def start(module: str, folder: Path) -> subprocess.Popen[bytes]:
+    """Give a job's folder to the prepared worker of a module, or to a new one."""
+    said = introduction(module)
+    waiting = _prepared.pop(module, None) if _prepared is not None else None
+    if waiting:
+        taken = bool(said) and _given(waiting.process, folder)
+        _close_output(waiting.process)
+        if taken:
+            return waiting.process
+        stop_group(waiting.process)
+    with (folder / LOG_FILE).open("ab") as log:
+        return _started(module, str(folder), log, subprocess.STDOUT)
+
+
+def stop_group(process: subprocess.Popen[bytes]) -> None:
+    """End a process that leads its own group, with everything in the group, and wait for it."""
+    try:
+        if process.poll() is None:
+            _signal_group(process.pid, signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):  # then SIGKILL does it
+                process.wait(_GRACE_SECONDS)
+    finally:
+        _signal_group(process.pid, signal.SIGKILL)  # also what the leader left behind
+        process.wait()
+        if process.stdin:
+            process.stdin.close()
+
+
+def _started(
+    module: str, argument: str, output: int | IO[bytes], errors: int
+) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", module, argument],
+        bufsize=0,
+        stdin=subprocess.PIPE,
+        stdout=output,
+        stderr=errors,
+        start_new_session=True,
+        env={**_ENVIRONMENT, **os.environ},
+    )
+
+
+def _first_line(process: subprocess.Popen[bytes]) -> bytes:
+    """Return the introduction; a library may have printed something before it."""
+    return next((line for line in process.stdout or () if line.startswith(b"{")), b"")
+
+
+def _given(process: subprocess.Popen[bytes], folder: Path) -> bool:
+    """Tell a worker its folder, and return whether it was still there to hear it."""
+    line = json.dumps(str(folder.absolute())).encode() + b"\n"
+    with contextlib.suppress(BrokenPipeError):
+        return process.stdin is not None and process.stdin.write(line) == len(line)
+    return False
+
+
+def _close_output(process: subprocess.Popen[bytes]) -> None:
+    if process.stdout:
+        process.stdout.close()
+
+
+def _signal_group(group: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)
+
+
+# -- the worker's side -------------------------------------------------------------------------
+
+
+def own_folder(introduced: Callable[[], str]) -> Path:
+    """Return the folder of this worker's job: its argument, or what the parent says in time.
+
+    A worker that the parent does not need any more ends here.
+    """
+    if sys.argv[1] != WAIT:
+        return Path(sys.argv[1])
+    print(introduced(), flush=True)  # noqa: T201 - the parent reads it
+    line = sys.stdin.buffer.readline()
+    if not line.endswith(b"\n"):
+        sys.exit(0)
+    folder = Path(json.loads(line))
+    with (folder / LOG_FILE).open("ab") as log:
+        os.dup2(log.fileno(), sys.stdout.fileno())
+        os.dup2(log.fileno(), sys.stderr.fileno())
+    return folder
