@@ -28,7 +28,10 @@ def machine() -> str:
 
 
 def measured_run(*arguments: str, folder: Path | None = None) -> dict[str, Any]:
-    """Run `patchline run` and return its summary, with `wall_seconds` and `first_step_seconds`."""
+    """Run `patchline run` and return its summary.
+
+    It also gets `began`, `wall_seconds`, `first_step_seconds` and the `training`'s result.
+    """
     quiet_libraries.apply()
     folder = folder or Path(tempfile.mkdtemp(prefix="patchline-benchmark-"))
     began = time.time()
@@ -41,6 +44,7 @@ def measured_run(*arguments: str, folder: Path | None = None) -> dict[str, Any]:
         check=True,
     )
     summary: dict[str, Any] = json.loads(done.stdout)
+    summary["began"] = began
     summary["wall_seconds"] = time.time() - began
     run_folder = Path(summary["config"]).parent
     result = json.loads((run_folder / "training/result.json").read_text(encoding="utf-8"))
