@@ -9,6 +9,7 @@
     └── RunError                  something failed while it ran          (exit code 1)
         ├── StorageError          a disk that is full or may not be written
         ├── TrackingError         MLflow or its store
+        │   └── ServerAwayError   it does not answer; later it may
         ├── OrchestrationError    Prefect, the local servers, a schedule
         ├── WorkerError           a training, evaluation or packaging process
         └── PackagingError        the package disagrees with the model
@@ -57,6 +58,10 @@ class StorageError(RunError):
 
 class TrackingError(RunError):
     """MLflow, or the store behind it, did not do its part."""
+
+
+class ServerAwayError(TrackingError):
+    """MLflow, or the store behind it, does not answer; later it may."""
 
 
 class OrchestrationError(RunError):

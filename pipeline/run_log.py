@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.errors import TrackingError
+from pipeline.errors import ServerAwayError
 from pipeline.tracking import HEARTBEAT_TAG, TrackedRun
 from pipeline.tracking_store import client, use_store, without_credentials
 
@@ -77,12 +77,12 @@ class RunLog:
         """Send everything, waiting for a store that is away for up to a minute.
 
         Raises:
-            TrackingError: if it does not come back.
+            ServerAwayError: if it does not come back.
         """
         deadline = time.monotonic() + _FLUSH_SECONDS
         while not self.send():
             if time.monotonic() > deadline:
-                raise TrackingError(
+                raise ServerAwayError(
                     f"{without_credentials(use_store())} has not answered for a minute, so "
                     f"{len(self._metrics)} metrics could not be logged. Start the server again."
                 )

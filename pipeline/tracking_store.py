@@ -14,7 +14,7 @@ from filelock import FileLock
 
 from pipeline import local_services
 from pipeline.atomic_files import storage_errors
-from pipeline.errors import PipelineError, TrackingError
+from pipeline.errors import PipelineError, ServerAwayError, TrackingError
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -156,12 +156,12 @@ def _impatient() -> Iterator[None]:
                 os.environ[name] = value
 
 
-def unreachable(uri: str, error: Exception) -> TrackingError:
+def unreachable(uri: str, error: Exception) -> ServerAwayError:
     """Return the error of a store that failed, in words and without credentials."""
     text = str(error)
     first_line = text.splitlines()[0] if text else type(error).__name__
     reason = next((words for sign, words in _IN_WORDS if sign in text), first_line)
-    return TrackingError(
+    return ServerAwayError(
         f"The MLflow store {without_credentials(uri)} cannot be used "
         f"({without_credentials(reason)[:300]}). Check MLFLOW_TRACKING_URI and the server."
     )

@@ -190,13 +190,13 @@ def _look_at(watch: DeploymentResponse, sight: _Sight) -> None:
 
 
 def _see_to_it(sight: _Sight, flow_run_id: UUID) -> None:
-    """Let the run go on that the last change has started, if it was killed.
+    """Let the run go on that the last change has started, if it was interrupted.
 
     One that failed is left alone: with the same images it would fail again.
     """
-    from prefect.client.schemas.objects import StateType
     from prefect.exceptions import ObjectNotFound
 
+    from flows.failures import was_interrupted
     from flows.prefect_client import asking
     from flows.schedules import second_tries
 
@@ -204,7 +204,7 @@ def _see_to_it(sight: _Sight, flow_run_id: UUID) -> None:
         return
     with asking() as client:
         try:
-            over = second_tries.go_on(client, flow_run_id, (StateType.CRASHED,))
+            over = second_tries.go_on(client, flow_run_id, was_interrupted)
         except ObjectNotFound:  # somebody deleted it
             over = True
     if over:

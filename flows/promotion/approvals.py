@@ -10,6 +10,7 @@ import contextlib
 import datetime as dt
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 from uuid import UUID
 
 from prefect.client.schemas.filters import (
@@ -18,7 +19,7 @@ from prefect.client.schemas.filters import (
     FlowRunFilterState,
     FlowRunFilterStateType,
 )
-from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.client.schemas.responses import SetStateStatus
 from prefect.client.schemas.sorting import FlowRunSort
 
@@ -197,7 +198,7 @@ def given_up(asked: Asked) -> bool:
         OrchestrationError: if the server does not answer.
     """
     with asking() as client:
-        failed = second_tries.failures(client, asked.flow_run_id, _FAILED)
+        failed = second_tries.failures(client, asked.flow_run_id, _has_failed)
     return asked.failed and failed >= second_tries.MOST_FAILURES
 
 
@@ -258,7 +259,12 @@ def _withdraw(asked: Asked) -> None:
 def go_on(asked: Asked, now: dt.datetime) -> None:
     """Start the flow of a question once more; an answer that was given counts."""
     with asking() as client:
-        second_tries.go_on(client, asked.flow_run_id, _FAILED, now)
+        second_tries.go_on(client, asked.flow_run_id, _has_failed, now)
+
+
+def _has_failed(state: State[Any]) -> bool:
+    """Return whether a question's flow ended for a reason that may have gone: it asks again."""
+    return state.type in _FAILED
 
 
 def _all_questions(

@@ -28,6 +28,8 @@ from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.states import Cancelled
 
+from flows.failures import was_interrupted
+
 _WAITING = ["Scheduled", "Late"]
 _GOES_ON = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]
 _HAD_ITS_TURN = [state for state in StateType if state != StateType.SCHEDULED]
@@ -64,19 +66,22 @@ def _drop(client: SyncPrefectClient, deployment_id: UUID, missed: Sequence[FlowR
         )
 
 
-def killed(
+def interrupted(
     client: SyncPrefectClient, deployment_ids: Sequence[UUID], since: dt.datetime
 ) -> list[FlowRun]:
-    """Return the killed runs that nothing stands for: the newest of its deployment, none waits."""
+    """Return the runs that were interrupted and nothing stands for: none newer, none waits."""
     if not deployment_ids:
         return []
+    ended = [StateType.CRASHED, StateType.FAILED]
     wanted = FlowRunFilter(
         deployment_id=FlowRunFilterDeploymentId(any_=list(deployment_ids)),
-        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.CRASHED])),
+        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=ended)),
         end_time=FlowRunFilterEndTime(after_=since),
     )
     found = []
     for flow_run in client.read_flow_runs(flow_run_filter=wanted):
+        if flow_run.state is None or not was_interrupted(flow_run.state):
+            continue
         if (of := flow_run.deployment_id) and not _waiting(client, [of], dt.datetime.now(dt.UTC)):
             newest = last(client, of, _WORKED)
             found += [flow_run] if newest and newest.id == flow_run.id else []

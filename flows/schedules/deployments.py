@@ -26,7 +26,6 @@ from prefect.client.schemas.objects import (
     ConcurrencyLimitStrategy,
     ConcurrencyOptions,
     FlowRun,
-    StateType,
     WorkPoolStatus,
 )
 from prefect.client.schemas.responses import DeploymentResponse
@@ -35,6 +34,7 @@ from prefect.events import DeploymentTriggerTypes
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.utilities.urls import url_for
 
+from flows.failures import was_interrupted
 from flows.prefect_client import asking
 from flows.schedules import deployment_runs, second_tries
 from pipeline import local_services
@@ -233,8 +233,8 @@ def drop_missed() -> None:
             deployment_runs.free_place(client, each)
 
 
-def continue_killed() -> None:
-    """Let the runs of schedules go on whose process was killed, unless a later one has its turn.
+def continue_interrupted() -> None:
+    """Let the runs of schedules go on that were interrupted, unless a later one has its turn.
 
     Raises:
         OrchestrationError: if the server does not answer.
@@ -242,8 +242,8 @@ def continue_killed() -> None:
     ids = [each.id for each in deployments("schedule") if not is_paused(each)]
     with asking() as client:
         since = dt.datetime.now(dt.UTC) - _CONTINUED
-        for flow_run in deployment_runs.killed(client, ids, since):
-            second_tries.go_on(client, flow_run.id, (StateType.CRASHED,))
+        for flow_run in deployment_runs.interrupted(client, ids, since):
+            second_tries.go_on(client, flow_run.id, was_interrupted)
 
 
 def going_on(deployment_id: UUID) -> FlowRun | None:

@@ -1,4 +1,4 @@
-"""A flow run whose process was killed goes on: after a few seconds, later after each failure.
+"""A flow run that was interrupted goes on: after a few seconds, later after each failure.
 
 The same flow run begins again, so that it keeps its page, its answers and its MLflow run.
 """
@@ -6,11 +6,12 @@ The same flow run begins again, so that it keeps its page, its answers and its M
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Collection
+from collections.abc import Callable
+from typing import Any
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.objects import StateType
+from prefect.client.schemas.objects import State
 from prefect.states import Scheduled
 
 MOST_FAILURES = 4
@@ -23,15 +24,15 @@ _FIRST_PAUSE_SECONDS, _LONGER = 5.0, 6.0
 def go_on(
     client: SyncPrefectClient,
     flow_run_id: UUID,
-    kinds: Collection[StateType],
+    worth: Callable[[State[Any]], bool],
     now: dt.datetime | None = None,
 ) -> bool:
-    """Start a flow run again that has ended in one of these kinds of state, when its time has come.
+    """Start a flow run again that has ended in a state worth it, when its time has come.
 
     Args:
         client: of Prefect.
         flow_run_id: the flow run.
-        kinds: the states that are worth another try.
+        worth: tells the states that are worth another try.
         now: the time, if not this machine's.
 
     Returns:
@@ -41,8 +42,8 @@ def go_on(
     if state is None or not state.is_final():
         return False
     age = (now or dt.datetime.now(dt.UTC)) - state.timestamp
-    failed = failures(client, flow_run_id, kinds)
-    if state.type not in kinds or failed >= MOST_FAILURES or age > LOOK_BACK:
+    failed = failures(client, flow_run_id, worth)
+    if not worth(state) or failed >= MOST_FAILURES or age > LOOK_BACK:
         return True
     if age.total_seconds() >= _FIRST_PAUSE_SECONDS * _LONGER ** (failed - 1):
         words = f"It goes on after failure {failed} ({state.name}): {state.message}"
@@ -50,6 +51,8 @@ def go_on(
     return False
 
 
-def failures(client: SyncPrefectClient, flow_run_id: UUID, kinds: Collection[StateType]) -> int:
-    """Return how often a flow run ended in one of these kinds of state."""
-    return sum(state.type in kinds for state in client.read_flow_run_states(flow_run_id))
+def failures(
+    client: SyncPrefectClient, flow_run_id: UUID, worth: Callable[[State[Any]], bool]
+) -> int:
+    """Return how often a flow run ended in a state that is worth another try."""
+    return sum(worth(state) for state in client.read_flow_run_states(flow_run_id))

@@ -64,7 +64,7 @@ DUTIES = (
     ("flows.closing:close_abandoned_runs", 10.0),
     ("flows.promotion.approvals:expire_overdue", 10.0),
     ("flows.schedules.deployments:drop_missed", 10.0),
-    ("flows.schedules.deployments:continue_killed", 5.0),
+    ("flows.schedules.deployments:continue_interrupted", 5.0),
     ("flows.new_data.data_watch:look", 2.0),
     (f"{restarts.__name__}:announce", 5.0),
 )

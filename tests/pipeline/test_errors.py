@@ -11,6 +11,7 @@ BY_USER = ("ConfigError", "DataError", "PluginError", "ModelReferenceError")
 AT_RUN_TIME = (
     "StorageError",
     "TrackingError",
+    "ServerAwayError",
     "OrchestrationError",
     "WorkerError",
     "PackagingError",

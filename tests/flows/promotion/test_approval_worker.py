@@ -15,9 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.objects import StateType
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
+from flows.failures import was_interrupted
 from flows.promotion import approvals
 from flows.promotion.approvals import Asked
 from flows.schedules import deployments, second_tries
@@ -174,7 +174,7 @@ def test_sigkill_right_after_the_answer_loses_nothing(here: Path) -> None:
     _wait_for(promoted, "the promotion")
     assert champion("violets") == "2"
     with get_client(sync_client=True) as prefect:
-        assert second_tries.failures(prefect, asked.flow_run_id, (StateType.CRASHED,)) == 1
+        assert second_tries.failures(prefect, asked.flow_run_id, was_interrupted) == 1
 
 
 def test_a_deadline_while_the_servers_are_down(

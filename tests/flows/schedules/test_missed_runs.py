@@ -12,8 +12,10 @@ from prefect.client.schemas.objects import State
 from prefect.client.schemas.schedules import IntervalSchedule
 from prefect.states import Cancelled, Completed, Crashed, Failed, Pending, Running
 
+from flows.failures import failed
 from flows.schedules import deployments, second_tries
 from flows.schedules.prediction_flow import predict_flow
+from pipeline.errors import ServerAwayError
 from tests.flows.conftest import Command
 from tests.flows.schedules.schedule_parts import every_minute, let_pass, only_one, runs_of
 
@@ -168,15 +170,30 @@ def test_a_killed_run_goes_on_but_not_for_ever(
     """The same run, three times; one that failed by itself would fail again and is left alone."""
     _, flow_run_id = killed
     for _ in range(second_tries.MOST_FAILURES - 1):
-        deployments.continue_killed()
+        deployments.continue_interrupted()
         assert client.read_flow_run(flow_run_id).state_name == "Resuming"
         client.set_flow_run_state(flow_run_id, Crashed(), force=True)
-    deployments.continue_killed()
+    deployments.continue_interrupted()
     assert client.read_flow_run(flow_run_id).state_name == "Crashed"
-    failed = deployments.start(killed[0])
-    client.set_flow_run_state(failed, Failed(), force=True)
-    deployments.continue_killed()
-    assert client.read_flow_run(failed).state_name == "Failed"
+    wrong = deployments.start(killed[0])
+    client.set_flow_run_state(wrong, Failed(), force=True)
+    deployments.continue_interrupted()
+    assert client.read_flow_run(wrong).state_name == "Failed"
+
+
+def test_a_run_that_failed_of_a_server_goes_on(
+    client: SyncPrefectClient, killed: tuple[UUID, UUID]
+) -> None:
+    """When MLflow is started again in the moment that a run begins, the run is not lost."""
+    flow_run_id = deployments.start(killed[0])
+    away = failed(ServerAwayError("The MLflow store cannot be used (it refuses connections)."))
+    client.set_flow_run_state(flow_run_id, away.model_copy(update={"data": None}), force=True)
+    assert client.read_flow_run(flow_run_id).state_name == "Server away"
+    deployments.continue_interrupted()
+    state = client.read_flow_run(flow_run_id).state
+    assert state
+    assert state.name == "Resuming"
+    assert "it refuses connections" in str(state.message)
 
 
 @pytest.mark.parametrize("what", ["a later run", "a later one that was cancelled", "a pause"])
@@ -191,7 +208,7 @@ def test_a_killed_run_gives_way(
         later = deployments.start(schedule)
         state: State = Cancelled() if "cancelled" in what else Running()
         client.set_flow_run_state(later, state, force=True)
-    deployments.continue_killed()
+    deployments.continue_interrupted()
     expected = "Resuming" if "cancelled" in what else "Crashed"
     assert client.read_flow_run(flow_run_id).state_name == expected
     deployments.set_paused(only_one(), paused=True)  # for the next test
