@@ -12,7 +12,6 @@ import psutil
 from filelock import FileLock, Timeout
 
 from benchmarks import kill_targets
-from flows.failures import SERVER_AWAY
 from pipeline import live_runs, tracking
 from pipeline.registry import history
 from pipeline.registry.registered_models import FINGERPRINT_TAG
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
 _FITTING = {
     "FINISHED": {"Completed"},
-    "FAILED": {"Failed", SERVER_AWAY},
+    "FAILED": {"Failed", "Server away"},
     "KILLED": {"Crashed", "Cancelled"},
     "RUNNING": {"Running", "Cancelling"},
 }

@@ -26,7 +26,6 @@ import psutil
 
 from benchmarks import kill_checks, kill_targets
 from benchmarks.measured_runs import PATCHLINE, machine
-from flows.failures import SERVER_AWAY
 from pipeline import local_services, quiet_libraries, tracking
 from pipeline.tracking_store import client
 
@@ -272,7 +271,7 @@ def _finding_by_itself() -> dict[str, str]:
 
 def _goes_on(flow_run: Any) -> bool:
     """Return whether it is a run of the schedule that was interrupted and goes on by itself."""
-    names = {"Crashed", "Resuming", SERVER_AWAY}
+    names = {"Crashed", "Resuming", "Server away"}
     return flow_run.deployment_id is not None and flow_run.state_name in names
 
 
