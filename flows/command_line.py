@@ -12,7 +12,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from cyclopts import CycloptsError
+from cyclopts import CycloptsError, UnusedCliTokensError
 
 from flows import commands
 from pipeline import quiet_libraries
@@ -124,6 +124,9 @@ def _usage_sentence(error: CycloptsError, arguments: list[str]) -> str:
         except PipelineError as other:
             return str(other)
         return str(config_errors.sentence(cause, composed))
+    if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
+        words = " ".join(error.unused_tokens)
+        return f"'{words}' is more than the command takes. Run it with --help to see what it takes."
     sentence = " ".join(str(error).split())
     if "Did you mean" not in sentence and "Available" not in sentence:
         sentence += " Run the command with --help to see what it takes."

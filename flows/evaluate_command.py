@@ -11,11 +11,11 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from flows.closing import tell_closed
 from flows.data_argument import data_settings
 from flows.progress import display, shown
 from pipeline import tracking
 from pipeline.config import RunConfig
+from pipeline.data import ingestion
 from pipeline.data import manifest as manifests
 from pipeline.errors import ConfigError
 from pipeline.evaluation.config import EvaluationConfig
@@ -87,10 +87,14 @@ def print_evaluation(
     """Evaluate in an MLflow run of its own, and print the figures."""
     if out is not None and out.exists() and not out.is_dir():
         raise ConfigError(f"--out is {out}, which is a file. Name a folder for the report.")
+    config = RunConfig.model_validate(data_settings(data, None))
+    workspace = Path(".patchline").resolve()
+    ingestion.check_source(config, workspace, to_train=False)
+    from flows.closing import tell_closed  # imports Prefect, which a wrong path need not wait for
+
     tell_closed()
     reference = resolve(model)
-    config = RunConfig.model_validate({"name": reference.name, **data_settings(data, None)})
-    workspace = Path(".patchline").resolve()
+    config = config.model_copy(update={"name": reference.name})
     new = NewRun(
         experiment=reference.name,
         name=f"evaluate-{reference.name}-{reference.version}",

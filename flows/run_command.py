@@ -7,6 +7,7 @@ import os
 import shlex
 import shutil
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -72,18 +73,19 @@ def build(arguments: list[str]) -> Callable[..., None]:
         settings
             Settings of the run.
         """
+        began = time.monotonic()
         if schema:
             print(json_format.dumps(chosen.model_json_schema(), indent=2))
             return
         if resume is not None:
             _check_alone(arguments)
-            _print_summary(resume_run(resume), as_json=json)
+            _print_summary(resume_run(resume), began, as_json=json)
             return
         asked = _checked(settings, data, preset, config)
         if dry_run:
             _print_plan(asked)
             return
-        _print_summary(run_flow(asked, fresh=fresh), as_json=json)
+        _print_summary(run_flow(asked, fresh=fresh), began, as_json=json)
 
     # The composed class exists only here, so the annotation is not a name that could be looked up.
     run.__annotations__["settings"] = Annotated[chosen | None, Parameter(name="*")]
@@ -163,11 +165,11 @@ def _check_alone(arguments: list[str]) -> None:
             )
 
 
-def _print_summary(summary: RunSummary, *, as_json: bool) -> None:
+def _print_summary(summary: RunSummary, began: float, *, as_json: bool) -> None:
     if as_json:
         print(summary.model_dump_json(indent=2))
     else:
-        print(_closing_words(summary))
+        print(_closing_words(summary, time.monotonic() - began))
 
 
 def _checked(
@@ -197,10 +199,10 @@ def _print_plan(config: RunConfig) -> None:
     print(yaml.safe_dump(resolved.model_dump(mode="json"), sort_keys=False), end="")
 
 
-def _closing_words(summary: RunSummary) -> str:
+def _closing_words(summary: RunSummary, total: float) -> str:
     accuracy = summary.metrics["test/accuracy"]
-    total = sum(summary.seconds.values())
-    stages = ", ".join(f"{stage} {seconds:.0f}" for stage, seconds in summary.seconds.items())
+    parts = {**summary.seconds, "the rest": total - sum(summary.seconds.values())}
+    stages = ", ".join(f"{stage} {seconds:.0f}" for stage, seconds in parts.items())
     program = _shown_program("patchline")
     champion = "champion" in summary.aliases
     model = f"{summary.name}@champion" if champion else f"{summary.name}/{summary.version}"

@@ -50,6 +50,11 @@ class ScheduleView(Section):
     config_missing: bool
 
     @property
+    def what_with(self) -> str:
+        """What it does, and with the settings of which file."""
+        return f"{self.what}, {Path(self.config_file).name}" if self.config_file else self.what
+
+    @property
     def when(self) -> str:
         """The trigger, and whose clock it means."""
         by_clock = self.timezone and not self.trigger.startswith("every")
@@ -129,7 +134,7 @@ def table(shown: list[ScheduleView]) -> list[str]:
     """Return the lines of `schedule list`."""
     head = ("NAME", "WHAT", "WHEN", "NEXT", "LAST RUN")
     rows = [head] + [
-        (each.name, each.what, each.when, each.next_words, each.last_words) for each in shown
+        (each.name, each.what_with, each.when, each.next_words, each.last_words) for each in shown
     ]
     widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
     lines = [

@@ -73,13 +73,15 @@ class PreparedData(Section):
     image: ImageSpec
 
 
-def check_source(config: RunConfig, workspace: Path) -> None:
+def check_source(config: RunConfig, workspace: Path, *, to_train: bool = True) -> None:
     """List the source without opening an image, so that a wrong path is answered at once.
 
     Raises:
-        DataError: if there is nothing to train on.
+        DataError: if there is nothing there, or nothing to train on.
     """
     listing = _listing(config, workspace)
+    if not to_train:
+        return
     labels = {listed.label for listed in listing.images} - {""}
     if len(labels) == 1:
         raise _one_class(listing, labels)

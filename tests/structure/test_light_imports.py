@@ -54,6 +54,12 @@ def test_nothing_heavy_is_imported(tmp_path: Path, arguments: list[str]) -> None
     assert loaded_by(arguments, tmp_path) == set()
 
 
+def test_a_wrong_path_is_answered_before_the_servers_clients_are_imported(tmp_path: Path) -> None:
+    """Prefect and MLflow take seconds, and are not needed to see that a folder is not there."""
+    loaded = loaded_by(["evaluate", "digits", "nowhere"], tmp_path)
+    assert not loaded & {"torch", "mlflow", "prefect"}
+
+
 def test_a_heavy_import_would_be_seen(tmp_path: Path) -> None:
     """The same check fails when something heavy is imported on purpose."""
     assert loaded_by(["--help"], tmp_path, before="import pandas\n") == {"pandas"}

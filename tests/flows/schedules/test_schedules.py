@@ -61,7 +61,9 @@ def test_a_schedule_is_created_listed_paused_resumed_run_and_removed(
         assert run_here("schedule", "pause", "nightly")[0] == 0
     shown = json.loads(run_here("schedule", "list", "--json")[1])["schedules"][0]
     assert (shown["paused"], shown["next"]) == (True, None)
-    assert "paused" in run_here("schedule", "list")[1]
+    listed = run_here("schedule", "list")[1]
+    assert "paused" in listed
+    assert f"trains on {config_file.parent / 'photos'}, run.yaml" in listed
     assert run_here("schedule", "resume", "nightly", "--json")[0] == 0
     assert not deployments.is_paused(only_one())
     code, out, err = run_here("schedule", "run-now", "nightly", "--json")
