@@ -100,6 +100,17 @@ class Browser:
         self.wait(button)
         self._driver.find_element("xpath", f'//button[normalize-space(.)="{button}"]').click()
 
+    def take(self, item: str, role: str) -> None:
+        """Take an item of an open menu (`menuitem`) or list (`option`)."""
+        self._driver.find_element(
+            "xpath", f'//*[@role="{role}"][normalize-space(.)="{item}"]'
+        ).click()
+
+    def write(self, label: str, text: str) -> None:
+        """Write into the box under a label of a form."""
+        box = f'//label[normalize-space(.)="{label}"]/following::textarea[1]'
+        self._driver.find_element("xpath", box).send_keys(text)
+
     def wait_for(self, selector: str, at_least: int = 1) -> None:
         """Wait until a CSS selector finds so many elements."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
