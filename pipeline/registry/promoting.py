@@ -235,9 +235,15 @@ def _restless(name: str) -> TrackingError:
 
 
 def _judged(request: Request, champion: str | None, on_note: OnNote) -> Judgement:
-    """Ask the gates; what a person refuses is refused even if nothing can be compared any more."""
+    """Ask the gates; what a person refuses is refused even if nothing can be compared any more.
+
+    A refusal does not wait for the package to be loaded in a process of its own.
+    """
+    config = request.config
+    if request.declined:
+        config = config.model_copy(update={"package_check": False, "max_latency_ms": None})
     try:
-        return judge(request.reference, champion, request.config, on_note)
+        return judge(request.reference, champion, config, on_note)
     except ModelReferenceError:
         if request.declined:
             return Judgement(gates=[])
