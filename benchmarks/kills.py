@@ -208,10 +208,11 @@ class Harness:
     def _quiet(self) -> bool:
         """Return whether no run goes on or is about to."""
         from prefect.client.orchestration import get_client
+        from prefect.client.schemas.sorting import FlowRunSort
 
         try:
             with get_client(sync_client=True) as prefect:
-                found = prefect.read_flow_runs(limit=20)
+                found = prefect.read_flow_runs(limit=20, sort=FlowRunSort.EXPECTED_START_TIME_DESC)
         except Exception:  # noqa: BLE001 - the server is being started again
             return False
         if any(_goes_on(each) for each in found):
