@@ -11,6 +11,7 @@ that was reported done, no orphan, no held lock. A folder that was used before i
 from __future__ import annotations
 
 import argparse
+import datetime as dt
 import json
 import os
 import random
@@ -208,21 +209,20 @@ class Harness:
     def _quiet(self) -> bool:
         """Return whether no run goes on or is about to."""
         from prefect.client.orchestration import get_client
+        from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterExpectedStartTime
         from prefect.client.schemas.sorting import FlowRunSort
 
+        soon = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=1)
+        due = FlowRunFilter(expected_start_time=FlowRunFilterExpectedStartTime(before_=soon))
         try:
             with get_client(sync_client=True) as prefect:
-                found = prefect.read_flow_runs(limit=20, sort=FlowRunSort.EXPECTED_START_TIME_DESC)
+                newest = FlowRunSort.EXPECTED_START_TIME_DESC
+                found = prefect.read_flow_runs(flow_run_filter=due, limit=20, sort=newest)
         except Exception:  # noqa: BLE001 - the server is being started again
             return False
         if any(_goes_on(each) for each in found):
             return False
-        states = [each.state for each in found]
-        soon = [each for each in states if each and each.name in {"Scheduled", "Late"}]
-        due = [each for each in soon if _is_due(each)]
-        return not due and all(
-            each.is_final() or each.is_scheduled() for each in states if each is not None
-        )
+        return all(each.state.is_final() for each in found if each.state is not None)
 
     def _quiet_with_new_run(self) -> bool:
         return self._quiet() and bool(self._unknown_finished())
@@ -274,11 +274,6 @@ def _goes_on(flow_run: Any) -> bool:
     """Return whether it is a run of the schedule that was interrupted and goes on by itself."""
     names = {"Crashed", "Resuming", "Server away"}
     return flow_run.deployment_id is not None and flow_run.state_name in names
-
-
-def _is_due(state: Any) -> bool:
-    due = state.state_details.scheduled_time
-    return due is None or due.timestamp() < time.time() + 1
 
 
 def _flow_run_of(run: Any) -> str:
