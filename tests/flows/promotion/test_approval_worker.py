@@ -74,7 +74,10 @@ def _worker(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
         yield worker
     finally:
         worker.terminate()
-        worker.wait(60)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it waits for a server that has gone
+            worker.wait(20)
+        worker.kill()
+        worker.wait()
 
 
 @pytest.fixture(scope="module")
