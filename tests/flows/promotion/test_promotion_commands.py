@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.conftest import write_photos
 from tests.flows.conftest import Command
 from tests.pipeline.registry.made_versions import make_version
 
@@ -115,7 +116,7 @@ def test_gates_come_from_flags_file_and_run_in_this_order(command: Command, tmp_
         (["promote", "roses/2"], ["'roses/2'", "--version"]),
         (["rollback", "roses@champion"], ["'roses@champion'", "bare name"]),
         (["rollback", "lilies"], ["lilies", "roses"]),
-        (["evaluate", "roses@shampion", "x"], ["shampion", "Did you mean 'champion'"]),
+        (["evaluate", "roses@shampion", "photos"], ["shampion", "Did you mean 'champion'"]),
         (["evaluate", "roses"], ["DATA"]),
         (["run", "--promotion.minimum.acuracy", "1"], ["acuracy", "'accuracy'"]),
         (["run", "--evaluation.slices", "sise"], ["sise", "size"]),
@@ -126,6 +127,7 @@ def test_what_is_wrong_is_said_in_one_sentence(
     command: Command, arguments: list[str], words: list[str]
 ) -> None:
     """The nearest name is given, and nothing is changed."""
+    write_photos(Path("photos"), images=1)
     Path("empty.yaml").write_text("seed: 4\n", "utf-8")
     Path("typo.yaml").write_text("promotion: {minimum: {acuracy: 0.9}}\n", "utf-8")
     code, out, err = command(*arguments)
@@ -158,7 +160,8 @@ def test_a_reason_is_one_line_of_plain_text(command: Command) -> None:
 
 @pytest.mark.parametrize("words", ["promote roses", "rollback roses", "evaluate roses photos"])
 def test_a_mistyped_name_makes_no_store(run_here: Command, words: str) -> None:
-    """Only a run makes the store; a question in an empty folder leaves none behind."""
+    """Only a run makes the store; a question in a folder without one leaves none behind."""
+    write_photos(Path("photos"), images=1)
     code, _, err = run_here(*words.split())
     assert code == 2
     assert "no registered model 'roses'" in err
