@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import psutil
+
 from pipeline import worker_start
 from pipeline.event_log import Event
 
 _AHEAD_SECONDS = 15.0
 """Imports take a tenth of it; the rest is for a machine that is busy training."""
+_ROOM_BYTES = 3 * 2**30
+"""The two take 0.8 GB; a training must not end for want of it."""
 
 
 def training() -> None:
@@ -29,6 +33,7 @@ class AfterTraining:
         steps = event["done"] - self._first["done"]
         if steps > 0:
             seconds = (event["time"] - self._first["time"]) / steps
-            if seconds * (event["total"] - event["done"]) <= _AHEAD_SECONDS:
+            soon = seconds * (event["total"] - event["done"]) <= _AHEAD_SECONDS
+            if soon and psutil.virtual_memory().available >= _ROOM_BYTES:
                 worker_start.prepare("pipeline.evaluation")
                 worker_start.prepare("pipeline.registry")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from flows.ahead import AfterTraining
@@ -40,6 +42,17 @@ def test_a_short_training_has_them_prepared_after_its_first_steps(prepared: list
     assert not prepared
     stages.see(_progress(6, 2, total=10))
     assert prepared
+
+
+def test_nothing_is_prepared_where_memory_is_short(
+    prepared: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The training that goes on is worth more than the seconds of those that come after it."""
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=2**30))
+    stages = AfterTraining()
+    for seconds in (5, 6, 7):
+        stages.see(_progress(seconds, done=seconds, total=10))
+    assert not prepared
 
 
 def test_a_training_that_went_on_counts_its_own_steps(prepared: list[str]) -> None:
