@@ -8,7 +8,7 @@ from pipeline import worker_start
 from pipeline.event_log import Event
 
 _AHEAD_SECONDS = 15.0
-"""Imports take a tenth of it; the rest is for a machine that is busy training."""
+"""Imports take 3 to 6 of them on an idle machine; this one is busy training."""
 _ROOM_BYTES = 3 * 2**30
 """The two take 0.8 GB; a training must not end for want of it."""
 

@@ -134,6 +134,7 @@ def resume_run(words: str) -> RunSummary:
     files = [*map(Path, found.request.plugin_files), *plugin_files()]
     use_plugin_files(list(dict.fromkeys(files)))
     with shown(), worker_start.prepared_workers():
+        ahead.training()
         return _in_prefect(found.request.config, resume=found.run_id, fresh=found.request.fresh)
 
 
