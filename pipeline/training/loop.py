@@ -159,13 +159,9 @@ class Training:
 
     def _train_step(self, batch: Batch) -> None:
         config = self.config
+        began = time.monotonic()
         images, labels_B = (tensor.to(self.device, non_blocking=True) for tensor in batch)
         torch.manual_seed(_step_seed(config.seed, self.step))
-        rate = config.optimizer.learning_rate * learning_rate_factor(
-            self.plan.progress(self.step), config.optimizer.warmup_fraction
-        )
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
             logits_BK = self.model(normalised(images, self.job.image))
         loss = functional.cross_entropy(
@@ -175,20 +171,33 @@ class Training:
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
         if config.optimizer.gradient_clip is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), config.optimizer.gradient_clip)
+        self._set_learning_rate(began)
         self.optimizer.step()
         self.step += 1
         self.average.update(self.model, self.step)
         correct = int((logits_BK.detach().argmax(1) == labels_B).sum())
         self.sums.add(float(loss.detach()), correct, len(labels_B))
-        self.learning_rate = rate
         if not np.isfinite(self.sums.loss):
             raise RunError(
                 f"The loss became {float(loss.detach())} at step {self.step}, so the training was "
                 "stopped. Lower optimizer.learning_rate, or set training.precision to float32."
             )
 
+    def _set_learning_rate(self, began: float) -> None:
+        if self.planner and not self.plan.is_known:
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+            self.planner.before_first_update(time.monotonic() - began)
+        settings = self.config.optimizer
+        progress = self.plan.progress_of(self.step)
+        self.learning_rate = settings.learning_rate * learning_rate_factor(
+            progress, settings.warmup_fraction
+        )
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.learning_rate
+
     def _report_progress(self) -> None:
-        if not self.plan.is_known:
+        if self.planner and not self.planner.has_measured:
             return
         per_epoch = self.order.steps_per_epoch
         epochs = -(-self.plan.last_step // per_epoch)

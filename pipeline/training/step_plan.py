@@ -5,6 +5,9 @@ progress to 1 at that end. A run limited by epochs has one knot. A run limited b
 while it measures how fast it is, and leaves a knot at each such moment. The knots are written into
 the resolved config; a run with the same knots does the same steps at exactly the same progress:
 that is its replay.
+
+What is called a step's progress is that of its middle, so that the first step is past the start and
+the last one before the end: at both the learning rate is 0.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ _REPLANS = 40
 """Shares of the time limit after which the end is planned again,"""
 _REPLANS_TO_GO = 4
 """or shares of the steps to go, whichever comes first: so near the end it is planned more often."""
+_FEWEST_GUESSED = 20
+"""Steps: the first one warms up caches, and a guess of few would jump over the warm-up."""
 
 
 class StepPlan:
@@ -44,15 +49,27 @@ class StepPlan:
 
     def progress(self, step: int) -> float:
         """Return the progress when `step` steps have been done."""
-        index = bisect.bisect_right(self.knots, step, key=lambda knot: knot[0]) - 1
-        start, low, end = self.knots[index]
+        start, low, end = self.knots[self._in_force(step)]
         if step >= end:
             return 1.0
         return low + (1.0 - low) * (step - start) / (end - start)
 
+    def _in_force(self, step: int) -> int:
+        return bisect.bisect_right(self.knots, step, key=lambda knot: knot[0]) - 1
+
+    def progress_of(self, step: int) -> float:
+        """Return the progress in the middle of a step, the first of which is 0: never 0 and never 1.
+
+        Only the knot in force at the step decides, so a later one does not change it.
+        """
+        start, low, end = self.knots[self._in_force(step)]
+        return low + (1.0 - low) * (step + 0.5 - start) / max(1, end - start)
+
     def end_after(self, step: int, remaining: int) -> None:
         """Leave a knot at `step` and plan the end `remaining` steps later; 0 ends it here."""
         here = self.progress(step)
+        if here >= 1.0 and remaining and step:  # more time than planned: not all of it is used up
+            here = self.progress_of(step - 1)
         self.knots = [knot for knot in self.knots if knot[0] < step]
         self.knots.append((step, here, step + max(0, remaining)))
 
@@ -84,6 +101,16 @@ class TimePlanner:
     def opening_plan() -> StepPlan:
         """Return the plan before anything was measured: no end, and no progress to speak of."""
         return StepPlan([(0, 0.0, _UNKNOWN_END)])
+
+    @property
+    def has_measured(self) -> bool:
+        """Whether the plan is more than the guess before the first update."""
+        return len(self.plan.knots) > 1
+
+    def before_first_update(self, seconds: float) -> None:
+        """Guess the end from how long the first gradient took, so that the first update counts."""
+        most = int(self.limit_seconds / max(seconds, 1e-9))
+        self.plan.end_after(0, min(max(_FEWEST_GUESSED, most), _UNKNOWN_END - 1))
 
     def after_step(self, step: int, training_seconds: float, elapsed_seconds: float) -> None:
         """Plan again, if it is time to.

@@ -262,10 +262,25 @@ def test_a_training_killed_after_its_last_step_gives_the_same_result(
     assert _same(_weights(job), _weights(reference[0]))
 
 
+@pytest.mark.parametrize("length", [{"epochs": 1}, {"time_limit": "0.001s"}])
+def test_a_training_of_one_step_does_one(
+    make_job: MakeJob, tmp_path: Path, length: dict[str, Any]
+) -> None:
+    """Its only step has a learning rate, so the result is not the random start."""
+    job = make_job(tmp_path, training={"batch_size": 1000, **length})
+    training = Training(job, EventWriter(tmp_path / "events.jsonl"))
+    start = {name: tensor.clone() for name, tensor in training.model.state_dict().items()}
+    result = training.run()
+    assert result.steps == 1
+    assert result.history[0].learning_rate > 0.1 * job.config.optimizer.learning_rate
+    best = load_file(result.best / "model.safetensors")
+    assert not torch.equal(best["head.weight"], start["head.weight"])
+
+
 def test_the_rate_rises_and_ends_near_zero(
     reference: tuple[TrainingJob, TrainResult],
 ) -> None:
-    """The steps take their learning rate from the schedule, from 0 to the peak and down."""
+    """The steps take their learning rate from the schedule, up to the peak and down."""
     rates = [record.learning_rate for record in reference[1].history]
     assert rates == sorted(rates, reverse=True)
     assert 0.0 < rates[-1] < 0.05 * rates[0]

@@ -22,10 +22,14 @@ class _TimedRun:
         self.plan = TimePlanner.opening_plan()
         planner = TimePlanner(self.plan, LIMIT, steps_per_epoch, validation / speed(0.0))
         self.progress: list[float] = []
+        self.progress_of: list[float] = []
         self.clock, training, step = 0.0, 0.0, 0
         while step < self.plan.last_step:
             self.progress.append(self.plan.progress(step))
             seconds = speed(self.clock / LIMIT)
+            if step == 0:
+                planner.before_first_update(seconds)
+            self.progress_of.append(self.plan.progress_of(step))
             training += seconds
             self.clock += seconds
             step += 1
@@ -54,6 +58,21 @@ def test_a_plan_of_steps_goes_evenly_from_0_to_1(steps: int) -> None:
     assert plan.progress(0) == 0.0
     assert plan.progress(steps) == 1.0
     assert plan.progress(steps // 2) == pytest.approx((steps // 2) / steps)
+
+
+@given(steps=st.integers(1, 10_000))
+def test_a_step_has_the_progress_of_its_middle(steps: int) -> None:
+    """So no step is at the start or the end, where the learning rate is 0; one step is halfway."""
+    plan = StepPlan.of_steps(steps)
+    assert plan.progress_of(0) == pytest.approx(0.5 / steps)
+    assert plan.progress_of(steps - 1) == pytest.approx(1 - 0.5 / steps)
+
+
+def test_more_time_than_planned_leaves_progress_for_it() -> None:
+    """When a plan is put off at its very end, the further steps still have a learning rate."""
+    plan = StepPlan.of_steps(10)
+    plan.end_after(10, 5)
+    assert plan.progress_of(9) < plan.progress_of(10) < plan.progress_of(14) < 1.0
 
 
 @given(steps=st.integers(10, 500), moves=st.lists(st.tuples(st.floats(0, 1), st.integers(1, 300))))
@@ -92,6 +111,9 @@ def test_a_timed_run_goes_from_0_to_1(
     assert run.progress[0] == 0.0
     assert run.progress[-1] > 0.9
     assert run.plan.progress(run.steps) == 1.0
+    assert run.progress_of == sorted(run.progress_of)
+    assert 1e-6 < run.progress_of[0] <= 0.5 / 20
+    assert run.progress_of[-1] < 1.0
 
 
 @given(speed=speeds, drift=drifts, steps_per_epoch=epochs, validation=validations)
@@ -105,6 +127,7 @@ def test_the_knots_replay_a_timed_run(
     replay = StepPlan(run.plan.knots)
     assert replay.last_step == run.steps
     assert [replay.progress(step) for step in range(run.steps)] == run.progress
+    assert [replay.progress_of(step) for step in range(run.steps)] == run.progress_of
 
 
 @given(speed=speeds, steps_per_epoch=epochs, validation=validations)
@@ -136,6 +159,7 @@ def test_slow_steps_end_too(seconds: float) -> None:
     measured = 6  # the fewest steps that a run does
     assert run.steps <= max(measured, LIMIT / seconds)
     assert run.plan.progress(run.steps) == 1.0
+    assert run.progress_of[0] >= 0.01, "the only steps that there are have to count"
 
 
 def test_a_slow_beginning_is_not_taken_for_the_speed() -> None:
