@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import os
 import shutil
 import tempfile
@@ -115,20 +116,44 @@ def open_images(store: Path) -> Pixels:
 
 
 def channel_statistics(
-    images: Pixels, rows: np.ndarray[Any, Any], chunk: int = 4096
+    images: Pixels, rows: np.ndarray[Any, Any], piece: int = 2**21
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and standard deviation by channel on the scale 0 to 1, over the given rows."""
+    """Return mean and standard deviation by channel on the scale 0 to 1, over the given rows.
+
+    Every value from 0 to 255 is counted, so the sums are whole numbers and exact.
+
+    Args:
+        images: the store, mapped from disk.
+        rows: of the images that count; at least one.
+        piece: bytes of images that are looked at together; more than 8 times that is not needed.
+    """
     channels = images.shape[-1]
-    total, squares, count = np.zeros(channels), np.zeros(channels), 0
-    for start in range(0, len(rows), chunk):
-        pixels = images[rows[start : start + chunk]].reshape(-1, channels).astype(np.float64) / 255
-        total += pixels.sum(axis=0)
-        squares += (pixels**2).sum(axis=0)
-        count += len(pixels)
-    mean = total / count
-    std = np.sqrt(np.maximum(squares / count - mean**2, 0))
+    together = max(1, piece // max(1, images[0].nbytes))
+    counts = np.zeros((channels, 256), np.int64)
+    for start in range(0, len(rows), together):
+        pixels = images[rows[start : start + together]].reshape(-1, channels)
+        for channel in range(channels):
+            counts[channel] += _histogram(pixels[:, channel], piece)
+    statistics = [_mean_and_deviation(histogram.tolist()) for histogram in counts]
     floor = 1 / 255  # a channel without contrast is not blown up
-    return tuple(mean.round(6).tolist()), tuple(np.maximum(std, floor).round(6).tolist())
+    return (
+        tuple(round(mean, 6) for mean, _ in statistics),
+        tuple(round(max(deviation, floor), 6) for _, deviation in statistics),
+    )
+
+
+def _histogram(values: Pixels, piece: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Count the values piece by piece, as bincount widens each to eight bytes."""
+    pieces = (values[start : start + piece] for start in range(0, len(values), piece))
+    return sum((np.bincount(part, minlength=256) for part in pieces), start=np.zeros(256, np.int64))
+
+
+def _mean_and_deviation(histogram: list[int]) -> tuple[float, float]:
+    """Return both on the scale 0 to 1, from whole numbers of any size."""
+    count = sum(histogram)
+    total = sum(value * times for value, times in enumerate(histogram))
+    squares = sum(value * value * times for value, times in enumerate(histogram))
+    return total / (255 * count), math.sqrt(count * squares - total * total) / (255 * count)
 
 
 def _key(rows: pd.DataFrame, spec: StoreSpec) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -197,18 +198,37 @@ def test_progress_counts_every_image(root: Path, tmp_path: Path) -> None:
             st.integers(1, 12), st.integers(1, 5), st.integers(1, 5), st.sampled_from([1, 3])
         ),
     ),
-    chunk=st.integers(1, 15),
+    piece=st.integers(1, 3000),
     data=st.data(),
 )
 def test_channel_statistics_equal_numpys(
-    images: np.ndarray[Any, np.dtype[np.uint8]], chunk: int, data: st.DataObject
+    images: np.ndarray[Any, np.dtype[np.uint8]], piece: int, data: st.DataObject
 ) -> None:
-    """Mean and deviation equal numpy's over the chosen rows, whatever the chunks."""
+    """Mean and deviation equal numpy's over the chosen rows, whatever the pieces."""
     rows = data.draw(st.lists(st.integers(0, len(images) - 1), min_size=1, unique=True))
-    mean, std = channel_statistics(images, np.array(rows), chunk)
+    mean, std = channel_statistics(images, np.array(rows), piece)
     chosen = images[rows].astype(np.float64) / 255
     assert mean == pytest.approx(chosen.mean(axis=(0, 1, 2)), abs=2e-6)
     assert std == pytest.approx(np.maximum(chosen.std(axis=(0, 1, 2)), 1 / 255), abs=2e-6)
+
+
+def test_channel_statistics_need_little_memory(tmp_path: Path) -> None:
+    """Of a store of 31 MB, a few are in memory; the sums are exact, also of many images."""
+    drawn = np.random.default_rng(0).integers(0, 256, (160, 160, 3), dtype=np.uint8)
+    images = np.lib.format.open_memmap(
+        tmp_path / "images.npy", mode="w+", dtype=np.uint8, shape=(400, *drawn.shape)
+    )
+    images[:] = drawn
+    tracemalloc.start()
+    try:
+        mean, std = channel_statistics(images, np.arange(400))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 16 * 2**20
+    chosen = drawn.astype(np.float64) / 255
+    assert mean == tuple(chosen.mean(axis=(0, 1)).round(6))
+    assert std == tuple(chosen.std(axis=(0, 1)).round(6))
 
 
 def test_channel_without_contrast_has_a_deviation_above_zero() -> None:
