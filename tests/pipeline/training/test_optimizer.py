@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
+from pipeline import plugin_loader
 from pipeline.config import ModelChoice
 from pipeline.model_building import build_model
 from pipeline.plugin_api import ImageSpec
@@ -43,6 +45,40 @@ def test_weight_matrices_decay_and_nothing_else() -> None:
         expected = {f"blocks.{index}.{name}.weight" for index in (0, 1) for name in block}
         expected |= {"patch_embedding.projection.weight", "head.weight"}
         assert _decaying(model, build_optimizer(OptimizerConfig(), model)) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (entry.kind, entry.name)
+        for kind in ("model", "patch_embedding")
+        for entry in plugin_loader.installed(kind)
+        if entry.target.startswith("plugins.")
+    ],
+)
+def test_the_rule_holds_for_every_built_in_model(kind: str, name: str) -> None:
+    """What multiplies features decays; norms, biases, scales, tokens and positions do not."""
+    choice = (
+        {"name": name} if kind == "model" else {"name": "vit", "patch_embedding": {"name": name}}
+    )
+    image = ImageSpec(
+        channels=3, height=32, width=32, mean=(0.5,) * 3, std=(0.5,) * 3, resize="crop"
+    )
+    model = build_model(ModelChoice.model_validate(choice), image, num_classes=3)
+    decaying = _decaying(model, build_optimizer(OptimizerConfig(), model))
+    multiplies = {
+        f"{path}.{own}"
+        for path, module in model.named_modules()
+        for own, parameter in module.named_parameters(recurse=False)
+        if parameter.ndim > 1
+        and (isinstance(module, nn.Linear | nn.modules.conv._ConvNd) or own == "kernel_DCKK")
+    }
+    assert decaying == multiplies
+    free = {name for name, parameter in model.named_parameters() if parameter.ndim > 1} - decaying
+    last_parts = {name.rpartition(".")[2] for name in free}
+    assert last_parts <= {
+        "token_11D", "positions_1ND", "registers_1RD", "frequencies_2HF", "cls_token", "pos_embed",
+    }  # fmt: skip
 
 
 def test_every_parameter_is_optimized_once() -> None:
