@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import Annotated, Literal
 
@@ -32,6 +33,33 @@ def _checked_duration(text: str) -> str:
 
 
 Duration = Annotated[str, AfterValidator(_checked_duration)]
+
+
+StepPlanKnots = tuple[tuple[int, float, int], ...]
+
+
+def _checked_plan(knots: StepPlanKnots) -> StepPlanKnots:
+    """Return the knots if a training can go by them.
+
+    Raises:
+        ValueError: if there is none, they do not begin at step 0, steps or progress fall, or an end
+            is before a step that it has to reach.
+    """
+    if not knots or knots[0][0] != 0 or knots[-1][2] < 1:
+        raise ValueError("must have a knot (step, progress, end) at step 0, and end at 1 or later")
+    last_step, _, last_end = knots[-1]
+    for (step, _, end), (following, _, _) in itertools.pairwise(knots):
+        if not step < following <= end:
+            raise ValueError(
+                f"has a knot at step {following} after one from step {step} to {end}: steps must "
+                "rise, and not pass the end of the knot before"
+            )
+    if last_end < last_step:
+        raise ValueError(f"ends at {last_end}, before its last knot at step {last_step}")
+    progress = [knot[1] for knot in knots]
+    if progress != sorted(progress) or not (0 <= progress[0] < 1 and progress[-1] <= 1):
+        raise ValueError("must have a progress that starts below 1 and rises from 0 to 1")
+    return knots
 
 
 class OptimizerConfig(Section):
@@ -68,7 +96,7 @@ class TrainingConfig(Section):
     time_limit: Duration | None = None
     """Train for this long instead, from the first step, validation included: 90s, 20m, 2h."""
 
-    step_plan: tuple[tuple[int, float, int], ...] | None = None
+    step_plan: Annotated[StepPlanKnots, AfterValidator(_checked_plan)] | None = None
     """What a run with a time limit recorded, (step, progress, end), so that it can be replayed."""
 
     batch_size: Annotated[int, Field(ge=1, le=65_536)] = 128

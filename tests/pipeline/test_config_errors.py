@@ -176,3 +176,32 @@ def test_unknown_key_is_what_the_user_gave() -> None:
     error = unknown_key("sed", ["seed", "name"])
     assert isinstance(error, UserError)
     assert str(error) == "There is no setting sed. Did you mean seed?"
+
+
+@pytest.mark.parametrize(
+    ("plan", "rule"),
+    [
+        ([], "must have a knot (step, progress, end) at step 0"),
+        ([[3, 0.0, 90]], "must have a knot (step, progress, end) at step 0"),
+        ([[0, 0.0, 0]], "end at 1 or later"),
+        ([[0, 0.0, 90], [5, 0.1, 90], [5, 0.2, 90]], "knot at step 5 after one from step 5 to 90"),
+        ([[0, 0.0, 90], [95, 0.5, 99]], "knot at step 95 after one from step 0 to 90"),
+        ([[0, 0.0, 90], [5, 0.1, 4]], "ends at 4, before its last knot at step 5"),
+        ([[0, 0.5, 90], [5, 0.1, 90]], "rises from 0 to 1"),
+        ([[0, 0.0, 90], [5, 1.5, 90]], "rises from 0 to 1"),
+        ([[0, 1.0, 90]], "rises from 0 to 1"),
+    ],
+)
+def test_a_step_plan_by_which_no_training_can_go_is_refused(plan: list[Any], rule: str) -> None:
+    """Nothing of it reaches the training: the setting is named, with the rule that it breaks."""
+    sentence = sentence_of({"training": {"step_plan": plan}})
+    assert "training.step_plan" in sentence
+    assert rule in sentence
+    assert "Choose" not in sentence.partition(rule)[0]
+
+
+def test_a_recorded_step_plan_is_accepted() -> None:
+    """Also one that ends at its last knot, or that an earlier version recorded."""
+    plan = ((0, 0.0, 10**9), (2, 2e-9, 40), (40, 1.0, 42), (41, 1.0, 41))
+    settings = {"training": {"step_plan": [list(knot) for knot in plan]}}
+    assert validated(settings).training.step_plan == plan
