@@ -11,6 +11,7 @@
         ├── TrackingError         MLflow or its store
         │   └── ServerAwayError   it does not answer; later it may
         ├── OrchestrationError    Prefect, the local servers, a schedule
+        ├── DamagedFileError      weights or a checkpoint that are not what was written
         ├── WorkerError           a training, evaluation or packaging process
         └── PackagingError        the package disagrees with the model
 
@@ -54,6 +55,10 @@ class RunError(PipelineError):
 
 class StorageError(RunError):
     """A file could not be written."""
+
+
+class DamagedFileError(RunError):
+    """A file of weights is not what was written."""
 
 
 class TrackingError(RunError):

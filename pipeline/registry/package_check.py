@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.errors import DamagedFileError
 from pipeline.registry import clean_process
 from pipeline.registry.packaged_model import PackagedModel
+from pipeline.sealed_files import verify
 from pipeline.section import Section
 
 TOLERANCE = 1e-4
@@ -85,16 +87,13 @@ def check_package(folder: Path, package: PackagedModel) -> PackageCheck:
 
 def _damage(artifacts: Path) -> str:
     """Return what is wrong with the files that the clean process does not read."""
-    import safetensors
-
     weights = artifacts / "model.safetensors"
     if not weights.is_file():
         return f"its file {weights.name} is missing"
     try:
-        with safetensors.safe_open(weights, framework="numpy") as opened:
-            opened.keys()
-    except safetensors.SafetensorError as error:
-        return f"its file {weights.name} is damaged ({error})"
+        verify(weights)
+    except DamagedFileError:
+        return f"its file {weights.name} is damaged"
     return ""
 
 

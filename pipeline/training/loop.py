@@ -22,21 +22,23 @@ from torch.nn import functional
 from pipeline.data import manifest as manifests
 from pipeline.data.loader import Batch, BatchOrder, TrainingImages, training_batches
 from pipeline.data.prepared_store import open_images
-from pipeline.errors import RunError
+from pipeline.errors import DamagedFileError, RunError
 from pipeline.event_log import EventWriter
 from pipeline.inference import normalised, predict_logits
 from pipeline.model_building import build_model
 from pipeline.model_description import ModelDescription, describe_plugins
-from pipeline.model_files import save_model
+from pipeline.model_files import WEIGHTS_FILE, save_model
+from pipeline.sealed_files import verify
 from pipeline.train_result import EpochRecord, TrainResult
 from pipeline.training import best_weights
-from pipeline.training.checkpoint import load_checkpoint, save_checkpoint
+from pipeline.training.checkpoint import Progress, load_checkpoint, save_checkpoint
 from pipeline.training.config import duration_seconds
 from pipeline.training.device import choose_precision, make_repeatable
 from pipeline.training.ema import MovingAverage
 from pipeline.training.job import TrainingJob
 from pipeline.training.machine import choose_device, look
 from pipeline.training.optimizer import build_optimizer
+from pipeline.training.running_sums import RunningSums
 from pipeline.training.schedule import learning_rate_factor
 from pipeline.training.step_plan import StepPlan, TimePlanner
 
@@ -70,8 +72,8 @@ class Training:
         self.seconds_before = 0.0  # of earlier attempts, when this one goes on
         self.history: list[EpochRecord] = []
         self.best: EpochRecord | None = None
-        self.saved_best: int | None = None  # step of the best weights in the last checkpoint
-        self.sums = _RunningSums()
+        self.saved_best: tuple[int, ...] = ()  # steps of the best weights in both checkpoints
+        self.sums = RunningSums()
         self.last_checkpoint = 0.0
         self.checkpoint_pause = _CHECKPOINT_SECONDS
 
@@ -138,10 +140,31 @@ class Training:
         return training_batches(self.order, self.training_images, self.config.data.workers)
 
     def _resume(self) -> None:
-        if not self.checkpoint_file.exists():
-            return
+        why = ""
+        for file in (self.checkpoint_file, self.previous_checkpoint):
+            if file.exists():
+                try:
+                    self._resume_from(file)
+                except DamagedFileError as error:
+                    logger.warning("%s", error)
+                    why += f" ({file.name} or its best weights are damaged)"
+                    file.unlink()  # so that it does not take the place of a good one
+                else:
+                    self.events.write("warning", message=f"going on from step {self.step}{why}")
+                    return
+        if why:
+            best_weights.keep_only(self.job.folder)
+            self.events.write("warning", message=f"starting from the beginning{why}")
+
+    def _check_best(self, state: Progress) -> None:
+        if state["best"]:
+            step = state["best"]["step"]
+            best_weights.take_back(self.job.folder, step)
+            verify(best_weights.folder_of(self.job.folder, step) / WEIGHTS_FILE)
+
+    def _resume_from(self, file: Path) -> None:
         state = load_checkpoint(
-            self.checkpoint_file, self.model, self.average.model, self.optimizer
+            file, self.model, self.average.model, self.optimizer, self._check_best
         )
         self.step = state["step"]
         self.training_seconds = state["training_seconds"]
@@ -149,11 +172,8 @@ class Training:
         self.plan.knots = StepPlan(state["plan"]).knots
         self.history = [EpochRecord.model_validate(record) for record in state["history"]]
         self.best = EpochRecord.model_validate(state["best"]) if state["best"] else None
-        if self.best is not None:
-            self.saved_best = self.best.step
-            best_weights.take_back(self.job.folder, self.best.step)
-        self.sums = _RunningSums(**state["sums"])
-        self.events.write("warning", message=f"going on from step {self.step}")
+        self.saved_best = (self.best.step,) if self.best else ()
+        self.sums = RunningSums(**state["sums"])
 
     # -- one step ------------------------------------------------------------------------------
 
@@ -240,7 +260,7 @@ class Training:
             self.best = record
             folder = best_weights.folder_of(self.job.folder, record.step)
             save_model(folder, self.average.model, self._description())
-            best_weights.keep_only(self.job.folder, record.step, self.saved_best)
+            best_weights.keep_only(self.job.folder, record.step, *self.saved_best)
         self.events.write("metrics", step=self.step, values=_metric_values(record))
         if self._checkpoint_is_due or not self.checkpoint_file.exists():
             self._save_checkpoint()
@@ -251,6 +271,11 @@ class Training:
     def checkpoint_file(self) -> Path:
         """Where the last whole state is kept."""
         return self.job.folder / "last.safetensors"
+
+    @property
+    def previous_checkpoint(self) -> Path:
+        """Where the state before that is kept while it trains, should the last one be damaged."""
+        return self.job.folder / "previous.safetensors"
 
     @property
     def _checkpoint_is_due(self) -> bool:
@@ -267,13 +292,15 @@ class Training:
             "best": self.best.model_dump() if self.best else None,
             "sums": vars(self.sums),
         }
+        if self.checkpoint_file.exists():
+            self.checkpoint_file.replace(self.previous_checkpoint)
         save_checkpoint(self.checkpoint_file, self.model, self.average.model, self.optimizer, state)
         self.last_checkpoint = time.monotonic()
         cost = (self.last_checkpoint - began) / _CHECKPOINT_SHARE
         self.checkpoint_pause = max(_CHECKPOINT_SECONDS, cost)
         if self.best is not None:
-            self.saved_best = self.best.step
-            best_weights.keep_only(self.job.folder, self.saved_best)
+            self.saved_best = (*self.saved_best[-1:], self.best.step)
+            best_weights.keep_only(self.job.folder, *self.saved_best)
 
     def _description(self) -> ModelDescription:
         return ModelDescription(
@@ -289,6 +316,8 @@ class Training:
         if self.best is None:
             raise RunError("The training did no step, so there is no model. Raise training.epochs.")
         limited = self.config.training.time_limit
+        self.previous_checkpoint.unlink(missing_ok=True)
+        best_weights.keep_only(self.job.folder, self.best.step)
         return TrainResult(
             best=best_weights.finish(self.job.folder, self.best.step),
             best_step=self.best.step,
@@ -305,37 +334,6 @@ class Training:
             stopped_because=f"time limit of {limited}" if limited else "all planned steps done",
             history=tuple(self.history),
         )
-
-
-class _RunningSums:
-    """Loss and accuracy of the epoch so far, as the model saw the images."""
-
-    def __init__(
-        self, loss: float = 0.0, correct: int = 0, images: int = 0, total_images: int = 0
-    ) -> None:
-        self.loss, self.correct, self.images, self.total_images = (
-            loss,
-            correct,
-            images,
-            total_images,
-        )
-
-    def add(self, loss: float, correct: int, images: int) -> None:
-        self.loss += loss * images
-        self.correct += correct
-        self.images += images
-        self.total_images += images
-
-    def next_epoch(self) -> None:
-        self.loss, self.correct, self.images = 0.0, 0, 0
-
-    @property
-    def mean_loss(self) -> float:
-        return self.loss / max(1, self.images)
-
-    @property
-    def accuracy(self) -> float:
-        return self.correct / max(1, self.images)
 
 
 def _step_seed(seed: int, step: int) -> int:

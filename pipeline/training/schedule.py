@@ -1,6 +1,6 @@
 """The learning rate: linear warm-up, then a cosine to zero (arXiv 1608.03983, without restarts).
 
-A step takes the rate of its own middle: 0 at the start and the end of the training is no step's rate.
+A step takes the rate of its own middle, so none has the 0 of the start and the end.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class StepPlan:
         return bisect.bisect_right(self.knots, step, key=lambda knot: knot[0]) - 1
 
     def progress_of(self, step: int) -> float:
-        """Return the progress in the middle of a step, the first of which is 0: never 0 and never 1.
+        """Return the progress in the middle of a step, counted from 0: never 0 and never 1.
 
         Only the knot in force at the step decides, so a later one does not change it.
         """

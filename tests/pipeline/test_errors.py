@@ -13,6 +13,7 @@ AT_RUN_TIME = (
     "TrackingError",
     "ServerAwayError",
     "OrchestrationError",
+    "DamagedFileError",
     "WorkerError",
     "PackagingError",
 )

@@ -123,6 +123,40 @@ def test_a_resumed_training_ends_where_an_uninterrupted_one_does(
     assert _same(_weights(job), _weights(reference[0]))
 
 
+@pytest.mark.parametrize("damage", ["last", "both", "best", "cut"])
+def test_a_damaged_checkpoint_is_left_out(
+    reference: tuple[TrainingJob, TrainResult],
+    make_job: MakeJob,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    damage: str,
+) -> None:
+    """One changed byte: it resumes from the checkpoint before, or begins anew, to the same bits."""
+    monkeypatch.setattr(loop, "_CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(loop, "_CHECKPOINT_SHARE", math.inf)
+    job = make_job(tmp_path, model=RANDOM_MODEL)
+    with pytest.raises(_Stop):
+        _trained(job, _StoppingWriter(tmp_path / "events.jsonl", 7))
+    files = {
+        "last": ["last.safetensors"],
+        "both": ["last.safetensors", "previous.safetensors"],
+        "best": ["best-4/model.safetensors"],
+        "cut": ["last.safetensors"],
+    }[damage]
+    for name in files:
+        content = bytearray((tmp_path / name).read_bytes())
+        content[-100] ^= 16
+        (tmp_path / name).write_bytes(content[:-1000] if damage == "cut" else content)
+    result = _trained(job)
+    events = read_events(tmp_path / "events.jsonl")
+    [said] = [event["message"] for event in events if event["kind"] == "warning"]
+    how = "going on from step 5" if damage in ("last", "cut") else "starting from the beginning"
+    assert said.startswith(f"{how} (last.safetensors or its best weights are damaged)")
+    assert _figures(result) == _figures(reference[1])
+    assert _same(_weights(job), _weights(reference[0]))
+    assert not (tmp_path / "previous.safetensors").exists()
+
+
 def test_a_resumed_training_remembers_what_came_before(
     make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
