@@ -55,9 +55,7 @@ def _report(
         temperature=temperature,
     )
     page = ReportPage(title="benchmark: test report", facts={}, notes=(), settings={})
-    html = write_report(
-        report, page, predictions, lambda position: images[position % _STORED], folder
-    )
+    html = write_report(report, page, table, lambda position: images[position % _STORED], folder)
     return time.perf_counter() - began, html
 
 

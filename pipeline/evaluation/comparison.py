@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from pipeline.metrics.intervals import MetricEstimate, proportion
-from pipeline.metrics.paired import PairedDifference, paired_difference
+from pipeline.metrics.intervals import MetricEstimate, proportion, proportions
+from pipeline.metrics.paired import PairedDifference, difference, paired_difference
 from pipeline.section import Section
 
 if TYPE_CHECKING:
@@ -195,6 +195,7 @@ def compare(
     labels = np.asarray(labels_N).reshape(len(paths)).astype(np.int64)
     a, b = (_answers(array.reshape(shape), labels) for array in (champion_NK, challenger_NK))
     images = _Images(paths, labels, classes)
+    class_changes = _class_changes(classes, labels, a.right_N, b.right_N)
     return Comparison(
         champion=champion,
         challenger=challenger,
@@ -203,10 +204,7 @@ def compare(
         champion_accuracy=proportion(int(a.right_N.sum()), len(paths)),
         challenger_accuracy=proportion(int(b.right_N.sum()), len(paths)),
         paired=paired_difference(a.right_N, b.right_N),
-        by_class=tuple(
-            _class_change(name, a.right_N[labels == k], b.right_N[labels == k])
-            for k, name in enumerate(classes)
-        ),
+        by_class=class_changes,
         newly_right=_flips(images, a, b, b.right_N & ~a.right_N),
         newly_wrong=_flips(images, a, b, a.right_N & ~b.right_N),
     )
@@ -231,7 +229,8 @@ class _Answers(NamedTuple):
 
 def _answers(probabilities_NK: Array, labels_N: Array) -> _Answers:
     said_N = probabilities_NK.argmax(axis=1)
-    return _Answers(said_N, probabilities_NK.max(axis=1), said_N == labels_N)
+    sure_N = probabilities_NK.max(axis=1).astype(np.float64)
+    return _Answers(said_N, sure_N, said_N == labels_N)
 
 
 def _flips(
@@ -255,14 +254,30 @@ def _flips(
     )
 
 
-def _class_change(name: str, a_right: Array, b_right: Array) -> ClassChange:
-    """Return the change of one class, given which of its images each model gets right."""
-    return ClassChange(
-        name=name,
-        images=len(a_right),
-        champion=proportion(int(a_right.sum()), len(a_right)),
-        challenger=proportion(int(b_right.sum()), len(b_right)),
-        difference=paired_difference(a_right, b_right).difference,
+def _class_changes(
+    classes: tuple[str, ...], labels_N: Array, a_right_N: Array, b_right_N: Array
+) -> tuple[ClassChange, ...]:
+    """Return the change of every class, given which images each model gets right."""
+    images, a_right, b_right, only_a, only_b = (
+        np.bincount(labels_N[chosen_N], minlength=len(classes))
+        for chosen_N in (
+            np.ones(len(labels_N), bool),
+            a_right_N,
+            b_right_N,
+            a_right_N & ~b_right_N,
+            b_right_N & ~a_right_N,
+        )
+    )
+    shares = proportions(a_right, images), proportions(b_right, images)
+    return tuple(
+        ClassChange(
+            name=name,
+            images=int(images[k]),
+            champion=champion,
+            challenger=challenger,
+            difference=difference(int(only_b[k]), int(only_a[k]), int(images[k])),
+        )
+        for k, (name, champion, challenger) in enumerate(zip(classes, *shares, strict=True))
     )
 
 

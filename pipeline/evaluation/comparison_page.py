@@ -26,7 +26,8 @@ PixelsOf = Callable[[int], np.ndarray[Any, Any] | None]
 """Returns the image (H, W, C) in uint8 at a position of the comparison; none if it is gone."""
 
 _FEW_IMAGES = 20
-_CLASSES_SHOWN = 30
+_CLASSES_SHOWN, _MOST_CLASSES_LISTED = 30, 500
+_MOST_INDENTED_CLASSES = 100
 _MARGIN = 0.3
 
 
@@ -54,7 +55,7 @@ def write_comparison(
         folder: where `comparison.html`, `comparison.json` and `decision.json` go.
         pixels_of: gives the images that flipped; none if none of them can be shown.
     """
-    write_text(folder / COMPARISON, comparison.model_dump_json(indent=2) + "\n")
+    write_text(folder / COMPARISON, _json(comparison) + "\n")
     if decision:
         write_text(folder / DECISION, decision.model_dump_json(indent=2) + "\n")
     changes = _worst_first(comparison.by_class)
@@ -65,7 +66,8 @@ def write_comparison(
         axis=_axis(comparison.paired.difference),
         p_value=p_value_text(comparison.paired.p_value),
         changes=changes[:_CLASSES_SHOWN],
-        further_changes=changes[_CLASSES_SHOWN:],
+        further_changes=changes[_CLASSES_SHOWN:_MOST_CLASSES_LISTED],
+        unlisted_changes=max(0, len(changes) - _MOST_CLASSES_LISTED),
         without_images=len(comparison.by_class) - len(changes),
         largest_change=max([abs(change.difference.value) for change in changes], default=0) or 1,
         few_images=_FEW_IMAGES,
@@ -77,6 +79,11 @@ def write_comparison(
     page = folder / PAGE
     write_text(page, text)
     return page
+
+
+def _json(comparison: Comparison) -> str:
+    few = len(comparison.by_class) <= _MOST_INDENTED_CLASSES
+    return comparison.model_dump_json(indent=2 if few else None)
 
 
 def _worst_first(changes: tuple[ClassChange, ...]) -> list[ClassChange]:

@@ -7,6 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pipeline.metrics.confusion_cells import ConfusionCells
+
+Array = np.ndarray[Any, Any]
 MOST_SHOWN_CLASSES = 30
 _CLASSES_OF_LARGE_MATRIX = 20
 REST = "all others"
@@ -37,42 +40,53 @@ class ShownMatrix(NamedTuple):
     is_part: bool
 
 
+def cells_of(confusion: Confusion | ConfusionCells) -> ConfusionCells:
+    """Return the cells of a whole matrix; cells stay as they are."""
+    if isinstance(confusion, ConfusionCells):
+        return confusion
+    return ConfusionCells.of_matrix(confusion)
+
+
 def confused_pairs(
-    confusion: Confusion, classes: Sequence[str], limit: int = 10
+    confusion: Confusion | ConfusionCells, classes: Sequence[str], limit: int = 10
 ) -> list[ConfusedPair]:
     """Return the most frequent confusions, most images first."""
-    counts = np.array(confusion)
-    totals = counts.sum(axis=1)
-    np.fill_diagonal(counts, 0)
-    rows, columns = np.nonzero(counts)
-    order = np.argsort(-counts[rows, columns], kind="stable")[:limit]
+    cells = cells_of(confusion)
+    totals, errors = cells.images, cells.errors
+    most = _most_frequent(errors)[:limit]
+    rows, columns = errors.rows_M[most].tolist(), errors.columns_M[most].tolist()
+    counts = errors.counts_M[most].tolist()
     return [
-        ConfusedPair(classes[row], classes[column], int(counts[row, column]), int(totals[row]))
-        for row, column in zip(rows[order], columns[order], strict=True)
+        ConfusedPair(classes[row], classes[column], count, int(totals[row]))
+        for row, column, count in zip(rows, columns, counts, strict=True)
     ]
 
 
-def shown_matrix(confusion: Confusion, classes: Sequence[str]) -> ShownMatrix:
+def shown_matrix(confusion: Confusion | ConfusionCells, classes: Sequence[str]) -> ShownMatrix:
     """Return the whole matrix, or of more than 30 classes 20 of the most confused pairs."""
-    counts = np.array(confusion)
-    totals = np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    cells = cells_of(confusion)
     is_part = len(classes) > MOST_SHOWN_CLASSES
-    rows = columns = list(classes)
+    chosen = _in_the_most_frequent_pairs(cells) if is_part else np.arange(len(classes))
+    images = cells.images[chosen]
+    counts, rows = cells.part(chosen), [classes[k] for k in chosen.tolist()]
+    columns = rows
     if is_part:
-        chosen = _in_the_most_frequent_pairs(counts)
-        inner = counts[np.ix_(chosen, chosen)]
-        rest = counts[chosen].sum(axis=1) - inner.sum(axis=1)
-        counts, totals = np.column_stack([inner, rest]), totals[chosen]
-        rows = [classes[k] for k in chosen]
+        counts = np.column_stack([counts, images - counts.sum(axis=1)])
         columns = [*rows, REST]
-    return ShownMatrix(rows, columns, counts.tolist(), (counts / totals).tolist(), is_part)
+    shares = counts / np.maximum(images[:, None], 1)
+    return ShownMatrix(rows, columns, counts.tolist(), shares.tolist(), is_part)
 
 
-def _in_the_most_frequent_pairs(counts: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _most_frequent(errors: ConfusionCells) -> Array:
+    """Return the places of the cells, most images first."""
+    order: Array = np.argsort(-errors.counts_M, kind="stable")
+    return order
+
+
+def _in_the_most_frequent_pairs(cells: ConfusionCells) -> Array:
     """Return the classes of the most frequent confusions, in order, until there are enough."""
-    errors = counts - np.diag(np.diag(counts))
-    rows, columns = np.nonzero(errors)
-    order = np.argsort(-errors[rows, columns], kind="stable")
-    named = np.column_stack([rows[order], columns[order]]).ravel()
-    every = np.concatenate([named, np.arange(len(counts))])  # with few confusions, others too
+    errors = cells.errors
+    order = _most_frequent(errors)
+    named = np.column_stack([errors.rows_M[order], errors.columns_M[order]]).ravel()
+    every = np.concatenate([named, np.arange(cells.num_classes)])  # with few confusions, others too
     return np.sort(list(dict.fromkeys(every.tolist()))[:_CLASSES_OF_LARGE_MATRIX])

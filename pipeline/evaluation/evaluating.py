@@ -26,6 +26,7 @@ from pipeline.evaluation.report import EvaluationReport, evaluate, save
 from pipeline.event_log import Event
 from pipeline.metrics.calibration import fit_temperature
 from pipeline.metrics.classification import softmax
+from pipeline.metrics.row_pieces import row_slices
 from pipeline.section import Section
 from pipeline.train_result import TrainResult
 from pipeline.worker_process import run_worker
@@ -66,9 +67,8 @@ def evaluate_run(
     )
     table, temperature = calibrated(pd.read_parquet(predicted.file), data.classes)
     predicted.file.unlink()  # the table holds its logits
-    predictions = Predictions.of(table)
     report = evaluate(
-        predictions.of_split("test"),
+        Predictions.of(table[table["split"] == "test"]),
         name=str(config.name),
         classes=data.classes,
         split="test",
@@ -81,7 +81,7 @@ def evaluate_run(
     html = write_report(
         report,
         _page(config, data, prepared, trained),
-        predictions,
+        table,
         lambda position: images[rows[position]],
         folder,
         history=[record.model_dump() for record in trained.history],
@@ -97,17 +97,21 @@ def calibrated(table: pd.DataFrame, classes: tuple[str, ...]) -> tuple[pd.DataFr
         table: rows of the manifest with `logits`; the validation split is among them.
         classes: of the model, in the order of its outputs.
     """
-    logits_NK = stacked(table["logits"])
     validation = (table["split"] == "validation").to_numpy()
     labels = table.loc[validation, "label"].map({name: k for k, name in enumerate(classes)})
-    temperature = fit_temperature(logits_NK[validation], labels.to_numpy(np.int64))
-    return with_probabilities(table, classes, softmax(logits_NK, temperature)), temperature
+    chosen = list(table.loc[validation, "logits"])
+    logits_NK = np.stack(chosen) if chosen else np.zeros((0, len(classes)))
+    temperature = fit_temperature(logits_NK, labels.to_numpy(np.int64))
+    probabilities_NK = np.empty((len(table), len(classes)), np.float32)
+    for rows in row_slices(probabilities_NK.shape):
+        probabilities_NK[rows] = softmax(stacked(table["logits"].iloc[rows]), temperature)
+    return with_probabilities(table, classes, probabilities_NK), temperature
 
 
 def write_report(
     report: EvaluationReport,
     page: ReportPage,
-    predictions: Predictions,
+    table: pd.DataFrame,
     pixels_of: PixelsOf,
     folder: Path,
     *,
@@ -119,13 +123,13 @@ def write_report(
     Args:
         report: what to write about.
         page: the words of the page.
-        predictions: everything that was predicted, numbered from 0; other splits may be among it.
+        table: everything that was predicted, numbered from 0; other splits may be among it.
         pixels_of: returns the image (H, W, C) of a row of these predictions.
         folder: gets the files.
         history: of the training.
         preview: picture of the augmentation.
     """
-    save_predictions(predictions.table, folder / "predictions.parquet")
+    save_predictions(table, folder / "predictions.parquet")
     save(report, folder / "report.json")
     write_figures(report, pixels_of, folder, history)
     html = folder / "report.html"

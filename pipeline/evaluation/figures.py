@@ -57,7 +57,7 @@ def confusion_figure(report: EvaluationReport, file: Path, *, shares: bool = Fal
     Of more than 30 classes, those of the most confused pairs. The numbers in it are images, or with
     `shares` percent of the true class.
     """
-    matrix = shown_matrix(report.confusion, report.classes)
+    matrix = shown_matrix(report.cells, report.classes)
     rows, columns = len(matrix.rows), len(matrix.columns)
     figure = _figure(min(12.5, 3.8 + 0.42 * columns), min(12.0, 3.2 + 0.42 * rows))
     axes = figure.add_subplot()

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.evaluation.predictions import Predictions
+from pipeline.metrics.row_pieces import row_slices
 from pipeline.section import Section
 
 Array = np.ndarray[Any, Any]
@@ -51,7 +52,7 @@ def confident_errors(predictions: Predictions) -> Array:
     """Return the places of all errors, the one with the most probable wrong answer first."""
     probabilities = predictions.probabilities_NK
     wrong = np.flatnonzero(probabilities.argmax(axis=1) != predictions.labels_N)
-    order: Array = wrong[np.argsort(-probabilities[wrong].max(axis=1), kind="stable")]
+    order: Array = wrong[np.argsort(-probabilities.max(axis=1)[wrong], kind="stable")]
     return order
 
 
@@ -60,8 +61,12 @@ def least_certain(predictions: Predictions) -> Array:
 
     The margin is that of Scheffer et al. 2001 (Active Hidden Markov Models, section 3).
     """
-    two = np.partition(predictions.probabilities_NK, -2, axis=1)[:, -2:]
-    order: Array = np.argsort(two[:, 1] - two[:, 0], kind="stable")
+    probabilities = predictions.probabilities_NK
+    margins = np.empty(len(probabilities))
+    for rows in row_slices(probabilities.shape):
+        two = np.partition(probabilities[rows], -2, axis=1)[:, -2:]
+        margins[rows] = two[:, 1] - two[:, 0]
+    order: Array = np.argsort(margins, kind="stable")
     return order
 
 
@@ -79,9 +84,11 @@ def likely_label_errors(predictions: Predictions) -> Array:
     images = np.bincount(labels, minlength=probabilities.shape[1])
     sums = np.bincount(labels, weights=own, minlength=probabilities.shape[1])
     thresholds = np.where(images > 0, sums / np.maximum(images, 1), np.inf)
-    passing = np.where(probabilities >= thresholds, probabilities, -1.0)
-    confident = passing.argmax(axis=1)
-    doubtful = np.flatnonzero((passing.max(axis=1) >= 0) & (confident != labels))
+    confident, passes = np.empty(len(labels), np.int64), np.empty(len(labels), bool)
+    for rows in row_slices(probabilities.shape):
+        passing = np.where(probabilities[rows] >= thresholds, probabilities[rows], -1.0)
+        confident[rows], passes[rows] = passing.argmax(axis=1), passing.max(axis=1) >= 0
+    doubtful = np.flatnonzero(passes & (confident != labels))
     margins = probabilities[doubtful, confident[doubtful]] - own[doubtful]
     doubtful, margins = doubtful[margins > 0], margins[margins > 0]
     order: Array = doubtful[np.argsort(-margins, kind="stable")]

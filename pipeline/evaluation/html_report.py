@@ -25,7 +25,7 @@ PixelsOf = Callable[[int], np.ndarray[Any, np.dtype[np.uint8]]]
 """Returns the image (H, W, C) of a row of the table of predictions."""
 
 _KEY_FIGURES = ("balanced_accuracy", "macro_f1", "mcc", "roc_auc", "log_loss", "ece")
-_MOST_OPEN_CLASSES = 12
+_MOST_OPEN_CLASSES, _MOST_LISTED_CLASSES = 12, 500
 _OPEN_IMAGES = 12
 _MOST_NAMED_CLASSES = 5
 
@@ -79,10 +79,11 @@ def write_html(
         notes=[*page.notes, *_notes(report, page)],
         key_figures=[row for row in _metric_rows(report) if row[0] in _KEY_FIGURES],
         metrics=_metric_rows(report),
-        pairs=confused_pairs(report.confusion, report.classes),
-        matrix=shown_matrix(report.confusion, report.classes),
+        pairs=confused_pairs(report.cells, report.classes),
+        matrix=shown_matrix(report.cells, report.classes),
         worst=classes[:_MOST_OPEN_CLASSES],
-        other_classes=classes[_MOST_OPEN_CLASSES:],
+        other_classes=classes[_MOST_OPEN_CLASSES:_MOST_LISTED_CLASSES],
+        unlisted_classes=max(0, len(classes) - _MOST_LISTED_CLASSES),
         galleries=[gallery for gallery in _galleries(report, pixels_of) if gallery.images],
         open_images=_OPEN_IMAGES,
         chart=reliability_chart(report),

@@ -29,6 +29,10 @@ COLUMNS = [
     "probabilities", "group", "mode", "width", "height", "bytes",
 ]  # fmt: skip
 _MOST_NAMED = 5
+_MOST_PRECISE = 2**25
+"""Probabilities in float64, 256 MiB; more stay in the float32 of the file."""
+_ROWS_OF_MANY, _MANY_NUMBERS = 512, 1000
+"""Rows are written in groups of so many where each has more numbers than that."""
 
 
 class PredictionJob(Section):
@@ -62,13 +66,13 @@ class Predictions:
     @classmethod
     def of(cls, table: pd.DataFrame) -> Self:
         """Take the arrays out of a table with the columns above."""
-        probabilities = stacked(table["probabilities"])
-        return cls(
-            table=table,
-            labels_N=table["label_index"].to_numpy(np.int64),
-            # float32 in the file: the sums are brought back to 1
-            probabilities_NK=probabilities / probabilities.sum(axis=1, keepdims=True),
-        )
+        labels_N = table["label_index"].to_numpy(np.int64)
+        rows = table["probabilities"]
+        if len(rows) * (len(rows.iloc[0]) if len(rows) else 0) > _MOST_PRECISE:
+            return cls(table, labels_N, np.stack(list(rows)))
+        probabilities = stacked(rows)
+        # float32 in the file: the sums are brought back to 1
+        return cls(table, labels_N, probabilities / probabilities.sum(axis=1, keepdims=True))
 
     @classmethod
     def load(cls, file: Path, split: str | None = None) -> Self:
@@ -120,7 +124,7 @@ def with_probabilities(
             f"The model has no class {_listed(unknown)}; its classes are {_listed(classes)}. Leave "
             "these images out, or name their folders as the model names its classes."
         )
-    probabilities = probabilities_NK.astype(np.float32)
+    probabilities = probabilities_NK.astype(np.float32, copy=False)
     answers = probabilities.argmax(axis=1)
     table = rows[FROM_MANIFEST].reset_index(drop=True)
     table["label_index"] = labels.to_numpy(np.int64)
@@ -141,4 +145,22 @@ def _listed(names: Sequence[str]) -> str:
 def save(table: pd.DataFrame, file: Path) -> None:
     """Write the table whole, or not at all."""
     with replacing(file) as temporary:
-        table.to_parquet(temporary, index=False)
+        numbers = len(table["logits" if "logits" in table else "probabilities"].iloc[0])
+        if numbers > _MANY_NUMBERS:
+            _write_in_groups(table, temporary)
+        else:
+            table.to_parquet(temporary, index=False)
+
+
+def _write_in_groups(table: pd.DataFrame, file: Path) -> None:
+    """Write some rows at a time, so that no second copy of all of them is in memory."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    lists = {"logits", "probabilities"} & set(table.columns)
+    schema = pa.Table.from_pandas(table[:_ROWS_OF_MANY], preserve_index=False).schema
+    words = [name for name in table.columns if name not in lists]  # numbers seldom repeat
+    with parquet.ParquetWriter(file, schema, use_dictionary=words) as writer:
+        for start in range(0, len(table), _ROWS_OF_MANY):
+            rows = table[start : start + _ROWS_OF_MANY]
+            writer.write_table(pa.Table.from_pandas(rows, schema=schema, preserve_index=False))

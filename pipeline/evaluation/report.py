@@ -6,6 +6,9 @@ Everything comes from calibrated probabilities, so that a run and `patchline eva
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from pipeline.atomic_files import write_text
 from pipeline.errors import DataError
@@ -15,16 +18,25 @@ from pipeline.evaluation.galleries import GalleryImage
 from pipeline.evaluation.predictions import Predictions
 from pipeline.evaluation.slices import Slice, slices, undivided
 from pipeline.metrics.calibration import (
+    Answers,
     ReliabilityBin,
-    expected_calibration_error,
+    calibration_error_of,
     reliability,
-    with_temperature,
+    reliability_of,
 )
-from pipeline.metrics.classification import ClassFigures, by_class, confusion_matrix, metrics
+from pipeline.metrics.class_areas import Areas
+from pipeline.metrics.classification import (
+    ClassFigures,
+    by_class,
+    confusion_matrix,
+    metrics,
+)
+from pipeline.metrics.confusion_cells import ConfusionCells
 from pipeline.metrics.intervals import MetricEstimate
 from pipeline.section import Section
 
-_MOST_INDENTED_CLASSES = 100
+Array = np.ndarray[Any, Any]
+_MOST_INDENTED_CLASSES, _MOST_MATRIX_CLASSES = 100, 1000
 
 
 class EvaluationReport(Section):
@@ -40,7 +52,10 @@ class EvaluationReport(Section):
     by_class: tuple[ClassFigures, ...]
     """In the order of the classes."""
     confusion: tuple[tuple[int, ...], ...]
-    """Rows are true classes, columns predicted ones."""
+    """Rows are true classes, columns predicted ones; empty with more than 1,000 classes."""
+    confusion_cells: tuple[tuple[int, int, int], ...] = ()
+    """With more than 1,000 classes: true class, predicted class and images, by the numbers of the
+    classes, where there are any images."""
     errors: int
     most_confident_errors: tuple[GalleryImage, ...]
     least_certain: tuple[GalleryImage, ...]
@@ -66,6 +81,14 @@ class EvaluationReport(Section):
     def accuracy(self) -> MetricEstimate:
         """Share of the images whose most probable class is right."""
         return self.metrics[f"{self.split}/accuracy"]
+
+    @property
+    def cells(self) -> ConfusionCells:
+        """The cells of the confusion matrix that are not 0."""
+        if self.confusion:
+            return ConfusionCells.of_matrix(self.confusion)
+        rows, columns, counts = np.array(self.confusion_cells, np.int64).T
+        return ConfusionCells(rows, columns, counts, len(self.classes))
 
     @property
     def commonest(self) -> tuple[str, float]:
@@ -114,7 +137,8 @@ def evaluate(
     config = config or EvaluationConfig()
     probabilities, labels = predictions.probabilities_NK, predictions.labels_N
     answers = probabilities.argmax(axis=1)
-    uncalibrated = with_temperature(probabilities, temperature)
+    areas = Areas.of(probabilities, labels)
+    uncalibrated = Answers.uncalibrated(probabilities, labels, temperature)
     doubtful = galleries.likely_label_errors(predictions)
     shown = slice(config.gallery_size)
     return EvaluationReport(
@@ -123,9 +147,11 @@ def evaluate(
         data_fingerprint=data_fingerprint,
         images=len(labels),
         classes=classes,
-        metrics={f"{split}/{k}": value for k, value in metrics(probabilities, labels).items()},
-        by_class=by_class(probabilities, labels, classes),
-        confusion=tuple(map(tuple, confusion_matrix(labels, answers, len(classes)).tolist())),
+        metrics={
+            f"{split}/{k}": value for k, value in metrics(probabilities, labels, areas).items()
+        },
+        by_class=by_class(probabilities, labels, classes, areas),
+        **_confusion(labels, answers, len(classes)),
         errors=int((answers != labels).sum()),
         most_confident_errors=galleries.gallery(
             predictions, classes, galleries.confident_errors(predictions)[shown]
@@ -137,12 +163,22 @@ def evaluate(
         suspected_labels=len(doubtful),
         temperature=temperature,
         reliability=reliability(probabilities, labels),
-        uncalibrated_reliability=reliability(uncalibrated, labels),
-        uncalibrated_ece=expected_calibration_error(uncalibrated, labels),
+        uncalibrated_reliability=reliability_of(uncalibrated),
+        uncalibrated_ece=calibration_error_of(uncalibrated),
         slices=slices(predictions, config),
         undivided=undivided(predictions, config),
         config=config,
     )
+
+
+def _confusion(labels_N: Array, answers_N: Array, num_classes: int) -> dict[str, Any]:
+    """Return the matrix, or its cells where it would be mostly empty."""
+    if num_classes <= _MOST_MATRIX_CLASSES:
+        matrix = confusion_matrix(labels_N, answers_N, num_classes)
+        return {"confusion": tuple(map(tuple, matrix.tolist()))}
+    cells = ConfusionCells.of_answers(labels_N, answers_N, num_classes)
+    columns = np.column_stack([cells.rows_M, cells.columns_M, cells.counts_M])
+    return {"confusion": (), "confusion_cells": tuple(map(tuple, columns.tolist()))}
 
 
 def save(report: EvaluationReport, file: Path) -> None:

@@ -5,7 +5,10 @@ class has few images, or no errors, the plain counts say that nothing varies; so
 are drawn towards a prior of `_PRIOR_IMAGES` images first. The interval follows from value and
 variance by an effective number of images (`with_effective_size`).
 
-Shapes: K classes; counts (K, K) have true classes as rows and predicted ones as columns.
+Shapes: K classes, M cells off the diagonal that are not 0. Counts have true classes as rows and
+predicted ones as columns. The prior fills every cell, but as the product of a number of the row and
+one of the column; and an influence is a number of the row plus one of the column, plus one more on
+the diagonal. So nothing here has K x K numbers.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pipeline.metrics.confusion_cells import ConfusionCells
 from pipeline.metrics.intervals import MetricEstimate, with_effective_size
 
 Array = np.ndarray[Any, Any]
@@ -21,24 +25,80 @@ _PRIOR_IMAGES = 3.0
 _NOTHING, _HARDLY_ANY = 1e-12, 1e-9
 
 
+class _Counts(NamedTuple):
+    """Off the diagonal: single cells, and `left` of the row times `right` of the column."""
+
+    diagonal_K: Array
+    rows_M: Array
+    columns_M: Array
+    values_M: Array
+    left_K: Array
+    right_K: Array
+
+    @property
+    def turned(self) -> _Counts:
+        """The same with predicted classes as rows."""
+        return _Counts(
+            self.diagonal_K, self.columns_M, self.rows_M, self.values_M, self.right_K, self.left_K
+        )
+
+    @property
+    def missed(self) -> Array:
+        """Sums of the rows without the diagonal."""
+        single = np.bincount(self.rows_M, self.values_M, minlength=len(self.diagonal_K))
+        missed: Array = single + self.left_K * (self.right_K.sum() - self.right_K)
+        return missed
+
+    @property
+    def images(self) -> Array:
+        """Sums of the rows."""
+        images: Array = self.diagonal_K + self.missed
+        return images
+
+    @property
+    def predicted(self) -> Array:
+        """Sums of the columns."""
+        return self.turned.images
+
+    def between(self, of_row_K: Array, of_column_K: Array) -> float:
+        """Return the sum over all cells off the diagonal, times a number of row and of column."""
+        single = self.values_M @ (of_row_K[self.rows_M] * of_column_K[self.columns_M])
+        every = (of_row_K @ self.left_K) * (of_column_K @ self.right_K)
+        own = (of_row_K * self.left_K) @ (of_column_K * self.right_K)
+        return float(single + every - own)
+
+
 class _Figure(NamedTuple):
+    """Its value, and how much it moves by mass added to a cell, by the share of that mass."""
+
     value: float
-    influence_KK: Array
-    """How much the figure moves by mass added to a cell, by the share of that mass."""
+    of_row_K: Array
+    of_column_K: Array
+    on_diagonal_K: Array
+
+    def squares(self, counts: _Counts) -> float:
+        """Return the sum of the counts times the squared influence."""
+        row, column = self.of_row_K, self.of_column_K
+        diagonal = counts.diagonal_K @ (row + column + self.on_diagonal_K) ** 2
+        missed, wrongly = counts.missed, counts.turned.missed
+        return float(
+            diagonal + missed @ row**2 + wrongly @ column**2 + 2 * counts.between(row, column)
+        )
 
 
-def average_estimates(confusion_KK: Array) -> dict[str, MetricEstimate]:
+def average_estimates(confusion: ConfusionCells) -> dict[str, MetricEstimate]:
     """Return balanced accuracy, macro and weighted figures and MCC.
 
     Means are over the classes with images. A class that was never predicted has precision 0 in the
     value; the interval is made around what it would have with the prior alone.
     """
-    counts = confusion_KK.astype(np.float64)
-    images, predicted = counts.sum(axis=1), counts.sum(axis=0)
+    counts = _plain(confusion)
+    images, predicted = counts.images, counts.predicted
+    total = images.sum()
     present = images > 0
-    hit_share = (0.5 + np.trace(counts) / counts.sum()) / 2
+    hit_share = (0.5 + counts.diagonal_K.sum() / total) / 2
     by_row = _with_prior(counts, present, hit_share)
-    by_column = _with_prior(counts.T, present, hit_share).T
+    by_column = _with_prior(counts.turned, present, hit_share).turned
     smooth = {
         **_macro_figures(by_row, present),
         "mcc": _mcc(by_row),
@@ -54,7 +114,7 @@ def average_estimates(confusion_KK: Array) -> dict[str, MetricEstimate]:
     unseen = present & (predicted == 0)
     missing = {
         "macro_precision": _even(present)[unseen].sum(),
-        "weighted_precision": images[unseen].sum() / images.sum(),
+        "weighted_precision": images[unseen].sum() / total,
     }
     estimates = {
         key: _estimate(
@@ -62,7 +122,7 @@ def average_estimates(confusion_KK: Array) -> dict[str, MetricEstimate]:
             centre=figure.value + hit_share * float(missing.get(key, 0.0)),
             smooth=smooth[key],
             counts=by_column if key in missing else by_row,
-            n=int(confusion_KK.sum()),
+            n=int(total),
             ends=(-1.0, 1.0) if key == "mcc" else (0.0, 1.0),
         )
         for key, figure in values.items()
@@ -70,34 +130,60 @@ def average_estimates(confusion_KK: Array) -> dict[str, MetricEstimate]:
     return {**estimates, "macro_recall": estimates["balanced_accuracy"]}
 
 
+def _plain(confusion: ConfusionCells) -> _Counts:
+    errors = confusion.errors
+    nothing = np.zeros(confusion.num_classes)
+    return _Counts(
+        confusion.hits.astype(np.float64),
+        errors.rows_M,
+        errors.columns_M,
+        errors.counts_M.astype(np.float64),
+        nothing,
+        nothing,
+    )
+
+
 def _estimate(
     *,
     value: float,
     centre: float,
     smooth: _Figure,
-    counts: Array,
+    counts: _Counts,
     n: int,
     ends: tuple[float, float],
 ) -> MetricEstimate:
-    variance = float((counts * smooth.influence_KK**2).sum()) / counts.sum() ** 2
+    variance = smooth.squares(counts) / counts.images.sum() ** 2
     spread = (smooth.value - ends[0]) * (ends[1] - smooth.value)
     effective_n = spread / variance if variance > _NOTHING else 0.0
     return with_effective_size(value, n=n, effective_n=effective_n, centre=centre, ends=ends)
 
 
-def _with_prior(counts: Array, present: Array, hit_share: float) -> Array:
+def _with_prior(counts: _Counts, present: Array, hit_share: float) -> _Counts:
     """Return the counts with each row drawn towards the prior, and its sum kept.
 
     The prior has `hit_share` on the diagonal and shares the rest as often as the classes occur. A
     row of a class that is present but has nothing becomes one image of the prior.
     """
-    sums = counts.sum(axis=1)
-    others = (sums + counts.sum(axis=0) + _HARDLY_ANY) * (1 - np.eye(len(counts)))
-    others /= np.maximum(others.sum(axis=1, keepdims=True), _NOTHING)
-    prior = hit_share * np.eye(len(counts)) + (1 - hit_share) * others
+    sums = counts.images
+    occurrences = sums + counts.predicted + _HARDLY_ANY
     kept = np.where(present & (sums == 0), 1.0, sums)
-    drawn: Array = (kept / (sums + _PRIOR_IMAGES))[:, None] * (counts + _PRIOR_IMAGES * prior)
-    return drawn
+    scale = kept / (sums + _PRIOR_IMAGES)
+    prior = scale * _PRIOR_IMAGES
+    commonest = int(occurrences.argmax())  # nearly all may be its own, so its row is written out
+    others = np.flatnonzero(np.arange(len(sums)) != commonest)
+    rest = occurrences.sum() - occurrences
+    rest[commonest] = occurrences[others].sum()
+    left = prior * (1 - hit_share) / np.maximum(rest, _NOTHING)
+    written_out = left[commonest] * occurrences[others]
+    left[commonest] = 0.0
+    return _Counts(
+        diagonal_K=scale * counts.diagonal_K + prior * hit_share,
+        rows_M=np.append(counts.rows_M, np.full(len(others), commonest)),
+        columns_M=np.append(counts.columns_M, others),
+        values_M=np.append(scale[counts.rows_M] * counts.values_M, written_out),
+        left_K=left,
+        right_K=occurrences,
+    )
 
 
 def _even(present: Array) -> Array:
@@ -105,63 +191,67 @@ def _even(present: Array) -> Array:
     return weights
 
 
-def _macro_figures(counts: Array, present: Array) -> dict[str, _Figure]:
-    images = counts.sum(axis=1)
+def _macro_figures(counts: _Counts, present: Array) -> dict[str, _Figure]:
+    images = counts.images
     share = images / images.sum()
-    f1 = 2 * np.diag(counts) / _positive(images + counts.sum(axis=0))
+    f1 = 2 * counts.diagonal_K / _positive(images + counts.predicted)
     weighted = _f1(counts, share)
-    moved = weighted.influence_KK + (f1 - f1 @ share)[:, None]  # an image adds to a weight too
+    moved = weighted.of_row_K + f1 - f1 @ share  # an image adds to a weight too
     return {
         "balanced_accuracy": _recall(counts, _even(present)),
         "macro_f1": _f1(counts, _even(present)),
-        "weighted_f1": _Figure(weighted.value, moved),
+        "weighted_f1": weighted._replace(of_row_K=moved),
     }
 
 
-def _recall(counts: Array, weights: Array) -> _Figure:
-    images = counts.sum(axis=1)
-    recall = np.diag(counts) / _positive(images)
-    pull = weights * counts.sum() / _positive(images)
-    return _Figure(float(recall @ weights), (np.eye(len(counts)) - recall[:, None]) * pull[:, None])
+def _recall(counts: _Counts, weights: Array) -> _Figure:
+    images = counts.images
+    recall = counts.diagonal_K / _positive(images)
+    pull = weights * images.sum() / _positive(images)
+    return _Figure(float(recall @ weights), -recall * pull, np.zeros_like(pull), pull)
 
 
-def _precision(counts: Array, weights: Array) -> _Figure:
-    turned = _recall(counts.T, weights)
-    return _Figure(turned.value, turned.influence_KK.T)
+def _precision(counts: _Counts, weights: Array) -> _Figure:
+    turned = _recall(counts.turned, weights)
+    return turned._replace(of_row_K=turned.of_column_K, of_column_K=turned.of_row_K)
 
 
-def _weighted_precision(counts: Array) -> _Figure:
-    share = counts.sum(axis=1) / counts.sum()
-    precision = np.diag(counts) / _positive(counts.sum(axis=0))
-    figure = _precision(counts, share)
-    moved = figure.influence_KK + (precision - figure.value)[:, None]
-    return _Figure(figure.value, moved)
+def _weighted_precision(counts: _Counts) -> _Figure:
+    images = counts.images
+    precision = counts.diagonal_K / _positive(counts.predicted)
+    figure = _precision(counts, images / images.sum())
+    return figure._replace(of_row_K=figure.of_row_K + precision - figure.value)
 
 
-def _f1(counts: Array, weights: Array) -> _Figure:
+def _f1(counts: _Counts, weights: Array) -> _Figure:
     """Return the weighted mean of the classes' F1 (Takahashi et al. 2022, Applied Intelligence)."""
-    both = _positive(counts.sum(axis=1) + counts.sum(axis=0))
-    f1 = 2 * np.diag(counts) / both
-    gain = weights * counts.sum() / both
+    images = counts.images
+    both = _positive(images + counts.predicted)
+    f1 = 2 * counts.diagonal_K / both
+    gain = weights * images.sum() / both
     loss = gain * f1
-    return _Figure(float(f1 @ weights), np.diag(2 * gain) - loss[:, None] - loss[None, :])
+    return _Figure(float(f1 @ weights), -loss, -loss, 2 * gain)
 
 
-def _mcc(counts: Array) -> _Figure:
+def _mcc(counts: _Counts) -> _Figure:
     """Return the correlation of K classes (Gorodkin 2004, Computational Biology and Chemistry 28).
 
     It is 0, and its interval everything, where one class holds all labels or all predictions.
     """
-    shares = counts / counts.sum()
-    true, called = shares.sum(axis=1), shares.sum(axis=0)
+    images = counts.images
+    total = images.sum()
+    true, called, hits = images / total, counts.predicted / total, counts.diagonal_K / total
     of_true, of_called = 1 - true @ true, 1 - called @ called
     if min(of_true, of_called) < _NOTHING:
-        return _Figure(0.0, np.zeros_like(shares))
+        nothing = np.zeros_like(true)
+        return _Figure(0.0, nothing, nothing, nothing)
     root = np.sqrt(of_true * of_called)
-    value = (np.trace(shares) - true @ called) / root
-    moved = (np.eye(len(shares)) - called[:, None] - true[None, :]) / root
-    moved += value * (true[:, None] / of_true + called[None, :] / of_called)
-    return _Figure(float(value), moved - (shares * moved).sum())
+    value = float((hits.sum() - true @ called) / root)
+    row = value * true / of_true - called / root
+    column = value * called / of_called - true / root
+    diagonal = np.full_like(true, 1 / root)
+    mean = hits @ diagonal + true @ row + called @ column
+    return _Figure(value, row - mean, column, diagonal)
 
 
 def _positive(counts: Array) -> Array:

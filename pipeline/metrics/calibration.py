@@ -5,11 +5,12 @@ Shapes: N samples, K classes.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from pipeline.metrics.intervals import TAIL, MetricEstimate, proportions
+from pipeline.metrics.row_pieces import row_slices
 from pipeline.section import Section
 
 Array = np.ndarray[Any, Any]
@@ -19,6 +20,8 @@ _STEPS, _SIMULATIONS = 12, 250
 _LARGEST_SHIFT = 8.0  # standard errors
 _ROUNDING = 1e-12
 _LEAST_PROBABILITY = 1e-300
+_MOST_PRECISE = 2**25
+"""Logits up to which the temperature is fitted in float64; more of them say enough in float32."""
 
 
 class ReliabilityBin(Section):
@@ -39,11 +42,15 @@ def fit_temperature(logits_NK: Array, labels_N: Array) -> float:
     from scipy.optimize import minimize_scalar
     from scipy.special import log_softmax
 
-    logits, places = logits_NK.astype(np.float64), np.arange(len(labels_N))
+    precise: type[np.floating[Any]] = np.float64 if logits_NK.size <= _MOST_PRECISE else np.float32
 
     def loss(log_temperature: float) -> float:
-        log_probabilities = log_softmax(logits / np.exp(log_temperature), axis=1)
-        return float(-log_probabilities[places, labels_N].mean())
+        own_N = np.empty(len(labels_N))
+        for rows in row_slices(logits_NK.shape):
+            scaled = logits_NK[rows].astype(precise) / precise(np.exp(log_temperature))
+            labels = labels_N[rows, None]
+            own_N[rows] = np.take_along_axis(log_softmax(scaled, axis=1), labels, axis=1)[:, 0]
+        return float(-own_N.mean())
 
     bounds = (np.log(_LOWEST), np.log(_HIGHEST))
     return float(np.exp(minimize_scalar(loss, bounds=bounds, method="bounded").x))
@@ -58,11 +65,39 @@ def with_temperature(probabilities_NK: Array, temperature: float) -> Array:
     return uncalibrated
 
 
+class Answers(NamedTuple):
+    """What calibration looks at: the highest probability of each sample, and if it is right."""
+
+    confidence_N: Array
+    right_N: Array
+
+    @classmethod
+    def of(cls, probabilities_NK: Array, labels_N: Array) -> Self:
+        """Take them from probabilities as they are."""
+        confidence = probabilities_NK.max(axis=1).astype(np.float64)
+        return cls(confidence, probabilities_NK.argmax(axis=1) == labels_N)
+
+    @classmethod
+    def uncalibrated(cls, probabilities_NK: Array, labels_N: Array, temperature: float) -> Self:
+        """Take them from the probabilities before their calibration."""
+        confidence, right = np.empty(len(labels_N)), np.empty(len(labels_N), bool)
+        for rows in row_slices(probabilities_NK.shape):
+            before = with_temperature(probabilities_NK[rows], temperature)
+            confidence[rows] = before.max(axis=1)
+            right[rows] = before.argmax(axis=1) == labels_N[rows]
+        return cls(confidence, right)
+
+
 def reliability(
     probabilities_NK: Array, labels_N: Array, bins: int = _BINS
 ) -> tuple[ReliabilityBin, ...]:
     """Return the reliability diagram: bins of equal width over the highest probability."""
-    counts = _binned(probabilities_NK, labels_N, bins)
+    return reliability_of(Answers.of(probabilities_NK, labels_N), bins)
+
+
+def reliability_of(answers: Answers, bins: int = _BINS) -> tuple[ReliabilityBin, ...]:
+    """Return the reliability diagram of such answers."""
+    counts = _binned(answers, bins)
     edges = np.linspace(0, 1, bins + 1)
     middles = (edges[:-1] + edges[1:]) / 2
     images = counts.images
@@ -86,11 +121,9 @@ class _Bins(NamedTuple):
     """Summed."""
 
 
-def _binned(probabilities_NK: Array, labels_N: Array, bins: int) -> _Bins:
-    confidence = probabilities_NK.max(axis=1).astype(np.float64)
-    order = np.argsort(confidence, kind="stable")  # sums do not depend on the samples' order
-    confidence = confidence[order]
-    right = (probabilities_NK.argmax(axis=1) == labels_N)[order]
+def _binned(answers: Answers, bins: int) -> _Bins:
+    order = np.argsort(answers.confidence_N, kind="stable")  # sums hang not on the samples' order
+    confidence, right = answers.confidence_N[order], answers.right_N[order]
     places = np.clip(np.ceil(confidence * bins).astype(np.int64) - 1, 0, bins - 1)
     images = np.bincount(places, minlength=bins)
     hits, total = (
@@ -101,6 +134,11 @@ def _binned(probabilities_NK: Array, labels_N: Array, bins: int) -> _Bins:
 
 
 def expected_calibration_error(probabilities_NK: Array, labels_N: Array) -> MetricEstimate:
+    """Return the expected calibration error: see `calibration_error_of`."""
+    return calibration_error_of(Answers.of(probabilities_NK, labels_N))
+
+
+def calibration_error_of(answers: Answers) -> MetricEstimate:
     """Return the expected calibration error in ten bins of equal width (arXiv 1706.04599).
 
     The figure is biased: chance alone makes gaps between probability and accuracy. So its interval
@@ -110,8 +148,8 @@ def expected_calibration_error(probabilities_NK: Array, labels_N: Array) -> Metr
 
     With no samples it is 0, and the interval is everything.
     """
-    counts = _binned(probabilities_NK, labels_N, _BINS)
-    n = len(labels_N)
+    counts = _binned(answers, _BINS)
+    n = len(answers.right_N)
     if n == 0:
         return MetricEstimate(value=0.0, low=0.0, high=1.0, n=0)
     images, hits, total = (part[counts.images > 0] for part in counts)

@@ -12,15 +12,12 @@ import numpy as np
 from pipeline.errors import DataError
 from pipeline.metrics.averages import average_estimates
 from pipeline.metrics.calibration import expected_calibration_error
+from pipeline.metrics.class_areas import Areas
+from pipeline.metrics.confusion_cells import ConfusionCells
 from pipeline.metrics.intervals import MetricEstimate, f1_scores, proportion, proportions
 from pipeline.metrics.losses import log_loss
 from pipeline.metrics.names import METRICS
-from pipeline.metrics.ranking import (
-    average_precision,
-    macro_average_precision,
-    macro_roc_auc,
-    roc_auc,
-)
+from pipeline.metrics.row_pieces import row_slices
 from pipeline.section import Section
 
 Array = np.ndarray[Any, Any]
@@ -61,11 +58,18 @@ def confusion_matrix(labels_N: Array, predictions_N: Array, num_classes: int) ->
 
 def top_k_hits(scores_NK: Array, labels_N: Array, k: int) -> int:
     """Return how often the true class is among the k with the highest scores."""
-    top = np.argsort(-scores_NK, axis=1, kind="stable")[:, :k]
-    return int((top == labels_N[:, None]).any(axis=1).sum())
+    hits = 0
+    for rows in row_slices(scores_NK.shape):
+        scores, labels = scores_NK[rows], labels_N[rows, None]
+        own = np.take_along_axis(scores, labels, axis=1)
+        before = (scores == own) & (np.arange(scores.shape[1]) < labels)  # of equal ones, the first
+        hits += int((((scores > own) | before).sum(axis=1) < k).sum())
+    return hits
 
 
-def metrics(probabilities_NK: Array, labels_N: Array) -> dict[str, MetricEstimate]:
+def metrics(
+    probabilities_NK: Array, labels_N: Array, areas: Areas | None = None
+) -> dict[str, MetricEstimate]:
     """Return the figures of a classifier with their intervals, by the keys of `METRICS`.
 
     Means over classes are over those that have images. `top5_accuracy` needs more than five
@@ -74,6 +78,7 @@ def metrics(probabilities_NK: Array, labels_N: Array) -> dict[str, MetricEstimat
     Args:
         probabilities_NK: calibrated probabilities; rows sum to 1.
         labels_N: the true classes.
+        areas: of the same, if they were computed already.
 
     Raises:
         DataError: if there are no images.
@@ -82,26 +87,30 @@ def metrics(probabilities_NK: Array, labels_N: Array) -> dict[str, MetricEstimat
     if n == 0:
         raise DataError("0 images have no figures. Evaluate a split that has images.")
     predictions_N = probabilities_NK.argmax(axis=1)
-    found = average_estimates(confusion_matrix(labels_N, predictions_N, num_classes))
+    found = average_estimates(ConfusionCells.of_answers(labels_N, predictions_N, num_classes))
     found["accuracy"] = proportion(int((predictions_N == labels_N).sum()), n)
     found["weighted_recall"] = found["accuracy"]
     if num_classes > 5:  # noqa: PLR2004 - with five classes top-5 is always 1
         found["top5_accuracy"] = proportion(top_k_hits(probabilities_NK, labels_N, 5), n)
     found["log_loss"] = log_loss(probabilities_NK, labels_N)
-    if len(np.unique(labels_N)) > 1:
-        found["roc_auc"] = macro_roc_auc(probabilities_NK, labels_N)
-        found["pr_auc"] = macro_average_precision(probabilities_NK, labels_N)
+    areas = areas or Areas.of(probabilities_NK, labels_N)
+    if areas.roc and areas.precision:
+        found["roc_auc"], found["pr_auc"] = areas.roc.macro, areas.precision.macro
     found["ece"] = expected_calibration_error(probabilities_NK, labels_N)
     return {key: found[key] for key in METRICS if key in found}
 
 
 def by_class(
-    probabilities_NK: Array, labels_N: Array, names: tuple[str, ...]
+    probabilities_NK: Array,
+    labels_N: Array,
+    names: tuple[str, ...],
+    areas: Areas | None = None,
 ) -> tuple[ClassFigures, ...]:
     """Return the figures of every class, in the order of the K names."""
-    predictions_N = probabilities_NK.argmax(axis=1)
-    confusion = confusion_matrix(labels_N, predictions_N, len(names))
-    hits, predicted, images = np.diag(confusion), confusion.sum(axis=0), confusion.sum(axis=1)
+    cells = ConfusionCells.of_answers(labels_N, probabilities_NK.argmax(axis=1), len(names))
+    hits, predicted, images = cells.hits, cells.predicted, cells.images
+    areas = areas or Areas.of(probabilities_NK, labels_N)
+    nothing = (None,) * len(names)
     shares = (
         proportions(hits, predicted),
         proportions(hits, images),
@@ -115,8 +124,16 @@ def by_class(
             precision=precision,
             recall=recall,
             f1=f1,
-            roc_auc=roc_auc(probabilities_NK[:, k], labels_N == k),
-            pr_auc=average_precision(probabilities_NK[:, k], labels_N == k),
+            roc_auc=roc,
+            pr_auc=average_precision,
         )
-        for k, (name, precision, recall, f1) in enumerate(zip(names, *shares, strict=True))
+        for k, (name, precision, recall, f1, roc, average_precision) in enumerate(
+            zip(
+                names,
+                *shares,
+                areas.roc.by_class if areas.roc else nothing,
+                areas.precision.by_class if areas.precision else nothing,
+                strict=True,
+            )
+        )
     )

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.metrics.intervals import TAIL, MetricEstimate
+from pipeline.metrics.row_pieces import row_slices
 
 Array = np.ndarray[Any, Any]
 _LEAST_PROBABILITY = 1e-15
@@ -47,12 +48,15 @@ def _implied_moments(probabilities_NK: Array, surprise: float) -> tuple[float, f
 
     A share of `surprise` has any label, so that a model that is quite sure implies a loss too.
     """
-    probabilities = np.maximum(probabilities_NK.astype(np.float64), _LEAST_PROBABILITY)
-    losses = -np.log(probabilities)
-    drawn = (1 - surprise) * probabilities + surprise / probabilities.shape[1]
-    expected = np.sort((drawn * losses).sum(axis=1)).mean()
-    squared = np.sort((drawn * losses**2).sum(axis=1)).mean()
-    return float(expected), float(squared)
+    num_classes = probabilities_NK.shape[1]
+    expected_N, squared_N = np.empty(len(probabilities_NK)), np.empty(len(probabilities_NK))
+    for rows in row_slices(probabilities_NK.shape):
+        probabilities = np.maximum(probabilities_NK[rows].astype(np.float64), _LEAST_PROBABILITY)
+        losses = -np.log(probabilities)
+        drawn = (1 - surprise) * probabilities + surprise / num_classes
+        expected_N[rows] = (drawn * losses).sum(axis=1)
+        squared_N[rows] = (drawn * losses**2).sum(axis=1)
+    return float(np.sort(expected_N).mean()), float(np.sort(squared_N).mean())
 
 
 def _gamma_bounds(mean: float, variance: float, unseen: float) -> tuple[float, float]:

@@ -4,7 +4,7 @@ The variance of an area is that of its influences, one by image (for ROC: DeLong
 44). Where few images are of a class, or all are ranked rightly, those say too little; so a
 formula's variance joins them with the weight of `_PRIOR_IMAGES` images.
 
-Shapes: N samples, K classes.
+Shapes: N samples, K classes, P samples of one class.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipeline.metrics.intervals import MetricEstimate, with_effective_size
+from pipeline.metrics.intervals import MetricEstimate, mid_p_bounds
 
 Array = np.ndarray[Any, Any]
 _PRIOR_IMAGES = 8.0
 
 
-class _Area(NamedTuple):
+class Area(NamedTuple):
+    """An area under a curve, and what its interval needs."""
+
     value: float
     centre: float
     """The value without its bias."""
@@ -33,53 +35,58 @@ class _Area(NamedTuple):
     freedom: int
     """Positives or negatives, whichever are fewer, less one."""
 
+    @property
+    def summary(self) -> AreaSummary:
+        """All of it but what each sample does."""
+        seen = float(np.sort(self.influences_N**2).sum())
+        n = len(self.influences_N)
+        return AreaSummary(
+            self.value, self.centre, self.shrunk, self.variance, seen, self.freedom, n
+        )
+
+
+class AreaSummary(NamedTuple):
+    """An area without its influences; `seen` is the sum of their squares."""
+
+    value: float
+    centre: float
+    shrunk: float
+    variance: float
+    seen: float
+    freedom: int
+    n: int
+
 
 def roc_auc(scores_N: Array, is_positive_N: Array) -> MetricEstimate | None:
     """Return the area under the ROC curve; None if all samples are positive, or none is."""
-    return _of_one_class(_roc_area, scores_N, is_positive_N)
+    return _of_one_class(roc_area, scores_N, is_positive_N)
 
 
 def average_precision(scores_N: Array, is_positive_N: Array) -> MetricEstimate | None:
     """Return the average precision; None if all samples are positive, or none is."""
-    return _of_one_class(_precision_area, scores_N, is_positive_N)
-
-
-def macro_roc_auc(probabilities_NK: Array, labels_N: Array) -> MetricEstimate:
-    """Return the mean area under the ROC curve of the classes with images, of which two exist."""
-    return _of_all_classes(_roc_area, probabilities_NK, labels_N)
-
-
-def macro_average_precision(probabilities_NK: Array, labels_N: Array) -> MetricEstimate:
-    """Return the mean average precision of the classes with images, of which two exist."""
-    return _of_all_classes(_precision_area, probabilities_NK, labels_N)
+    return _of_one_class(precision_area, scores_N, is_positive_N)
 
 
 def _of_one_class(
-    area_of: Callable[[Array, Array], _Area], scores_N: Array, is_positive_N: Array
+    area_of: Callable[[Array, Array], Area], scores_N: Array, is_positive_N: Array
 ) -> MetricEstimate | None:
     if is_positive_N.all() or not is_positive_N.any():
         return None
-    return _estimate(area_of(scores_N, is_positive_N))
+    return estimates([area_of(scores_N, is_positive_N).summary])[0]
 
 
-def _of_all_classes(
-    area_of: Callable[[Array, Array], _Area], probabilities_NK: Array, labels_N: Array
-) -> MetricEstimate:
-    present = np.unique(labels_N)
-    areas, influences_N = [], np.zeros(len(labels_N))
-    for k in present:
-        area = area_of(probabilities_NK[:, k], labels_N == k)
-        influences_N += area.influences_N / len(present)
-        areas.append(area._replace(influences_N=np.empty(0)))  # K of them would fill the memory
+def macro_estimate(areas: list[AreaSummary], influences_N: Array) -> MetricEstimate:
+    """Return the mean of some classes' areas, given how much each sample moves it."""
     value, centre, shrunk = (
         float(np.mean([getattr(area, part) for area in areas]))
         for part in ("value", "centre", "shrunk")
     )
     freedom = sum(area.freedom for area in areas)
-    if len(present) == 2:  # noqa: PLR2004 - two classes count the same images twice
+    if len(areas) == 2:  # noqa: PLR2004 - two classes count the same images twice
         freedom //= 2
     variance = _variance_of_mean(np.array([area.variance for area in areas]))
-    return _estimate(_Area(value, centre, shrunk, variance, influences_N, freedom))
+    area = Area(value, centre, shrunk, variance, influences_N, freedom)
+    return estimates([area.summary])[0]
 
 
 def _variance_of_mean(variances_K: Array) -> float:
@@ -89,20 +96,29 @@ def _variance_of_mean(variances_K: Array) -> float:
     return float(own + correlation * (deviations**2 - own)) / len(variances_K) ** 2
 
 
-def _estimate(area: _Area) -> MetricEstimate:
-    weight = area.freedom / (area.freedom + _PRIOR_IMAGES)
-    seen = np.sort(area.influences_N**2).sum()
-    variance = weight * seen + (1 - weight) * area.variance
-    spread = weight * area.value * (1 - area.value) + (1 - weight) * area.shrunk * (1 - area.shrunk)
-    return with_effective_size(
-        area.value,
-        n=len(area.influences_N),
-        effective_n=float(spread / variance),
-        centre=area.centre,
-    )
+def estimates(areas: list[AreaSummary]) -> list[MetricEstimate]:
+    """Return the areas with their intervals, all at once."""
+    effective_n = []
+    for area in areas:
+        weight = area.freedom / (area.freedom + _PRIOR_IMAGES)
+        variance = weight * area.seen + (1 - weight) * area.variance
+        spread = weight * area.value * (1 - area.value)
+        spread += (1 - weight) * area.shrunk * (1 - area.shrunk)
+        effective_n.append(spread / variance)
+    trials = np.array(effective_n)
+    lows, highs = mid_p_bounds(np.array([area.centre for area in areas]) * trials, trials)
+    return [
+        MetricEstimate(
+            value=area.value,
+            low=min(float(low), area.value),
+            high=max(float(high), area.value),
+            n=area.n,
+        )
+        for area, low, high in zip(areas, lows, highs, strict=True)
+    ]
 
 
-def _roc_area(scores_N: Array, is_positive_N: Array) -> _Area:
+def roc_area(scores_N: Array, is_positive_N: Array) -> Area:
     """Return the area with Hanley and McNeil's variance (1982, Radiology 143).
 
     Their variance is taken with (positives + negatives) / 2 for both counts, as in Newcombe's
@@ -118,17 +134,23 @@ def _roc_area(scores_N: Array, is_positive_N: Array) -> _Area:
     below = rankdata(scores_N) - among_own  # of the other kind; ties count one half
     placements = np.where(is_positive_N, below / negatives, 1 - below / positives)
     value = min(float(np.sort(placements[is_positive_N]).mean()), 1.0)
-    rarer = min(positives, negatives)
-    shrunk = (2 * rarer * value + 0.5) / (2 * rarer + 1)
-    half = len(scores_N) / 2 - 1
-    factor = 1 + half * ((1 - shrunk) / (2 - shrunk) + shrunk / (1 + shrunk))
-    variance = shrunk * (1 - shrunk) * factor / (positives * negatives)
+    shrunk, variance = roc_variance(value, positives, negatives)
     kind = np.where(is_positive_N, positives, negatives)
     influences = (placements - value) / np.sqrt(kind * np.maximum(kind - 1, 1))
-    return _Area(value, value, shrunk, variance, influences, rarer - 1)
+    rarer = min(positives, negatives)
+    return Area(value, value, shrunk, variance, influences, rarer - 1)
 
 
-def _precision_area(scores_N: Array, is_positive_N: Array) -> _Area:
+def roc_variance(value: float, positives: int, negatives: int) -> tuple[float, float]:
+    """Return an area drawn a little towards one half, and the variance of it by the formula."""
+    rarer = min(positives, negatives)
+    shrunk = (2 * rarer * value + 0.5) / (2 * rarer + 1)
+    half = (positives + negatives) / 2 - 1
+    factor = 1 + half * ((1 - shrunk) / (2 - shrunk) + shrunk / (1 + shrunk))
+    return shrunk, shrunk * (1 - shrunk) * factor / (positives * negatives)
+
+
+def precision_area(scores_N: Array, is_positive_N: Array) -> Area:
     """Return the average precision with the variance of a proportion of the positives.
 
     That variance is Boyd, Eng and Page's (2013, ECML). Each positive counts itself as found, which
@@ -143,11 +165,6 @@ def _precision_area(scores_N: Array, is_positive_N: Array) -> _Area:
     new, precision = np.diff(found, prepend=0), found / rank
     positives = int(positive.sum())
     value = min(float((precision * new).sum() / positives), 1.0)
-    half = found - new / 2
-    false = rank - found
-    spread = false + 2 * false**2 / (np.maximum(found, 1) * positives)
-    excess = spread / np.maximum(half + false, 0.5) ** 2
-    unbiased = half / np.maximum(half + false, 0.5) / (1 + excess)
     # A sample moves the precision at its own rank and at all ranks below it.
     raised, lowered = (
         np.cumsum((new * part / rank)[::-1])[::-1] for part in (1 - precision, precision)
@@ -155,12 +172,28 @@ def _precision_area(scores_N: Array, is_positive_N: Array) -> _Area:
     moved = np.where(positive, precision[run] - value + raised[run], -lowered[run]) / positives
     influences = np.empty(n)
     influences[order] = (moved - moved.mean()) * np.sqrt(positives / max(positives - 1, 1))
+    centre, shrunk, variance = precision_summary(found, rank, new, value)
+    freedom = min(positives, n - positives) - 1
+    return Area(value, centre, shrunk, variance, influences, freedom)
+
+
+def precision_summary(
+    found: Array, rank: Array, new: Array, value: float
+) -> tuple[float, float, float]:
+    """Return an average precision without its bias, drawn towards one half, and its variance.
+
+    Args:
+        found: positives at or above a score, for some scores, those of all positives among them.
+        rank: samples at or above it.
+        new: positives with this score.
+        value: the average precision.
+    """
+    positives = int(new.sum())
+    half = found - new / 2
+    false = rank - found
+    spread = false + 2 * false**2 / (np.maximum(found, 1) * positives)
+    excess = spread / np.maximum(half + false, 0.5) ** 2
+    unbiased = half / np.maximum(half + false, 0.5) / (1 + excess)
     shrunk = (value * positives + 0.5) / (positives + 1)
-    return _Area(
-        value=value,
-        centre=float((unbiased * new).sum() / positives),
-        shrunk=shrunk,
-        variance=shrunk * (1 - shrunk) / positives,
-        influences_N=influences,
-        freedom=min(positives, n - positives) - 1,
-    )
+    centre = float((unbiased * new).sum() / positives)
+    return centre, shrunk, shrunk * (1 - shrunk) / positives

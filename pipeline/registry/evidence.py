@@ -122,15 +122,15 @@ def probabilities_of(
         zip(evidence.predictions["sha256"], evidence.predictions["probabilities"], strict=True)
     )
     rows = [known.get(sha256) for sha256 in images["sha256"]]
-    answers = np.full((len(images), len(classes)), np.nan)
-    recorded = [position for position, row in enumerate(rows) if row is not None]
-    if recorded:
-        answers[recorded] = np.stack([np.asarray(rows[position]) for position in recorded])
+    order = _order(evidence.package.classes if classes else [], classes)
+    answers = np.full((len(images), len(classes)), np.nan, np.float32)
+    for position, row in enumerate(rows):
+        if row is not None:
+            answers[position] = np.asarray(row)[order]
     missing = [position for position, row in enumerate(rows) if row is None]
     if missing and root is not None:
-        _predict(evidence.package, images, root, missing, answers, on_progress)
-    order = _order(evidence.package.classes, classes) if len(classes) else []
-    return answers[:, order]
+        _predict(evidence.package, images, root, missing, answers, order, on_progress)
+    return answers
 
 
 def pixels_for_page(images: pd.DataFrame, root: Path | None) -> Callable[[int], Array | None]:
@@ -164,6 +164,7 @@ def _predict(
     root: Path,
     positions: list[int],
     answers: Array,
+    order: Array,
     on_progress: Callable[[int, int], None] | None,
 ) -> None:
     paths, digests = list(images["path"]), list(images["sha256"])
@@ -176,14 +177,14 @@ def _predict(
             pixels.append(package.pixels(file))
             chosen.append(position)
         if chosen:
-            answers[chosen] = package.probabilities(np.stack(pixels))
+            answers[chosen] = package.probabilities(np.stack(pixels))[:, order]
         if on_progress:
             on_progress(min(start + _BATCH, len(positions)), len(positions))
 
 
-def _order(own: list[str], wanted: tuple[str, ...]) -> list[int]:
+def _order(own: list[str], wanted: tuple[str, ...]) -> Array:
     index = {label: position for position, label in enumerate(own)}
-    return [index[label] for label in wanted]
+    return np.array([index[label] for label in wanted], np.int64)
 
 
 def _gone(reference: ModelReference, reason: str) -> ModelReferenceError:

@@ -145,7 +145,7 @@ def evaluate_version(
         config=choices.report,
     )
     page = _page(chosen.evidence, data, selection, choices)
-    html = write_report(report, page, predictions, lambda position: images[position], folder)
+    html = write_report(report, page, table, lambda position: images[position], folder)
     return VersionEvaluation(chosen.evidence.reference, data, selection, report, html)
 
 
@@ -266,11 +266,12 @@ def _unseen(
 
 
 def _predicted(package: PackagedModel, images: Array, on_progress: StageProgress) -> Array:
-    answers = []
+    answers = np.empty((len(images), len(package.classes)), np.float32)
     for start in range(0, len(images), _BATCH):
-        answers.append(package.probabilities(np.array(images[start : start + _BATCH])))
-        on_progress("Predicting", min(start + _BATCH, len(images)), len(images))
-    return np.concatenate(answers)
+        chosen = slice(start, min(start + _BATCH, len(images)))
+        answers[chosen] = package.probabilities(np.array(images[chosen]))
+        on_progress("Predicting", chosen.stop, len(images))
+    return answers
 
 
 def _page(

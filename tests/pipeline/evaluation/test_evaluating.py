@@ -67,7 +67,9 @@ def test_a_report_has_its_files_under_fixed_names(tmp_path: Path, epochs: int) -
     history = [{"epoch": epoch, **dict.fromkeys(keys, 0.5)} for epoch in range(epochs)]
     page = ReportPage(title="photos", facts={}, notes=(), settings={})
     folder = tmp_path / "report"
-    html = write_report(report, page, predictions, images.__getitem__, folder, history=history)
+    html = write_report(
+        report, page, predictions.table, images.__getitem__, folder, history=history
+    )
     assert html == folder / "report.html"
     expected = FILES | PICTURES | ({figures.CURVES} if epochs else set())
     assert {file.name for file in folder.iterdir()} == expected

@@ -15,7 +15,9 @@ from sklearn import metrics as sklearn_metrics
 
 from pipeline.errors import DataError
 from pipeline.metrics import classification
-from pipeline.metrics.intervals import proportion
+from pipeline.metrics.averages import average_estimates
+from pipeline.metrics.confusion_cells import ConfusionCells
+from pipeline.metrics.intervals import proportion, with_effective_size
 from pipeline.metrics.losses import log_losses
 from pipeline.metrics.names import METRICS
 from tests.pipeline.metrics.classifiers import calibrated, classifiers, predictions
@@ -239,3 +241,38 @@ def test_log_loss_is_the_mean_surprise(prediction: tuple[Array, Array]) -> None:
     probabilities, labels = prediction
     expected = [-math.log(row[label]) for row, label in zip(probabilities, labels, strict=True)]
     assert np.allclose(log_losses(probabilities, labels), expected)
+
+
+def test_averages_need_no_matrix_and_say_the_same() -> None:
+    """The intervals from the cells alone are those of influences and priors as K x K numbers."""
+    generator = np.random.default_rng(3)
+    labels = generator.choice(7, 80, p=[0.5, 0.2, 0.1, 0.1, 0.05, 0.05, 0.0])
+    answers = np.where(generator.uniform(size=80) < 0.6, labels, generator.integers(0, 6, 80))
+    counts = classification.confusion_matrix(labels, answers, 7).astype(float)
+    images, hit_share = counts.sum(axis=1), (0.5 + np.trace(counts) / counts.sum()) / 2
+    others = (images + counts.sum(axis=0) + 1e-9) * (1 - np.eye(7))
+    prior = (1 - hit_share) * others / others.sum(axis=1, keepdims=True) + hit_share * np.eye(7)
+    drawn = (images / (images + 3))[:, None] * (counts + 3 * prior)
+    shares = drawn / drawn.sum()
+    weights, recall = (images > 0) / (images > 0).sum(), np.diag(drawn) / np.maximum(images, 1e-12)
+    pull = weights * drawn.sum() / np.maximum(images, 1e-12)
+    moved = {"balanced_accuracy": (np.eye(7) - recall[:, None]) * pull[:, None]}
+    true, called = shares.sum(axis=1), shares.sum(axis=0)
+    of_true, of_called = 1 - true @ true, 1 - called @ called
+    root = np.sqrt(of_true * of_called)
+    mcc = (np.trace(shares) - true @ called) / root
+    moved["mcc"] = (np.eye(7) - called[:, None] - true[None, :]) / root
+    moved["mcc"] += mcc * (true[:, None] / of_true + called[None, :] / of_called)
+    moved["mcc"] -= (shares * moved["mcc"]).sum()
+    smooth = {"balanced_accuracy": (float(recall @ weights), 0.0), "mcc": (float(mcc), -1.0)}
+    found = average_estimates(ConfusionCells.of_answers(labels, answers, 7))
+    for key, influence in moved.items():
+        value, least = smooth[key]
+        variance = (drawn * influence**2).sum() / drawn.sum() ** 2
+        expected = with_effective_size(
+            found[key].value,
+            n=80,
+            effective_n=(value - least) * (1 - value) / variance,
+            ends=(least, 1.0),
+        )
+        assert found[key].model_dump() == pytest.approx(expected.model_dump(), abs=1e-9)

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, roc_auc_score
 
+from pipeline.metrics import class_areas
+from pipeline.metrics.class_areas import Areas
 from pipeline.metrics.classification import softmax
 from pipeline.metrics.ranking import (
-    _precision_area,
-    _roc_area,
     average_precision,
-    macro_average_precision,
-    macro_roc_auc,
+    precision_area,
+    roc_area,
     roc_auc,
 )
 
@@ -47,7 +47,7 @@ def test_areas_equal_scikit_learns(n: int, seed: int, steps: int) -> None:
         assert ours.n == n
 
 
-@pytest.mark.parametrize("area_of", [_roc_area, _precision_area])
+@pytest.mark.parametrize("area_of", [roc_area, precision_area])
 def test_influences_are_what_a_repeated_image_adds(area_of: Any) -> None:
     """Doubling one image, of many, moves the area by its influence times its weight."""
     found, positive = scores(4000, 1, 10**6)
@@ -82,8 +82,10 @@ def test_two_classes_are_one_area() -> None:
     """With two classes the mean over the classes has the area and interval of either."""
     labels = np.arange(40) % 2
     probabilities = softmax(np.random.default_rng(0).normal(size=(40, 2)) + np.eye(2)[labels])
-    macro, own = macro_roc_auc(probabilities, labels), roc_auc(probabilities[:, 1], labels == 1)
+    areas, own = Areas.of(probabilities, labels).roc, roc_auc(probabilities[:, 1], labels == 1)
     assert own is not None
+    assert areas is not None
+    macro = areas.macro
     assert macro.model_dump() == pytest.approx(own.model_dump(), abs=1e-6)
 
 
@@ -91,9 +93,39 @@ def test_mean_is_over_the_classes_with_images() -> None:
     """A class without images takes no part in the mean, and its column does no harm."""
     labels = np.arange(30) % 2 * 2
     probabilities = softmax(np.random.default_rng(0).normal(size=(30, 3)) + np.eye(3)[labels])
-    for macro, theirs in (
-        (macro_roc_auc, roc_auc_score),
-        (macro_average_precision, average_precision_score),
-    ):
+    areas = Areas.of(probabilities, labels)
+    for found, theirs in zip(areas, (roc_auc_score, average_precision_score), strict=True):
         expected = [theirs(labels == k, probabilities[:, k]) for k in (0, 2)]
-        assert macro(probabilities, labels).value == pytest.approx(np.mean(expected))
+        assert found is not None
+        assert found.macro.value == pytest.approx(np.mean(expected))
+        assert found.by_class[1] is None
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    classes=st.integers(2, 6),
+    count=st.integers(3, 60),
+    steps=st.sampled_from([2, 5, 1000]),
+    seed=st.integers(0, 10**6),
+)
+def test_samples_by_their_places_say_the_same(
+    classes: int, count: int, steps: int, seed: int
+) -> None:
+    """What is done for many classes gives the areas and intervals of sorting all samples."""
+    generator = np.random.default_rng(seed)
+    labels = generator.integers(0, classes, count)
+    labels[:2] = 0, 1
+    probabilities = generator.integers(0, steps, (count, classes)).astype(np.float32) / steps
+    by_sorting = Areas.of(probabilities, labels)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(class_areas, "_MANY_CLASSES", 1)
+        by_places = Areas.of(probabilities, labels)
+    for ours, theirs in zip(by_places, by_sorting, strict=True):
+        assert ours is not None
+        assert theirs is not None
+        for one, other in zip(
+            (ours.macro, *ours.by_class), (theirs.macro, *theirs.by_class), strict=True
+        ):
+            assert (one is None) == (other is None)
+            if one is not None and other is not None:
+                assert one.model_dump() == pytest.approx(other.model_dump(), abs=1e-6)

@@ -1,0 +1,63 @@
+"""A report on thousands of classes: bounded memory, small files, nothing lost."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from benchmarks.many_classes import class_names, made_table, reported, written
+from pipeline.evaluation.comparison import compare
+from pipeline.evaluation.confusions import confused_pairs
+from pipeline.evaluation.predictions import Predictions
+from pipeline.evaluation.report import EvaluationReport
+
+CLASSES, IMAGES = 4000, 1500
+MATRIX_BYTES = 4 * CLASSES**2
+"""Of a matrix of all classes and all classes, in the smallest type that is used for one."""
+
+
+def test_a_report_on_thousands_of_classes(tmp_path: Path) -> None:
+    """No part needs a matrix of all classes; page and JSON stay small, and hold every confusion."""
+    table, _ = made_table(CLASSES, IMAGES)
+    predictions = Predictions.of(table)
+    probabilities, labels = predictions.probabilities_NK, predictions.labels_N
+    tracemalloc.start()
+    try:
+        report = reported(predictions, CLASSES)
+        compared = compare(
+            champion="a/1",
+            challenger="a/2",
+            classes=class_names(CLASSES),
+            paths=predictions.paths,
+            labels_N=labels,
+            champion_NK=np.roll(probabilities, 1, axis=0),
+            challenger_NK=probabilities,
+            left_out={},
+        )
+        beyond = tracemalloc.get_traced_memory()[1] - probabilities.nbytes  # of the rolled copy
+    finally:
+        tracemalloc.stop()
+    assert beyond < 2 * MATRIX_BYTES
+    assert len(report.by_class) == len(compared.by_class) == CLASSES
+    answers = probabilities.argmax(axis=1)
+    assert report.confusion == ()
+    assert sum(images for *_, images in report.confusion_cells) == IMAGES
+    assert report.errors == sum(n for true, called, n in report.confusion_cells if true != called)
+    most = confused_pairs(report.cells, report.classes, limit=IMAGES)
+    assert sum(pair.images for pair in most) == report.errors == int((answers != labels).sum())
+
+    html = written(report, table, tmp_path)
+    assert html.stat().st_size < 3 * 2**20
+    assert f"{CLASSES - 500:,}".replace(",", "\N{NO-BREAK SPACE}") in html.read_text("utf-8")
+    text = (tmp_path / "report.json").read_text("utf-8")
+    assert EvaluationReport.model_validate_json(text) == report
+    assert len(json.loads(text)["by_class"]) == CLASSES
+    again = pd.read_parquet(tmp_path / "predictions.parquet")
+    assert again.drop(columns="probabilities").equals(table.drop(columns="probabilities"))
+    assert np.array_equal(
+        np.stack(list(again["probabilities"])), np.stack(list(table["probabilities"]))
+    )
