@@ -40,16 +40,20 @@ class ReliabilityBin(Section):
 def fit_temperature(logits_NK: Array, labels_N: Array) -> float:
     """Return the temperature with the smallest log loss, between 0.05 and 20 (arXiv 1706.04599)."""
     from scipy.optimize import minimize_scalar
-    from scipy.special import log_softmax
 
     precise: type[np.floating[Any]] = np.float64 if logits_NK.size <= _MOST_PRECISE else np.float32
 
+    highest_N = logits_NK.max(axis=1, keepdims=True) if logits_NK.size else logits_NK
+
     def loss(log_temperature: float) -> float:
+        temperature = precise(np.exp(log_temperature))
         own_N = np.empty(len(labels_N))
         for rows in row_slices(logits_NK.shape):
-            scaled = logits_NK[rows].astype(precise) / precise(np.exp(log_temperature))
-            labels = labels_N[rows, None]
-            own_N[rows] = np.take_along_axis(log_softmax(scaled, axis=1), labels, axis=1)[:, 0]
+            scaled = logits_NK[rows].astype(precise)
+            scaled /= temperature
+            scaled -= highest_N[rows].astype(precise) / temperature
+            own = np.take_along_axis(scaled, labels_N[rows, None], axis=1)[:, 0]
+            own_N[rows] = own - np.log(np.exp(scaled, out=scaled).sum(axis=1))
         return float(-own_N.mean())
 
     bounds = (np.log(_LOWEST), np.log(_HIGHEST))
