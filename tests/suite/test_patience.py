@@ -38,6 +38,7 @@ def test_the_limit_of_a_test_is_patient_too(request: pytest.FixtureRequest) -> N
 
 def _bare_deadlines(source: str) -> Iterator[int]:
     """Yield the lines with a number of seconds to wait that no factor multiplies."""
+    found: list[object]
     for node in ast.walk(ast.parse(source)):
         match node:
             case ast.Call(func=ast.Name(id="patchline")):
