@@ -19,6 +19,9 @@ from hypothesis import settings
 from PIL import Image
 
 from pipeline import quiet_libraries
+from tests import patience
+from tests.patience import patient
+from tests.process_owners import Owners
 
 quiet_libraries.apply()
 settings.register_profile("repeatable", derandomize=True)  # the same examples each time
@@ -28,15 +31,29 @@ PREFECT_DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
 PATCHLINE = Path(sys.executable).parent / "patchline"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    """Measure how patient to be, and let every process have an owner."""
+    patience.factor()
+    config.pluginmanager.register(Owners(config), "owners")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Begin with the longest module, so that no process is left alone with it at the end."""
     items.sort(key=lambda item: item.path.name != "test_docs.py")
+    for item in items:
+        given = item.get_closest_marker("timeout")
+        seconds = float(given.args[0] if given else config.getini("timeout"))
+        item.add_marker(pytest.mark.timeout(patient(seconds)), append=False)
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _own_prefect_home(tmp_path_factory: pytest.TempPathFactory) -> None:
+def _own_prefect_home(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """Keep Prefect's database out of the home of whoever runs the tests; make one, not one each."""
     home = tmp_path_factory.mktemp("prefect_home")
+    if any(_starts_prefect(item) for item in request.session.items):
+        shutil.copy(request.getfixturevalue("empty_prefect"), home / "prefect.db")
     os.environ["PREFECT_HOME"] = str(home)
     os.environ[PREFECT_DATABASE] = f"sqlite+aiosqlite:///{home / 'prefect.db'}"
     os.environ.pop("PREFECT_API_URL", None)
@@ -98,7 +115,7 @@ class Finished:
 
 
 def patchline(
-    *arguments: str | Path, cwd: Path, env: dict[str, str] | None = None, timeout: float = 240
+    *arguments: str | Path, cwd: Path, env: dict[str, str] | None = None, timeout: float = 300
 ) -> Finished:
     """Run the command `patchline` as a user would, in a process of its own."""
     done = subprocess.run(
@@ -107,7 +124,7 @@ def patchline(
         env={**os.environ, **(env or {})},
         capture_output=True,
         text=True,
-        timeout=timeout,
+        timeout=patient(timeout),
         check=False,
     )
     return Finished(done.returncode, done.stdout, done.stderr)
@@ -126,14 +143,66 @@ class Run:
         return str(self.summary["tracking_uri"])
 
 
+def _starts_prefect(item: pytest.Item) -> bool:
+    folders = {"flows", "browser", "structure"} & set(item.path.parts)
+    return bool(folders) or "finished_run" in getattr(item, "fixturenames", ())
+
+
+def _shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder that all test processes of the session share."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+@pytest.fixture(scope="session")
+def empty_prefect(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return an empty Prefect database to copy: its hundred migrations take seconds."""
+    shared = _shared_folder(tmp_path_factory)
+    file, unfinished = shared / "empty_prefect.db", shared / "unfinished_prefect.db"
+    program = "from flows.services import prefect_database; prefect_database.upgrade()"
+    database = {PREFECT_DATABASE: f"sqlite+aiosqlite:///{unfinished}"}
+    with FileLock(shared / "empty_prefect.lock"):
+        if not file.exists():
+            subprocess.run(
+                [sys.executable, "-P", "-c", program],
+                env={**os.environ, "PREFECT_HOME": str(shared), **database},
+                check=True,
+                timeout=patient(300),
+            )
+            unfinished.rename(file)
+    return file
+
+
+@pytest.fixture(scope="session")
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return an empty SQLite store to copy: MLflow takes seconds to make one."""
+    shared = _shared_folder(tmp_path_factory)
+    file = shared / "empty_store.db"
+    with FileLock(shared / "empty_store.lock"):
+        if not file.exists():
+            from pipeline.tracking_store import client
+
+            unfinished = shared / "unfinished_store.db"
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{unfinished}")
+                client().search_experiments()
+            shutil.copy(unfinished, file)
+    return file
+
+
+@pytest.fixture
+def own_store(empty_store: Path, tmp_path: Path) -> None:
+    """Give a test a store of its own where it runs."""
+    shutil.copy(empty_store, tmp_path / "mlflow.db")
+
+
 @pytest.fixture(scope="session")
 def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Return one real run of the whole flow on small photos; tests must not change it.
 
     All test processes share it: the first that asks makes it.
     """
-    base = tmp_path_factory.getbasetemp()
-    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    shared = _shared_folder(tmp_path_factory)
     folder = shared / "finished_run"
     summary = folder / "summary.json"
     with FileLock(shared / "finished_run.lock"):

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.patience import patient
+
 if TYPE_CHECKING:
     from selenium.webdriver.chrome.webdriver import WebDriver
 
@@ -27,7 +29,7 @@ _FLAGS = (
     # A mouse that can hover: without one, the charts draw their tools over the curves.
     "--blink-settings=primaryHoverType=2,availableHoverTypes=2",
 )
-_PATIENCE_SECONDS = 60.0
+_PATIENCE_SECONDS = patient(120.0)
 _CLOSED_ASSISTANT = """
     localStorage.setItem('mlflow.assistant.panelOpen_v1', 'false');
     localStorage.setItem('mlflow.assistant.fab.autoOpenedOnFirstLoad_v1', 'true');

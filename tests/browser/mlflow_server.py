@@ -14,7 +14,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-_START_SECONDS = 120.0
+from tests.patience import patient
+
+_START_SECONDS = patient(180.0)
 
 
 @contextmanager
@@ -50,7 +52,7 @@ def mlflow_server(database: Path) -> Iterator[str]:
 
 def _answers(address: str) -> bool:
     try:
-        with urllib.request.urlopen(address, timeout=2) as response:
+        with urllib.request.urlopen(address, timeout=patient(10)) as response:
             return bool(response.status == 200)
     except (urllib.error.URLError, OSError):
         return False

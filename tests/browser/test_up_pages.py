@@ -13,6 +13,7 @@ import pytest
 
 from tests.browser.chromium import Browser, browser, missing
 from tests.conftest import PREFECT_DATABASE, patchline, write_photos
+from tests.patience import patient
 
 pytestmark = [
     pytest.mark.slow,
@@ -35,7 +36,7 @@ class Opened(NamedTuple):
             data=json.dumps(question or {}).encode(),
             headers={"content-type": "application/json"},
         )
-        with urllib.request.urlopen(request, timeout=30) as response:
+        with urllib.request.urlopen(request, timeout=patient(60)) as response:
             return json.load(response)
 
     @property
@@ -93,7 +94,7 @@ def test_the_flow_run_tells_its_stages_its_log_and_its_progress(opened: Opened) 
 def test_the_graph_is_one_line_from_the_data_to_the_decision(opened: Opened) -> None:
     """Each stage has an edge from the stage before, and no other one."""
     path = f"{opened.prefect}/api/flow_runs/{opened.flow_run}/graph-v2"
-    with urllib.request.urlopen(path, timeout=30) as response:
+    with urllib.request.urlopen(path, timeout=patient(60)) as response:
         nodes = dict(json.load(response)["nodes"])
     order = sorted(nodes, key=lambda node: str(nodes[node]["start_time"]))
     assert [nodes[node]["label"].split()[0] for node in order] == [

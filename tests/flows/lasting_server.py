@@ -1,8 +1,9 @@
-"""A Prefect server for the tests of one module, which this process's settings name."""
+"""Prefect servers for the tests of one module or session, which this process's settings name."""
 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,23 +12,57 @@ from prefect.logging.handlers import APILogHandler
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows.temporary_server import TemporaryServer
+from pipeline.local_services import answers
 from tests.conftest import PREFECT_DATABASE
+from tests.patience import patient
+from tests.process_owners import VARIABLE, owned_by
 
 
-@contextmanager
-def lasting_server(folder: Path) -> Iterator[str]:
-    """Start a server with a database of its own in a folder; yield its API's address.
+class LastingServer:
+    """A server with a database of its own in a folder; it starts again if a test has broken it.
 
     It has an API and no services: nothing is scheduled unless a test asks for it.
     """
-    before = os.environ[PREFECT_DATABASE]
-    os.environ[PREFECT_DATABASE] = f"sqlite+aiosqlite:///{folder / 'prefect.db'}"
-    started = TemporaryServer()
-    os.environ[PREFECT_DATABASE] = before
+
+    def __init__(self, folder: Path, empty_prefect: Path, **environment: str) -> None:
+        database = f"sqlite+aiosqlite:///{folder / 'prefect.db'}"
+        if not (folder / "prefect.db").exists():
+            shutil.copy(empty_prefect, folder / "prefect.db")
+        self._environment = {PREFECT_DATABASE: database, **environment}
+        self._owner = os.environ[VARIABLE]
+        self._server = self._started()
+
+    def url(self) -> str:
+        """Return the address of its API, which answers."""
+        if not answers(f"{self._server.url}/health", patient(30)):
+            self._server.stop()
+            self._server = self._started()
+        return self._server.url
+
+    def stop(self) -> None:
+        """End it."""
+        self._server.stop()
+
+    def _started(self) -> TemporaryServer:
+        before = dict(os.environ)
+        os.environ.update(self._environment)
+        try:
+            with owned_by(self._owner):
+                server = TemporaryServer()
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+        server.wait()
+        return server
+
+
+@contextmanager
+def lasting_server(folder: Path, empty_prefect: Path) -> Iterator[str]:
+    """Start a server, and let this process use it; yield its API's address."""
+    server = LastingServer(folder, empty_prefect)
     try:
-        started.wait()
-        with temporary_settings({PREFECT_API_URL: started.url}):
-            yield started.url
+        with temporary_settings({PREFECT_API_URL: server.url()}):
+            yield server.url()
             APILogHandler().flush()  # before the server goes
     finally:
-        started.stop()
+        server.stop()

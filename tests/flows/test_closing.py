@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -29,16 +30,22 @@ from flows.schedules import deployments
 from flows.training_flow import training_flow
 from pipeline import live_runs
 from pipeline.tracking_store import client as mlflow_client
+from tests.conftest import PREFECT_DATABASE
+from tests.patience import patient
 
 _PROGRAM = Path(__file__).with_name("like_training.py")
+pytestmark = pytest.mark.usefixtures("own_store")
 _LONG_AGO = dt.timedelta(minutes=5)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _prefect() -> Iterator[None]:
-    """Give all tests of this file one server."""
-    with prefect_session.server(), prefect_session.ready():
-        yield
+def _prefect(tmp_path_factory: pytest.TempPathFactory, empty_prefect: Path) -> Iterator[None]:
+    """Give all tests of this file one server, which knows no run of any other file."""
+    database = shutil.copy(empty_prefect, tmp_path_factory.mktemp("closing") / "prefect.db")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(PREFECT_DATABASE, f"sqlite+aiosqlite:///{database}")
+        with prefect_session.server(), prefect_session.ready():
+            yield
 
 
 @pytest.fixture
@@ -57,7 +64,7 @@ class AtWork:
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait(20)
+        self.process.wait(patient(60))
 
     def status(self) -> str:
         """The status of its MLflow run."""
@@ -87,7 +94,7 @@ def _at_work(what: str = "works", folder: Path | None = None) -> Iterator[AtWork
         yield AtWork(process, UUID(words[2]), words[3])
     finally:
         process.kill()
-        process.wait(20)
+        process.wait(patient(60))
         process.stdout.close()
 
 
@@ -100,7 +107,7 @@ def _state(prefect: SyncPrefectClient, flow_run_id: UUID) -> State:
 def _tasks(prefect: SyncPrefectClient, flow_run_id: UUID, count: int) -> list[TaskRun]:
     """Return the tasks of a run as soon as the server has heard of them."""
     wanted = FlowRunFilter.model_validate({"id": {"any_": [flow_run_id]}})
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + patient(60)
     while len(found := prefect.read_task_runs(flow_run_filter=wanted)) < count:
         assert time.monotonic() < deadline
         time.sleep(0.1)
@@ -135,7 +142,7 @@ def test_a_run_without_a_runner_can_be_cancelled_in_prefect(prefect: SyncPrefect
         prefect.set_flow_run_state(run.flow_run_id, Cancelling(), force=True)
         closing.close_abandoned_runs()
         assert not psutil.pid_exists(run.process.pid)
-        run.process.wait(20)
+        run.process.wait(patient(60))
         closing.close_abandoned_runs()
         assert (_state(prefect, run.flow_run_id).name, run.status()) == ("Cancelled", "KILLED")
     assert _live() == []
@@ -199,7 +206,7 @@ def test_many_may_close_at_once(prefect: SyncPrefectClient) -> None:
         run.kill()
         command = [sys.executable, "-P", "-c", _CLOSE]
         closers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
-        said = [closer.communicate(timeout=60)[0] for closer in closers]
+        said = [closer.communicate(timeout=patient(120))[0] for closer in closers]
     assert [closer.returncode for closer in closers] == [0] * 4
     assert sum(words.count("Crashed") for words in said) == 1
     assert (_state(prefect, run.flow_run_id).name, run.status()) == ("Crashed", "KILLED")

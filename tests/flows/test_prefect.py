@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from flows.temporary_server import TemporaryServer
 from flows.training_flow import training_flow
 from pipeline.config import RunConfig
-from tests.conftest import PREFECT_DATABASE, patchline, write_photos
+from tests.conftest import patchline, write_photos
+from tests.flows.lasting_server import LastingServer
+from tests.patience import patient
 
 
 class Server:
@@ -30,20 +30,15 @@ class Server:
             data=json.dumps(question or {}).encode(),
             headers={"content-type": "application/json"},
         )
-        with urllib.request.urlopen(request, timeout=20) as response:
+        with urllib.request.urlopen(request, timeout=patient(60)) as response:
             return json.load(response)
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(tmp_path_factory: pytest.TempPathFactory, empty_prefect: Path) -> Iterator[Server]:
     """Start a Prefect server with a database of its own."""
-    before = os.environ[PREFECT_DATABASE]
-    database = tmp_path_factory.mktemp("prefect_server") / "prefect.db"
-    os.environ[PREFECT_DATABASE] = f"sqlite+aiosqlite:///{database}"
-    started = TemporaryServer()
-    os.environ[PREFECT_DATABASE] = before
-    started.wait()
-    yield Server(started.url)
+    started = LastingServer(tmp_path_factory.mktemp("prefect_server"), empty_prefect)
+    yield Server(started.url())
     started.stop()
 
 

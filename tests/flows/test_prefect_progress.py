@@ -11,6 +11,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows import prefect_progress, progress
 from flows.prefect_progress import ProgressArtifact
+from tests.patience import patient
 
 
 def test_a_server_that_is_away_costs_nothing_but_the_picture() -> None:
@@ -21,7 +22,7 @@ def test_a_server_that_is_away_costs_nothing_but_the_picture() -> None:
             artifact.show(50, "training")
             time.sleep(0.01)
         artifact.show(100, "training")
-        assert artifact.wait(60)
+        assert artifact.wait(patient(120))
         artifact.show(100, "training")
         assert artifact.wait(0)
 

@@ -20,12 +20,13 @@ from pipeline.config import RunConfig
 from pipeline.interrupted_runs import RunRequest
 from tests.conftest import PATCHLINE, patchline, write_photos
 from tests.flows.conftest import Command
+from tests.patience import patient
 
 SETTINGS = [
     "--training.epochs", "12", "--training.batch-size", "8", "--training.threads", "1",
     "--training.precision", "float32", "--model.depth", "2",
 ]  # fmt: skip
-_SECONDS = 240.0
+_SECONDS = patient(240.0)
 
 
 def _run_folder(folder: Path) -> Path:
@@ -138,7 +139,7 @@ def test_an_interrupted_run_says_how_to_continue_it_and_refuses_other_data(
         assert time.monotonic() < deadline
         time.sleep(0.05)
     process.terminate()
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=patient(120))
     assert process.returncode == 143
     from mlflow import MlflowClient
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,33 +15,24 @@ from mlflow.entities import Run
 
 from benchmarks.kill_targets import has_work
 from flows.new_data.watch_flow import retrain_when_new
-from flows.temporary_server import TemporaryServer
 from flows.training_flow import training_flow
 from pipeline import config_files, tracking_store
 from pipeline.config import RunConfig
 from tests.conftest import write_photos
+from tests.patience import patient
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def prefect(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Use a Prefect server that is started for the test."""
-    from prefect.settings import PREFECT_API_URL, temporary_settings
-
-    server = TemporaryServer()
-    try:
-        server.wait()
-        monkeypatch.setenv("PREFECT_API_URL", server.url)
-        with temporary_settings({PREFECT_API_URL: server.url}):
-            yield
-    finally:
-        server.stop()
+def prefect(prefect_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let what a test starts use the module's server, too."""
+    monkeypatch.setenv("PREFECT_API_URL", prefect_server)
 
 
 def _kill_evaluation() -> None:
     """Kill the first evaluation process that this process starts."""
-    deadline = time.monotonic() + 240
+    deadline = time.monotonic() + patient(240)
     while time.monotonic() < deadline:
         for child in psutil.Process().children():
             with contextlib.suppress(psutil.Error):  # it ended meanwhile

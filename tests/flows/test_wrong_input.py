@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,14 @@ from PIL import Image
 
 from tests.conftest import Finished, patchline, write_photos
 from tests.small_disks import small_disk as mounted
+
+Command = Callable[..., Finished]
+
+
+@pytest.fixture
+def ended(run_here: Callable[..., tuple[int, str, str]]) -> Command:
+    """Return a function that runs a command in this process, and returns how it ended."""
+    return lambda *arguments: Finished(*run_here(*arguments))
 
 
 def _refused(done: Finished, *words: str, code: int = 2) -> None:
@@ -62,11 +70,11 @@ def _nothing_left(folder: Path) -> None:
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
 def test_a_wrong_command_line_is_answered_at_once(
-    tmp_path: Path, arguments: list[str], words: list[str]
+    ended: Command, tmp_path: Path, arguments: list[str], words: list[str]
 ) -> None:
     """The value, the rule and the remedy stand in one sentence; exit code 2."""
     (tmp_path / "file.txt").write_text("x", encoding="utf-8")
-    _refused(patchline(*arguments, cwd=tmp_path), *words)
+    _refused(ended(*arguments), *words)
     _nothing_left(tmp_path)
 
 
@@ -81,45 +89,60 @@ def test_a_wrong_command_line_is_answered_at_once(
         ("model: 3\n", ["model", "3", "group of settings"]),
     ],
 )
-def test_a_wrong_config_file_names_the_setting(tmp_path: Path, text: str, words: list[str]) -> None:
+def test_a_wrong_config_file_names_the_setting(
+    ended: Command, tmp_path: Path, text: str, words: list[str]
+) -> None:
     """A misspelt key is answered with the nearest one, a bad value with the rule."""
     (tmp_path / "run.yaml").write_text(text, encoding="utf-8")
-    _refused(patchline("run", "--config", "run.yaml", cwd=tmp_path), *words)
+    _refused(ended("run", "--config", "run.yaml"), *words)
     _nothing_left(tmp_path)
 
 
-def test_an_empty_folder_and_one_class_only_are_refused(tmp_path: Path) -> None:
+def test_a_process_of_its_own_answers_the_same(tmp_path: Path) -> None:
+    """The exit code, the one sentence on standard error, and nothing on standard output."""
+    done = patchline("run", "no/such/folder", cwd=tmp_path)
+    _refused(done, "no/such/folder", "Check the path")
+    _nothing_left(tmp_path)
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_an_empty_folder_and_one_class_only_are_refused(ended: Command, tmp_path: Path) -> None:
     """A folder without classes, and one with a single class, are answered at once."""
     (tmp_path / "empty").mkdir()
-    _refused(patchline("run", "empty", cwd=tmp_path), "empty", "class folder")
+    _refused(ended("run", "empty"), "empty", "class folder")
     write_photos(tmp_path / "single", classes=1)
-    _refused(patchline("run", "single", cwd=tmp_path), "one class only", "across", "two folders")
+    _refused(ended("run", "single"), "one class only", "across", "two folders")
     _nothing_left(tmp_path)
 
 
-def test_a_class_without_a_readable_image_is_named(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("prefect_server")
+def test_a_class_without_a_readable_image_is_named(ended: Command, tmp_path: Path) -> None:
     """A class whose files are all damaged stops the run with its name and a file's reason."""
     write_photos(tmp_path / "photos", images=6)
     (tmp_path / "photos" / "broken").mkdir()
     (tmp_path / "photos" / "broken" / "a.jpg").write_bytes(b"\xff\xd8\xff\xe0 cut off")
-    _refused(patchline("run", "photos", cwd=tmp_path), "'broken'", "broken/a.jpg")
+    _refused(ended("run", "photos"), "'broken'", "broken/a.jpg")
     _nothing_left(tmp_path)
 
 
-def test_fewer_images_than_splits_are_refused(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("prefect_server")
+def test_fewer_images_than_splits_are_refused(ended: Command, tmp_path: Path) -> None:
     """A class with two images cannot be trained, chosen and tested on."""
     write_photos(tmp_path / "photos", images=6)
     (tmp_path / "photos" / "rare").mkdir()
     for number in range(2):
         Image.new("RGB", (32, 32), (number, 0, 0)).save(tmp_path / f"photos/rare/{number}.png")
-    _refused(patchline("run", "photos", cwd=tmp_path), "'rare'", "2 usable images", "3 splits")
+    _refused(ended("run", "photos"), "'rare'", "2 usable images", "3 splits")
     _nothing_left(tmp_path)
 
 
-def test_a_patch_size_that_does_not_divide_the_image_is_refused(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("prefect_server")
+def test_a_patch_size_that_does_not_divide_the_image_is_refused(
+    ended: Command, tmp_path: Path
+) -> None:
     """The sentence names the patch size, the image and the sizes that fit."""
     write_photos(tmp_path / "photos", images=6)
-    done = patchline("run", "photos", "--model.patch-embedding.patch-size", "5", cwd=tmp_path)
+    done = ended("run", "photos", "--model.patch-embedding.patch-size", "5")
     _refused(done, "patch_size 5", "32x32", "4, 8, 16")
     _nothing_left(tmp_path)
 

@@ -17,6 +17,7 @@ import pytest
 
 from pipeline import live_runs
 from pipeline.errors import OrchestrationError
+from tests.patience import patient
 
 _HOLDER = """
 import subprocess, sys, os
@@ -64,7 +65,7 @@ def _holder(
         if child is not None and child.is_running():
             child.kill()
         process.stdin.close()
-        process.wait(20)
+        process.wait(patient(60))
         process.stdout.close()
 
 
@@ -104,7 +105,7 @@ def test_sigkill_between_the_end_of_the_work_and_of_the_process_leaves_a_record(
         assert process.stdout
         assert process.stdout.readline().strip() == "ended"
         process.send_signal(signal.SIGKILL)
-        process.wait(20)
+        process.wait(patient(60))
         [record] = live_runs.records(tmp_path)
         assert not record.is_alive
 
@@ -145,7 +146,7 @@ def test_sigkill_leaves_a_record_that_is_dead(tmp_path: Path) -> None:
         record.remove()
         assert live_runs.records(tmp_path) == [record], "a live record was removed"
         process.send_signal(signal.SIGKILL)
-        process.wait(20)
+        process.wait(patient(60))
         assert not record.is_alive
         assert live_runs.records(tmp_path) == [record]
         record.remove()
@@ -158,14 +159,17 @@ def test_what_the_process_started_does_not_keep_the_record_alive(tmp_path: Path,
     with _holder(tmp_path, "run-1", how) as (process, child):
         assert child is not None
         process.send_signal(signal.SIGKILL)
-        process.wait(20)
+        process.wait(patient(60))
         assert child.is_running()
         [record] = live_runs.records(tmp_path)
         assert not record.is_alive
 
 
-def test_a_second_process_cannot_carry_out_the_same_run(tmp_path: Path) -> None:
+def test_a_second_process_cannot_carry_out_the_same_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whoever comes second is told so, and the first stays alive."""
+    monkeypatch.setattr(live_runs, "_WAIT_SECONDS", 0.5)
     with _holder(tmp_path, "run-1") as (process, _):
         with (
             pytest.raises(OrchestrationError, match=r"Another process .* run-1"),
@@ -179,7 +183,7 @@ def test_a_retry_takes_the_place_of_a_killed_process(tmp_path: Path) -> None:
     """The same flow run can be carried out again after SIGKILL; the record is the new process's."""
     with _holder(tmp_path, "run-1") as (process, _):
         process.send_signal(signal.SIGKILL)
-        process.wait(20)
+        process.wait(patient(60))
     with live_runs.alive(tmp_path, "run-1", "training"):
         [record] = live_runs.records(tmp_path)
         assert record.pid == os.getpid()

@@ -15,6 +15,7 @@ from pipeline import plugin_loader
 from pipeline.errors import PluginError
 from pipeline.plugin_api import API_VERSION, AugmentationPlugin, ModelPlugin
 from pipeline.plugin_loader import FILES_VARIABLE, KINDS, Kind, find, installed, load
+from tests.patience import patient
 
 BUILT_IN = {
     ("model", "vit"),
@@ -100,7 +101,11 @@ def test_listing_imports_no_plugin_and_no_heavy_library() -> None:
         "print(json.dumps([names, sorted(sys.modules)]))\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=patient(120),
     )
     names, modules = json.loads(done.stdout)
     assert "vit" in names
@@ -253,7 +258,7 @@ def test_single_file_reaches_the_processes_that_are_started(tmp_path: Path) -> N
     program = "from pipeline.plugin_loader import load\nload('augmentation', 'relative_light')\n"
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path / "far", capture_output=True, text=True,
-        check=False, timeout=60,
+        check=False, timeout=patient(120),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
 

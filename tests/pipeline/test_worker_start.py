@@ -17,6 +17,7 @@ from pipeline import worker_start
 from pipeline.errors import RunError
 from pipeline.event_log import Event
 from pipeline.worker_process import run_worker
+from tests.patience import patient
 from tests.pipeline.echo_worker import Answer, Question
 
 MODULE = "tests.pipeline.echo_worker"
@@ -143,7 +144,7 @@ def test_a_prepared_worker_ends_with_its_parent() -> None:
         assert parent.stdout.readline().startswith(b"{")
         [worker] = psutil.Process(parent.pid).children()
         os.kill(parent.pid, signal.SIGKILL)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + patient(60)
     while worker.is_running() and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not worker.is_running()

@@ -18,6 +18,12 @@ _TRAINING = ("settings.md", "restart.md")
 """Pages beside README whose commands train: for the slow suite."""
 
 
+@pytest.fixture(scope="module")
+def described() -> set[str]:
+    """Return the commands so far whose answer depends on nothing."""
+    return set()
+
+
 @pytest.mark.parametrize(
     "page",
     [
@@ -27,10 +33,13 @@ _TRAINING = ("settings.md", "restart.md")
     ],
     ids=lambda page: page.name,
 )
-def test_every_command_of_a_page_works(page: Path, garden: Path) -> None:
-    """Each command of a page, in order, ends with exit code 0."""
+def test_every_command_of_a_page_works(page: Path, garden: Path, described: set[str]) -> None:
+    """Each command of a page, in order, ends with exit code 0; what only describes, once."""
     for command in commands(page):
-        execute(command, garden)
+        if command not in described:
+            execute(command, garden)
+        if command.startswith("patchline plugins show"):
+            described.add(command)
 
 
 def test_the_python_examples_work(garden: Path) -> None:
@@ -41,7 +50,8 @@ def test_the_python_examples_work(garden: Path) -> None:
         execute("patchline run flowers --training.epochs 1", garden)
     for example in blocks(ROOT / "docs/packages.md", "python"):
         execute([sys.executable, "-c", example], garden)
-    execute("patchline predict flowers@champion flowers --out predictions.parquet", garden)
+    if not (garden / "predictions.parquet").exists():
+        execute("patchline predict flowers@champion flowers --out predictions.parquet", garden)
     for example in blocks(ROOT / "docs/prediction.md", "python"):
         execute([sys.executable, "-c", example], garden)
 

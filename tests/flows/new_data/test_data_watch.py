@@ -28,12 +28,13 @@ from pipeline.data import ingestion
 from pipeline.data.config import DataConfig
 from tests.conftest import draw_photo, write_photos
 from tests.flows.conftest import Command
-from tests.flows.notices import event_server
+from tests.flows.lasting_server import LastingServer
+from tests.patience import patient
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _server() -> Iterator[None]:
-    with temporary_settings({PREFECT_API_URL: event_server.api_url()}):
+@pytest.fixture(autouse=True)
+def _server(event_server: LastingServer) -> Iterator[None]:
+    with temporary_settings({PREFECT_API_URL: event_server.url()}):
         yield
         events.flush()
 
@@ -276,7 +277,9 @@ def test_an_event_from_outside_starts_a_run(
     watch = UUID(json.loads(out)["deployment_id"])
     resource = {"watch": "patchline.watch.by-watch", "folder": f"patchline.folder.{folder}"}[by]
     sent = 0
-    while not _runs(client, watch) and sent < 30:  # the server learns of a new trigger a bit later
+    deadline = time.monotonic() + patient(60)
+    # The server learns of a new trigger a bit later.
+    while not _runs(client, watch) and time.monotonic() < deadline:
         for about in ("patchline.watch.other", resource):
             emit_event(events.DATA_UPDATED, resource={"prefect.resource.id": about})
         sent += 1

@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,8 @@ from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows.notices import events
-from tests.flows.notices import event_server
+from tests.flows.lasting_server import LastingServer
+from tests.patience import patient, until
 
 _PAGE = Path(__file__).parents[3] / "docs" / "events.md"
 _ROW = re.compile(r"^\| `(patchline\.[a-z._]+)` \| (.+?) \| `(.+?)` \| (.+?) \|$", re.MULTILINE)
@@ -29,9 +29,9 @@ print("prefect" in sys.modules)
 
 
 @pytest.fixture
-def server() -> str:
+def server(event_server: LastingServer) -> str:
     """Return the address of a server's API."""
-    return event_server.api_url()
+    return event_server.url()
 
 
 @flow
@@ -145,7 +145,7 @@ def _emit_in_a_command(url: str | None) -> str:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=patient(120),
     )
     assert done.stderr == ""
     return done.stdout.strip()
@@ -155,10 +155,11 @@ def _arrived(server: str, resource: str, count: int = 1) -> list[dict[str, Any]]
     """Return the events about a resource, when there are enough of them."""
     wanted = {"filter": {"resource": {"id": [resource]}}}
     with temporary_settings({PREFECT_API_URL: server}), get_client(sync_client=True) as client:
-        for _ in range(100):
-            answer = client.request("POST", "/events/filter", json=wanted)
-            found: list[dict[str, Any]] = answer.json()["events"]
-            if len(found) >= count:
-                break
-            time.sleep(0.1)
+        found: list[dict[str, Any]] = []
+
+        def arrived() -> bool:
+            found[:] = client.request("POST", "/events/filter", json=wanted).json()["events"]
+            return len(found) >= count
+
+        until(arrived, f"fewer than {count} events about {resource} arrived")
     return found

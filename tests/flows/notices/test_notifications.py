@@ -16,7 +16,8 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows.notices import events, notifications
 from tests.flows.conftest import Command
-from tests.flows.notices import event_server
+from tests.flows.lasting_server import LastingServer
+from tests.patience import until
 
 _PROBE = "patchline.probe"
 _SECRET = "T0ken-in-the-path"  # noqa: S105 - of no service
@@ -41,17 +42,16 @@ class Receiver(ThreadingHTTPServer):
 
     def wait_until_expected(self, event: str) -> None:
         """Send probes until one comes: the server learns of a new notification a bit later."""
-        for _ in range(60):
+
+        def probed() -> bool:
             events.emit(event, _PROBE, {})
-            if self.probed.wait(0.5):
-                return
+            return self.probed.wait(0.5)
+
+        until(probed, "no probe came")
 
     def wait_for(self, count: int) -> None:
         """Wait until so many messages came, and a moment for one too many."""
-        for _ in range(300):
-            if len(self.bodies) >= count:
-                break
-            time.sleep(0.1)
+        until(lambda: len(self.bodies) >= count, f"fewer than {count} messages came")
         time.sleep(0.5)
 
 
@@ -87,17 +87,16 @@ def receiver() -> Iterator[Receiver]:
     started.server_close()
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _server() -> Iterator[None]:
-    with temporary_settings({PREFECT_API_URL: event_server.api_url()}):
+@pytest.fixture(autouse=True)
+def _server(event_server: LastingServer) -> Iterator[None]:
+    with temporary_settings({PREFECT_API_URL: event_server.url()}):
         yield
         events.flush()
 
 
 @pytest.fixture(autouse=True)
-def _no_notifications() -> Iterator[None]:
-    """Leave none to the next test."""
-    yield
+def _no_notifications(_server: None) -> None:
+    """Begin without any, whatever an earlier test has left."""
     for each in notifications.notifications():
         notifications.remove(each.name)
 

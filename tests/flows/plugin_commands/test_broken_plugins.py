@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import sqlite3
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +14,7 @@ import pytest
 
 from pipeline.plugin_api import API_VERSION
 from tests.conftest import Finished, patchline, write_photos
+from tests.patience import patient
 
 _SOUND = '''"""Eight patches a side."""
 
@@ -147,6 +152,48 @@ def _patchline(site: Path, *arguments: str, cwd: Path) -> Finished:
     return patchline(*arguments, cwd=cwd, env={"PYTHONPATH": str(site)})
 
 
+_COMMANDS = [
+    ("plugins", "list", "--json"),
+    ("plugins", "list"),
+    *(("plugins", "show", broken.name) for broken in BROKEN),
+    ("plugins", "show", "wanted"),
+    ("plugins", "show", "sound", "--json"),
+    ("plugins", "show", "image_folder"),
+    ("plugins", "check", "failing"),
+    ("plugins", "check", "lacking"),
+]
+_ALL_COMMANDS = """
+import contextlib, io, json, sys
+from flows.command_line import run_command_line
+for arguments in json.loads(sys.argv[1]):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = run_command_line(arguments)
+    print(json.dumps([code, out.getvalue(), err.getvalue()]))
+"""
+Answers = dict[tuple[str, ...], Finished]
+
+
+@pytest.fixture(scope="module")
+def answers(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Answers:
+    """Return how all those commands end, in one process where the distributions are installed."""
+    folder = tmp_path_factory.mktemp("empty")
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", _ALL_COMMANDS, json.dumps(_COMMANDS)],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(site)},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=patient(300),
+    )
+    assert not list(folder.iterdir())
+    lines = done.stdout.splitlines()
+    return {
+        command: Finished(*json.loads(line)) for command, line in zip(_COMMANDS, lines, strict=True)
+    }
+
+
 def _refused(done: Finished, sentence: str) -> None:
     """Check for exit code 2, and for the sentence as the only error, without a trace."""
     assert done.code == 2, done.err
@@ -160,29 +207,16 @@ def _beginning(broken: Broken) -> str:
     return f"The patch_embedding plugin '{broken.name}' of guest-{broken.name} 1.0"
 
 
-@pytest.mark.parametrize(
-    "broken",
-    [
-        pytest.param(
-            broken,
-            marks=pytest.mark.slow if broken.name == "modular" else (),
-            id=broken.name,
-        )
-        for broken in BROKEN
-    ],
-)
-def test_a_broken_plugin_that_is_asked_for_is_explained(
-    site: Path, broken: Broken, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.name)
+def test_a_broken_plugin_that_is_asked_for_is_explained(answers: Answers, broken: Broken) -> None:
     """`plugins show` names plugin, distribution, reason and remedy in one sentence."""
-    done = _patchline(site, "plugins", "show", broken.name, cwd=tmp_path)
+    done = answers["plugins", "show", broken.name]
     _refused(done, f"{_beginning(broken)} {broken.sentence}")
-    assert not list(tmp_path.iterdir())
 
 
-def test_a_name_with_two_owners_is_explained(site: Path, tmp_path: Path) -> None:
+def test_a_name_with_two_owners_is_explained(answers: Answers) -> None:
     """Neither is chosen; both are named."""
-    done = _patchline(site, "plugins", "show", "wanted", cwd=tmp_path)
+    done = answers["plugins", "show", "wanted"]
     sentence = (
         "The patch_embedding name 'wanted' is taken by first-rival and second-rival. Uninstall "
         "one of them, or rename its entry point."
@@ -190,9 +224,9 @@ def test_a_name_with_two_owners_is_explained(site: Path, tmp_path: Path) -> None
     _refused(done, sentence)
 
 
-def test_the_list_has_them_all_and_marks_what_it_can_know(site: Path, tmp_path: Path) -> None:
+def test_the_list_has_them_all_and_marks_what_it_can_know(answers: Answers) -> None:
     """Listing imports nothing, so it shows what is missing, unreadable or taken twice."""
-    done = _patchline(site, "plugins", "list", "--json", cwd=tmp_path)
+    done = answers["plugins", "list", "--json"]
     assert (done.code, done.err) == (0, "")
     plugins = done.json["plugins"]
     errors = {p["name"]: p["error"] for p in plugins if p["distribution"] != "patchline"}
@@ -207,33 +241,33 @@ def test_the_list_has_them_all_and_marks_what_it_can_know(site: Path, tmp_path: 
     assert "second-rival" in errors["wanted"]
     assert errors["sound"] is None
     assert all(p["error"] is None for p in plugins if p["distribution"] == "patchline")
-    lines = _patchline(site, "plugins", "list", cwd=tmp_path).out.splitlines()
+    lines = answers["plugins", "list"].out.splitlines()
     assert len([line for line in lines if line.startswith("  ")]) == len(plugins)
     marked = [line.split()[0] for line in lines if "cannot be used: " in line]
     assert sorted(marked) == ["absent", "garbled", "wanted", "wanted"]
 
 
-def test_a_sound_plugin_works_beside_them(site: Path, tmp_path: Path) -> None:
+def test_a_sound_plugin_works_beside_them(answers: Answers) -> None:
     """Others' faults are not its own, nor those of the built-in ones."""
-    shown = _patchline(site, "plugins", "show", "sound", "--json", cwd=tmp_path).json
+    shown = answers["plugins", "show", "sound", "--json"].json
     assert (shown["name"], shown["tokens"]) == ("sound", 28 * 28)
-    built_in = _patchline(site, "plugins", "show", "image_folder", cwd=tmp_path)
+    built_in = answers["plugins", "show", "image_folder"]
     assert (built_in.code, built_in.err) == (0, "")
 
 
-def test_a_plugin_that_fails_to_build_fails_its_checks(site: Path, tmp_path: Path) -> None:
+def test_a_plugin_that_fails_to_build_fails_its_checks(answers: Answers) -> None:
     """What can be imported is checked: exit code 1, and each check says why."""
-    done = _patchline(site, "plugins", "check", "failing", cwd=tmp_path)
+    done = answers["plugins", "check", "failing"]
     assert (done.code, done.err) == (1, "")
     [line] = [line for line in done.out.splitlines() if "returns_patch_tokens" in line]
     assert " failed " in line
     assert line.endswith("It raised ValueError: no such width")
 
 
-def test_a_plugin_that_cannot_be_imported_is_not_checked(site: Path, tmp_path: Path) -> None:
+def test_a_plugin_that_cannot_be_imported_is_not_checked(answers: Answers) -> None:
     """There is nothing to check: exit code 2, and the sentence of the loader."""
     [broken] = [broken for broken in BROKEN if broken.name == "lacking"]
-    done = _patchline(site, "plugins", "check", "lacking", cwd=tmp_path)
+    done = answers["plugins", "check", "lacking"]
     _refused(done, f"{_beginning(broken)} {broken.sentence}")
 
 

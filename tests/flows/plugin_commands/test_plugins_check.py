@@ -111,7 +111,7 @@ def test_json_is_one_object_with_every_check(tmp_path: Path) -> None:
         faulty = check["name"] == "lists_labelled_images"
         assert check["status"] == ("failed" if faulty else "passed")
         assert bool(check["message"]) is faulty
-        assert 0 <= check["seconds"] < 60
+        assert check["seconds"] >= 0
         assert check["name"] in done.err
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from flows.command_line import run_command_line
 from pipeline.plugin_loader import KINDS
+from tests.patience import patient
 
 Output = pytest.CaptureFixture[str]
 MODULE = '"""A guest of the tests."""\n\nraise RuntimeError("a listing runs no plugin")\n'
@@ -120,7 +121,7 @@ def test_many_more_plugins_change_nothing_about_what_is_imported(tmp_path: Path)
             capture_output=True,
             text=True,
             check=True,
-            timeout=120,
+            timeout=patient(120),
         )
         code, modules = json.loads(done.stderr)
         assert code == 0

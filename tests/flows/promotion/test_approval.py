@@ -42,12 +42,12 @@ from tests.pipeline.registry.made_versions import QUICK, make_version
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def served(tmp_path_factory: pytest.TempPathFactory, empty_prefect: Path) -> Iterator[Path]:
     """Return a folder that has a store, while a Prefect server runs."""
     folder = tmp_path_factory.mktemp("approval")
     with (
         pytest.MonkeyPatch.context() as patch,
-        lasting_server(folder) as url,  # no runner of another test's is known to it
+        lasting_server(folder, empty_prefect) as url,  # no runner of another test's is known to it
     ):
         patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder / 'mlflow.db'}")
         patch.setenv("PREFECT_API_URL", url)

@@ -15,18 +15,17 @@ from pathlib import Path
 import psutil
 import pytest
 from prefect.client.orchestration import get_client
-from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows.failures import was_interrupted
 from flows.promotion import approvals
 from flows.promotion.approvals import Asked
 from flows.schedules import deployments, second_tries
 from flows.schedules.deployments import POOL
-from flows.temporary_server import TemporaryServer
 from pipeline import live_runs
 from pipeline.registry.registered_models import ModelReference
 from pipeline.tracking_store import client
 from tests.conftest import patchline
+from tests.flows.lasting_server import lasting_server
 from tests.flows.promotion.approval_parts import (
     YES,
     asked_about,
@@ -35,26 +34,21 @@ from tests.flows.promotion.approval_parts import (
     parting_words,
     versions,
 )
+from tests.patience import patient
 from tests.pipeline.registry.made_versions import QUICK
 
 pytestmark = pytest.mark.slow  # a server, a worker, and a process for each step
 
-_SECONDS = 120.0
+_SECONDS = patient(180.0)
 
 
 @contextlib.contextmanager
-def _server(folder: Path) -> Iterator[str]:
-    server = TemporaryServer()
-    try:
-        with pytest.MonkeyPatch.context() as patch:
-            server.wait()
-            patch.setenv("PREFECT_API_URL", server.url)
-            patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder / 'mlflow.db'}")
-            with temporary_settings({PREFECT_API_URL: server.url}):
-                yield server.url
-                parting_words()
-    finally:
-        server.stop()
+def _server(folder: Path, empty_prefect: Path) -> Iterator[str]:
+    with lasting_server(folder, empty_prefect) as url, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PREFECT_API_URL", url)
+        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder / 'mlflow.db'}")
+        yield url
+        parting_words()
 
 
 @contextlib.contextmanager
@@ -75,16 +69,16 @@ def _worker(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     finally:
         worker.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):  # it waits for a server that has gone
-            worker.wait(20)
+            worker.wait(patient(20))
         worker.kill()
         worker.wait()
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def served(tmp_path_factory: pytest.TempPathFactory, empty_prefect: Path) -> Iterator[Path]:
     """Return a folder with a store, while a server and a worker run."""
     folder = tmp_path_factory.mktemp("approval_worker")
-    with _server(folder), _worker(folder):
+    with _server(folder, empty_prefect), _worker(folder):
         client()
         yield folder
 
@@ -181,17 +175,17 @@ def test_sigkill_right_after_the_answer_loses_nothing(here: Path) -> None:
 
 
 def test_a_deadline_while_the_servers_are_down(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, empty_prefect: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is kept as soon as they run again; Prefect itself does not fail the flow meanwhile."""
     database = tmp_path / "prefect.db"
     monkeypatch.setenv("PREFECT_SERVER_DATABASE_CONNECTION_URL", f"sqlite+aiosqlite:///{database}")
     config = QUICK.model_copy(update={"approval_hours": 1 / 3600})
-    with _server(tmp_path):
+    with _server(tmp_path, empty_prefect):
         _, better = versions("irises", tmp_path, range(60), range(10))
         asked = asked_about(better, config)
     time.sleep(1.5)
-    with _server(tmp_path):
+    with _server(tmp_path, empty_prefect):
         time.sleep(6)  # Prefect's own look at what was paused too long comes every 5 s
         assert approvals.look_at(asked).waits
         approvals.expire_overdue()

@@ -24,12 +24,13 @@ from flows.schedules import deployments
 from flows.schedules.prediction_flow import predict_flow
 from pipeline.worker_start import stop_group
 from tests.conftest import Run, write_photos
+from tests.patience import patient
 
 pytestmark = pytest.mark.slow
 _ROOT = Path(__file__).parents[3]
 _PREFECT = Path(sys.executable).parent / "prefect"
 _MINUTE = dt.timedelta(minutes=1)
-_PATIENCE_SECONDS = 240
+_PATIENCE_SECONDS = patient(300)
 
 
 @contextmanager

@@ -19,8 +19,9 @@ import psutil
 from flows.services import family
 from pipeline import local_services
 from tests.conftest import PATCHLINE, PREFECT_DATABASE, Finished, patchline
+from tests.patience import patient
 
-_SECONDS = 90.0
+_SECONDS = patient(180.0)
 _NAP = """
 import sys, time
 from pathlib import Path
@@ -118,7 +119,7 @@ def until(condition: Callable[[], Any], complaint: str) -> None:
 
 def page(url: str) -> str:
     """Return a page."""
-    with urllib.request.urlopen(url, timeout=20) as response:
+    with urllib.request.urlopen(url, timeout=patient(60)) as response:
         return str(response.read().decode())
 
 

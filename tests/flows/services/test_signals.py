@@ -16,8 +16,9 @@ import pytest
 
 from benchmarks.kill_targets import has_work
 from tests.conftest import PATCHLINE, patchline, write_photos
+from tests.patience import patient
 
-_SECONDS = 60.0
+_SECONDS = patient(180.0)
 
 
 class LongRun:
@@ -101,7 +102,7 @@ def _until(condition: Callable[[], Any], complaint: str) -> None:
 
 
 def _gone(family: list[psutil.Process]) -> None:
-    _, alive = psutil.wait_procs(family, timeout=20)
+    _, alive = psutil.wait_procs(family, timeout=patient(60))
     assert not alive, [process.cmdline() for process in alive]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +15,6 @@ from pipeline.model_description import ModelDescription
 from pipeline.model_files import save_model
 from pipeline.plugin_api import ImageSpec
 from pipeline.registry.export import ProbabilityModel, export_onnx
-from pipeline.tracking_store import client
 
 SIDE = 16
 CLASSES = ("across", "down", "rising", "falling", "flat", "dotted")
@@ -85,19 +83,3 @@ def exported_rgb(tmp_path_factory: pytest.TempPathFactory) -> Exported:
 def exported_grey(tmp_path_factory: pytest.TempPathFactory) -> Exported:
     """Return a model of greyscale images; tests must not change it."""
     return _export(tmp_path_factory.mktemp("exported_grey"), 1)
-
-
-@pytest.fixture(scope="session")
-def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return an empty SQLite store to copy: MLflow takes seconds to make one."""
-    file = tmp_path_factory.mktemp("empty_store") / "mlflow.db"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{file}")
-        client()
-    return file
-
-
-@pytest.fixture
-def own_store(empty_store: Path, tmp_path: Path) -> None:
-    """Give a test a store of its own where it runs."""
-    shutil.copy(empty_store, tmp_path / "mlflow.db")

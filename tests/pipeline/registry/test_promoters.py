@@ -27,6 +27,7 @@ from pipeline.registry.promoting import Request, changing, promote
 from pipeline.registry.registered_models import ModelReference
 from pipeline.tracking_store import client
 from pipeline.worker_start import stop_group
+from tests.patience import patient
 from tests.pipeline.registry.made_versions import QUICK, make_version
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -213,7 +214,8 @@ def _server(folder: Path) -> Iterator[str]:
     )  # fmt: skip
     uri = f"http://127.0.0.1:{port}"
     try:
-        for _ in range(120):
+        deadline = time.monotonic() + patient(180)
+        while time.monotonic() < deadline:
             with contextlib.suppress(OSError), urllib.request.urlopen(f"{uri}/health"):
                 break
             time.sleep(0.5)

@@ -29,9 +29,10 @@ from pipeline.registry.registering import save_as_mlflow_model
 from pipeline.registry.server_file import write_server
 from pipeline.tracking import TrackedRun
 from tests.conftest import draw_photo
+from tests.patience import patient
 from tests.pipeline.registry.conftest import CLASSES, Exported
 
-START_SECONDS = 120
+START_SECONDS = patient(180.0)
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +126,7 @@ def _wait_for(server: subprocess.Popen[bytes], address: str, log: Path) -> None:
     while time.monotonic() < deadline:
         assert server.poll() is None, log.read_text()
         try:
-            with urllib.request.urlopen(f"{address}/ping", timeout=5):
+            with urllib.request.urlopen(f"{address}/ping", timeout=patient(20)):
                 return
         except (urllib.error.URLError, OSError):
             time.sleep(0.2)
@@ -138,7 +139,7 @@ def _ask(address: str, question: dict[str, Any]) -> list[dict[str, Any]]:
         data=json.dumps(question).encode(),
         headers={"Content-Type": "application/json"},
     )
-    with urllib.request.urlopen(request, timeout=60) as response:
+    with urllib.request.urlopen(request, timeout=patient(120)) as response:
         predictions: list[dict[str, Any]] = json.loads(response.read())["predictions"]
     return predictions
 

@@ -99,10 +99,11 @@ def test_a_picture_has_its_size_and_repeats(
     photo: Photo,
 ) -> None:
     """A PNG is 1440 pixels wide on white, small, and the same bytes twice; so are SVG and PDF."""
+    figures = [draw_view(shown, photo) for _ in range(2)]
     for ending in ("png", "svg", "pdf"):
         files = [tmp_path / f"{turn}.{ending}" for turn in (1, 2)]
-        for file in files:
-            assert save_figure(draw_view(shown, photo), file) == file
+        for figure, file in zip(figures, files, strict=True):
+            assert save_figure(figure, file) == file
         first, second = (file.read_bytes() for file in files)
         assert first == second
         assert b"CreationDate" not in first
