@@ -16,7 +16,7 @@ import pytest
 
 from flows.services import programs
 from flows.services.plan import Plan
-from pipeline import local_services, quiet_libraries
+from pipeline import local_services
 from tests.conftest import patchline, write_photos
 from tests.flows.conftest import Command
 from tests.flows.services.local_servers import Servers, free_port, own_database, page, until
@@ -118,7 +118,8 @@ def test_planted_secrets_are_found_nowhere(tmp_path: Path, guarded: str) -> None
         assert done.code == 0, done.err
         seen.append(done.out + done.err)
         hook = f"http://127.0.0.1:9/{HOOK_TOKEN}?token={HOOK_TOKEN}"
-        _create_notification(folder, planted, hook)
+        planted["PATCHLINE_WEBHOOK"] = hook
+        command("notify", "create", "hook")
         command("notify", "list", "--json")
         command("run", "photos", "--name", "shapes", "--training.epochs", "1", "--json")
         command("models", "--json")
@@ -132,20 +133,6 @@ def test_planted_secrets_are_found_nowhere(tmp_path: Path, guarded: str) -> None
     assert not _files_holding(folder)
     assert stat.S_IMODE((folder / ".patchline").stat().st_mode) == 0o700
     assert stat.S_IMODE((folder / ".patchline/prefect.db").stat().st_mode) == 0o600
-
-
-def _create_notification(folder: Path, env: dict[str, str], hook: str) -> None:
-    """Make a webhook as the command does, its address not on a command line."""
-    script = (
-        "import sys; from flows.notices import notifications; from flows import prefect_session\n"
-        "with prefect_session.connected():\n"
-        "    notifications.create('hook', sys.stdin.read(), None)\n"
-    )
-    quiet = {name: os.environ[name] for name in quiet_libraries.NAMES}
-    subprocess.run(
-        [sys.executable, "-P", "-c", script],
-        cwd=folder, env={**env, **quiet}, input=hook, text=True, check=True,
-    )  # fmt: skip
 
 
 def _command_line(process: psutil.Process) -> list[str]:
