@@ -21,6 +21,7 @@ from pipeline import leftovers, live_runs, tracking
 from pipeline.atomic_files import storage_errors
 from pipeline.errors import OrchestrationError, PipelineError, TrackingError
 from pipeline.tracking_store import all_runs, client, store_exists
+from pipeline.workspace import WORKSPACE, make_folder
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_WORKSPACE = Path(".patchline")
 _LOCK_FILE = "closing.lock"
 _SWEEP_SECONDS = 3600.0
 _PAGE = 100
@@ -50,7 +50,7 @@ def close_abandoned_runs() -> list[str]:
     Raises:
         TrackingError: if MLflow does not answer; Prefect's side was done.
     """
-    workspace = _WORKSPACE.resolve()
+    workspace = WORKSPACE.resolve()
     with _alone(workspace) as alone:
         if not alone:
             return []
@@ -74,7 +74,7 @@ def close_before_command() -> list[str]:
     """
     from pipeline import local_services
 
-    workspace = _WORKSPACE.resolve()
+    workspace = WORKSPACE.resolve()
     if local_services.running():
         return []  # its keeper does it within seconds, and tells who wants to know
     if not _left_open(workspace):
@@ -131,7 +131,7 @@ def _alone(workspace: Path) -> Iterator[bool]:
     """Hold the lock of closing, or say that somebody else does."""
     lock_file = workspace / _LOCK_FILE
     with storage_errors(lock_file):
-        workspace.mkdir(parents=True, exist_ok=True)
+        make_folder(workspace)
         lock = FileLock(lock_file)
         try:
             lock.acquire(timeout=0)

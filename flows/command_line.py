@@ -15,7 +15,7 @@ from typing import Any
 from cyclopts import CycloptsError, UnusedCliTokensError
 
 from flows import commands
-from pipeline import quiet_libraries
+from pipeline import quiet_libraries, redaction, workspace
 from pipeline.atomic_files import full_disk
 from pipeline.errors import ConfigError, PipelineError
 
@@ -33,6 +33,7 @@ _LEFT_RUNNING = (
 def main(arguments: list[str] | None = None) -> None:
     """Run one command and exit with its code."""
     signal.signal(signal.SIGTERM, _end)
+    redaction.install(streams=True)
     sys.exit(run_command_line(sys.argv[1:] if arguments is None else arguments))
 
 
@@ -44,6 +45,8 @@ def _end(*_: object) -> None:
 def run_command_line(arguments: list[str]) -> int:
     """Run one command and return its exit code; an error becomes one sentence."""
     quiet_libraries.apply()
+    redaction.install()
+    workspace.tighten()
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     try:
@@ -86,8 +89,8 @@ def _cause(error: PipelineError) -> PipelineError:
 
 def _failed(sentence: str, code: int, *, debug: bool) -> int:
     if debug:
-        traceback.print_exc()
-    print(f"Error: {sentence}", file=sys.stderr)
+        print(redaction.redacted(traceback.format_exc()), end="", file=sys.stderr)
+    print(f"Error: {redaction.redacted(sentence)}", file=sys.stderr)
     return code
 
 

@@ -30,6 +30,7 @@ from pipeline.registry.version_evaluation import (
     evaluate_version,
 )
 from pipeline.tracking import NewRun
+from pipeline.workspace import WORKSPACE
 
 _SHOWN = ("accuracy", "balanced_accuracy", "macro_f1", "log_loss", "ece")
 
@@ -88,7 +89,7 @@ def print_evaluation(
     if out is not None and out.exists() and not out.is_dir():
         raise ConfigError(f"--out is {out}, which is a file. Name a folder for the report.")
     config = RunConfig.model_validate(data_settings(data, None))
-    workspace = Path(".patchline").resolve()
+    workspace = WORKSPACE.resolve()
     ingestion.check_source(config, workspace, to_train=False)
     from flows.closing import tell_closed  # imports Prefect, which a wrong path need not wait for
 

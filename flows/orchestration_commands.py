@@ -272,7 +272,7 @@ def create_notification(
     name: str,
     /,
     *,
-    webhook: str,
+    webhook: Annotated[str, Parameter(env_var="PATCHLINE_WEBHOOK")],
     on: Annotated[list[str] | None, Parameter(negative="")] = None,
     json: Json = False,
 ) -> None:
@@ -283,7 +283,8 @@ def create_notification(
     name
         What the notification is called.
     webhook
-        The address that gets a POST with a JSON object; it is kept as a secret.
+        The address that gets a POST with a JSON object; it is kept as a secret. Other users of the
+        machine may see a flag while the command runs, but not the variable PATCHLINE_WEBHOOK.
     on
         The event, such as run.failed; may be given several times. Without it, failures, promotions
         and refusals.

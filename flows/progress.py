@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
+from pipeline.redaction import redacted
+
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
@@ -59,7 +61,7 @@ class PlainLines:
 
     def note(self, text: str) -> None:
         """Write the text."""
-        self._line(f"  {text}")
+        self._line(f"  {redacted(text)}")
 
     def advance(self, label: str, done: int, total: int, beside: str = "") -> None:
         """Write a line if ten seconds have passed since the last one."""
@@ -95,7 +97,8 @@ class TerminalBars:
 
     def note(self, text: str) -> None:
         """Print the text above the bar."""
-        self._progress.console.print(f"         {text}", style="dim", highlight=False, markup=False)
+        shown = f"         {redacted(text)}"
+        self._progress.console.print(shown, style="dim", highlight=False, markup=False)
 
     def advance(self, label: str, done: int, total: int, beside: str = "") -> None:
         """Move the bar."""

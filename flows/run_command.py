@@ -23,13 +23,13 @@ from pipeline import config_files, local_services, worker_start
 from pipeline.config import RunConfig
 from pipeline.errors import ConfigError
 from pipeline.plugin_loader import plugin_files
+from pipeline.workspace import WORKSPACE
 
 if TYPE_CHECKING:
     from flows.run_summary import RunSummary
 
 
 Settings = dict[str, Any]
-_WORKSPACE = Path(".patchline")
 
 
 def build(arguments: list[str]) -> Callable[..., None]:
@@ -116,7 +116,7 @@ def run_flow(config: RunConfig, *, fresh: bool = False) -> RunSummary:
         ahead.training()  # its imports and those of this process take as long, side by side
         from pipeline.data import ingestion
 
-        ingestion.check_source(config, _WORKSPACE.resolve())
+        ingestion.check_source(config, WORKSPACE.resolve())
         return _in_prefect(config, fresh=fresh)
 
 
@@ -130,7 +130,7 @@ def resume_run(words: str) -> RunSummary:
     from pipeline import interrupted_runs
     from pipeline.plugin_loader import use_plugin_files
 
-    found = interrupted_runs.find(words, _WORKSPACE.resolve() / "runs")
+    found = interrupted_runs.find(words, WORKSPACE.resolve() / "runs")
     files = [*map(Path, found.request.plugin_files), *plugin_files()]
     use_plugin_files(list(dict.fromkeys(files)))
     with shown(), worker_start.prepared_workers():
@@ -193,7 +193,7 @@ def _print_plan(config: RunConfig) -> None:
     from pipeline.data import ingestion
 
     with shown():
-        data = ingestion.ingest(config, _WORKSPACE.resolve(), display().advance)
+        data = ingestion.ingest(config, WORKSPACE.resolve(), display().advance)
         for note in data.notes:
             display().note(note)
     resolved = ingestion.resolve(config, data)

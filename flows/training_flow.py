@@ -27,6 +27,7 @@ from pipeline import (
     plugin_settings,
     provenance,
     quiet_libraries,
+    redaction,
     tracking,
     tracking_store,
     worker_start,
@@ -40,6 +41,7 @@ from pipeline.errors import DataError, PipelineError
 from pipeline.evaluation.evaluating import Evaluated
 from pipeline.interrupted_runs import SUMMARY_FILE, InterruptedRun, RunRequest
 from pipeline.plugin_loader import plugin_files
+from pipeline.redaction import redacted
 from pipeline.registry import registered_models, registering_once
 from pipeline.registry.model_card import CardFacts
 from pipeline.registry.packaging_job import Package
@@ -48,8 +50,8 @@ from pipeline.registry.registering import Registered
 from pipeline.stage_memory import StageMemory
 from pipeline.train_result import TrainResult
 from pipeline.training import launching
+from pipeline.workspace import WORKSPACE
 
-WORKSPACE = Path(".patchline")
 REUSED_TAG = "patchline.reused"
 """With a stage after it: the run whose result was used instead of computing it again."""
 
@@ -101,6 +103,7 @@ def training_flow(config: RunConfig, resume: str | None = None, fresh: bool = Fa
         fresh: compute every stage, whatever earlier runs have done.
     """
     quiet_libraries.apply()  # a worker starts the flow without the command line
+    redaction.install()
     workspace = WORKSPACE.resolve()
     flow_run_id = str(flow_run.id)
     with live_runs.alive(workspace, flow_run_id, "training"), worker_start.prepared_workers():
@@ -297,7 +300,7 @@ def _summary(line: _Line, outcome: Outcome, config_file: Path, approval: str) ->
         seconds=line.seconds,
         metrics=outcome.evaluated.report.metrics,
         report=str(outcome.evaluated.html),
-        tracking_uri=tracking_store.without_credentials(tracking_store.use_store()),
+        tracking_uri=redacted(tracking_store.use_store()),
         config=str(config_file),
         data_fingerprint=data.fingerprint,
         example_image=data.example_image,

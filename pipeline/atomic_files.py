@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pipeline.errors import StorageError
+from pipeline.workspace import make_folder, make_private_file
 
 _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -25,7 +26,7 @@ def replacing(target: Path) -> Iterator[Path]:
         StorageError: if the place may not be written, or is full.
     """
     with storage_errors(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(target.parent)
         temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.part")
         try:
             yield temporary
@@ -67,6 +68,13 @@ def full_disk(folder: Path) -> StorageError | None:
         f"There is no space left on the disk of {folder.resolve()} ({free / 2**20:.1f} MiB are "
         "free). Free some, and do the same again."
     )
+
+
+def write_private_text(target: Path, text: str) -> None:
+    """Write a text file whole, or not at all; only its owner may read it."""
+    with replacing(target) as temporary:
+        make_private_file(temporary)
+        temporary.write_text(text, encoding="utf-8")
 
 
 def write_text(target: Path, text: str) -> None:

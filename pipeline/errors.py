@@ -20,11 +20,16 @@ An error's text is what a person reads, so it never needs a traceback to be unde
 
 from __future__ import annotations
 
+from pipeline.redaction import redacted
+
 
 class PipelineError(Exception):
-    """The root of all errors that Patchline raises on purpose."""
+    """The root of all errors that Patchline raises on purpose; its text holds no secrets."""
 
     exit_code = 1
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*(redacted(each) if isinstance(each, str) else each for each in arguments))
 
 
 class UserError(PipelineError):

@@ -17,6 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from pipeline.workspace import make_folder
+
 Event = dict[str, Any]
 _LONGEST_LINE = 2000
 
@@ -25,7 +27,7 @@ class EventWriter:
     """Append events to a file; each line is written whole."""
 
     def __init__(self, file: Path, *, progress_interval_seconds: float = 0.5) -> None:
-        file.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(file.parent)
         self._next = len(read_events(file))
         self._file = file.open("a", encoding="utf-8", buffering=1)
         self._interval = progress_interval_seconds

@@ -27,6 +27,7 @@ from pipeline.atomic_files import storage_errors, write_text
 from pipeline.errors import OrchestrationError, StorageError
 from pipeline.held_locks import is_held
 from pipeline.section import Section
+from pipeline.workspace import make_folder
 
 FOLDER = "live"
 _ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -134,7 +135,7 @@ def _hold(lock_file: Path, flow_run_id: str) -> None:
     for ended in list(_ended_here):  # Prefect knows how those went, or tries them again now
         _let_go(ended)
     with storage_errors(lock_file):
-        lock_file.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(lock_file.parent)
         lock = FileLock(lock_file, thread_local=False)
         try:
             lock.acquire(timeout=_WAIT_SECONDS)  # who looks whether it is held holds it a moment

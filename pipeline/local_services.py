@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from pipeline.held_locks import is_held
 from pipeline.section import Section
+from pipeline.workspace import WORKSPACE
 
 POOL = "patchline"
 """The work pool whose runs the runner starts."""
@@ -44,7 +45,7 @@ class Services(Section):
 
 def services_folder(folder: Path | None = None) -> Path:
     """Return where the servers of a folder (the working directory) keep their files."""
-    return (folder or Path()).resolve() / ".patchline" / "services"
+    return (folder or Path()).resolve() / WORKSPACE / "services"
 
 
 def state_file(folder: Path | None = None) -> Path:

@@ -11,6 +11,7 @@ _ENVIRONMENT = {
     "DO_NOT_TRACK": "1",
     "NO_ALBUMENTATIONS_UPDATE": "1",
     "MLFLOW_DISABLE_TELEMETRY": "true",
+    "ORT_DISABLE_TELEMETRY": "1",
     "MLFLOW_LOGGING_LEVEL": "ERROR",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
@@ -26,6 +27,9 @@ _ENVIRONMENT = {
     "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
     "PREFECT_CLI_COLORS": "false",
 }
+
+NAMES = tuple(_ENVIRONMENT)
+"""The variables that are set."""
 
 
 def apply() -> None:

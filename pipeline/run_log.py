@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.errors import ServerAwayError
+from pipeline.redaction import redacted
 from pipeline.tracking import HEARTBEAT_TAG, TrackedRun
-from pipeline.tracking_store import client, use_store, without_credentials
+from pipeline.tracking_store import client, use_store
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric
@@ -83,7 +84,7 @@ class RunLog:
         while not self.send():
             if time.monotonic() > deadline:
                 raise ServerAwayError(
-                    f"{without_credentials(use_store())} has not answered for a minute, so "
+                    f"{redacted(use_store())} has not answered for a minute, so "
                     f"{len(self._metrics)} metrics could not be logged. Start the server again."
                 )
             time.sleep(0.5)

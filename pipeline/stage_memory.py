@@ -28,6 +28,7 @@ from pydantic import ValidationError
 
 from pipeline.atomic_files import storage_errors, write_text
 from pipeline.section import Section
+from pipeline.workspace import make_folder
 
 Result = TypeVar("Result", bound=Section)
 Ingredients = Mapping[str, str]
@@ -223,7 +224,7 @@ def _taken(record: StageRecord, target: Path) -> Path:
         try:
             for name in record.files:
                 _link(record.folder / name, copied / name)
-            copied.mkdir(parents=True, exist_ok=True)
+            make_folder(copied)
             _verify(record, copied)
             shutil.rmtree(target, ignore_errors=True)
             copied.rename(target)
@@ -233,7 +234,7 @@ def _taken(record: StageRecord, target: Path) -> Path:
 
 
 def _link(source: Path, copy: Path) -> None:
-    copy.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(copy.parent)
     if not source.is_file():
         raise _UntrustedError(f"{source.name} is gone")
     if source.suffix not in _APPENDED:

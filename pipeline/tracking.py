@@ -20,14 +20,15 @@ from pipeline import provenance
 from pipeline.atomic_files import storage_errors, write_text
 from pipeline.config import RunConfig
 from pipeline.errors import RunError, TrackingError
+from pipeline.redaction import redacted, redacted_values
 from pipeline.tracking_store import (
     all_runs,
     client,
     store_exists,
     unreachable,
     use_store,
-    without_credentials,
 )
+from pipeline.workspace import make_folder
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -111,7 +112,8 @@ def open_run(new: NewRun, runs: Path) -> Iterator[TrackedRun]:
     store = client()
     folder = (runs / f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}").resolve()
     with storage_errors(folder):
-        folder.mkdir(parents=True)
+        make_folder(runs)
+        folder.mkdir()
         lock = FileLock(folder / _LOCK_FILE)
         lock.acquire()
     try:
@@ -248,7 +250,7 @@ def set_tags(run: TrackedRun, tags: Mapping[str, str]) -> None:
     """Write tags on the run."""
     from mlflow.entities import RunTag
 
-    client().log_batch(run.run_id, tags=[RunTag(key, value) for key, value in tags.items()])
+    client().log_batch(run.run_id, tags=[RunTag(*tag) for tag in redacted_values(tags).items()])
 
 
 @contextmanager
@@ -272,7 +274,7 @@ def system_metrics(run: TrackedRun) -> Iterator[None]:
 def run_page(run: TrackedRun) -> str:
     """Return the address of the run's page; for a local file, that of `mlflow ui`."""
     uri = use_store()
-    server = without_credentials(uri) if uri.startswith("http") else "http://127.0.0.1:5000"
+    server = redacted(uri) if uri.startswith("http") else "http://127.0.0.1:5000"
     return (
         f"{server}/#/experiments/{run.experiment_id}/runs/{run.run_id}"
         "?workflowType=machine_learning"
@@ -298,7 +300,7 @@ def _create_run(store: MlflowClient, new: NewRun, folder: Path) -> TrackedRun:
         **provenance.as_tags(),
         **new.tags,
     }
-    run = store.create_run(experiment_id, tags=tags, run_name=new.name)
+    run = store.create_run(experiment_id, tags=redacted_values(tags), run_name=new.name)
     _log_params(store, run.info.run_id, new.params)
     return TrackedRun(run.info.run_id, experiment_id, folder)
 
@@ -306,7 +308,9 @@ def _create_run(store: MlflowClient, new: NewRun, folder: Path) -> TrackedRun:
 def _log_params(store: MlflowClient, run_id: str, params: Mapping[str, str]) -> None:
     from mlflow.entities import Param
 
-    entities = [Param(key, value[:_LONGEST_PARAM]) for key, value in params.items()]
+    entities = [
+        Param(key, value[:_LONGEST_PARAM]) for key, value in redacted_values(params).items()
+    ]
     store.log_batch(run_id, params=entities)
 
 

@@ -15,6 +15,8 @@ from filelock import FileLock
 from pipeline import local_services
 from pipeline.atomic_files import storage_errors
 from pipeline.errors import PipelineError, ServerAwayError, TrackingError
+from pipeline.redaction import redacted, split_credentials
+from pipeline.workspace import WORKSPACE, make_folder
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -43,6 +45,7 @@ def use_store() -> str:
     match = re.match(r"^sqlite:///(?!/)(.+)$", uri)
     if match:
         uri = f"sqlite:///{Path(match[1]).resolve()}"
+    uri = without_login(uri)
     os.environ["MLFLOW_TRACKING_URI"] = uri
     return uri
 
@@ -64,9 +67,18 @@ def _local_server() -> str | None:
     return services.mlflow_url
 
 
-def without_credentials(uri: str) -> str:
-    """Return a URI that can be shown: user and password are left out."""
-    return re.sub(r"//[^/@]*@", "//", uri)
+def without_login(uri: str) -> str:
+    """Return the address of a server without user and password, which go into the environment.
+
+    MLflow takes them from there, and then no error, tag or page of MLflow's can show them. The
+    address of a database keeps its password.
+    """
+    login = split_credentials(uri)
+    if not uri.startswith(("http://", "https://")) or login.user is None:
+        return uri
+    os.environ["MLFLOW_TRACKING_USERNAME"] = login.user
+    os.environ["MLFLOW_TRACKING_PASSWORD"] = login.password or ""
+    return login.address
 
 
 def sqlite_file() -> Path | None:
@@ -100,9 +112,9 @@ def client() -> MlflowClient:
         database = sqlite_file()
         if database is None:
             return _answering_client()
-        lock = database.parent / ".patchline" / "mlflow.lock"
+        lock = database.parent / WORKSPACE / "mlflow.lock"
         with storage_errors(lock.parent.parent / "mlflow.db"):
-            lock.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(lock.parent)
             lock.touch()  # says at once whether the folder can be written
         with FileLock(lock):  # processes that meet a new SQLite file would crash each other
             return _answering_client()
@@ -162,6 +174,6 @@ def unreachable(uri: str, error: Exception) -> ServerAwayError:
     first_line = text.splitlines()[0] if text else type(error).__name__
     reason = next((words for sign, words in _IN_WORDS if sign in text), first_line)
     return ServerAwayError(
-        f"The MLflow store {without_credentials(uri)} cannot be used "
-        f"({without_credentials(reason)[:300]}). Check MLFLOW_TRACKING_URI and the server."
+        f"The MLflow store {redacted(uri)} cannot be used ({redacted(reason)[:300]}). Check "
+        "MLFLOW_TRACKING_URI and the server."
     )

@@ -23,12 +23,13 @@ from typing import NoReturn, TypeVar
 
 from filelock import FileLock, Timeout
 
-from pipeline import worker_start
+from pipeline import redaction, worker_start
 from pipeline.atomic_files import storage_errors, write_text
 from pipeline.errors import PipelineError, RunError, StorageError, WorkerError, error_class
 from pipeline.event_log import Event, EventReader, EventWriter, LineReader
 from pipeline.section import Section
 from pipeline.worker_start import LOG_FILE
+from pipeline.workspace import make_folder
 
 Result = TypeVar("Result", bound=Section)
 Job = TypeVar("Job", bound=Section)
@@ -60,7 +61,7 @@ def run_worker(
         PipelineError: the error that the worker reported, by class and text.
         WorkerError: if the worker died without a report.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     reader, lines = EventReader(folder / EVENTS_FILE), LineReader(folder / LOG_FILE)
     with storage_errors(folder), _last_worker_gone(folder):
         (folder / RESULT_FILE).unlink(missing_ok=True)
@@ -140,6 +141,7 @@ def worker_main(
         work: does the job.
         introduced: what a prepared worker says of itself, a JSON object.
     """
+    redaction.install(streams=True)
     folder = worker_start.own_folder(introduced)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))

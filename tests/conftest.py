@@ -67,7 +67,8 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.delenv("PATCHLINE_PLUGIN_FILES", raising=False)
     yield
-    os.environ.pop("MLFLOW_TRACKING_URI", None)  # what the library has made absolute
+    for part in ("URI", "USERNAME", "PASSWORD"):  # what the library has made of the address
+        os.environ.pop(f"MLFLOW_TRACKING_{part}", None)
 
 
 def draw_photo(label: int, variant: int, side: int = 32) -> np.ndarray[Any, np.dtype[np.uint8]]:

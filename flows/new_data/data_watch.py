@@ -23,6 +23,7 @@ from pydantic import ValidationError
 
 from pipeline.atomic_files import write_text
 from pipeline.section import Section
+from pipeline.workspace import WORKSPACE
 
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import FlowRun
@@ -140,7 +141,7 @@ def cancel_waiting(deployment_id: UUID, own: UUID) -> None:
 
 def state_file(name: str) -> Path:
     """Return the file that remembers what the run of a watch was started for."""
-    return Path(".patchline") / "watches" / f"{name}.json"
+    return WORKSPACE / "watches" / f"{name}.json"
 
 
 def _take(

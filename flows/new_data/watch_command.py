@@ -14,12 +14,12 @@ from pipeline import config_files, local_services
 from pipeline.config import NAME_RULE, RunConfig, is_name
 from pipeline.data.config import DataConfig
 from pipeline.errors import ConfigError, DataError
+from pipeline.workspace import WORKSPACE
 
 if TYPE_CHECKING:
     from prefect.events import DeploymentEventTrigger
 
 _IMAGE_FOLDER = "image_folder"
-_WORKSPACE = Path(".patchline")
 
 
 def print_watch(folder: Path, *, config: Path | None, name: str | None, as_json: bool) -> None:
@@ -137,7 +137,7 @@ def _settings(folder: Path, file: Path | None) -> tuple[RunConfig, list[str]]:
 def _check_source(settings: RunConfig) -> None:
     from pipeline.data import ingestion
 
-    ingestion.check_source(settings, _WORKSPACE.resolve())
+    ingestion.check_source(settings, WORKSPACE.resolve())
 
 
 def _missing_services() -> list[str]:

@@ -29,8 +29,8 @@ from pipeline.data.ingestion import IngestedData
 from pipeline.data.new_images import NewImages
 from pipeline.errors import ConfigError, PipelineError
 from pipeline.interrupted_runs import InterruptedRun
+from pipeline.workspace import WORKSPACE
 
-WORKSPACE = Path(".patchline")
 SKIPPED = "Skipped"
 """The name of the state of a run that had too little to train on."""
 

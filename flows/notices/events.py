@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from pipeline.tracking_store import without_credentials
+from pipeline.redaction import redacted
 
 if TYPE_CHECKING:
     from pipeline.evaluation.decision import Decision
@@ -287,7 +287,7 @@ def _listens(address: str) -> bool:
 def _harmless(value: Any) -> Any:
     if isinstance(value, bool | int | float):
         return value
-    return without_credentials(str(value))[:_LONGEST_VALUE]
+    return redacted(str(value))[:_LONGEST_VALUE]
 
 
 def _shown(value: Any) -> str:

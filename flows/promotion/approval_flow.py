@@ -33,6 +33,7 @@ from pipeline.registry.config import PromotionConfig
 from pipeline.registry.promoting import Answer, Promotion, Request
 from pipeline.registry.registered_models import ModelReference, resolve
 from pipeline.tracking_store import client as registry
+from pipeline.workspace import WORKSPACE
 
 PROMOTED, ALREADY = "Promoted", "Champion already"
 REFUSED, BY_GATES = "Refused", "Refused: the gates"
@@ -42,7 +43,6 @@ _ENDINGS: dict[str, tuple[approving.State, str]] = {
     NOBODY: ("expired", BY_NOBODY),
     NEWER_VERSION: ("superseded", SUPERSEDED),
 }
-_WORKSPACE = Path(".patchline")
 _GRACE_SECONDS = 366 * 24 * 3600
 """Prefect fails what is suspended for too long; we refuse it, and long before."""
 
@@ -72,7 +72,7 @@ def carry_out(request: Request) -> Promotion | None:
 @flow(name="Ask a person about a promotion")
 def approve_promotion(name: str, version: str, config: PromotionConfig) -> State[Any]:
     """Compare a version with the champion, ask a person, and do what the answer says."""
-    with live_runs.alive(_WORKSPACE.resolve(), str(flow_run.id), "approval"):
+    with live_runs.alive(WORKSPACE.resolve(), str(flow_run.id), "approval"):
         try:
             reference = resolve(f"{name}/{version}")
         except ModelReferenceError as error:
@@ -188,4 +188,4 @@ def _emit(event: str, reference: ModelReference, facts: dict[str, Any]) -> None:
 def _folder(reference: ModelReference) -> Path:
     stamp = time.strftime("%Y%m%d-%H%M%S")
     name = f"{reference.name}-{reference.version}-{stamp}"
-    return (_WORKSPACE / "promotions" / name).resolve()
+    return (WORKSPACE / "promotions" / name).resolve()

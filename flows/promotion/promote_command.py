@@ -22,6 +22,7 @@ from pipeline.registry.config import PromotionConfig
 from pipeline.registry.history import CHALLENGER
 from pipeline.registry.promoting import Promotion, Request
 from pipeline.registry.registered_models import ModelReference, resolve
+from pipeline.workspace import WORKSPACE
 
 REFUSED = 3
 LONGEST_REASON = 500
@@ -210,7 +211,7 @@ def _recorded(reference: ModelReference) -> PromotionConfig:
 def _folder(reference: ModelReference) -> Path:
     stamp = time.strftime("%Y%m%d-%H%M%S")
     name = f"{reference.name}-{reference.version}-{stamp}"
-    return (Path(".patchline") / "promotions" / name).resolve()
+    return (WORKSPACE / "promotions" / name).resolve()
 
 
 def _lines(decision: Promotion) -> list[str]:

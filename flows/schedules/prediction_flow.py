@@ -25,8 +25,8 @@ from pipeline.registry.image_files import is_empty
 from pipeline.registry.packaged_models import fetch
 from pipeline.registry.registered_models import ModelReference, resolve
 from pipeline.section import Section
+from pipeline.workspace import WORKSPACE
 
-_WORKSPACE = Path(".patchline")
 _CLASSES_SHOWN = 30
 NOTHING = "Nothing to label"
 """The name of the state of a run whose folder was empty."""
@@ -63,7 +63,7 @@ def predict_flow(
         top_k: how many classes the column top_k names.
         probabilities: whether a .parquet file holds the probabilities of all classes.
     """
-    with live_runs.alive(_WORKSPACE.resolve(), str(flow_run.id), "prediction"):
+    with live_runs.alive(WORKSPACE.resolve(), str(flow_run.id), "prediction"):
         try:
             if is_empty(Path(images)):
                 words = f"The folder {images} holds no files yet; {out} stays as it is."

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pipeline.config import NAME_RULE, is_name
 from pipeline.errors import ConfigError
+from pipeline.workspace import WORKSPACE
 
 if TYPE_CHECKING:
     from prefect import Flow
@@ -103,7 +104,7 @@ def read_config(file: Path) -> tuple[RunConfig, dict[str, str]]:
     if path is not None and Path(path).exists():
         data = config.data.model_copy(update={"path": str(Path(path).resolve())})
         config = config.model_copy(update={"data": data})
-    ingestion.check_source(config, Path(".patchline").resolve())
+    ingestion.check_source(config, WORKSPACE.resolve())
     return config, labels
 
 

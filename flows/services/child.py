@@ -11,10 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from flows.services import lifeline
-from pipeline import quiet_libraries
+from pipeline import quiet_libraries, redaction
 from pipeline.errors import PipelineError
 from pipeline.held_locks import is_held
 from pipeline.local_services import services_folder
+from pipeline.workspace import make_folder
 
 _PATIENCE_SECONDS = 0.5
 _beats = itertools.count()
@@ -29,6 +30,7 @@ def begin() -> tuple[Path, Path, list[str]]:
     lifeline.end_with(line)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     quiet_libraries.apply()
+    redaction.install(streams=True)
     os.chdir(folder)
     return folder, line, sys.argv[3:]
 
@@ -50,7 +52,7 @@ def beat_file(folder: Path, name: str) -> Path:
 def beat(folder: Path, name: str) -> None:
     """Say that this process is well."""
     file = beat_file(folder, name)
-    file.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(file.parent)
     file.write_text(f"{os.getpid()} {next(_beats)}", encoding="utf-8")
 
 

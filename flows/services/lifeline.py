@@ -12,6 +12,8 @@ import signal
 import threading
 from pathlib import Path
 
+from pipeline.workspace import make_folder
+
 _FAILURE = 1
 
 
@@ -19,7 +21,7 @@ def hold(file: Path) -> int:
     """Hold the lifeline as long as this process lives; return what keeps it, an open file."""
     import fcntl  # not there on Windows
 
-    file.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(file.parent)
     handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(handle, fcntl.LOCK_EX)
     return handle

@@ -1,4 +1,7 @@
-"""The MLflow server: `python -P -m flows.services.mlflow_server FOLDER LIFELINE PORT STORE`.
+"""The MLflow server: `python -P -m flows.services.mlflow_server FOLDER LIFELINE PORT`.
+
+It serves the store that `MLFLOW_TRACKING_URI` names: an address with a password must not stand on a
+command line, which every user of the machine can read.
 
 One process instead of the family that `mlflow server` starts. Artifacts are not served: each client
 writes them where it would without a server, so that they are there with and without one.
@@ -51,8 +54,8 @@ def serve(folder: Path, port: int, store: str) -> None:
 
 
 def _main() -> None:
-    folder, _, [port, store] = child.begin()
-    serve(folder, int(port), store)
+    folder, _, [port] = child.begin()
+    serve(folder, int(port), os.environ["MLFLOW_TRACKING_URI"])
 
 
 if __name__ == "__main__":

@@ -7,8 +7,10 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from flows.services import database_secrets
 from pipeline.atomic_files import storage_errors
 from pipeline.errors import OrchestrationError
+from pipeline.workspace import WORKSPACE
 
 _VARIABLE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
 _CHOOSING = frozenset({"connection_url", "driver", "host", "name"})
@@ -27,10 +29,10 @@ def environment() -> dict[str, str]:
     patient = {"PREFECT_SERVER_DATABASE_TIMEOUT": _BUSY_SECONDS}
     if _is_chosen():
         return patient
-    file = Path(".patchline/prefect.db").resolve()
+    file = (WORKSPACE / "prefect.db").resolve()
     with storage_errors(file):
-        file.parent.mkdir(parents=True, exist_ok=True)
-    return {**patient, _VARIABLE: f"{_SQLITE}{file}"}
+        key = database_secrets.kept_apart(file)
+    return {**patient, **key, _VARIABLE: f"{_SQLITE}{file}"}
 
 
 def upgrade() -> None:

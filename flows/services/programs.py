@@ -120,8 +120,8 @@ class Servers:
             )
         return self._program(
             name,
-            family.command("mlflow_server", self._folder, self._line, port, self._plan.store),
-            {},
+            family.command("mlflow_server", self._folder, self._line, port),
+            {"MLFLOW_TRACKING_URI": self._plan.store},
             lambda: answers(f"{url}/health", _ANSWER_SECONDS),
         )
 

@@ -14,7 +14,7 @@ from filelock import FileLock
 
 from flows.services import family, ports, prefect_database
 from flows.services.plan import Failure, Plan, failure_file, plan_file
-from pipeline.atomic_files import full_disk, storage_errors, write_text
+from pipeline.atomic_files import full_disk, storage_errors, write_private_text
 from pipeline.errors import ConfigError, OrchestrationError, error_class
 from pipeline.local_services import (
     Services,
@@ -25,7 +25,9 @@ from pipeline.local_services import (
     services_folder,
     state_file,
 )
-from pipeline.tracking_store import without_credentials
+from pipeline.redaction import redacted
+from pipeline.tracking_store import without_login
+from pipeline.workspace import make_folder
 
 Say = Callable[[str], None]
 
@@ -61,7 +63,7 @@ def start(folder: Path, prefect_port: int, mlflow_port: int, runs_at_once: int, 
             return False
         family.clear(folder, _ORPHAN_SECONDS)
         plan = _plan(prefect_port, mlflow_port, runs_at_once)
-        write_text(plan_file(folder), plan.model_dump_json(indent=2))
+        write_private_text(plan_file(folder), plan.model_dump_json(indent=2))
         failure_file(folder).unlink(missing_ok=True)
         state_file(folder).unlink(missing_ok=True)
         _supervise(folder, plan, say)
@@ -77,8 +79,7 @@ def one_at_a_time(folder: Path) -> Iterator[None]:
     """
     lock = services_folder(folder) / "starting.lock"
     with storage_errors(lock):
-        logs_folder(folder).mkdir(parents=True, exist_ok=True)
-        services_folder(folder).chmod(0o700)  # addresses may carry a password
+        make_folder(logs_folder(folder))
         lock.touch()  # says at once whether the folder can be written
     with FileLock(lock):
         yield
@@ -111,11 +112,11 @@ def _plan(prefect_port: int, mlflow_port: int, runs_at_once: int) -> Plan:
     notes = []
     prefect = _configured_prefect()
     if prefect:
-        notes.append(f"Prefect is the server {without_credentials(prefect)}, as {_PREFECT} says.")
+        notes.append(f"Prefect is the server {redacted(prefect)}, as {_PREFECT} says.")
     store = os.environ.get(_MLFLOW) or "sqlite:///mlflow.db"
-    mlflow = store.rstrip("/") if _REMOTE.match(store) else None
+    mlflow = without_login(store).rstrip("/") if _REMOTE.match(store) else None
     if mlflow:
-        notes.append(f"MLflow is the server {without_credentials(mlflow)}, as {_MLFLOW} says.")
+        notes.append(f"MLflow is the server {redacted(mlflow)}, as {_MLFLOW} says.")
         if mlflow.startswith("http") and not answers(f"{mlflow}/health"):
             raise _silent("MLflow", mlflow, _MLFLOW)
     match = re.match(r"^sqlite:///(?!/)(.+)$", store)
@@ -141,7 +142,7 @@ def _configured_prefect() -> str | None:
 
 def _silent(name: str, url: str, variable: str) -> OrchestrationError:
     return OrchestrationError(
-        f"The {name} server {without_credentials(url)} that {variable} names does not answer. "
+        f"The {name} server {redacted(url)} that {variable} names does not answer. "
         "Start it, or remove that setting to let `patchline up` start one."
     )
 
@@ -209,7 +210,7 @@ def _failure(folder: Path, log: Path) -> Exception:
 def described(services: Services) -> list[str]:
     """Return what a person wants to know about servers that run."""
     logs = os.path.relpath(logs_folder(services.folder))
-    runs = f"{without_credentials(services.mlflow_url)}/#/experiments?workflowType=machine_learning"
+    runs = f"{redacted(services.mlflow_url)}/#/experiments?workflowType=machine_learning"
     return [
         f"Prefect  {services.prefect_url}",
         f"MLflow   {runs}",

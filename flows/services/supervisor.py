@@ -23,7 +23,8 @@ from filelock import FileLock, Timeout
 from flows.services import lifeline, programs, restarts
 from flows.services.managed_process import ManagedProcess
 from flows.services.plan import Failure, Plan, failure_file, plan_file
-from pipeline.atomic_files import write_text
+from pipeline import redaction
+from pipeline.atomic_files import write_private_text, write_text
 from pipeline.errors import OrchestrationError, PipelineError, error_class
 from pipeline.local_services import (
     Services,
@@ -130,7 +131,7 @@ class Supervisor:
             versions={name: metadata.version(name) for name in _PACKAGES},
             notes=(*self._plan.notes, *self._servers.notes),
         )
-        write_text(state_file(self._folder), services.model_dump_json(indent=2))
+        write_private_text(state_file(self._folder), services.model_dump_json(indent=2))
         logger.info("ready: Prefect %s, MLflow %s", services.prefect_url, services.mlflow_url)
 
     def _keep_going(self) -> None:
@@ -211,6 +212,7 @@ def _supervise(folder: Path) -> None:
 
 def _main() -> None:
     folder = Path(sys.argv[1])
+    redaction.install(streams=True)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
     for stale in services_folder(folder).glob("lifeline-*"):

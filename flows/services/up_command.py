@@ -12,7 +12,7 @@ from flows.services import starting, stopping
 from pipeline import local_services
 from pipeline.errors import OrchestrationError
 from pipeline.local_services import Services
-from pipeline.tracking_store import without_credentials
+from pipeline.redaction import redacted
 
 
 def print_up(*, prefect_port: int, mlflow_port: int, runs_at_once: int, as_json: bool) -> None:
@@ -88,7 +88,7 @@ def _versions_apart(services: Services) -> list[str]:
 def _as_json(services: Services, *, already_running: bool) -> dict[str, object]:
     return {
         "prefect_url": services.prefect_url,
-        "mlflow_url": without_credentials(services.mlflow_url),
+        "mlflow_url": redacted(services.mlflow_url),
         "pid": services.pid,
         "folder": str(services.folder),
         "already_running": already_running,

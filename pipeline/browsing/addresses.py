@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
+from pipeline.redaction import redacted
 from pipeline.tracking import TrackedRun
-from pipeline.tracking_store import use_store, without_credentials
+from pipeline.tracking_store import use_store
 
 _LAYOUT = "workflowType=machine_learning"
 """The UI opens in its layout for language models otherwise, which shows no runs."""
@@ -19,7 +20,7 @@ _UI = "http://127.0.0.1:5000"
 def server() -> str:
     """Return the address of the MLflow UI; for a store that is a file, that of `mlflow ui`."""
     uri = use_store()
-    return without_credentials(uri).rstrip("/") if uri.startswith("http") else _UI
+    return redacted(uri).rstrip("/") if uri.startswith("http") else _UI
 
 
 def run_page(run: TrackedRun) -> str:

@@ -273,7 +273,7 @@ class ModuleChecks(ABC):
     @torch.no_grad()
     def exports_to_onnx(self) -> None:
         """It exports to ONNX with a free batch size, and the file agrees to 1e-4."""
-        import onnxruntime
+        from pipeline.onnx_session import open_session
 
         shape = self.usual_shape()
         module = self.built(shape)
@@ -283,7 +283,7 @@ class ModuleChecks(ABC):
                 write_onnx(module, shape.images(2), file, input_name="images", output_name="output")
             except PackagingError as error:
                 raise CheckError(str(error)) from error
-            session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+            session = open_session(file)
         for batch in _ONNX_BATCHES:
             images = shape.images(batch, seed=batch)
             found = np.asarray(session.run(None, {"images": images.numpy()})[0])

@@ -19,6 +19,7 @@ from pipeline.errors import DataError, PluginError
 from pipeline.plugin_api import DataTraits, ImageListing, ImageSpec, SourceContext
 from pipeline.plugin_settings import resolve_settings
 from pipeline.section import Section
+from pipeline.workspace import make_folder
 
 logger = logging.getLogger(__name__)
 
@@ -212,7 +213,7 @@ def _listing(config: RunConfig, workspace: Path) -> ImageListing:
     options = plugin.config_class.model_validate(config.data.options)
     work_dir = workspace / "sources" / config.data.source
     with storage_errors(workspace.parent):
-        work_dir.mkdir(parents=True, exist_ok=True)
+        make_folder(work_dir)
     with plugin_loader.blamed("data_source", config.data.source, "failed to list its images"):
         source = plugin.build(options, SourceContext(path=config.data.path, work_dir=work_dir))
         listing = source.list_images()

@@ -30,6 +30,7 @@ from pipeline.data.decoding import decode_image, resize_image
 from pipeline.data.manifest import Progress
 from pipeline.errors import DataError
 from pipeline.stage_memory import FileDigest, digest_of
+from pipeline.workspace import make_folder
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +82,7 @@ def prepare(
     if not fresh and is_whole(store):
         return store, True
     with storage_errors(store):
-        stores.mkdir(parents=True, exist_ok=True)
+        make_folder(stores)
         building = Path(tempfile.mkdtemp(prefix=".building-", dir=stores))
         try:
             _fill(building, rows, root, spec, on_progress)

@@ -29,6 +29,7 @@ from pipeline import local_services
 from pipeline.atomic_files import storage_errors
 from pipeline.errors import TrackingError
 from pipeline.tracking_store import client, sqlite_file, use_store
+from pipeline.workspace import WORKSPACE, make_folder
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -55,7 +56,8 @@ def machine_lock(name: str, on_wait: Callable[[], None] | None = None) -> Iterat
     """
     file = _lock_file(name)
     with storage_errors(file):
-        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folder(file.parent.parent)
+        file.parent.mkdir(exist_ok=True, mode=0o700)
         file.touch(mode=0o600)
     lock = FileLock(file)
     try:
@@ -104,7 +106,7 @@ def claimed(name: str) -> Iterator[Callable[[], None]]:
 def _lock_file(name: str) -> Path:
     folder = _folder_of_store()
     if folder is not None:
-        return folder / ".patchline" / "locks" / f"{name}.lock"
+        return folder / WORKSPACE / "locks" / f"{name}.lock"
     owner = str(os.getuid()) if hasattr(os, "getuid") else "user"
     digest = hashlib.sha256(f"{use_store()}\n{name}".encode()).hexdigest()[:16]
     return Path(tempfile.gettempdir()) / f"patchline-{owner}" / f"{digest}.lock"

@@ -52,9 +52,9 @@ def largest_difference(model: ProbabilityModel, file: Path, images: np.ndarray[A
     Raises:
         PackagingError: if it is more than 1e-4.
     """
-    import onnxruntime
+    from pipeline.onnx_session import open_session
 
-    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    session = open_session(file)
     largest, start = 0.0, 0
     for size in (1, 2, 7, len(images)):
         batch = np.ascontiguousarray(images[start : start + size])

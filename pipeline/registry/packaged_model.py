@@ -14,9 +14,9 @@ from typing import Any
 
 import cv2
 import numpy as np
-import onnxruntime
 
 from pipeline.data.decoding import UndecodableImageError, decode_image, resize_image
+from pipeline.onnx_session import open_session
 
 _LONGEST_PATH = 4096
 _SHOWN = 300
@@ -37,11 +37,7 @@ class PackagedModel:
         self.image: dict[str, Any] = description["image"]
         self.temperature: float = description.get("temperature", 1.0)
         self._files = onnx_file, description_file
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads
-        self._session = onnxruntime.InferenceSession(
-            str(onnx_file), options, providers=["CPUExecutionProvider"]
-        )
+        self._session = open_session(onnx_file, threads)
 
     def with_threads(self, threads: int) -> PackagedModel:
         """Return the same model, opened again with another number of threads."""

@@ -25,6 +25,7 @@ from pipeline.atomic_files import replacing, storage_errors, write_text
 from pipeline.errors import ConfigError, StorageError
 from pipeline.registry.image_files import ImageFile, Place, place
 from pipeline.section import Section
+from pipeline.workspace import make_folder
 
 _STATE_FILE, _LOCK_FILE, _MERGED_FILE = "state.json", "lock", "merged"
 _PART_SECONDS = 15.0
@@ -173,7 +174,7 @@ def open_parts(
     """
     folder = parts_folder(out)
     with storage_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         lock = FileLock(folder / _LOCK_FILE)
         try:
             lock.acquire(timeout=0)

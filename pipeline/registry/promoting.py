@@ -30,6 +30,7 @@ from pipeline.registry.registered_models import (
     summaries,
 )
 from pipeline.tracking_store import client
+from pipeline.workspace import make_folder
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -300,7 +301,7 @@ def _best_reason(gates: list[GateResult], champion: str) -> str:
 def _write(
     decision: Decision, comparison: Comparison | None, judgement: Judgement, folder: Path
 ) -> Path | None:
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     if comparison is None:
         write_text(folder / DECISION, decision.model_dump_json(indent=2) + "\n")
         return None

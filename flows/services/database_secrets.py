@@ -1,0 +1,47 @@
+"""What guards the secrets in Prefect's own SQLite file: its mode, and a key that is kept apart.
+
+Prefect encrypts blocks, such as the address of a webhook, and keeps the key in the same database.
+So the key of a new database is made here and handed to the server by its environment: who gets hold
+of the database alone cannot read a block. An older database goes on with the key inside it.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+from pathlib import Path
+
+from filelock import FileLock
+
+from pipeline.atomic_files import write_private_text
+from pipeline.workspace import make_private_file
+
+_VARIABLES = ("PREFECT_SERVER_ENCRYPTION_KEY", "ORION_ENCRYPTION_KEY")
+_KEY_BYTES = 32
+
+
+def kept_apart(database: Path) -> dict[str, str]:
+    """Let only the owner read the database, and return what tells a server the key to its blocks.
+
+    Args:
+        database: the SQLite file; an empty one is made if there is none.
+
+    Raises:
+        OSError: if it may not be written.
+    """
+    key_file = database.with_suffix(".key")
+    make_private_file(database.with_suffix(".key.lock"))
+    with FileLock(database.with_suffix(".key.lock")):
+        is_new = not database.exists() or database.stat().st_size == 0
+        make_private_file(database)
+        for beside in (f"{database.name}-wal", f"{database.name}-shm"):
+            if database.with_name(beside).exists():
+                make_private_file(database.with_name(beside))
+        if any(name in os.environ for name in _VARIABLES):
+            return {}
+        if is_new and not key_file.exists():
+            key = base64.urlsafe_b64encode(os.urandom(_KEY_BYTES)).decode()
+            write_private_text(key_file, key)
+        if not key_file.exists():
+            return {}
+        return {_VARIABLES[0]: key_file.read_text(encoding="utf-8").strip()}

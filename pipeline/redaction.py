@@ -1,0 +1,210 @@
+"""Take secrets out of what is shown, logged or recorded.
+
+A secret is what stands before the `@` of an address, the value of a parameter or header that is
+named like one (`?token=`, `password=`, `Authorization:`), and every value of this process's
+environment whose variable is named like one or that is an address with a password.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+import os
+import re
+import sys
+import threading
+import traceback
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+from types import TracebackType
+from typing import Any, NamedTuple, TextIO
+from urllib.parse import quote, unquote
+
+HIDDEN = "***"
+_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)([^\s\"<>]*)")
+_PLAIN_HOST = re.compile(r"(?:\[[0-9A-Fa-f:.%]+\]|[\w.-]+)(?::\d*)?")
+_WEB = ("http://", "https://", "ws://", "wss://")
+_NAMED = (
+    r"(?:pass(?:word|wd|phrase)?|pwd|secret|token|api[_-]?key|access[_-]?key|private[_-]?key"
+    r"|account[_-]?key|credentials?|signature|auth(?:orization|[_-]string)?)"
+)
+_QUERY = re.compile(rf"(?i)([?&;#](?:[\w.-]*?{_NAMED}|sig|key)=)[^\s&;#\"'<>]+")
+_SETTING = re.compile(
+    r"(?i)(?<![\w.])((?:[a-z]+[_-])?(?:password|passwd|secret|api[_-]?key|access[_-]?key"
+    r"|(?:access|auth|api|bearer|refresh|session|id)[_-]?token)[\"']?\s*=\s*[\"']?)[^\s&;,\"'<>)}]+"
+)
+_NAMED_VALUE = re.compile(
+    r"(?i)([\"'](?:[\w-]*?)(?:password|passwd|secret|token|api[_-]?key|access[_-]?key"
+    r"|auth[_-]string)[\"']\s*:\s*[\"'])[^\"']+"
+)
+_HEADER = re.compile(
+    r"(?i)((?:authorization|x-api-key|x-auth-token|cookie)[\"']?\s*[:=]\s*[\"']?"
+    r"(?:(?:basic|bearer|token|digest)\s+)?)[^\s\"',}]+"
+)
+_BEARER = re.compile(r"(?i)\b(bearer\s+)(?=[\w+/=.~-]*\d)[\w+/=.~-]{8,}")
+_SECRET_VARIABLE = re.compile(
+    r"(?:^|_)(?:PASSWORD|PASSWD|PASSPHRASE|WEBHOOK|SECRET|TOKEN|API_?KEY|ACCESS_KEY|PRIVATE_KEY"
+    r"|ENCRYPTION_KEY|AUTH_STRING|AUTHORIZATION)(?:_(?!FILE|PATH|DIR)|$)"
+)
+_SHORTEST = 4
+"""Characters of an environment's value that counts as secret; shorter ones are mostly switches."""
+_SWITCHES = {"true", "false", "none", "null"}
+
+
+class Credentials(NamedTuple):
+    """An address, and what stood before its host."""
+
+    address: str
+    """Without user and password."""
+    user: str | None
+    password: str | None
+
+
+def redacted(text: str) -> str:
+    """Return a text that may be shown: the same one, without the secrets in it."""
+    for secret in _known_secrets(tuple(os.environ.items())):
+        if secret in text:
+            text = text.replace(secret, HIDDEN)
+    text = _ADDRESS.sub(lambda found: found[1] + _without_user(found[1], found[2])[0], text)
+    for pattern in (_QUERY, _HEADER, _BEARER, _SETTING, _NAMED_VALUE):
+        text = pattern.sub(rf"\1{HIDDEN}", text)
+    return text
+
+
+def redacted_values(values: Mapping[str, str]) -> dict[str, str]:
+    """Return the same keys with values that may be shown."""
+    return {key: redacted(value) for key, value in values.items()}
+
+
+def split_credentials(address: str) -> Credentials:
+    """Return an address without user and password, and these two as plain text."""
+    found = _ADDRESS.fullmatch(address)
+    if not found:
+        return Credentials(address, None, None)
+    rest, userinfo = _without_user(found[1], found[2])
+    if not userinfo:
+        return Credentials(address, None, None)
+    user, colon, password = userinfo.partition(":")
+    return Credentials(found[1] + rest, unquote(user), unquote(password) if colon else None)
+
+
+def _without_user(scheme: str, rest: str) -> tuple[str, str]:
+    """Split what follows `scheme://` into host and path, and user and password.
+
+    A password may hold `@`, `/` and `?` although it should not. So all before the last `@` is
+    taken, except where a web address has an ordinary host in front: then the `@` is of its path.
+    """
+    before, at, after = rest.rpartition("@")
+    if not at or rest.startswith("/"):  # `sqlite:///a@b` has no host
+        return rest, ""
+    host = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    if scheme.lower() in _WEB and _PLAIN_HOST.fullmatch(host):
+        return rest, ""
+    return after, before
+
+
+@lru_cache(maxsize=4)
+def _known_secrets(environment: tuple[tuple[str, str], ...]) -> list[str]:
+    """Return what may not be shown of an environment, the longest first."""
+    found: set[str] = set()
+    for name, value in environment:
+        if _SECRET_VARIABLE.search(name):
+            found |= _forms(value)
+            user, colon, password = value.partition(":")
+            if colon and user and name.endswith("AUTH_STRING"):
+                found |= _forms(password)
+        elif "@" in value and "://" in value:
+            password = split_credentials(value).password or ""
+            found |= _forms(password)
+    secrets = (each for each in found if len(each) >= _SHORTEST and each.lower() not in _SWITCHES)
+    return sorted(secrets, key=len, reverse=True)
+
+
+def _forms(secret: str) -> set[str]:
+    """Return a secret as it may be written: plain, in an address, in a header."""
+    if len(secret) < _SHORTEST:
+        return set()
+    coded = base64.b64encode(secret.encode("utf-8", "surrogateescape")).decode()
+    escaped = quote(secret.encode("utf-8", "surrogateescape"), safe="")
+    return {secret, escaped, repr(secret)[1:-1], coded}
+
+
+# -- everything that a process logs ------------------------------------------------------------
+
+
+class RedactedRecord(logging.LogRecord):
+    """A log record whose message, trace and stack every handler gets without secrets."""
+
+    def getMessage(self) -> str:  # noqa: N802 - the name is logging's
+        """Return the message."""
+        return redacted(super().getMessage())
+
+    @property
+    def exc_text(self) -> str | None:  # a formatter keeps its trace here
+        """The trace that belongs to the message."""
+        return _redacted_or_none(self.__dict__.get("exc_text"))
+
+    @exc_text.setter
+    def exc_text(self, text: str | None) -> None:
+        self.__dict__["exc_text"] = text
+
+    @property
+    def stack_info(self) -> str | None:  # the same for a stack
+        """The stack that belongs to the message."""
+        return _redacted_or_none(self.__dict__.get("stack_info"))
+
+    @stack_info.setter
+    def stack_info(self, text: str | None) -> None:
+        self.__dict__["stack_info"] = text
+
+
+class RedactedStream:
+    """A stream that nothing secret is written to; otherwise it is the stream that it stands for."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write a text without its secrets; secrets that two calls share are not seen."""
+        self._stream.write(redacted(text))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write several texts."""
+        for line in lines:
+            self.write(line)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._stream)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def install(*, streams: bool = False) -> None:
+    """Redact all that this process logs, and the trace of an error that ends it or a thread.
+
+    Args:
+        streams: whether to redact standard error, too, which is right for a process of our own.
+    """
+    logging.setLogRecordFactory(RedactedRecord)
+    sys.excepthook = _print_redacted
+    threading.excepthook = _print_redacted_of_thread
+    if streams and not isinstance(sys.stderr, RedactedStream):
+        sys.stderr = RedactedStream(sys.stderr)
+
+
+def _print_redacted(
+    kind: type[BaseException], error: BaseException | None, trace: TracebackType | None
+) -> None:
+    sys.stderr.write(redacted("".join(traceback.format_exception(kind, error, trace))))
+    sys.stderr.flush()
+
+
+def _print_redacted_of_thread(failed: threading.ExceptHookArgs) -> None:
+    if failed.exc_type is not SystemExit:
+        _print_redacted(failed.exc_type, failed.exc_value, failed.exc_traceback)
+
+
+def _redacted_or_none(text: str | None) -> str | None:
+    return redacted(text) if text else text
