@@ -9,7 +9,7 @@ _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 
 
 def visible(text: str, *, lines: bool = False) -> str:
-    """Return text in which whatever a terminal would obey is written out, as `\\x1b` is.
+    r"""Return text in which whatever a terminal would obey is written out, as `\x1b` is.
 
     Args:
         text: a name, a reason, a sentence with names in it.

@@ -58,11 +58,15 @@ class JpegFrame(NamedTuple):
 
 
 def jpeg_frame(data: bytes) -> JpegFrame | None:
-    """Return what the markers say; none if they are odd, or the coding is a rare one."""
+    """Return what the markers say; none if they are odd, or the coding is a rare one.
+
+    Raises:
+        ValueError: if the file ends before its end marker.
+    """
     try:
         return _jpeg_frame(data)
-    except (IndexError, ValueError, ZeroDivisionError):
-        return None
+    except (IndexError, ValueError) as error:
+        raise ValueError("the file is truncated") from error
 
 
 def lacks_data(data: bytes, frame: JpegFrame) -> bool:
@@ -115,7 +119,7 @@ def _jpeg_frame(data: bytes) -> JpegFrame | None:  # noqa: C901 - a branch for e
             data_start = at
             found = _JPEG_MARKER_AFTER_DATA.search(data, at)
             if found is None:
-                return None
+                raise ValueError("no marker ends the data")
             at = data_end = found.start()
     if not scans or not sizes or not width * height or marker != _JPEG_EOI:
         return None
