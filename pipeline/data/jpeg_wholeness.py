@@ -171,6 +171,7 @@ def _reaches_the_end(data: bytes, frame: JpegFrame) -> bool | None:
 def _others(end: bytes, frame: JpegFrame) -> Iterator[bytes]:
     """Yield the file with something else behind its data, as if there were more of it."""
     yield end + _JPEG_FOLLOWING + b"\xff\xd9"
+    yield end + b"\xff\0" * len(_JPEG_FOLLOWING) + b"\xff\xd9"
     if frame.restarts:
         found = [end.rfind(bytes([0xFF, 0xD0 + each]), frame.data_start) for each in range(8)]
         last = max(found)
