@@ -18,6 +18,7 @@ from flows import commands
 from pipeline import quiet_libraries, redaction, workspace
 from pipeline.atomic_files import full_disk
 from pipeline.errors import ConfigError, PipelineError
+from pipeline.terminal_words import visible
 
 _INTERRUPTED = 128 + signal.SIGINT
 _TERMINATED = 128 + signal.SIGTERM
@@ -90,7 +91,7 @@ def _cause(error: PipelineError) -> PipelineError:
 def _failed(sentence: str, code: int, *, debug: bool) -> int:
     if debug:
         print(redaction.redacted(traceback.format_exc()), end="", file=sys.stderr)
-    print(f"Error: {redaction.redacted(sentence)}", file=sys.stderr)
+    print(f"Error: {visible(redaction.redacted(sentence), lines=True)}", file=sys.stderr)
     return code
 
 

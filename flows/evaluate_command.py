@@ -29,6 +29,7 @@ from pipeline.registry.version_evaluation import (
     choose_images,
     evaluate_version,
 )
+from pipeline.terminal_words import visible
 from pipeline.tracking import NewRun
 from pipeline.workspace import WORKSPACE
 
@@ -116,7 +117,7 @@ def print_evaluation(
     if as_json:
         print(json.dumps(_as_json(found, run), indent=2))
     else:
-        print("\n".join(_lines(found)))
+        print("\n".join(map(visible, _lines(found))))
 
 
 def _params(

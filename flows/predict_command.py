@@ -13,6 +13,7 @@ from flows.progress import display, shown
 from pipeline.errors import ConfigError, DataError
 from pipeline.registry.image_files import check_images, find_images
 from pipeline.registry.registered_models import ModelReference, resolve
+from pipeline.terminal_words import visible
 
 if TYPE_CHECKING:
     from pipeline.registry.batch_prediction import PredictedTable
@@ -85,12 +86,12 @@ def _tell(table: PredictedTable, out: Path) -> None:
         print(_line({"image": name, "error": reason}), file=sys.stderr)
     if table.unreadable > len(table.first_errors):
         more = table.unreadable - len(table.first_errors)
-        print(f"and {more} more; the column error of {out} names them", file=sys.stderr)
+        print(visible(f"and {more} more; the column error of {out} names them"), file=sys.stderr)
     counted = f"{table.images - table.unreadable} predictions"
     counted += f" and {table.unreadable} unreadable" if table.unreadable else ""
     before = table.answered_before
     kept = f", {before} of them by an interrupted command," if before else ""
-    print(f"{counted}{kept} written to {out}", file=sys.stderr)
+    print(visible(f"{counted}{kept} written to {out}"), file=sys.stderr)
 
 
 def _answers(reference: ModelReference, images: Sequence[Path], top_k: int) -> list[dict[str, Any]]:
@@ -111,6 +112,6 @@ def _answers(reference: ModelReference, images: Sequence[Path], top_k: int) -> l
 
 def _line(answer: dict[str, Any]) -> str:
     if answer["error"]:
-        return f"{answer['image']}  could not be read: {answer['error']}"
+        return visible(f"{answer['image']}  could not be read: {answer['error']}")
     ranked = "  ".join(f"{each['label']} {each['probability']:.1%}" for each in answer["top_k"])
-    return f"{answer['image']}  {ranked}"
+    return visible(f"{answer['image']}  {ranked}")

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from pipeline.redaction import redacted
+from pipeline.terminal_words import visible
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -57,11 +58,11 @@ class PlainLines:
 
     def stage(self, name: str) -> None:
         """Write the stage with the seconds since the start."""
-        self._line(name)
+        self._line(visible(name))
 
     def note(self, text: str) -> None:
         """Write the text."""
-        self._line(f"  {redacted(text)}")
+        self._line(f"  {visible(redacted(text))}")
 
     def advance(self, label: str, done: int, total: int, beside: str = "") -> None:
         """Write a line if ten seconds have passed since the last one."""
@@ -91,13 +92,17 @@ class TerminalBars:
 
     def stage(self, name: str) -> None:
         """Take the last bar away and name the next stage."""
+        from rich.markup import escape
+
         self._end_bar()
         seconds = time.monotonic() - self._started
-        self._progress.console.print(f"[dim]{seconds:5.0f} s[/dim]  {name}", highlight=False)
+        self._progress.console.print(
+            f"[dim]{seconds:5.0f} s[/dim]  {escape(visible(name))}", highlight=False
+        )
 
     def note(self, text: str) -> None:
         """Print the text above the bar."""
-        shown = f"         {redacted(text)}"
+        shown = f"         {visible(redacted(text))}"
         self._progress.console.print(shown, style="dim", highlight=False, markup=False)
 
     def advance(self, label: str, done: int, total: int, beside: str = "") -> None:

@@ -23,6 +23,7 @@ from pipeline import config_files, local_services, worker_start
 from pipeline.config import RunConfig
 from pipeline.errors import ConfigError
 from pipeline.plugin_loader import plugin_files
+from pipeline.terminal_words import visible
 from pipeline.workspace import WORKSPACE
 
 if TYPE_CHECKING:
@@ -267,5 +268,19 @@ def _shown_program(name: str) -> str:
 
 
 def _shown_path(path: str) -> str:
+    """Return a path as a shell reads it, in ASCII where a terminal would obey a character."""
     relative = os.path.relpath(path)
-    return shlex.quote(path if relative.startswith("..") else relative)
+    shown = path if relative.startswith("..") else relative
+    shown = f"./{shown}" if shown.startswith("-") else shown
+    if visible(shown) == shown:
+        return shlex.quote(shown)
+    return f"$'{''.join(map(_ansi_quoted, shown))}'"
+
+
+def _ansi_quoted(character: str) -> str:
+    r"""Return a character as it is written in Bash's and Zsh's $'...'."""
+    if character in "\\'":
+        return f"\\{character}"
+    if visible(character) == character:
+        return character
+    return "".join(f"\\{byte:03o}" for byte in os.fsencode(character))

@@ -14,6 +14,7 @@ from pipeline import config_files, local_services
 from pipeline.config import NAME_RULE, RunConfig, is_name
 from pipeline.data.config import DataConfig
 from pipeline.errors import ConfigError, DataError
+from pipeline.terminal_words import visible
 from pipeline.workspace import WORKSPACE
 
 if TYPE_CHECKING:
@@ -43,9 +44,11 @@ def print_watch(folder: Path, *, config: Path | None, name: str | None, as_json:
         return
     asked = settings.data.min_new_images
     enough = "one image is" if asked == 1 else f"{asked} images are"
-    print(f"{name}: {folder} is watched. It is trained on when at least {enough} new.")
+    print(
+        f"{name}: {visible(str(folder))} is watched. It is trained on when at least {enough} new."
+    )
     for note in notes:
-        print(f"  {note}")
+        print(f"  {visible(note)}")
     print(f"`patchline schedule list` shows the watch; `patchline schedule remove {name}` ends it.")
 
 

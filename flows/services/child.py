@@ -15,6 +15,7 @@ from pipeline import quiet_libraries, redaction
 from pipeline.errors import PipelineError
 from pipeline.held_locks import is_held
 from pipeline.local_services import services_folder
+from pipeline.terminal_words import visible
 from pipeline.workspace import make_folder
 
 _PATIENCE_SECONDS = 0.5
@@ -40,7 +41,7 @@ def main(work: Callable[[], None]) -> None:
     try:
         work()
     except PipelineError as error:
-        print(f"Error: {error}", file=sys.stderr, flush=True)
+        print(f"Error: {visible(str(error), lines=True)}", file=sys.stderr, flush=True)
         sys.exit(error.exit_code)
 
 

@@ -100,5 +100,5 @@ def _slices(picture_HWC: Pixels, rows: int) -> list[Pixels]:
 def _read(file: Path) -> Pixels:
     from PIL import Image
 
-    with Image.open(file) as image:
+    with Image.open(file, formats=("PNG",)) as image:
         return np.asarray(image.convert("RGB"))

@@ -11,6 +11,7 @@ from typing import Any, get_args
 from pipeline.config import RunConfig
 from pipeline.contract.checks import CheckError, Rule, require
 from pipeline.data.decoding import UndecodableImageError, decode_image
+from pipeline.data.image_file import read_image
 from pipeline.errors import UserError
 from pipeline.plugin_api import (
     DataSource,
@@ -121,7 +122,7 @@ class DataSourceChecks:
         listing = self._listing()
         for image in listing.images:
             try:
-                decode_image((listing.root / image.path).read_bytes(), channels=3)
+                decode_image(read_image(listing.root / image.path), channels=3)
             except UndecodableImageError as error:
                 raise CheckError(f"{image.path!r} cannot be decoded: {error}.") from error
 

@@ -7,7 +7,6 @@ bytes, status (`ok`, `damaged`, `foreign`), reason.
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,10 +14,12 @@ from pathlib import Path
 from typing import TypedDict
 
 import pandas as pd
-from PIL import Image
 
 from pipeline.atomic_files import replacing
-from pipeline.data.decoding import UndecodableImageError, decode_image
+from pipeline.data.decoding import UndecodableImageError, decoded, read_header
+from pipeline.data.file_digest import sha256_of
+from pipeline.data.image_file import MAX_FILE_BYTES, image_bytes, open_regular, too_large
+from pipeline.data.image_formats import HEAD_BYTES, format_of, refused_format
 from pipeline.plugin_api import ImageListing, ListedImage
 
 COLUMNS = [
@@ -27,9 +28,9 @@ COLUMNS = [
 ]  # fmt: skip
 
 _FINGERPRINTED = ["path", "label", "split", "group", "sha256", "status"]
-_KNOWN_STARTS = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"BM", b"RIFF", b"II*\0", b"MM\0*")
 _IMAGE_SUFFIXES = {
     ".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".avif",
+    ".jfif", ".jp2", ".j2k",
 }  # fmt: skip
 Progress = Callable[[int, int], None]
 """Called with the number of files done and the number of all files."""
@@ -80,42 +81,40 @@ def _describe(root: Path, listed: ListedImage) -> _Row:
         row["status"], row["reason"] = "damaged", "its name is not UTF-8; rename it"
         return row
     try:
-        data = (root / listed.path).read_bytes()
-    except OSError as error:
-        row["status"], row["reason"] = "damaged", f"cannot be read: {error.strerror}"
-        return row
-    row["sha256"], row["bytes"] = hashlib.sha256(data).hexdigest(), len(data)
-    if not listed.label:
-        row["status"], row["reason"] = "foreign", "lies in no class folder"
-        return row
-    try:
-        with Image.open(io.BytesIO(data)) as opened:
-            row["width"], row["height"], row["mode"] = opened.width, opened.height, opened.mode
-        decode_image(data, channels=3)
-    except (
-        UndecodableImageError,
-        Image.DecompressionBombError,
-        OSError,
-        ValueError,
-        SyntaxError,
-    ) as error:
-        row["status"], row["reason"] = _verdict(Path(listed.path), data, error)
+        _fill(row, root / listed.path, labelled=bool(listed.label))
+    except UndecodableImageError as error:
+        row["status"], row["reason"] = "damaged", str(error)
     return row
+
+
+def _fill(row: _Row, file: Path, *, labelled: bool) -> None:
+    """Complete a row; what is no image, or lies in no class folder, is never read whole."""
+    with open_regular(file) as opened:
+        row["bytes"] = os.fstat(opened.fileno()).st_size
+        head = opened.read(HEAD_BYTES)
+        looks_like_image = bool(format_of(head) or refused_format(head))
+        readable = labelled and format_of(head) and row["bytes"] <= MAX_FILE_BYTES
+        if not readable:
+            opened.seek(0)
+            row["sha256"] = sha256_of(opened)
+    if not labelled:
+        row["status"], row["reason"] = "foreign", "lies in no class folder"
+        return
+    if head and not looks_like_image and file.suffix.lower() not in _IMAGE_SUFFIXES:
+        row["status"], row["reason"] = "foreign", "not an image"
+        return
+    if row["bytes"] > MAX_FILE_BYTES:
+        raise UndecodableImageError(too_large(row["bytes"]))
+    with image_bytes(file) as data:
+        row["sha256"], row["bytes"] = hashlib.sha256(data).hexdigest(), len(data)
+        row["width"], row["height"], row["mode"] = read_header(data)
+        with decoded(data, channels=3):
+            pass
 
 
 def _printable(name: str) -> str:
     """Return a file name that Parquet can hold: bytes that are not UTF-8 are written out."""
     return name.encode("utf-8", "backslashreplace").decode()
-
-
-def _verdict(path: Path, data: bytes, error: Exception) -> tuple[str, str]:
-    """Tell a damaged image from a file that never was one."""
-    if not data:
-        return "damaged", "the file is empty"
-    if not data.startswith(_KNOWN_STARTS) and path.suffix.lower() not in _IMAGE_SUFFIXES:
-        return "foreign", "not an image"
-    unknown = "cannot identify" in str(error)
-    return "damaged", "not an image that can be read" if unknown else str(error)
 
 
 def fingerprint(manifest: pd.DataFrame) -> str:

@@ -25,8 +25,9 @@ import numpy as np
 import pandas as pd
 
 from pipeline.atomic_files import storage_errors, write_text
-from pipeline.data import decoding
-from pipeline.data.decoding import decode_image, resize_image
+from pipeline.data import decoding, image_formats, jpeg_wholeness, png_chunks
+from pipeline.data.decoding import UndecodableImageError, decoded, resize_image
+from pipeline.data.image_file import image_bytes
 from pipeline.data.manifest import Progress
 from pipeline.errors import DataError
 from pipeline.stage_memory import FileDigest, digest_of
@@ -34,10 +35,11 @@ from pipeline.workspace import make_folder
 
 logger = logging.getLogger(__name__)
 
-DECODER_VERSION = 1
+DECODER_VERSION = 2
 """Raise it when decoding or resizing changes a pixel; old stores are then left alone."""
 
 IMAGES_FILE, DIGEST_FILE = "images.npy", "digest.json"
+_DECODER_MODULES = (decoding, image_formats, jpeg_wholeness, png_chunks)
 _DECODERS = ("opencv-python-headless", "pillow")
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -159,7 +161,8 @@ def _mean_and_deviation(histogram: list[int]) -> tuple[float, float]:
 
 def _key(rows: pd.DataFrame, spec: StoreSpec) -> str:
     versions = [metadata.version(name) for name in _DECODERS]
-    source = hashlib.sha256(Path(decoding.__file__).read_bytes()).hexdigest()
+    texts = [Path(str(module.__file__)).read_bytes() for module in _DECODER_MODULES]
+    source = hashlib.sha256(b"\0".join(texts)).hexdigest()
     ingredients = [DECODER_VERSION, source, *versions, *vars(spec).values()]
     digest = hashlib.sha256(json.dumps(ingredients).encode())
     for sha256 in rows["sha256"]:
@@ -180,15 +183,13 @@ def _fill(
     def decode(item: tuple[int, str, str]) -> None:
         position, path, sha256 = item
         try:
-            data = (root / path).read_bytes()
-        except OSError as error:
-            raise DataError(
-                f"{path} cannot be read any more ({error.strerror}). Restore it, or run again."
-            ) from error
-        if hashlib.sha256(data).hexdigest() != sha256:
-            raise DataError(f"{path} changed while it was being read. Run again.")
-        pixels = decode_image(data, spec.channels)
-        images[position] = resize_image(pixels, spec.height, spec.width, spec.resize)
+            with image_bytes(root / path) as data:
+                if hashlib.sha256(data).hexdigest() != sha256:
+                    raise DataError(f"{path} changed while it was being read. Run again.")
+                with decoded(data, spec.channels, known_whole=True) as pixels:
+                    images[position] = resize_image(pixels, spec.height, spec.width, spec.resize)
+        except UndecodableImageError as error:
+            raise DataError(f"{path}: {error}. Restore it, or run again.") from error
 
     items = zip(range(len(rows)), rows["path"], rows["sha256"], strict=True)
     with ThreadPoolExecutor(max_workers=min(8, 2 * (os.cpu_count() or 1))) as pool:

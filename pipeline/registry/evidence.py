@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -138,13 +139,14 @@ def pixels_for_page(images: pd.DataFrame, root: Path | None) -> Callable[[int], 
 
     def pixels_of(position: int) -> Array | None:
         from pipeline.data.decoding import decode_image
+        from pipeline.data.image_file import read_image
 
         row = images.iloc[position]
         if root is None or not holds(root / row["path"], row["sha256"]):
             return None
         try:
-            return decode_image((root / row["path"]).read_bytes(), 3)
-        except (UndecodableImageError, OSError):
+            return decode_image(read_image(root / row["path"]), 3)
+        except UndecodableImageError:
             return None
 
     return pixels_of
@@ -174,8 +176,9 @@ def _predict(
             file = root / paths[position]
             if not holds(file, digests[position]):
                 continue
-            pixels.append(package.pixels(file))
-            chosen.append(position)
+            with suppress(UndecodableImageError):  # its decoder is not the one of this program
+                pixels.append(package.pixels(file))
+                chosen.append(position)
         if chosen:
             answers[chosen] = package.probabilities(np.stack(pixels))[:, order]
         if on_progress:

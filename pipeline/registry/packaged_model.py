@@ -9,13 +9,16 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import cv2
 import numpy as np
 
-from pipeline.data.decoding import UndecodableImageError, decode_image, resize_image
+from pipeline.data.decoding import UndecodableImageError, decoded, resize_image
+from pipeline.data.image_file import MAX_FILE_BYTES, image_bytes, too_large
 from pipeline.onnx_session import open_session
 
 _LONGEST_PATH = 4096
@@ -56,12 +59,15 @@ class PackagedModel:
         spec = self.image
         try:
             if isinstance(image, np.ndarray):
-                decoded = _as_channels(image, spec["channels"])
-            else:
-                decoded = decode_image(_as_bytes(image, paths=paths), spec["channels"])
-            return resize_image(decoded, spec["height"], spec["width"], spec["resize"])
-        except (cv2.error, MemoryError) as error:  # a strip of 1 x 100,000 pixels, for one
+                return self._resized(_as_channels(image, spec["channels"]))
+            with _encoded(image, paths=paths) as data, decoded(data, spec["channels"]) as pixels:
+                return self._resized(pixels)
+        except (cv2.error, MemoryError) as error:
             raise UndecodableImageError("the image is too large, or too narrow") from error
+
+    def _resized(self, pixels_HWC: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        spec = self.image
+        return resize_image(pixels_HWC, spec["height"], spec["width"], spec["resize"])
 
     def probabilities(self, pixels_BHWC: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Return calibrated probabilities (B, K)."""
@@ -126,26 +132,43 @@ def _as_channels(image: np.ndarray[Any, Any], channels: int) -> np.ndarray[Any, 
     raise UndecodableImageError(f"an array with {stacked.shape[2]} channels is not an image")
 
 
-def _as_bytes(image: object, *, paths: bool) -> bytes:
+@contextmanager
+def _encoded(image: object, *, paths: bool) -> Iterator[bytes]:
+    """Give the bytes of an image file, whatever holds them."""
+    file = _named_file(image) if paths else None
+    if file is not None:
+        with image_bytes(file) as data:
+            yield data
+        return
+    data = _given_bytes(image, paths=paths)
+    if len(data) > MAX_FILE_BYTES:
+        raise UndecodableImageError(too_large(len(data)))
+    yield data
+
+
+def _named_file(image: object) -> Path | None:
+    if isinstance(image, Path):
+        return image
+    if isinstance(image, str) and len(image) <= _LONGEST_PATH and _exists(Path(image)):
+        return Path(image)
+    return None
+
+
+def _exists(file: Path) -> bool:
+    try:
+        return file.exists() and not file.is_dir()
+    except (OSError, ValueError):  # too long for a name, a zero byte in it
+        return False
+
+
+def _given_bytes(image: object, *, paths: bool) -> bytes:
     if isinstance(image, (bytes, bytearray, memoryview)):
         return bytes(image)
-    if isinstance(image, Path) and paths:
-        return _read(image)
     if isinstance(image, str):
-        may_be_path = paths and len(image) <= _LONGEST_PATH
-        if may_be_path and Path(image).is_file():
-            return _read(Path(image))
         try:
             return base64.b64decode(image, validate=True)
         except (binascii.Error, ValueError):
+            may_be_path = paths and len(image) <= _LONGEST_PATH
             rule = "neither base64 nor a path of a file" if may_be_path else "not base64"
             raise UndecodableImageError(f"{image[:_SHOWN]!r} is {rule}") from None
     raise UndecodableImageError(f"a {type(image).__name__} is not an image")
-
-
-def _read(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except (OSError, ValueError) as error:  # gone, not ours to read, a zero byte in its name
-        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        raise UndecodableImageError(f"the file cannot be read: {reason}") from error

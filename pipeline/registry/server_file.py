@@ -21,7 +21,7 @@ _LIBRARY = Path(__file__).resolve().parent.parent
 
 def write_server(file: Path) -> None:
     """Write the server with the texts of our own modules in place of their imports."""
-    text = _standing_alone("registry.model_server")
+    text = _standing_alone("registry.model_server", set())
     text = text.replace("import mlflow.pyfunc\n", "import mlflow.models\nimport mlflow.pyfunc\n", 1)
     write_text(file, f"{_FUTURE}\n{text}{_LAST_LINES}")
 
@@ -31,7 +31,12 @@ def requirements() -> list[str]:
     return [f"{name}=={metadata.version(name)}" for name in _DISTRIBUTIONS]
 
 
-def _standing_alone(module: str) -> str:
+def _standing_alone(module: str, written: set[str]) -> str:
+    """Return a module's text with those that it imports before it, each of them once."""
+    if module in written:
+        return ""
+    written.add(module)
     source = _LIBRARY.joinpath(*module.split(".")).with_suffix(".py").read_text(encoding="utf-8")
-    inlined = _OWN_IMPORT.sub(lambda found: _standing_alone(found[1]), source.replace(_FUTURE, ""))
+    text = source.replace(_FUTURE, "")
+    inlined = _OWN_IMPORT.sub(lambda found: _standing_alone(found[1], written), text)
     return f"# -- pipeline.{module} --\n{inlined}"

@@ -115,9 +115,9 @@ def load_photo(file: Path | None) -> Photo:
         pixels_HWC = np.asarray(load_sample_image("china.jpg"))
     else:
         try:
-            with Image.open(file) as opened:
+            with Image.open(file, formats=("JPEG", "PNG")) as opened:
                 pixels_HWC = np.asarray(ImageOps.exif_transpose(opened).convert("RGB"))
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        except Exception as error:  # decoders raise what they like
             raise DataError(
                 f"Photo {file} cannot be read ({type(error).__name__}). Give the path of a whole "
                 "JPEG or PNG file."
@@ -197,7 +197,7 @@ def save_figure(figure: Figure, file: Path) -> Path:
         if ending == ".png":
             drawn = io.BytesIO()
             figure.savefig(drawn, format="png", dpi=_DPI)
-            colours = Image.open(drawn).convert("RGB").quantize(256, kmeans=3)
+            colours = Image.open(drawn, formats=("PNG",)).convert("RGB").quantize(256, kmeans=3)
             colours.save(temporary, format="PNG", optimize=True)
         else:
             dates = {"Date": None} if ending == ".svg" else {"CreationDate": None}

@@ -1,0 +1,79 @@
+"""Read image files: regular ones of a bounded size, one large one at a time.
+
+Written into every packaged model together with the decoder. A pipe, a device, a socket, or a link
+to one of them is refused before it is opened: reading it might never end.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from pipeline.data.decoding import SharedBudget, UndecodableImageError
+
+MAX_FILE_BYTES = 1 << 29
+"""Larger files are not read as images: 512 MiB."""
+_SMALL_BYTES = 1 << 23
+_bytes_in_flight = SharedBudget(MAX_FILE_BYTES)
+
+
+@contextmanager
+def image_bytes(file: Path) -> Iterator[bytes]:
+    """Read a file whole and hold its share of memory while the block runs.
+
+    Raises:
+        UndecodableImageError: with the reason, if it cannot be read, or is too large.
+    """
+    with open_regular(file) as opened:
+        size = os.fstat(opened.fileno()).st_size
+        if size > MAX_FILE_BYTES:
+            raise UndecodableImageError(too_large(size))
+        with _bytes_in_flight.share(size if size > _SMALL_BYTES else 0):
+            try:
+                data = opened.read(MAX_FILE_BYTES + 1)
+            except OSError as error:
+                raise UndecodableImageError(f"cannot be read: {error.strerror}") from error
+            if len(data) > MAX_FILE_BYTES:  # it grew, or its size is not known
+                raise UndecodableImageError(too_large(len(data)))
+            yield data
+
+
+def read_image(file: Path) -> bytes:
+    """Return what a file holds.
+
+    Raises:
+        UndecodableImageError: with the reason, if it cannot be read, or is too large.
+    """
+    with image_bytes(file) as data:
+        return data
+
+
+@contextmanager
+def open_regular(file: Path) -> Iterator[BinaryIO]:
+    """Open a regular file to read; a link to one counts.
+
+    Raises:
+        UndecodableImageError: with the reason, if it is something else, or cannot be opened.
+    """
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    try:
+        regular = stat.S_ISREG(file.stat().st_mode)
+        descriptor = os.open(file, flags) if regular else -1
+    except (OSError, ValueError) as error:  # gone, not ours to read, a zero byte in its name
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise UndecodableImageError(f"cannot be read: {reason}") from error
+    if not regular:
+        raise UndecodableImageError("not a regular file")
+    with os.fdopen(descriptor, "rb") as opened:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # exchanged since it was looked at
+            raise UndecodableImageError("not a regular file")
+        yield opened
+
+
+def too_large(size: int) -> str:
+    """Return the reason why a file of this many bytes is not read."""
+    return f"{size} bytes are more than the {MAX_FILE_BYTES} that are read; make the file smaller"

@@ -1,0 +1,99 @@
+"""Which image formats are read, known by the first bytes of a file.
+
+A file is handed to the decoder of its own format alone, and only if that format is listed here.
+So no file can reach a decoder that starts a program, as the one of PostScript does.
+"""
+
+from __future__ import annotations
+
+HEAD_BYTES = 64
+"""So many bytes of a file tell its format."""
+
+_STARTS: tuple[tuple[bytes, str], ...] = (
+    (b"\xff\xd8\xff", "JPEG"),
+    (b"\x89PNG\r\n\x1a\n", "PNG"),
+    (b"GIF87a", "GIF"),
+    (b"GIF89a", "GIF"),
+    (b"BM", "BMP"),
+    (b"II*\0", "TIFF"),
+    (b"MM\0*", "TIFF"),
+    (b"II+\0", "TIFF"),
+    (b"MM\0+", "TIFF"),
+    (b"\xff\x4f\xff\x51", "JPEG2000"),
+    (b"\0\0\0\x0cjP  \r\n\x87\n", "JPEG2000"),
+    *((b"P%d" % number, "PPM") for number in range(1, 7)),
+)
+_FTYP_BRANDS = {b"avif": "AVIF", b"avis": "AVIF"}
+READ_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "AVIF", "JPEG2000")
+"""Pillow's names of the formats that are read; a multi-picture object (MPO) is a JPEG."""
+
+_REFUSED_STARTS: tuple[tuple[bytes, str], ...] = (
+    (b"%!PS", "PostScript"),
+    (b"\xc5\xd0\xd3\xc6", "PostScript"),
+    (b"%PDF", "PDF"),
+    (b"8BPS", "Photoshop"),
+    (b"DDS ", "DDS"),
+    (b"BLP1", "BLP"),
+    (b"BLP2", "BLP"),
+    (b"SIMPLE  =", "FITS"),
+    (b"\xd7\xcd\xc6\x9a", "WMF"),
+    (b"\x01\0\x09\0\0\x03", "WMF"),
+    (b"icns", "ICNS"),
+    (b"\0\0\x01\0", "ICO"),
+    (b"\0\0\x02\0", "CUR"),
+    (b"qoif", "QOI"),
+    (b"\x01\xda", "SGI"),
+    (b"\x59\xa6\x6a\x95", "Sun raster"),
+    (b"\x0a\x05\x01", "PCX"),
+    (b"\xb1\x68\xde\x3a", "DCX"),
+    (b"FTEX", "FTEX"),
+    (b"GRIB", "GRIB"),
+    (b"BUFR", "BUFR"),
+    (b"\x89HDF\r\n\x1a\n", "HDF5"),
+    (b"/* XPM */", "XPM"),
+    (b"DanM", "MSP"),
+    (b"LinS", "MSP"),
+    (b"<svg", "SVG"),
+    (b"AT&TFORM", "DjVu"),
+    (b"\xff\x0a", "JPEG XL"),
+    (b"\0\0\0\x0cJXL \r\n\x87\n", "JPEG XL"),
+)
+_HEIF_BRANDS = {b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1"}
+_BOX_TYPE, _BOX_BRAND, _BOX_BRANDS = slice(4, 8), slice(8, 12), slice(16, HEAD_BYTES)
+
+
+def format_of(head: bytes) -> str | None:
+    """Return Pillow's name of the format that a file begins like, if it is one that is read."""
+    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
+        return "WEBP"
+    if head[_BOX_TYPE] == b"ftyp":
+        # An AVIF file may begin with a general brand and name its own among the compatible ones.
+        return "AVIF" if _FTYP_BRANDS.keys() & _brands(head) else None
+    return next((name for start, name in _STARTS if head.startswith(start)), None)
+
+
+def refused_format(head: bytes) -> str | None:
+    """Return what people call an image format that is known and not read."""
+    if format_of(head) is not None:
+        return None
+    if head[_BOX_TYPE] == b"ftyp":
+        return "HEIF" if _HEIF_BRANDS & _brands(head) else None
+    if head[40:44] == b" EMF":
+        return "EMF"
+    text = head.lstrip()
+    named = (name for start, name in _REFUSED_STARTS if head.startswith(start))
+    return next(named, "SVG" if text.startswith(b"<?xml") and b"<svg" in text else None)
+
+
+def why_not_read(head: bytes) -> str:
+    """Return the reason why a file that begins like this is not read, and what helps."""
+    name = refused_format(head)
+    if name is None:
+        return "not an image that can be read"
+    return f"{name} files are not read; convert it to PNG or JPEG"
+
+
+def _brands(head: bytes) -> set[bytes]:
+    length = min(int.from_bytes(head[:4], "big"), len(head))
+    others = head[_BOX_BRANDS.start : length]
+    return {head[_BOX_BRAND], *(others[at : at + 4] for at in range(0, len(others), 4))}

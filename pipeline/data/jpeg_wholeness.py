@@ -1,0 +1,189 @@
+"""Whether a JPEG file holds all of its pixels.
+
+JPEG decoders fill up what is missing and say nothing, so half a file with an end marker looks whole
+to them. Two questions find it out, neither of which depends on what the picture shows:
+
+- One scan: decoded as if the picture were two rows of blocks higher, at an eighth of its size. The
+  first block beyond the picture is where the data must end: a decoder makes something of that block
+  only if it had data for all blocks before it.
+- Several scans, or a first block that tells nothing: are all scans there, and does the picture stay
+  the same whatever follows the data?
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image
+
+_JPEG_MARKER_AFTER_DATA = re.compile(rb"\xff+[^\x00\xff\xd0-\xd7]")
+_JPEG_SOF = {0xC0, 0xC1, 0xC2}
+"""Baseline, extended and progressive, all with Huffman codes."""
+_JPEG_OTHER_SOF = {0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF}
+_JPEG_SOS, _JPEG_EOI, _JPEG_DRI, _JPEG_PROGRESSIVE = 0xDA, 0xD9, 0xDD, 0xC2
+_JPEG_BLOCK, _JPEG_COEFFICIENTS = 8, 64
+_JPEG_MOST_PIXELS = 65_400
+"""On a side, that leave room for two more rows of blocks."""
+_JPEG_FOLLOWING = bytes((37 * number + 170) % 251 for number in range(512))
+"""What may follow instead of the end marker; its first bit differs from what decoders fill in."""
+
+
+class JpegFrame(NamedTuple):
+    """What the markers of a JPEG file say."""
+
+    width: int
+    height: int
+    height_at: int
+    """Where the file notes its height."""
+    block_columns: int
+    """Blocks of 8 pixels beside each other in a coded unit, of the first component."""
+    unit_rows: int
+    """Pixel rows of a coded unit."""
+    unit_columns: int
+    """Pixel columns of a coded unit."""
+    scans: int
+    complete: bool
+    """Whether the scans bring every coefficient of every component to its last bit."""
+    luma_last: bool
+    """Whether the last scan is of the first component alone."""
+    restarts: bool
+    data_start: int
+    """Where the last scan's data begins."""
+    data_end: int
+    """Where the last scan's data ends and the end marker begins."""
+
+
+def jpeg_frame(data: bytes) -> JpegFrame | None:
+    """Return what the markers say; none if they are odd, or the coding is a rare one.
+
+    Raises:
+        ValueError: if the file ends before its end marker.
+    """
+    try:
+        return _jpeg_frame(data)
+    except (IndexError, ValueError) as error:
+        raise ValueError("the file is truncated") from error
+
+
+def lacks_data(data: bytes, frame: JpegFrame) -> bool:
+    """Return whether a part of the picture is missing between the markers of a JPEG file.
+
+    Raises:
+        Exception: whatever Pillow raises when it cannot decode the file.
+    """
+    if not frame.complete:
+        return True
+    if frame.scans == 1 and max(frame.height, frame.width) <= _JPEG_MOST_PIXELS:
+        whole = _reaches_the_end(data, frame)
+        if whole is not None:
+            return not whole
+    mode = "L" if frame.luma_last else None
+    end = data[: frame.data_end]
+    usual = _decoded(end + b"\xff\xd9", mode)
+    return any(not np.array_equal(usual, _decoded(other, mode)) for other in _others(end, frame))
+
+
+def _jpeg_frame(data: bytes) -> JpegFrame | None:  # noqa: C901 - a branch for each kind of marker
+    sizes: dict[int, tuple[int, int]] = {}
+    left: dict[tuple[int, int], int] = {}
+    width = height = height_at = kind = scans = data_start = data_end = 0
+    restarts, last_scan = False, b""
+    at = 2
+    while True:
+        at = data.index(b"\xff", at)  # what lies between the markers is passed over
+        while data[at] == 0xFF:  # noqa: PLR2004 - every marker begins so
+            at += 1
+        marker, at = data[at], at + 1
+        if marker == _JPEG_EOI or marker in _JPEG_OTHER_SOF:
+            break
+        length = int.from_bytes(data[at : at + 2], "big")
+        body = data[at + 2 : at + length]
+        if marker in _JPEG_SOF:
+            if kind:
+                return None
+            kind, height_at = marker, at + 3
+            height, width = int.from_bytes(body[1:3], "big"), int.from_bytes(body[3:5], "big")
+            for number in range(body[5]):
+                name, factors = body[6 + 3 * number], body[7 + 3 * number]
+                sizes[name] = factors >> 4, factors & 15
+        elif marker == _JPEG_DRI:
+            restarts = int.from_bytes(body[:2], "big") > 0
+        at += length
+        if marker == _JPEG_SOS:
+            scans, last_scan = scans + 1, body
+            _note_scan(body, left, progressive=kind == _JPEG_PROGRESSIVE)
+            data_start = at
+            found = _JPEG_MARKER_AFTER_DATA.search(data, at)
+            if found is None:
+                raise ValueError("no marker ends the data")
+            at = data_end = found.start()
+    if not scans or not sizes or not width * height or marker != _JPEG_EOI:
+        return None
+    first = next(iter(sizes))
+    if len(sizes) == 1:  # its blocks come one by one, whatever its factors say
+        sizes[first] = 1, 1
+    wanted = ((name, place) for name in sizes for place in range(_JPEG_COEFFICIENTS))
+    return JpegFrame(
+        width=width,
+        height=height,
+        height_at=height_at,
+        block_columns=sizes[first][0],
+        unit_rows=_JPEG_BLOCK * max(rows for _, rows in sizes.values()),
+        unit_columns=_JPEG_BLOCK * max(columns for columns, _ in sizes.values()),
+        scans=scans,
+        complete=all(left.get(each) == 0 for each in wanted),
+        luma_last=len(sizes) == 3 and last_scan[:2] == bytes([1, first]),  # noqa: PLR2004 - YCbCr
+        restarts=restarts,
+        data_start=data_start,
+        data_end=data_end,
+    )
+
+
+def _note_scan(body: bytes, left: dict[tuple[int, int], int], *, progressive: bool) -> None:
+    """Note how many bits of which coefficients are still to come after a scan."""
+    count = body[0]
+    start, stop, bits = body[1 + 2 * count : 4 + 2 * count]
+    if not progressive:
+        start, stop, bits = 0, _JPEG_COEFFICIENTS - 1, 0
+    for number in range(count):
+        for place in range(start, stop + 1):
+            left[body[1 + 2 * number], place] = bits & 15
+
+
+def _reaches_the_end(data: bytes, frame: JpegFrame) -> bool | None:
+    """Return whether the data of the only scan lasts to its last block; none if it cannot tell."""
+    rows = -(-frame.height // frame.unit_rows) * frame.unit_rows
+    columns = -(-frame.width // frame.unit_columns) * frame.unit_columns
+    higher = bytearray(data[: frame.data_end])
+    size = (rows + 2 * frame.unit_rows).to_bytes(2, "big") + columns.to_bytes(2, "big")
+    higher[frame.height_at : frame.height_at + 4] = size
+    blocks = _decoded(bytes(higher) + b"\xff\xd9", "L", reduced=True)
+    above = rows // _JPEG_BLOCK
+    first = blocks[above : above + frame.unit_rows // _JPEG_BLOCK, : frame.block_columns]
+    empty = blocks[-1, -1]
+    return True if (first != empty).any() else None
+
+
+def _others(end: bytes, frame: JpegFrame) -> Iterator[bytes]:
+    """Yield the file with something else behind its data, as if there were more of it."""
+    yield end + _JPEG_FOLLOWING + b"\xff\xd9"
+    yield end + b"\xff\0" * len(_JPEG_FOLLOWING) + b"\xff\xd9"
+    if frame.restarts:
+        found = [end.rfind(bytes([0xFF, 0xD0 + each]), frame.data_start) for each in range(8)]
+        last = max(found)
+        following = (end[last + 1] - 0xD0 + 1) % 8 if last >= 0 else 0
+        yield end + bytes([0xFF, 0xD0 + following]) + _JPEG_FOLLOWING + b"\xff\xd9"
+
+
+def _decoded(
+    data: bytes, mode: str | None, *, reduced: bool = False
+) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    with Image.open(io.BytesIO(data), formats=("JPEG",)) as opened:
+        if mode or reduced:
+            size = (opened.width // 8, opened.height // 8) if reduced else opened.size
+            opened.draft(mode, size)
+        return np.asarray(opened)

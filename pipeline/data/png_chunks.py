@@ -1,0 +1,52 @@
+"""The chunks of a PNG file: whether they are whole, and the file without those that are not pixels.
+
+Without its text, its profiles and its private chunks, a file can neither unpack to more memory than
+its pixels take nor make a decoder write warnings on the terminal.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import NamedTuple
+
+_PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_PNG_KEPT = (b"IHDR", b"IDAT", b"IEND", b"eXIf")
+"""Pixels, and the note of the right way up."""
+_PNG_CHUNK_EDGES = 12  # bytes: length, kind, checksum
+_PNG_MANY_CHUNKS = 100_000
+
+
+class PlainPng(NamedTuple):
+    """An 8-bit greyscale or RGB image without transparency."""
+
+    data: bytes
+    """The file with the chunks that matter to its pixels alone."""
+    width: int
+    height: int
+
+
+def plain_png(data: bytes) -> PlainPng | None:
+    """Return the file without what is not pixels; none if it is another kind, or not whole."""
+    if not data.startswith(_PNG_SIGNATURE):
+        return None
+    at, kept, kind = len(_PNG_SIGNATURE), [_PNG_SIGNATURE], b""
+    for _ in range(_PNG_MANY_CHUNKS):
+        if kind == b"IEND" or at + _PNG_CHUNK_EDGES > len(data):
+            break
+        length = int.from_bytes(data[at : at + 4], "big")
+        kind, end = data[at + 4 : at + 8], at + _PNG_CHUNK_EDGES + length
+        if kind == b"tRNS" or end > len(data):
+            return None
+        if kind in _PNG_KEPT:
+            checksum = zlib.crc32(memoryview(data)[at + 4 : end - 4])
+            if checksum != int.from_bytes(data[end - 4 : end], "big"):
+                return None
+            kept.append(data[at:end])
+        at = end
+    if kind != b"IEND" or kept[1][4:8] != b"IHDR":
+        return None
+    width, height, bits, colour, *_ = struct.unpack(">IIBBBBB", kept[1][8:21])
+    if bits != 8 or colour not in (0, 2) or not width * height:  # noqa: PLR2004 - grey and RGB
+        return None
+    return PlainPng(b"".join(kept), width, height)
