@@ -193,7 +193,7 @@ def _print_plan(config: RunConfig) -> None:
     from pipeline.data import ingestion
 
     with shown():
-        data = ingestion.ingest(config, _WORKSPACE.resolve(), display().advance)
+        data = ingestion.ingest(config, _WORKSPACE.resolve(), display().advance, remember=False)
         for note in data.notes:
             display().note(note)
     resolved = ingestion.resolve(config, data)

@@ -1,7 +1,8 @@
 """The manifest: one row for each file, and a fingerprint that is the data's version everywhere.
 
-Columns: path (relative, with forward slashes), label, split, group, sha256, width, height, mode,
-bytes, status (`ok`, `damaged`, `foreign`), reason.
+Columns: path (relative, with forward slashes), label, split, group, sha256 (of the file), pixels
+(digest of the decoded image), width, height, mode, bytes, status (`ok`, `damaged`, `foreign`),
+reason. Manifests that were saved by earlier versions have no column `pixels`.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from PIL import Image
 
 from pipeline.atomic_files import replacing
 from pipeline.data.decoding import UndecodableImageError, decode_image
+from pipeline.data.same_images import pixel_digest
 from pipeline.plugin_api import ImageListing, ListedImage
 
 COLUMNS = [
-    "path", "label", "split", "group", "sha256", "width", "height", "mode", "bytes", "status",
-    "reason",
+    "path", "label", "split", "group", "sha256", "pixels", "width", "height", "mode", "bytes",
+    "status", "reason",
 ]  # fmt: skip
 
 _FINGERPRINTED = ["path", "label", "split", "group", "sha256", "status"]
@@ -41,6 +43,7 @@ class _Row(TypedDict):
     split: str
     group: str
     sha256: str
+    pixels: str
     width: int
     height: int
     mode: str
@@ -69,6 +72,7 @@ def _describe(root: Path, listed: ListedImage) -> _Row:
         split=listed.split or "",
         group=listed.group or "",
         sha256="",
+        pixels="",
         width=0,
         height=0,
         mode="",
@@ -91,7 +95,7 @@ def _describe(root: Path, listed: ListedImage) -> _Row:
     try:
         with Image.open(io.BytesIO(data)) as opened:
             row["width"], row["height"], row["mode"] = opened.width, opened.height, opened.mode
-        decode_image(data, channels=3)
+        row["pixels"] = pixel_digest(decode_image(data, channels=3))
     except (
         UndecodableImageError,
         Image.DecompressionBombError,
