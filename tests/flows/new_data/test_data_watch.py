@@ -26,8 +26,6 @@ from pipeline import tracking
 from pipeline.config import RunConfig
 from pipeline.data import ingestion
 from pipeline.data.config import DataConfig
-from pipeline.plugin_api import SourceContext
-from plugins.data_sources import image_folder
 from tests.conftest import draw_photo, write_photos
 from tests.flows.conftest import Command
 from tests.flows.notices import event_server
@@ -111,25 +109,6 @@ def test_a_snapshot_passes_over_what_is_hidden_or_unfinished(folder: Path) -> No
     (run / "report.png").touch()
     (folder / "mlflow.db").touch()
     assert data_watch.snapshot(folder) == before
-
-
-def test_a_snapshot_sees_what_lies_behind_links_as_a_run_does(folder: Path, tmp_path: Path) -> None:
-    """A new image behind a linked class folder, or in a linked folder inside one, is a change."""
-    (tmp_path / "roses" / "old").mkdir(parents=True)
-    (folder / "rose").symlink_to(tmp_path / "roses")
-    (tmp_path / "more").mkdir()
-    (folder / "down" / "more").symlink_to(tmp_path / "more")
-    (folder / "down" / "back").symlink_to(folder)
-    seen = [data_watch.snapshot(folder)]
-    for new in ("roses/1.png", "roses/old/2.png", "more/3.png"):
-        (tmp_path / new).touch()
-        seen.append(data_watch.snapshot(folder))
-        listed = image_folder.ImageFolder(
-            image_folder.ImageFolderConfig(), SourceContext(str(folder), tmp_path)
-        )
-        assert len(listed.list_images().images) == seen[-1].files
-    assert len({snapshot.digest for snapshot in seen}) == 4
-    assert [snapshot.files for snapshot in seen] == [8, 9, 10, 11]
 
 
 def test_a_subfolder_that_cannot_be_listed_is_no_reason_to_stop(
