@@ -194,7 +194,7 @@ def _print_plan(config: RunConfig) -> None:
     from pipeline.data import ingestion
 
     with shown():
-        data = ingestion.ingest(config, WORKSPACE.resolve(), display().advance)
+        data = ingestion.ingest(config, WORKSPACE.resolve(), display().advance, remember=False)
         for note in data.notes:
             display().note(note)
     resolved = ingestion.resolve(config, data)

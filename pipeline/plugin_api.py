@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, Self, TypeVar
 
 from pipeline.errors import ConfigError, DataError, PluginError
+from pipeline.folder_walk import FoundFile, visible_folders, walk_files
 from pipeline.section import Section
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ __all__ = [
     "DataSource",
     "DataSourcePlugin",
     "DataTraits",
+    "FoundFile",
     "ImageListing",
     "ImageSpec",
     "ListedImage",
@@ -44,6 +46,8 @@ __all__ = [
     "PluginError",
     "SourceContext",
     "Split",
+    "visible_folders",
+    "walk_files",
 ]
 
 API_VERSION = 1
@@ -192,6 +196,8 @@ class ImageListing:
     root: Path
     images: list[ListedImage] = field(default_factory=list)
     mirror_symmetric: bool = True
+    empty_classes: list[str] = field(default_factory=list)
+    """Classes that the source knows and found no file for; a warning names them."""
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ on by itself.
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import hashlib
 import json
@@ -22,6 +23,7 @@ from uuid import UUID
 from pydantic import ValidationError
 
 from pipeline.atomic_files import write_text
+from pipeline.folder_walk import walk_files
 from pipeline.section import Section
 from pipeline.workspace import WORKSPACE
 
@@ -99,7 +101,7 @@ def look() -> None:
 
 
 def snapshot(folder: Path) -> Snapshot:
-    """Return what a folder holds; nothing is opened, and no link is followed.
+    """Return what a folder holds, linked folders included as a run reads them; nothing is opened.
 
     Hidden files and folders are passed over, and files that end in `.part`.
 
@@ -107,17 +109,18 @@ def snapshot(folder: Path) -> Snapshot:
         OSError: if the folder itself cannot be read.
     """
     found: list[tuple[str, int, int]] = []
-    pending = [(folder, "")]
-    while pending:
-        directory, prefix = pending.pop()
-        try:
-            with os.scandir(directory) as entries:
-                for entry in entries:
-                    _take(entry, prefix, found, pending)
-        except OSError:
-            if directory is folder or directory == folder:
-                raise
-            found.append((prefix, -1, -1))  # a subfolder that cannot be read, or is just going
+
+    def note_unreadable(below: str, error: OSError) -> None:
+        if not below:
+            raise error
+        found.append((f"{below}/", -1, -1))
+
+    for path, entry in walk_files(folder, note_unreadable):
+        if entry.name.endswith(_UNFINISHED_SUFFIX):
+            continue
+        status = _status(entry)
+        if status is not None:
+            found.append((path, status.st_size, status.st_mtime_ns))
     digest = hashlib.sha256()
     for path, size, modified in sorted(found):
         digest.update(f"{path}\0{size}\0{modified}\n".encode("utf-8", "surrogateescape"))
@@ -144,22 +147,12 @@ def state_file(name: str) -> Path:
     return WORKSPACE / "watches" / f"{name}.json"
 
 
-def _take(
-    entry: os.DirEntry[str],
-    prefix: str,
-    found: list[tuple[str, int, int]],
-    pending: list[tuple[Path, str]],
-) -> None:
-    if entry.name.startswith(".") or entry.name.endswith(_UNFINISHED_SUFFIX):
-        return
-    if entry.is_dir(follow_symlinks=False):
-        pending.append((Path(entry.path), f"{prefix}{entry.name}/"))
-        return
-    try:
-        status = entry.stat(follow_symlinks=False)
-    except FileNotFoundError:
-        return  # deleted while we looked
-    found.append((f"{prefix}{entry.name}", status.st_size, status.st_mtime_ns))
+def _status(entry: os.DirEntry[str]) -> os.stat_result | None:
+    """Return what a file says about itself, or of a link that leads nowhere what the link says."""
+    for follow in (True, False):
+        with contextlib.suppress(OSError):
+            return entry.stat(follow_symlinks=follow)
+    return None  # deleted while we looked
 
 
 def _look_at(watch: DeploymentResponse, sight: _Sight) -> None:

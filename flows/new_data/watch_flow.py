@@ -23,7 +23,7 @@ from flows.prefect_client import asking
 from flows.progress import display
 from pipeline import interrupted_runs, live_runs, plugin_settings, tracking
 from pipeline.config import RunConfig
-from pipeline.data import ingestion, new_images
+from pipeline.data import earlier_manifests, ingestion, new_images
 from pipeline.data import manifest as manifests
 from pipeline.data.ingestion import IngestedData
 from pipeline.data.new_images import NewImages
@@ -101,7 +101,7 @@ def read_data(config: RunConfig, workspace: Path) -> IngestedData:
 @task(name="Compare with the data of the last run", cache_policy=NO_CACHE)
 def compare_with_last_run(name: str, data: IngestedData) -> NewImages:
     """Count what is new, gone and relabelled since the last finished training."""
-    before = new_images.manifest_of_last_run(name)
+    before = earlier_manifests.manifest_of_last_run(name)
     return new_images.compare(before, manifests.load(data.manifest_file))
 
 

@@ -73,6 +73,11 @@ class DataSourceChecks:
         require(not wrong, f"The listing holds {wrong[:1]}. List ListedImage objects.")
         odd = [image.label for image in listing.images if not isinstance(image.label, str)]
         require(not odd, f"The label {odd[:1]} is not text. Write it as one.")
+        empty = listing.empty_classes
+        require(
+            all(isinstance(name, str) for name in empty),
+            f"empty_classes is {empty!r}. List the names of classes.",
+        )
         classes = {image.label for image in listing.images} - {""}
         require(
             len(classes) >= _FEWEST_CLASSES,

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,8 +14,9 @@ import pandas as pd
 from pipeline import plugin_loader
 from pipeline.atomic_files import storage_errors
 from pipeline.config import RunConfig
+from pipeline.data import earlier_manifests, prepared_store, split, split_memory
 from pipeline.data import manifest as manifests
-from pipeline.data import prepared_store, split
+from pipeline.data.same_images import content_numbers
 from pipeline.errors import DataError, PluginError
 from pipeline.plugin_api import DataTraits, ImageListing, ImageSpec, SourceContext
 from pipeline.plugin_settings import resolve_settings
@@ -28,6 +30,8 @@ _SIZES = (8, 16, 32, 64, 96)
 _GREY_MODES = ["1", "L", "LA", "I", "I;16", "I;16B", "I;16L"]
 _NAMED_FILES = 20
 _FEW_IMAGES = 50
+_SPLIT_SETTINGS = ("data.split_seed", "data.validation_fraction", "data.test_fraction")
+"""A run with the same values has split its images as this one would."""
 StageProgress = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and how much there is."""
 
@@ -102,14 +106,24 @@ def scan(
         name=listing.name,
         root=listing.root,
         manifest=manifest,
-        notes=tuple(_notes_on_files(manifest)),
+        notes=(*_notes_on_files(manifest), *_notes_on_empty_classes(manifest, listing)),
     )
 
 
 def ingest(
-    config: RunConfig, workspace: Path, on_progress: StageProgress | None = None
+    config: RunConfig,
+    workspace: Path,
+    on_progress: StageProgress | None = None,
+    *,
+    remember: bool = True,
 ) -> IngestedData:
     """List the source, describe every file, split, and save the manifest.
+
+    Args:
+        config: names the source, and how it is split.
+        workspace: the folder `.patchline`.
+        on_progress: sees how far the reading has come.
+        remember: keep the split of every image for later runs.
 
     Raises:
         DataError: if the images or labels cannot be used; nothing is saved then.
@@ -117,14 +131,9 @@ def ingest(
     listing = _listing(config, workspace)
     scan_progress = _labelled(on_progress, "Reading images")
     manifest = manifests.scan(listing, scan_progress)
-    notes = _notes_on_files(manifest)
+    notes = [*_notes_on_files(manifest), *_notes_on_empty_classes(manifest, listing)]
     _check_classes(manifest, listing)
-    manifest, split_notes = split.assign(
-        manifest,
-        validation_fraction=config.data.validation_fraction,
-        test_fraction=config.data.test_fraction,
-        seed=config.data.split_seed,
-    )
+    manifest, split_notes = _split(manifest, config, listing.name, workspace, remember=remember)
     fingerprint = manifests.fingerprint(manifest)
     file = workspace / "manifests" / f"{fingerprint}.parquet"
     manifests.save(manifest, file)
@@ -143,6 +152,40 @@ def ingest(
         example_image=str(listing.root / rows.loc[rows["split"] == "test", "path"].iloc[0]),
         notes=(*notes, *split_notes, *_notes_on_leakage(rows), *_notes_on_size(rows)),
     )
+
+
+def _split(
+    manifest: pd.DataFrame, config: RunConfig, data_name: str, workspace: Path, *, remember: bool
+) -> tuple[pd.DataFrame, list[str]]:
+    """Assign every usable image, as far as earlier runs have not, and remember it."""
+    data = config.data
+    fractions = (data.validation_fraction, data.test_fraction)
+    wanted = split.wanted_splits(manifest, *fractions)
+    if not wanted:
+        return split.assign(
+            manifest,
+            validation_fraction=data.validation_fraction,
+            test_fraction=data.test_fraction,
+            seed=data.split_seed,
+        )
+    movable = split.movable_rows(manifest)
+
+    def earlier() -> list[pd.DataFrame]:
+        params = {key: config.flat()[key] for key in _SPLIT_SETTINGS}
+        last = earlier_manifests.manifest_of_last_run(config.name or data_name, params)
+        return [] if last is None else [last]
+
+    with split_memory.opened(workspace, wanted, data.split_seed, earlier) as memory:
+        manifest, notes = split.assign(
+            manifest,
+            validation_fraction=data.validation_fraction,
+            test_fraction=data.test_fraction,
+            seed=data.split_seed,
+            remembered=memory.table,
+        )
+        if remember:
+            memory.remember(manifest[movable])
+    return manifest, notes
 
 
 def resolve(config: RunConfig, data: IngestedData) -> RunConfig:
@@ -244,7 +287,7 @@ def _labelled(on_progress: StageProgress | None, label: str) -> Callable[[int, i
 
 
 def _check_classes(manifest: pd.DataFrame, listing: ImageListing) -> None:
-    labelled = manifest[manifest["label"] != ""]
+    labelled = manifest[(manifest["label"] != "") & (manifest["status"] != "foreign")]
     readable = set(manifests.usable(manifest)["label"])
     for label in sorted(set(labelled["label"])):
         if label not in readable:
@@ -298,12 +341,37 @@ def _notes_on_size(rows: pd.DataFrame) -> list[str]:
     ]
 
 
-def _notes_on_leakage(rows: pd.DataFrame) -> list[str]:
-    splits_of_image = rows.groupby("sha256")["split"].nunique()
-    shared = splits_of_image[splits_of_image > 1].index
-    if not len(shared):
+def _notes_on_empty_classes(manifest: pd.DataFrame, listing: ImageListing) -> list[str]:
+    """Name the class folders without an image; a model of this data does not know such a class."""
+    labelled = manifest[manifest["label"] != ""]
+    foreign = labelled["status"] == "foreign"
+    without = sorted(set(labelled.loc[foreign, "label"]) - set(labelled.loc[~foreign, "label"]))
+    empty = sorted({*listing.empty_classes, *without})
+    if not empty:
         return []
-    paths = rows.loc[rows["sha256"].isin(shared), "path"]
-    verb = " lies" if len(shared) == 1 else "s lie"
-    where = f"{len(shared)} image{verb} in more than one split, so the test figures flatter"
-    return [f"{where}: {manifests.examples(paths)}"]
+    words = "class folder has" if len(empty) == 1 else "class folders have"
+    return [f"{len(empty)} {words} no image: {manifests.examples(empty, _NAMED_FILES)}"]
+
+
+def _notes_on_leakage(rows: pd.DataFrame) -> list[str]:
+    """Name the images that lie in two splits, as one file or with the same pixels, and groups."""
+    notes = []
+    shared = _in_several_splits(rows, content_numbers(rows)[0])
+    if shared.any():
+        count = int(content_numbers(rows[shared])[0].nunique())
+        verb = " lies" if count == 1 else "s lie"
+        where = f"{count} image{verb} in more than one split, so the test metrics are optimistic"
+        notes.append(f"{where}: {manifests.examples(rows.loc[shared, 'path'])}")
+    grouped = rows[rows["group"] != ""]
+    groups = sorted(set(grouped.loc[_in_several_splits(grouped, grouped["group"]), "group"]))
+    if groups:
+        verb = " lies" if len(groups) == 1 else "s lie"
+        where = (
+            f"{len(groups)} group{verb} in more than one split, so the test metrics are optimistic"
+        )
+        notes.append(f"{where}: {manifests.examples(groups)}")
+    return notes
+
+
+def _in_several_splits(rows: pd.DataFrame, by: pd.Series[Any]) -> pd.Series[bool]:
+    return rows["split"].groupby(by).transform("nunique") > 1

@@ -1,7 +1,8 @@
 """The manifest: one row for each file, and a fingerprint that is the data's version everywhere.
 
-Columns: path (relative, with forward slashes), label, split, group, sha256, width, height, mode,
-bytes, status (`ok`, `damaged`, `foreign`), reason.
+Columns: path (relative, with forward slashes), label, split, group, sha256 (of the file), pixels
+(digest of the decoded image), width, height, mode, bytes, status (`ok`, `damaged`, `foreign`),
+reason. Manifests that were saved by earlier versions have no column `pixels`.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from pipeline.data.decoding import UndecodableImageError, decoded, read_header
 from pipeline.data.file_digest import sha256_of
 from pipeline.data.image_file import MAX_FILE_BYTES, image_bytes, open_regular, too_large
 from pipeline.data.image_formats import HEAD_BYTES, format_of, refused_format
+from pipeline.data.same_images import pixel_digest
 from pipeline.plugin_api import ImageListing, ListedImage
 
 COLUMNS = [
-    "path", "label", "split", "group", "sha256", "width", "height", "mode", "bytes", "status",
-    "reason",
+    "path", "label", "split", "group", "sha256", "pixels", "width", "height", "mode", "bytes",
+    "status", "reason",
 ]  # fmt: skip
 
 _FINGERPRINTED = ["path", "label", "split", "group", "sha256", "status"]
@@ -42,6 +44,7 @@ class _Row(TypedDict):
     split: str
     group: str
     sha256: str
+    pixels: str
     width: int
     height: int
     mode: str
@@ -70,6 +73,7 @@ def _describe(root: Path, listed: ListedImage) -> _Row:
         split=listed.split or "",
         group=listed.group or "",
         sha256="",
+        pixels="",
         width=0,
         height=0,
         mode="",
@@ -108,8 +112,8 @@ def _fill(row: _Row, file: Path, *, labelled: bool) -> None:
     with image_bytes(file) as data:
         row["sha256"], row["bytes"] = hashlib.sha256(data).hexdigest(), len(data)
         row["width"], row["height"], row["mode"] = read_header(data)
-        with decoded(data, channels=3):
-            pass
+        with decoded(data, channels=3) as image_HWC:
+            row["pixels"] = pixel_digest(image_HWC)
 
 
 def _printable(name: str) -> str:

@@ -1,24 +1,16 @@
 """What is new in a folder of images: two manifests compared by content.
 
-An image is known by the SHA-256 of its file: a copy, another name or another date is not new.
+A copy, another name, another date or another file format with the same pixels is not new.
 """
 
 from __future__ import annotations
 
-import tempfile
-from typing import TYPE_CHECKING
-
 import pandas as pd
 
 from pipeline.data import manifest as manifests
+from pipeline.data.same_images import content_numbers
 from pipeline.section import Section
-from pipeline.tracking_store import client, store_exists
 
-if TYPE_CHECKING:
-    from mlflow import MlflowClient
-
-_TRAINED_BY = "patchline run"
-_PAGE = 20
 _NAMED_FILES = 5
 
 
@@ -55,17 +47,19 @@ def compare(before: pd.DataFrame | None, now: pd.DataFrame) -> NewImages:
         before: the manifest of the last training, or none.
         now: the manifest of the folder as it is; only usable images count, in both.
     """
-    labels_now = _labels(now)
-    labels_before = _labels(before) if before is not None else {}
+    rows = manifests.usable(now)
+    earlier = rows.iloc[:0] if before is None else manifests.usable(before)
+    numbers_before, numbers_now = content_numbers(earlier, rows)
+    labels_before, labels_now = _labels(earlier, numbers_before), _labels(rows, numbers_now)
     new = labels_now.keys() - labels_before.keys()
     relabelled = {
-        sha256
-        for sha256 in labels_now.keys() & labels_before.keys()
-        if labels_now[sha256] != labels_before[sha256]
+        number
+        for number in labels_now.keys() & labels_before.keys()
+        if labels_now[number] != labels_before[number]
     }
-    rows = manifests.usable(now)
-    moved = rows.loc[rows["sha256"].isin(relabelled), "path"]
-    by_class = rows[rows["sha256"].isin(new)].groupby("label")["sha256"].nunique()
+    moved = rows.loc[numbers_now.isin(relabelled), "path"]
+    is_new = numbers_now.isin(new)
+    by_class = numbers_now[is_new].groupby(rows.loc[is_new, "label"]).nunique()
     return NewImages(
         first=before is None,
         images=len(labels_now),
@@ -77,65 +71,7 @@ def compare(before: pd.DataFrame | None, now: pd.DataFrame) -> NewImages:
     )
 
 
-def manifest_of_last_run(experiment: str) -> pd.DataFrame | None:
-    """Return the manifest that the newest finished training of an experiment was made with.
-
-    A run whose manifest is gone from the store is passed over.
-
-    Returns:
-        None if there is no such run.
-
-    Raises:
-        TrackingError: if the store does not answer.
-    """
-    if not store_exists():
-        return None
-    store = client()
-    found = store.get_experiment_by_name(experiment)
-    if found is None:
-        return None
-    token: str | None = None
-    while True:
-        page = store.search_runs(
-            [found.experiment_id],
-            filter_string=(
-                f"attributes.status = 'FINISHED' and tags.`mlflow.source.name` = '{_TRAINED_BY}'"
-            ),
-            order_by=["attributes.end_time DESC"],
-            max_results=_PAGE,
-            page_token=token,
-        )
-        for run in page:
-            manifest = _manifest(store, run.info.run_id)
-            if manifest is not None:
-                return manifest
-        token = page.token
-        if not token:
-            return None
-
-
-def _labels(manifest: pd.DataFrame) -> dict[str, frozenset[str]]:
-    """Return the classes that each content lies in, by SHA-256."""
-    rows = manifests.usable(manifest)
-    grouped = rows.groupby("sha256")["label"].agg(frozenset)
-    return {str(sha256): labels for sha256, labels in grouped.items()}
-
-
-def _manifest(store: MlflowClient, run_id: str) -> pd.DataFrame | None:
-    from mlflow.exceptions import MlflowException
-
-    try:
-        tables = [
-            item.path
-            for item in store.list_artifacts(run_id, "data")
-            if item.path.endswith(".parquet")
-        ]
-        if not tables:
-            return None
-        with tempfile.TemporaryDirectory(prefix="patchline-") as folder:
-            manifest: pd.DataFrame = pd.read_parquet(
-                store.download_artifacts(run_id, tables[0], folder)
-            )
-    except (MlflowException, OSError):
-        return None
-    return manifest
+def _labels(rows: pd.DataFrame, numbers: pd.Series[int]) -> dict[int, frozenset[str]]:
+    """Return the classes that each content lies in, by its number."""
+    labels = rows["label"].groupby(numbers).agg(frozenset)
+    return {int(number): found for number, found in labels.items()}  # type: ignore[call-overload]

@@ -1,22 +1,35 @@
-"""Decide which image is in which split, by its content alone.
+"""Decide which image is in which split, by its content and by what was decided before.
 
-Each image gets a number in [0, 1) from the SHA-256 of the split seed and its own content (or its
-group's name); the number decides. So a split does not change when images are added or renamed,
-copies of one image never lie on both sides, and every class is divided in the same proportion up
-to chance. Where chance leaves a class without an image in a split, the image whose number is
-nearest to that split goes there.
+Images that belong together are a unit and are never divided: those of one group, and those with
+the same pixels or the same file. A new unit gets a number in [0, 1) from the SHA-256 of the split
+seed and its key (the first of its groups' names, else of its file digests); the number decides.
+Where chance leaves a class without an image in a split, the new unit whose number is nearest to
+that split goes there. What was decided once is remembered and stays, however the data grow.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from typing import Any
 
+import numpy as np
 import pandas as pd
 
+from pipeline.data.manifest import examples
+from pipeline.data.same_images import FILE, GROUP, PIXELS, content_numbers, known, united
 from pipeline.errors import DataError
 
+Array = np.ndarray[Any, Any]
+
 SPLITS = ("train", "validation", "test")
+RULE = 2
+"""Raised when images that were never seen are divided in another way."""
+
+REMEMBERED = ["kind", "key", "split"]
+"""Columns of what was decided before; kind is one of the columns that name a content or a group."""
+_KEY_DIGITS = 32
+_NEW = -1
 
 
 def assign(
@@ -25,76 +38,288 @@ def assign(
     validation_fraction: float,
     test_fraction: float,
     seed: int,
+    remembered: pd.DataFrame | None = None,
 ) -> tuple[pd.DataFrame, list[str]]:
     """Return the manifest with every usable image in a split, and notes on what was carved.
 
     Splits that the source gives are kept. A missing test or validation split is carved from train.
+    An image that is remembered stays in its split.
+
+    Args:
+        manifest: with the splits that the source gives.
+        validation_fraction: share of the images, where the source gives no such split.
+        test_fraction: the same of the test split.
+        seed: chooses among splits.
+        remembered: columns `REMEMBERED`, of images and groups that were assigned before.
 
     Raises:
         DataError: if a class has too few images for the splits.
     """
     manifest = manifest.copy()
-    is_usable = manifest["status"] == "ok"
-    given = set(manifest.loc[is_usable, "split"]) - {""}
-    movable = is_usable & manifest["split"].isin(["", "train"])
-    fractions = {"test": test_fraction, "validation": validation_fraction}
-    wanted = {split: share for split, share in fractions.items() if split not in given}
-    units = _units(manifest[movable])
-    numbers = {unit: _number(unit, seed) for unit in sorted(set(units))}
-    splits = {unit: _split_of(number, wanted) for unit, number in numbers.items()}
-    labels = manifest.loc[movable, "label"]
-    for label in sorted(set(labels)):
-        own = units[labels == label]
-        ordered = sorted(set(own), key=numbers.__getitem__)
-        _fill_empty_splits(splits, ordered, label, len(own), [*wanted, "train"])
-    manifest.loc[movable, "split"] = units.map(splits)
-    manifest.loc[~is_usable, "split"] = ""
-    of_its = f"of its {len(units)} {'training ' if given else ''}images"
-    notes = [
+    usable = manifest["status"] == "ok"
+    has_given = bool((manifest.loc[usable, "split"] != "").any())
+    wanted = wanted_splits(manifest, validation_fraction, test_fraction)
+    movable = movable_rows(manifest)
+    rows = manifest[movable]
+    memory = _empty() if remembered is None else remembered
+    codes, notes = _decided(rows, wanted, seed, memory)
+    manifest.loc[movable, "split"] = np.array(SPLITS, dtype=object)[codes]
+    manifest.loc[~usable, "split"] = ""
+    of_its = f"of its {len(rows)} {'training ' if has_given else ''}images"
+    carved = [
         f"the data has no {split} split: {int((manifest['split'] == split).sum())} {of_its} were "
         "taken for it"
         for split in wanted
     ]
-    _check_training_images(manifest[is_usable])
-    return manifest, notes
+    _check_training_images(manifest[usable])
+    return manifest, [*carved, *notes, *_notes_on_gaps(manifest[movable], wanted)]
 
 
-def _units(rows: pd.DataFrame) -> pd.Series[str]:
-    """Return what decides for each row: its group, or its content. A unit is never divided."""
-    return rows["group"].where(rows["group"] != "", rows["sha256"])
+def wanted_splits(
+    manifest: pd.DataFrame, validation_fraction: float, test_fraction: float
+) -> dict[str, float]:
+    """Return the splits that the source does not give, with their shares."""
+    given = set(manifest.loc[manifest["status"] == "ok", "split"])
+    fractions = {"test": test_fraction, "validation": validation_fraction}
+    return {split: share for split, share in fractions.items() if split not in given}
 
 
-def _number(unit: str, seed: int) -> float:
+def movable_rows(manifest: pd.DataFrame) -> pd.Series[bool]:
+    """Return which images are for us to assign."""
+    return (manifest["status"] == "ok") & manifest["split"].isin(["", "train"])
+
+
+def learned(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return what to remember of images that are in a split; groups in several are left out."""
+    tables = []
+    for kind in (FILE, PIXELS, GROUP):
+        table = pd.DataFrame({"kind": kind, "key": known(rows, kind), "split": rows["split"]})
+        table = table[table["key"] != ""].drop_duplicates()
+        table["key"] = _short(table["key"], kind)
+        tables.append(table[~table["key"].duplicated(keep=False)])
+    return pd.concat(tables, ignore_index=True)[REMEMBERED]
+
+
+def follows_first_rule(manifest: pd.DataFrame, wanted: dict[str, float], seed: int) -> bool:
+    """Return whether the splits of a manifest are those that the first version of the rule gives.
+
+    It knew a unit by its group's name, else by its file digest, and remembered nothing.
+
+    Args:
+        manifest: as it was saved, after its images had been assigned.
+        wanted: shares of the splits that were carved, by name.
+        seed: the split seed.
+    """
+    rows = manifest[(manifest["status"] == "ok") & manifest["split"].isin(["train", *wanted])]
+    if rows.empty:
+        return False
+    keys = known(rows, GROUP).where(lambda group: group != "", known(rows, FILE))
+    units, names = keys.factorize()
+    try:
+        codes = _of_new(rows["label"], units, list(names), wanted, seed)
+    except DataError:
+        return False
+    return bool((np.array(SPLITS, dtype=object)[codes] == rows["split"]).all())
+
+
+def _empty() -> pd.DataFrame:
+    return pd.DataFrame(columns=REMEMBERED, dtype=object)
+
+
+def _short(keys: pd.Series[str], kind: str) -> pd.Series[str]:
+    return keys if kind == GROUP else keys.str[:_KEY_DIGITS]
+
+
+def _decided(
+    rows: pd.DataFrame, wanted: dict[str, float], seed: int, remembered: pd.DataFrame
+) -> tuple[Array, list[str]]:
+    """Return the split of each row as its place in `SPLITS`, and notes on images between two."""
+    groups = known(rows, GROUP)
+    units = united(known(rows, FILE), known(rows, PIXELS), groups)
+    of_file = _looked_up(rows, remembered, FILE)
+    of_content = of_file.fillna(_looked_up(rows, remembered, PIXELS))
+    of_group = _looked_up(rows, remembered, GROUP)
+    count = int(units.max()) + 1 if len(units) else 0
+    fixed = np.full(count, _NEW)
+    lowest = np.full(count, len(SPLITS))
+    for places in (of_content, of_group):
+        there = places.notna().to_numpy()
+        values = places[there].to_numpy(np.int64)
+        np.maximum.at(fixed, units[there], values)
+        np.minimum.at(lowest, units[there], values)
+    row_codes = fixed[units]
+    torn = ((fixed != _NEW) & (lowest != fixed))[units]
+    notes = []
+    if torn.any():
+        parts = _Torn(rows[torn], units[torn], of_content[torn], of_group[torn], groups[torn])
+        row_codes[torn] = parts.codes()
+        notes = parts.notes(is_new=of_file[torn].isna())
+    codes = _of_new(rows["label"], units, _names(rows, units, count), wanted, seed, row_codes)
+    return codes, notes
+
+
+def _looked_up(rows: pd.DataFrame, remembered: pd.DataFrame, kind: str) -> pd.Series[float]:
+    """Return the remembered split of each row as its place in `SPLITS`, NaN where there is none."""
+    own = remembered[remembered["kind"] == kind]
+    places = own["split"].map({split: place for place, split in enumerate(SPLITS)})
+    by_key = pd.Series(places.to_numpy(np.float64), index=own["key"].to_numpy(object))
+    return _short(known(rows, kind), kind).map(by_key).astype(np.float64)
+
+
+def _names(rows: pd.DataFrame, units: Array, count: int) -> list[str]:
+    """Return the key of each unit: the first of its groups' names, else of its file digests."""
+    groups, files = known(rows, GROUP), known(rows, FILE)
+    keys = groups.where(groups != "", files).to_numpy(object)
+    names = np.empty(count, dtype=object)
+    names[units] = keys  # right for every unit of one row
+    shared = (np.bincount(units, minlength=count) > 1)[units]
+    if shared.any():
+        table = pd.DataFrame(
+            {"unit": units[shared], "file": (groups == "").to_numpy()[shared], "key": keys[shared]}
+        )
+        first = table.drop_duplicates().sort_values(["unit", "file", "key"]).drop_duplicates("unit")
+        names[first["unit"]] = first["key"]
+    return list(names)
+
+
+class _Torn:
+    """Images that belong together and were put into different splits before they were known to."""
+
+    def __init__(
+        self,
+        rows: pd.DataFrame,
+        units: Array,
+        of_content: pd.Series[float],
+        of_group: pd.Series[float],
+        groups: pd.Series[str],
+    ) -> None:
+        self.rows, self.units = rows, units
+        self.of_content, self.of_group, self.groups = of_content, of_group, groups
+
+    def codes(self) -> Array:
+        """Return the split of each row: its own, that of its copies, of its group, or train."""
+        contents = content_numbers(self.rows)[0]
+        groups = self.groups.where(self.groups != "")
+        own = self.of_content.fillna(self.of_content.groupby(contents).transform("min"))
+        others = self.of_group.fillna(own)
+        others = others.fillna(others.groupby(groups).transform("min"))
+        others = others.fillna(others.groupby(self.units).transform("min"))
+        together = others.groupby(contents).transform("min")  # new copies are not torn
+        return own.fillna(together).to_numpy(np.int64)
+
+    def notes(self, is_new: pd.Series[bool]) -> list[str]:
+        """Name the new images that join what lies in different splits, and say where they went."""
+        paths = self.rows.loc[is_new, "path"]
+        if paths.empty:
+            return []
+        places = self.codes()[is_new.to_numpy()].tolist()
+        named = [f"{path} ({SPLITS[place]})" for path, place in zip(paths, places, strict=True)]
+        one = len(named) == 1
+        note = (
+            f"{len(named)} new image{'' if one else 's'} join{'s' if one else ''} copies or groups "
+            "that are in different splits already; none of those was moved, and the new "
+            f"image{' is' if one else 's are'} where the copies are: {examples(named)}"
+        )
+        return [note]
+
+
+def _of_new(
+    labels: pd.Series[str],
+    units: Array,
+    names: list[str],
+    wanted: dict[str, float],
+    seed: int,
+    row_codes: Array | None = None,
+) -> Array:
+    """Return the split of each row; rows with `_NEW` (by default all) are decided here.
+
+    All rows of a unit are new, or none is.
+
+    Raises:
+        DataError: if a class has fewer units than there are splits.
+    """
+    fixed = np.full(len(units), _NEW) if row_codes is None else row_codes
+    codes, numbers = np.full(len(names), _NEW), np.zeros(len(names))
+    is_new = fixed == _NEW
+    for unit in np.unique(units[is_new]).tolist():
+        numbers[unit] = _number(names[unit], seed)
+        codes[unit] = _split_of(numbers[unit], wanted)
+    needed = [SPLITS.index(split) for split in (*wanted, "train")]
+    places, classes = pd.factorize(labels, sort=True)
+    parts = pd.DataFrame({"label": places, "unit": units, "fixed": fixed})
+    images = np.bincount(places, minlength=len(classes))
+    parts = parts.drop_duplicates().sort_values("label", kind="stable")
+    ends = np.searchsorted(parts["label"], np.arange(1, len(classes)))
+    of_units, of_fixed = parts["unit"].to_numpy(), parts["fixed"].to_numpy()
+    by_label = zip(np.split(of_units, ends), np.split(of_fixed, ends), strict=True)
+    for label, (own, own_fixed) in enumerate(by_label):
+        if len(own) < len(needed):
+            raise _too_few(str(classes[label]), int(images[label]), len(own), needed)
+        now = np.where(own_fixed == _NEW, codes[own], own_fixed)
+        if not np.isin(needed, now).all():
+            movable = own[own_fixed == _NEW]
+            ordered = movable[np.argsort(numbers[movable], kind="stable")].tolist()
+            _fill_empty_splits(codes, Counter(now.tolist()), ordered, needed)
+    return np.where(is_new, codes[units], fixed)
+
+
+def _number(name: str, seed: int) -> float:
     """Return a number in [0, 1)."""
-    return int.from_bytes(hashlib.sha256(f"{seed}:{unit}".encode()).digest()[:7]) / 2**56
+    return int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:7]) / 2**56
 
 
-def _split_of(number: float, wanted: dict[str, float]) -> str:
+def _split_of(number: float, wanted: dict[str, float]) -> int:
     edge = 0.0
     for split, share in wanted.items():
         edge += share
         if number < edge:
-            return split
-    return "train"
+            return SPLITS.index(split)
+    return SPLITS.index("train")
 
 
 def _fill_empty_splits(
-    splits: dict[str, str], ordered: list[str], label: str, images: int, needed: list[str]
+    codes: Array, counts: Counter[int], ordered: list[int], needed: list[int]
 ) -> None:
-    """Move single units of one class, in place, until none of its splits is empty."""
-    if len(ordered) < len(needed):
-        usable = f"{images} usable image{'s' if images != 1 else ''}"
-        together = f" of {len(ordered)} group or content" if len(ordered) < images else ""
-        raise DataError(
-            f"Class '{label}' has {usable}{together}, "
-            f"but {len(needed)} splits ({', '.join(reversed(needed))}) need one each. Add images "
-            "to the class, or remove it."
-        )
+    """Move single new units of one class, in place, until none of its splits can be filled."""
     for split in needed:
-        counts = Counter(splits[unit] for unit in ordered)
-        if not counts[split]:
-            candidates = ordered[::-1] if split == "train" else ordered
-            splits[next(unit for unit in candidates if counts[splits[unit]] > 1)] = split
+        if counts[split]:
+            continue
+        candidates = ordered[::-1] if split == SPLITS.index("train") else ordered
+        moved = next((unit for unit in candidates if counts[codes[unit]] > 1), None)
+        if moved is not None:
+            counts[codes[moved]] -= 1
+            counts[split] += 1
+            codes[moved] = split
+
+
+def _too_few(label: str, images: int, units: int, needed: list[int]) -> DataError:
+    usable = f"{images} usable image{'s' if images != 1 else ''}"
+    together = f" of {units} group or content" if units < images else ""
+    joined = ", remove copies that join its groups" if together else ""
+    splits = ", ".join(SPLITS[split] for split in reversed(needed))
+    return DataError(
+        f"Class '{label}' has {usable}{together}, but {len(needed)} splits ({splits}) need one "
+        f"each. Add images to the class{joined}, or remove it."
+    )
+
+
+def _notes_on_gaps(rows: pd.DataFrame, wanted: dict[str, float]) -> list[str]:
+    """Name the classes without an image in a split, because none that is remembered may move."""
+    notes = []
+    for split in wanted:
+        there = set(rows.loc[rows["split"] == split, "label"])
+        if not there:
+            raise DataError(
+                f"The {split} split is empty: the images that earlier runs put there are gone, and "
+                "no image changes its split. Add images, or choose another data.split_seed."
+            )
+        missing = sorted(set(rows["label"]) - there)
+        if missing:
+            notes.append(
+                f"{len(missing)} class{'' if len(missing) == 1 else 'es'} without {split} images, "
+                f"because no image changes its split; add some to {examples(missing)}"
+            )
+    return notes
 
 
 def _check_training_images(rows: pd.DataFrame) -> None:
@@ -103,7 +328,7 @@ def _check_training_images(rows: pd.DataFrame) -> None:
     if untrained:
         raise DataError(
             f"Class '{untrained[0]}' has images in {_where(rows, untrained[0])}, but none to train "
-            "on. Add some to its training folder, or remove the class."
+            "on. Add some for training, or remove the class."
         )
 
 

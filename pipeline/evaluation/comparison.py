@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from pipeline.data.same_images import content_numbers
 from pipeline.metrics.intervals import MetricEstimate, proportion, proportions
 from pipeline.metrics.paired import PairedDifference, difference, paired_difference
 from pipeline.section import Section
@@ -129,28 +130,31 @@ def comparable_images(
 ) -> ComparableImages:
     """Return the challenger's test images that neither model was trained or chosen on.
 
-    Images are known by their SHA-256, so names and folders may differ between the versions of the
-    data. An image belongs to every group that either manifest gives it, and a group is seen as
-    soon as one of its images is.
+    Images are known by their pixels, or by their file where a manifest does not know the pixels,
+    so names, folders and formats may differ between the versions of the data. An image belongs to
+    every group that either manifest gives it, and a group is seen as soon as one of its images is.
     """
     import pandas as pd
 
     champions = champion_manifest[champion_manifest["status"] == "ok"]
     challengers = challenger_manifest[challenger_manifest["status"] == "ok"]
-    by_champion, by_challenger = _seen(champions), _seen(challengers)
+    of_champion, of_challenger = content_numbers(champions, challengers)
+    by_champion = set(of_champion[_was_seen(champions)])
+    by_challenger = set(of_challenger[_was_seen(challengers)])
 
-    groups = pd.concat([champions[["sha256", "group"]], challengers[["sha256", "group"]]])
-    groups = groups[groups["group"] != ""]
-    seen_groups = set(groups.loc[groups["sha256"].isin(by_champion | by_challenger), "group"])
-    of_seen_group = set(groups.loc[groups["group"].isin(seen_groups), "sha256"])
+    numbers = pd.concat([of_champion, of_challenger], ignore_index=True)
+    groups = pd.concat([champions["group"], challengers["group"]], ignore_index=True)
+    grouped = groups != ""
+    seen_groups = set(groups[grouped & numbers.isin(by_champion | by_challenger)])
+    of_seen_group = set(numbers[grouped & groups.isin(seen_groups)])
 
     tests = challengers[challengers["split"] == "test"]
-    content = tests["sha256"]
+    content = of_challenger[tests.index]
     reasons = {
         SEEN_BY_CHAMPION: content.isin(by_champion),
         SEEN_BY_CHALLENGER: content.isin(by_challenger),
         SEEN_GROUP: content.isin(of_seen_group),
-        CONTRADICTING: tests.groupby("sha256")["label"].transform("nunique") > 1,
+        CONTRADICTING: tests["label"].groupby(content).transform("nunique") > 1,
         COPY: content.duplicated(),
     }
     remaining = pd.Series(data=True, index=tests.index)
@@ -163,9 +167,9 @@ def comparable_images(
     return ComparableImages(images=tests[remaining], left_out=left_out)
 
 
-def _seen(usable: pd.DataFrame) -> set[str]:
-    """Return the contents that a model of this data was trained or chosen on."""
-    return set(usable.loc[usable["split"].isin(["train", "validation"]), "sha256"])
+def _was_seen(usable: pd.DataFrame) -> pd.Series[bool]:
+    """Return which images a model of this data was trained or chosen on."""
+    return usable["split"].isin(["train", "validation"])
 
 
 def compare(

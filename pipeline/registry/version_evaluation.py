@@ -18,6 +18,7 @@ from pipeline.config import RunConfig
 from pipeline.data import ingestion, prepared_store
 from pipeline.data import manifest as manifests
 from pipeline.data.ingestion import ScannedData
+from pipeline.data.same_images import content_numbers
 from pipeline.errors import DataError, ModelReferenceError
 from pipeline.evaluation.config import EvaluationConfig
 from pipeline.evaluation.evaluating import write_report
@@ -246,9 +247,10 @@ def _remedy(common: int) -> str:
 def _unseen(
     rows: pd.DataFrame, known: pd.DataFrame, choices: EvaluationChoices, notes: list[str]
 ) -> pd.DataFrame:
-    used = known[known["split"].isin(["train", "validation"])]
-    groups = set(used["group"]) - {""}
-    seen = rows["sha256"].isin(set(used["sha256"])) | rows["group"].isin(groups)
+    used = known["split"].isin(["train", "validation"])
+    numbers_known, numbers = content_numbers(known, rows)
+    groups = set(known.loc[used, "group"]) - {""}
+    seen = numbers.isin(numbers_known[used]) | rows["group"].isin(groups)
     count = int(seen.sum())
     if count == 0:
         return rows

@@ -3,14 +3,15 @@
     flowers/rose/1.jpg          or, with the splits given,   flowers/train/rose/1.jpg
     flowers/tulip/2.jpg                                      flowers/test/tulip/2.jpg
 
-Files may lie deeper than the class folder. Hidden files and folders are passed over.
+Files may lie deeper than the class folder. Hidden files and folders are passed over; linked folders
+are followed, but not in a circle.
 """
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
@@ -22,6 +23,8 @@ from pipeline.plugin_api import (
     PluginConfig,
     SourceContext,
     Split,
+    visible_folders,
+    walk_files,
 )
 
 _SPLIT_NAMES: dict[str, Split] = {
@@ -31,6 +34,7 @@ _SPLIT_NAMES: dict[str, Split] = {
     "valid": "validation",
     "testing": "test",
 }
+_NAMED_FOLDERS = 5
 
 
 class ImageFolderConfig(PluginConfig):
@@ -38,6 +42,10 @@ class ImageFolderConfig(PluginConfig):
 
     mirror_symmetric: bool = True
     """Whether a mirrored image still shows its class; false for text or left-right views."""
+
+    split_folders: bool | None = None
+    """Whether folders named train, val and test are splits and not classes; by default decided by
+    what lies in them."""
 
 
 class ImageFolder:
@@ -50,19 +58,14 @@ class ImageFolder:
     def list_images(self) -> ImageListing:
         """Return every file below the folder; raise `DataError` when there is no class in it."""
         root = self._root()
-        folders = _visible_folders(root)
-        split_folders = [f for f in folders if f.name.lower() in _SPLIT_NAMES]
-        has_splits = "train" in {_SPLIT_NAMES[f.name.lower()] for f in split_folders}
-        images = [ListedImage(path=f.name, label="") for f in _visible_files(root)]
-        if has_splits:
-            for folder in split_folders:
-                stray = [file.relative_to(root).as_posix() for file in _visible_files(folder)]
-                images += [ListedImage(path=path, label="") for path in stray]
-                images += _classes_below(folder, root, _SPLIT_NAMES[folder.name.lower()])
-            others = [f for f in folders if f not in split_folders]
-            images += [ListedImage(p, "") for f in others for p in _files_below(f, root)]
+        content = _Content.of(root)
+        given = self.config.split_folders
+        if given if given is not None else _is_split(content):
+            images, empty = _images_in_splits(content)
         else:
-            images += _classes_below(root, root, None)
+            images = [_in_class_folder(path) for path in content.files]
+            filled = {path.partition("/")[0] for path in content.files if "/" in path}
+            empty = [name for name in content.folders if name not in filled]
         if not any(image.label for image in images):
             meant = f" If it is one of the classes, name {root.parent}." if images else ""
             raise DataError(
@@ -74,6 +77,7 @@ class ImageFolder:
             root=root,
             images=images,
             mirror_symmetric=self.config.mirror_symmetric,
+            empty_classes=empty,
         )
 
     def _root(self) -> Path:
@@ -89,26 +93,103 @@ class ImageFolder:
         return root.resolve()
 
 
-def _classes_below(folder: Path, root: Path, split: Split | None) -> Iterator[ListedImage]:
-    for class_folder in _visible_folders(folder):
-        for path in _files_below(class_folder, root):
-            yield ListedImage(path=path, label=class_folder.name, split=split)
+@dataclass(frozen=True)
+class _Content:
+    """What lies in the folder, by name alone."""
+
+    root: Path
+    folders: list[str]
+    """Names of the folders directly in it."""
+    files: list[str]
+    """Paths of all files below it."""
+
+    @classmethod
+    def of(cls, root: Path) -> _Content:
+        """Walk the folder; raise `DataError` where a part of it cannot be opened."""
+        return cls(root, visible_folders(root), list(_whole(root)))
+
+    def classes_in(self, folders: Collection[str]) -> set[str]:
+        """Return the names of the folders with files directly in any of some folders."""
+        parts = (path.split("/") for path in self.files)
+        return {part[1] for part in parts if len(part) > 2 and part[0] in folders}  # noqa: PLR2004 - folder, class, file
+
+    def loose_files_in(self, folder: str) -> int:
+        """Return how many files lie directly in a folder."""
+        return sum(path.count("/") == 1 for path in self.files if path.startswith(f"{folder}/"))
+
+    def filled(self, folders: Collection[str]) -> list[str]:
+        """Return those of the folders that hold files, at any depth."""
+        there = {path.partition("/")[0] for path in self.files if "/" in path}
+        return [name for name in folders if name in there]
 
 
-def _files_below(folder: Path, root: Path) -> Iterator[str]:
-    for directory, subfolders, files in os.walk(folder):  # does not follow linked folders
-        subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
-        for name in sorted(files):
-            if not name.startswith("."):
-                yield Path(directory, name).relative_to(root).as_posix()
+def _whole(root: Path) -> Iterator[str]:
+    for found in walk_files(root):
+        # a name without a suffix is most likely a folder on a disk that is not mounted
+        if found.entry.is_symlink() and "." not in found.entry.name:
+            target = Path(found.entry.path)
+            if not target.exists():
+                raise DataError(
+                    f"{target} is a link to {target.readlink()}, which is not there, so its images "
+                    "would be missing. Restore what it leads to, or remove the link."
+                )
+        yield found.path
 
 
-def _visible_folders(folder: Path) -> list[Path]:
-    return sorted(f for f in folder.iterdir() if f.is_dir() and not f.name.startswith("."))
+def _is_split(content: _Content) -> bool:
+    """Tell splits from classes of the same names; raise `DataError` where nobody can know."""
+    named = [name for name in content.folders if name.lower() in _SPLIT_NAMES]
+    train = [name for name in named if _SPLIT_NAMES[name.lower()] == "train"]
+    held_back = content.filled([name for name in named if name not in train])
+    beside = content.filled([name for name in content.folders if name not in named])
+    trained = content.classes_in(train)
+    if not trained:
+        if held_back and not beside and content.filled(train):
+            raise _unclear(content, train[0], f"like {_quoted(held_back)}, it has no class folders")
+        return False
+    if not beside or trained & content.classes_in(held_back):
+        return True
+    loose = sum(content.loose_files_in(name) for name in train)
+    deeper = sum(path.partition("/")[0] in train for path in content.files) - loose
+    if loose >= deeper:
+        return False
+    why = f"it has folders of its own, and {_quoted(beside)} beside it"
+    raise _unclear(content, train[0], why)
 
 
-def _visible_files(folder: Path) -> list[Path]:
-    return sorted(f for f in folder.iterdir() if f.is_file() and not f.name.startswith("."))
+def _unclear(content: _Content, train: str, why: str) -> DataError:
+    return DataError(
+        f"'{train}' in {content.root} may be a split or a class: {why}. Set "
+        "split_folders below data.options in a config file: true for a split, false for a class."
+    )
+
+
+def _quoted(names: list[str]) -> str:
+    more = f" and {len(names) - _NAMED_FOLDERS} more" if len(names) > _NAMED_FOLDERS else ""
+    return ", ".join(f"'{name}'" for name in names[:_NAMED_FOLDERS]) + more
+
+
+def _images_in_splits(content: _Content) -> tuple[list[ListedImage], list[str]]:
+    """Return the images with the splits of their folders, and the class folders without files."""
+    splits = {
+        name: _SPLIT_NAMES[name.lower()] for name in content.folders if name.lower() in _SPLIT_NAMES
+    }
+    images, filled = [], set()
+    for path in content.files:
+        top, _, rest = path.partition("/")
+        label, _, file = rest.partition("/")
+        if top in splits and file:
+            images.append(ListedImage(path, label, splits[top]))
+            filled.add(f"{top}/{label}")
+        else:
+            images.append(ListedImage(path, ""))
+    folders = [f"{top}/{name}" for top in splits for name in visible_folders(content.root / top)]
+    return images, [folder for folder in folders if folder not in filled]
+
+
+def _in_class_folder(path: str) -> ListedImage:
+    folder, slash, _ = path.partition("/")
+    return ListedImage(path, folder if slash else "")
 
 
 def _valid_name(name: str) -> str:

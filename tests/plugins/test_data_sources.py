@@ -96,7 +96,8 @@ def test_lists_stray_files_without_a_label(tmp_path: Path) -> None:
 def test_lists_what_lies_beside_the_splits_without_a_label(tmp_path: Path) -> None:
     """With splits, files and folders beside them are listed without label."""
     root = _touch(
-        tmp_path, *("train/cat/1.jpg", "train/dog/1.jpg", "extra/cat/1.jpg", "readme.txt")
+        tmp_path,
+        *("train/cat/1.jpg", "train/dog/1.jpg", "test/cat/1.jpg", "extra/cat/1.jpg", "readme.txt"),
     )
     found = _by_path(root)
     assert found["extra/cat/1.jpg"] == ("", None)

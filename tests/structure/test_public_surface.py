@@ -21,6 +21,7 @@ def test_the_plugin_api_exports_exactly_these_names() -> None:
         "DataSource",
         "DataSourcePlugin",
         "DataTraits",
+        "FoundFile",
         "ImageListing",
         "ImageSpec",
         "ListedImage",
@@ -34,6 +35,8 @@ def test_the_plugin_api_exports_exactly_these_names() -> None:
         "PluginError",
         "SourceContext",
         "Split",
+        "visible_folders",
+        "walk_files",
     ]
     for name in plugin_api.__all__:
         assert hasattr(plugin_api, name)

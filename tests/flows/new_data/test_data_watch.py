@@ -98,19 +98,17 @@ def test_a_snapshot_sees_files_come_go_and_change(folder: Path) -> None:
     assert data_watch.snapshot(folder) == before
 
 
-def test_a_snapshot_passes_over_what_is_hidden_unfinished_or_outside(
-    folder: Path, tmp_path: Path
-) -> None:
-    """Hidden and .part files do not count, and what a link leads to is not looked at."""
-    outside = tmp_path / "outside"
-    outside.mkdir()
-    (folder / "across" / "linked").symlink_to(outside)
+def test_a_snapshot_passes_over_what_is_hidden_or_unfinished(folder: Path) -> None:
+    """Hidden and .part files do not count, and neither does what MLflow writes beside the data."""
     before = data_watch.snapshot(folder)
     (folder / "across" / ".DS_Store").touch()
     (folder / "across" / "film.png.part").touch()
     (folder / ".cache").mkdir()
     (folder / ".cache" / "x.png").touch()
-    (outside / "x.png").touch()
+    run = folder / "mlruns" / "1" / ("0" * 32) / "artifacts"
+    run.mkdir(parents=True)
+    (run / "report.png").touch()
+    (folder / "mlflow.db").touch()
     assert data_watch.snapshot(folder) == before
 
 

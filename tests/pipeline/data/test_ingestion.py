@@ -118,7 +118,7 @@ def _untrained_class(folder: Path) -> None:
         (_no_class_folder, ["has no class folder", "Put the images of each class"]),
         (_one_class, ["one class only", "'across'", "at least two folders"]),
         (_unreadable_class, ["'broken'", "broken/a.png", "ends too early", "Repair"]),
-        (_one_class_that_can_be_read, ["'notes'", "notes/a.txt", "not an image", "remove"]),
+        (_one_class_that_can_be_read, ["one class only", "'across'", "at least two folders"]),
         (_too_few_images, ["'down'", "2 usable images", "3 splits", "Add images"]),
         (_untrained_class, ["'rising'", "test", "none to train on", "Add some"]),
     ],

@@ -34,7 +34,7 @@ Row = tuple[str, str, str, str]
 def _manifest(*rows: Row, status: str = "ok") -> pd.DataFrame:
     """Return a manifest of images given as content, split, group, label."""
     values = [
-        (f"{place}.png", label, split, group, content, 8, 8, "L", 99, status, "")
+        (f"{place}.png", label, split, group, content, "", 8, 8, "L", 99, status, "")
         for place, (content, split, group, label) in enumerate(rows)
     ]
     return pd.DataFrame(values, columns=COLUMNS)
@@ -347,3 +347,15 @@ def test_points_have_their_sign(share: float, text: str) -> None:
 def test_p_values_have_three_digits(p_value: float, text: str) -> None:
     """A p-value is never written as zero."""
     assert p_value_text(p_value) == text
+
+
+def test_same_pixels_in_another_file_are_left_out() -> None:
+    """A re-encoded copy of a seen image is no test, where both manifests know the pixels."""
+    champion = _manifest(_image("a.png", "train"), _image("b.png", "test"))
+    challenger = _manifest(*(_image(name, "test") for name in ("a.bmp", "b.bmp", "b.gif", "c.png")))
+    challenger["pixels"] = ["a", "b", "b", "c"]
+    assert len(comparable_images(champion.drop(columns="pixels"), challenger).images) == 3
+    champion["pixels"] = ["a", "b"]
+    found = comparable_images(champion, challenger)
+    assert list(found.images["sha256"]) == ["b.bmp", "c.png"]
+    assert found.left_out == {SEEN_BY_CHAMPION: 1, COPY: 1}

@@ -1,0 +1,83 @@
+"""The manifests of earlier runs, as the tracking store keeps them."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from pipeline.tracking_store import client, store_exists
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+_TRAINED_BY = "patchline run"
+_PAGE = 20
+
+
+def manifest_of_last_run(
+    experiment: str, params: Mapping[str, str] | None = None
+) -> pd.DataFrame | None:
+    """Return the manifest that the newest finished training of an experiment was made with.
+
+    A run whose manifest is gone from the store is passed over.
+
+    Args:
+        experiment: its name.
+        params: settings that the run must have had, by dotted key.
+
+    Returns:
+        None if there is no such run.
+
+    Raises:
+        TrackingError: if the store does not answer.
+    """
+    if not store_exists():
+        return None
+    store = client()
+    found = store.get_experiment_by_name(experiment)
+    if found is None:
+        return None
+    conditions = [
+        "attributes.status = 'FINISHED'",
+        f"tags.`mlflow.source.name` = '{_TRAINED_BY}'",
+        *(f"params.`{key}` = '{value}'" for key, value in (params or {}).items()),
+    ]
+    token: str | None = None
+    while True:
+        page = store.search_runs(
+            [found.experiment_id],
+            filter_string=" and ".join(conditions),
+            order_by=["attributes.end_time DESC"],
+            max_results=_PAGE,
+            page_token=token,
+        )
+        for run in page:
+            manifest = _manifest(store, run.info.run_id)
+            if manifest is not None:
+                return manifest
+        token = page.token
+        if not token:
+            return None
+
+
+def _manifest(store: MlflowClient, run_id: str) -> pd.DataFrame | None:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        tables = [
+            item.path
+            for item in store.list_artifacts(run_id, "data")
+            if item.path.endswith(".parquet")
+        ]
+        if not tables:
+            return None
+        with tempfile.TemporaryDirectory(prefix="patchline-") as folder:
+            manifest: pd.DataFrame = pd.read_parquet(
+                store.download_artifacts(run_id, tables[0], folder)
+            )
+    except (MlflowException, OSError):
+        return None
+    return manifest

@@ -1,0 +1,76 @@
+"""Which images are the same: those with the same pixels, or the same file.
+
+The same picture saved as PNG and as BMP has two file digests and one pixel digest. Manifests of
+earlier versions of Patchline know the file digest alone; their images are told by that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Array = np.ndarray[Any, Any]
+
+FILE, PIXELS, GROUP = "sha256", "pixels", "group"
+_DIGEST_BYTES = 16
+
+
+def pixel_digest(image_HWC: Array) -> str:
+    """Return 32 hexadecimal digits over the shape and the pixels of a decoded uint8 image."""
+    digest = hashlib.blake2b(repr(image_HWC.shape).encode(), digest_size=_DIGEST_BYTES)
+    digest.update(np.ascontiguousarray(image_HWC).data)
+    return digest.hexdigest()
+
+
+def content_numbers(*manifests: pd.DataFrame) -> list[pd.Series[int]]:
+    """Return a number for each row of each manifest, equal where two rows hold the same image.
+
+    Each result has the index of its manifest; numbers compare across all that were given.
+    """
+    import pandas as pd
+
+    keys = [pd.concat([known(table, key) for table in manifests]) for key in (FILE, PIXELS)]
+    numbers = united(*keys)
+    ends = np.cumsum([len(table) for table in manifests])[:-1]
+    parts = np.split(numbers, ends)
+    return [
+        pd.Series(part, index=table.index) for part, table in zip(parts, manifests, strict=True)
+    ]
+
+
+def known(manifest: pd.DataFrame, key: str) -> pd.Series[str]:
+    """Return a column of a manifest, empty where it is not known."""
+    import pandas as pd
+
+    if key not in manifest:
+        return pd.Series("", index=manifest.index, dtype=object)
+    return manifest[key].astype(object).fillna("")
+
+
+def united(*keys: pd.Series[str]) -> Array:
+    """Return a number for each row, the same for rows that are joined by a key that they share.
+
+    Args:
+        keys: of equal length; an empty text joins nothing.
+    """
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    count = len(keys[0])
+    rows, values, nodes = [], [], count
+    for key in keys:
+        there = np.flatnonzero((key != "").to_numpy())
+        codes, uniques = key.iloc[there].factorize()
+        rows.append(there)
+        values.append(codes + nodes)
+        nodes += len(uniques)
+    edges = (np.concatenate(rows), np.concatenate(values))
+    graph = coo_array((np.ones(len(edges[0]), np.bool_), edges), shape=(nodes, nodes))
+    _, components = connected_components(graph, directed=False)
+    _, numbers = np.unique(components[:count], return_inverse=True)
+    return numbers

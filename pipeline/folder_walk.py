@@ -1,0 +1,153 @@
+"""What lies below a folder of images: the one walk that data sources and watches share.
+
+Hidden files and folders are passed over. Links to folders are followed, but not in a circle; a
+link to a file is a file. What MLflow keeps beside the images is not part of the data.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from pipeline.errors import DataError
+
+OnUnreadable = Callable[[str, OSError], None]
+"""Called with a folder's path below the top (empty for the top itself) and what went wrong."""
+
+_STORE_NAMES = ("mlruns", "mlartifacts")
+_DATABASE = re.compile(r"mlflow\.db(\.lock|-(wal|shm|journal))?")
+_EXPERIMENT = re.compile(r"\d{1,20}")
+_RUN = re.compile(r"[0-9a-f]{32}")
+_BESIDE_EXPERIMENTS = ("models", "meta.yaml")
+_BESIDE_RUNS = ("models", "traces", "datasets", "tags", "meta.yaml")
+
+
+class FoundFile(NamedTuple):
+    """A file below a folder."""
+
+    path: str
+    """Below the top folder, with forward slashes."""
+    entry: os.DirEntry[str]
+
+
+class _Level(NamedTuple):
+    prefix: str
+    entries: Iterator[os.DirEntry[str]]
+    above: frozenset[tuple[int, int]]
+    """Device and inode of this folder and of those above it."""
+
+
+def walk_files(top: Path, on_unreadable: OnUnreadable | None = None) -> Iterator[FoundFile]:
+    """Yield every visible file below a folder, each folder's own in the order of their names.
+
+    Args:
+        top: the folder.
+        on_unreadable: told of each folder that cannot be opened; without it, such a folder is an
+            error. A folder that is removed meanwhile is no error, unless it is the top itself.
+
+    Raises:
+        DataError: if a folder cannot be opened and nobody is told.
+    """
+    tell = on_unreadable or _refuse(top)
+    first = _opened(top, "", frozenset(), tell)
+    stack = [first] if first else []
+    while stack:
+        level = stack[-1]
+        entry = next(level.entries, None)
+        if entry is None:
+            stack.pop()
+            continue
+        path = level.prefix + entry.name
+        if not _is_folder(entry):
+            yield FoundFile(path, entry)
+            continue
+        below = _opened(Path(entry.path), f"{path}/", level.above, tell)
+        if below:
+            stack.append(below)
+
+
+def visible_folders(top: Path) -> list[str]:
+    """Return the names of the visible folders directly in a folder, linked ones too, sorted.
+
+    Raises:
+        DataError: if the folder cannot be opened.
+    """
+    level = _opened(top, "", frozenset(), _refuse(top))
+    return [entry.name for entry in level.entries if _is_folder(entry)] if level else []
+
+
+def _refuse(top: Path) -> OnUnreadable:
+    def refuse(below: str, error: OSError) -> None:
+        raise DataError(
+            f"The folder {top / below} cannot be opened ({error.strerror}), so its images would be "
+            "missing. Make it readable, or move it out of the data."
+        ) from error
+
+    return refuse
+
+
+def _opened(
+    folder: Path, prefix: str, above: frozenset[tuple[int, int]], tell: OnUnreadable
+) -> _Level | None:
+    """Return a folder's visible entries, or none where a link leads back to a folder above."""
+    try:
+        status = folder.stat()
+        identity = (status.st_dev, status.st_ino)
+        if identity in above:
+            return None
+        with os.scandir(folder) as listed:
+            entries = [entry for entry in listed if not entry.name.startswith(".")]
+    except OSError as error:
+        if not prefix or not isinstance(error, FileNotFoundError):
+            tell(prefix.rstrip("/"), error)
+        return None
+    if not prefix:
+        entries = [entry for entry in entries if not _is_of_mlflow(entry)]
+    entries.sort(key=lambda entry: entry.name)
+    return _Level(prefix, iter(entries), above | {identity})
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
+
+
+def _is_of_mlflow(entry: os.DirEntry[str]) -> bool:
+    """Return whether MLflow wrote an entry beside the images: its artifacts or its database."""
+    if not _is_folder(entry):
+        return bool(_DATABASE.fullmatch(entry.name))
+    try:
+        return _holds_artifacts(Path(entry.path))
+    except OSError:
+        return False  # the walk says that it cannot be opened
+
+
+def _holds_artifacts(folder: Path) -> bool:
+    """Return whether a folder holds `EXPERIMENT/RUN/…` of MLflow and nothing else.
+
+    A folder with MLflow's usual name may be without runs; with an image in it, it is a class.
+    """
+    runs = 0
+    for name in _visible_names(folder):
+        if name in _BESIDE_EXPERIMENTS:
+            continue
+        if not _EXPERIMENT.fullmatch(name) or not (folder / name).is_dir():
+            return False
+        for inner in _visible_names(folder / name):
+            if _RUN.fullmatch(inner):
+                runs += 1
+            elif inner not in _BESIDE_RUNS:
+                return False
+    return runs > 0 or folder.name in _STORE_NAMES
+
+
+def _visible_names(folder: Path) -> Iterator[str]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if not entry.name.startswith("."):
+                yield entry.name

@@ -1,0 +1,186 @@
+"""Folders that are easily misread: links, empty and closed folders, classes named like splits."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import DataError
+from pipeline.plugin_api import ImageListing, SourceContext
+from pipeline.registry.image_files import find_images
+from plugins.data_sources.image_folder import ImageFolder, ImageFolderConfig
+from tests.conftest import write_photos
+
+RUN = "0123456789abcdef" * 2
+
+
+def make(root: Path, *files: str) -> Path:
+    """Write empty files, and empty folders where a path ends in a slash."""
+    for file in files:
+        path = root / file
+        if file.endswith("/"):
+            path.mkdir(parents=True)
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+    return root
+
+
+def listing(root: Path, *, split_folders: bool | None = None) -> ImageListing:
+    """Return what the source lists."""
+    config = ImageFolderConfig(split_folders=split_folders)
+    return ImageFolder(config, SourceContext(str(root), root)).list_images()
+
+
+def labels(root: Path, *, split_folders: bool | None = None) -> set[tuple[str, str | None]]:
+    """Return each class with the split that its images have."""
+    found = listing(root, split_folders=split_folders).images
+    return {(image.label, image.split) for image in found}
+
+
+def test_links_are_followed_but_not_in_a_circle(tmp_path: Path) -> None:
+    """Linked class folders and linked folders inside belong to the data; a way back does not."""
+    make(tmp_path / "elsewhere", "roses/1.png", "roses/deep/2.png", "more/3.png", "4.png")
+    root = make(tmp_path / "data", "tulip/5.png")
+    (root / "rose").symlink_to(tmp_path / "elsewhere/roses")
+    (root / "tulip/more").symlink_to(tmp_path / "elsewhere/more")
+    (root / "tulip/4.png").symlink_to(tmp_path / "elsewhere/4.png")
+    (root / "tulip/back").symlink_to(root)
+    (tmp_path / "elsewhere/roses/loop").symlink_to(tmp_path / "elsewhere/roses")
+    expected = ["rose/1.png", "rose/deep/2.png", "tulip/4.png", "tulip/5.png", "tulip/more/3.png"]
+    assert sorted(image.path for image in listing(root).images) == expected
+    predicted = [Path(image.path).relative_to(root).as_posix() for image in find_images([root])]
+    assert predicted == expected
+
+
+def test_link_to_a_folder_that_is_gone_is_refused(tmp_path: Path) -> None:
+    """A class behind a link that leads nowhere does not vanish; a broken link to a file may."""
+    root = make(tmp_path / "data", "tulip/1.png", "lily/1.png")
+    (root / "rose").symlink_to(tmp_path / "unmounted")
+    with pytest.raises(DataError, match=r"data/rose is a link to .*unmounted, which is not there"):
+        listing(root)
+    (root / "rose").rename(root / "tulip" / "gone.png")
+    assert ("tulip/gone.png", "tulip", None, None) in listing(root).images
+
+
+@pytest.mark.parametrize("prefix", ["", "train/"])
+def test_empty_class_folders_are_named(tmp_path: Path, prefix: str) -> None:
+    """A class folder with no file, or with hidden ones alone, is not passed over in silence."""
+    root = make(tmp_path, *(f"{prefix}{name}" for name in ("a/1.png", "b/1.png", "c/d/", "e/.x")))
+    assert listing(root).empty_classes == [f"{prefix}c", f"{prefix}e"]
+
+
+CLASSES = {("train", None), ("car", None), ("plane", None)}
+SPLITS = {("cat", "train"), ("dog", "train")}
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        (["train/1.png", "car/1.png", "plane/1.png"], CLASSES),
+        (["train/1.png", "train/old/2.png", "car/1.png", "plane/1.png"], CLASSES),
+        (["train/1.png", "test/1.png", "car/1.png", "plane/1.png"], {*CLASSES, ("test", None)}),
+        (["train/cat/1.png", "train/dog/1.png"], SPLITS),
+        (["train/cat/1.png", "train/dog/1.png", "test/cat/1.png"], {*SPLITS, ("cat", "test")}),
+        (
+            ["train/cat/1.png", "train/dog/1.png", "test/cat/1.png", "more/1.png"],
+            {*SPLITS, ("cat", "test"), ("", None)},
+        ),
+        (["train/cat/1.png", "train/dog/1.png", "test/1.png"], {*SPLITS, ("", None)}),
+        (["train/", "car/1.png", "plane/1.png"], {("car", None), ("plane", None)}),
+    ],
+)  # fmt: skip
+def test_splits_are_told_from_classes_of_the_same_name(
+    tmp_path: Path, files: list[str], expected: set[tuple[str, str | None]]
+) -> None:
+    """A folder named train is a split only if it holds class folders and nothing speaks against."""
+    assert labels(make(tmp_path, *files)) == expected
+
+
+@pytest.mark.parametrize(
+    ("files", "as_split", "as_class"),
+    [
+        (
+            ["train/day/1.png", "train/night/1.png", "car/1.png"],
+            {("day", "train"), ("night", "train"), ("", None)},
+            {("train", None), ("car", None)},
+        ),
+        (["train/1.png", "test/1.png"], None, {("train", None), ("test", None)}),
+    ],
+)
+def test_what_nobody_can_know_is_asked(
+    tmp_path: Path,
+    files: list[str],
+    as_split: set[tuple[str, str | None]] | None,
+    as_class: set[tuple[str, str | None]],
+) -> None:
+    """Where train may be either, the sentence names the setting, and the setting decides."""
+    root = make(tmp_path, *files)
+    with pytest.raises(
+        DataError, match=r"'train' in .* may be a split or a class: .*split_folders"
+    ):
+        listing(root)
+    assert labels(root, split_folders=False) == as_class
+    if as_split:
+        assert labels(root, split_folders=True) == as_split
+
+
+@pytest.mark.parametrize(
+    ("files", "is_class"),
+    [
+        ([f"mlruns/1/{RUN}/artifacts/a.png", "mlruns/1/models/m-1/artifacts/x"], False),
+        ([f"mlartifacts/0/{RUN}/artifacts/a.png", "mlruns/", "mlflow.db", "mlflow.db-wal"], False),
+        ([f"runs of mlflow/123456789012345678/{RUN}/a.png"], False),
+        (["mlruns/1.png"], True),
+        (["mlruns/1/1.png"], True),
+        ([f"mlruns/1/{RUN}/artifacts/a.png", "mlruns/own.png"], True),
+    ],
+)
+def test_artifacts_of_mlflow_are_no_class(tmp_path: Path, files: list[str], is_class: bool) -> None:
+    """What MLflow keeps beside the images is not data; a class with the same name is."""
+    root = make(tmp_path, "cat/1.png", "dog/1.png", *files)
+    found = listing(root)
+    assert ({image.label for image in found.images} == {"cat", "dog"}) is not is_class
+    assert found.empty_classes == []
+
+
+@pytest.fixture
+def closed_folder(tmp_path: Path) -> Iterator[Path]:
+    """Return a folder of photos with one folder below that its owner may not open."""
+    root = write_photos(tmp_path / "photos", classes=3, images=6)
+    closed = root / "down" / "deeper"
+    closed.mkdir()
+    closed.chmod(0)
+    yield root
+    closed.chmod(0o700)
+
+
+def _without_privileges() -> list[str]:
+    """Return what makes a command of root keep to permissions; nothing for anybody else."""
+    if os.geteuid() != 0:
+        return []
+    setpriv = shutil.which("setpriv")
+    if setpriv is None:
+        pytest.skip("root opens every folder, and there is no setpriv to prevent it")
+    return [setpriv, "--bounding-set", "-dac_override,-dac_read_search"]
+
+
+def test_closed_folder_ends_the_command(closed_folder: Path, tmp_path: Path) -> None:
+    """A folder that cannot be opened is answered with its name and exit code 2, at any depth."""
+    done = subprocess.run(
+        [*_without_privileges(), sys.executable, "-m", "flows.command_line", "run", "photos"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    assert f"{closed_folder}/down/deeper cannot be opened (Permission denied)" in done.stderr
+    assert not (tmp_path / "mlflow.db").exists()
