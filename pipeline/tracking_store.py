@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from filelock import FileLock
 
-from pipeline import local_services
+from pipeline import local_login, local_services
 from pipeline.atomic_files import storage_errors
 from pipeline.errors import PipelineError, ServerAwayError, TrackingError
 
@@ -44,6 +44,7 @@ def use_store() -> str:
     if match:
         uri = f"sqlite:///{Path(match[1]).resolve()}"
     os.environ["MLFLOW_TRACKING_URI"] = uri
+    local_login.log_in_to_mlflow(uri)
     return uri
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +12,12 @@ from prefect.logging.handlers import APILogHandler
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows.temporary_server import TemporaryServer
-from tests.conftest import PREFECT_DATABASE
+from pipeline.local_login import USER
+from tests.conftest import PREFECT_DATABASE, SERVER_SECRET
+
+_PAIR = base64.b64encode(f"{USER}:{SERVER_SECRET}".encode()).decode()
+PROOF = {"Authorization": f"Basic {_PAIR}"}
+"""The header by which a program without Prefect's client logs in."""
 
 
 @contextmanager
@@ -22,7 +28,7 @@ def lasting_server(folder: Path) -> Iterator[str]:
     """
     before = os.environ[PREFECT_DATABASE]
     os.environ[PREFECT_DATABASE] = f"sqlite+aiosqlite:///{folder / 'prefect.db'}"
-    started = TemporaryServer()
+    started = TemporaryServer(SERVER_SECRET)
     os.environ[PREFECT_DATABASE] = before
     try:
         started.wait()

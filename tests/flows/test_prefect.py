@@ -14,7 +14,8 @@ import pytest
 from flows.temporary_server import TemporaryServer
 from flows.training_flow import training_flow
 from pipeline.config import RunConfig
-from tests.conftest import PREFECT_DATABASE, patchline, write_photos
+from tests.conftest import PREFECT_DATABASE, SERVER_SECRET, patchline, write_photos
+from tests.flows.lasting_server import PROOF
 
 
 class Server:
@@ -28,7 +29,7 @@ class Server:
         request = urllib.request.Request(
             f"{self.url}/{path}",
             data=json.dumps(question or {}).encode(),
-            headers={"content-type": "application/json"},
+            headers={"content-type": "application/json", **PROOF},
         )
         with urllib.request.urlopen(request, timeout=20) as response:
             return json.load(response)
@@ -40,7 +41,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     before = os.environ[PREFECT_DATABASE]
     database = tmp_path_factory.mktemp("prefect_server") / "prefect.db"
     os.environ[PREFECT_DATABASE] = f"sqlite+aiosqlite:///{database}"
-    started = TemporaryServer()
+    started = TemporaryServer(SERVER_SECRET)
     os.environ[PREFECT_DATABASE] = before
     started.wait()
     yield Server(started.url)

@@ -19,7 +19,7 @@ from flows.temporary_server import TemporaryServer
 from flows.training_flow import training_flow
 from pipeline import config_files, tracking_store
 from pipeline.config import RunConfig
-from tests.conftest import write_photos
+from tests.conftest import SERVER_SECRET, write_photos
 
 pytestmark = pytest.mark.slow
 
@@ -29,7 +29,7 @@ def prefect(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Use a Prefect server that is started for the test."""
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
-    server = TemporaryServer()
+    server = TemporaryServer(SERVER_SECRET)
     try:
         server.wait()
         monkeypatch.setenv("PREFECT_API_URL", server.url)

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from flows.temporary_server import TemporaryServer
-from tests.conftest import PREFECT_DATABASE
+from tests.conftest import PREFECT_DATABASE, SERVER_SECRET
 
 _FLUSH = "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_FLUSH_INTERVAL"
 
@@ -24,7 +24,7 @@ def api_url() -> str:
     before = os.environ[PREFECT_DATABASE]
     os.environ[PREFECT_DATABASE] = f"sqlite+aiosqlite:///{Path(folder.name) / 'prefect.db'}"
     os.environ[_FLUSH] = "0.2"
-    started = TemporaryServer()
+    started = TemporaryServer(SERVER_SECRET)
     os.environ[PREFECT_DATABASE] = before
     del os.environ[_FLUSH]
     atexit.register(folder.cleanup)

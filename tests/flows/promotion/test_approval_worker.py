@@ -26,7 +26,7 @@ from flows.temporary_server import TemporaryServer
 from pipeline import live_runs
 from pipeline.registry.registered_models import ModelReference
 from pipeline.tracking_store import client
-from tests.conftest import patchline
+from tests.conftest import SERVER_SECRET, patchline
 from tests.flows.promotion.approval_parts import (
     YES,
     asked_about,
@@ -44,7 +44,7 @@ _SECONDS = 120.0
 
 @contextlib.contextmanager
 def _server(folder: Path) -> Iterator[str]:
-    server = TemporaryServer()
+    server = TemporaryServer(SERVER_SECRET)
     try:
         with pytest.MonkeyPatch.context() as patch:
             server.wait()
