@@ -27,7 +27,7 @@ import psutil
 
 from benchmarks import kill_checks, kill_targets
 from benchmarks.measured_runs import PATCHLINE, machine
-from pipeline import local_services, quiet_libraries, tracking
+from pipeline import local_login, local_services, quiet_libraries, tracking
 from pipeline.tracking_store import client
 
 _SETTINGS = """\
@@ -99,6 +99,9 @@ class Harness:
             raise SystemExit("the servers are not there after `patchline up`")
         os.environ["PREFECT_API_URL"] = services.prefect_api_url
         os.environ["MLFLOW_TRACKING_URI"] = services.mlflow_url
+        secret = local_login.ensure_secret(self.folder)
+        os.environ.update(local_login.prefect_variables(secret))
+        os.environ.update(local_login.mlflow_variables(secret))
 
     def turn(self, number: int, kind: str) -> Kill:
         """Start a run, kill a process, wait until all is well, and say how it went."""
@@ -266,7 +269,8 @@ class Harness:
 
 def _finding_by_itself() -> dict[str, str]:
     """Return the environment of a command that has to find the servers like a user's."""
-    named = ("PREFECT_API_URL", "MLFLOW_TRACKING_URI")
+    login = (local_login.PREFECT_VARIABLE, *local_login.MLFLOW_VARIABLES)
+    named = ("PREFECT_API_URL", "MLFLOW_TRACKING_URI", *login)
     return {name: value for name, value in os.environ.items() if name not in named}
 
 

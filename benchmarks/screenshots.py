@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +24,7 @@ from benchmarks.measured_runs import PATCHLINE
 from pipeline.browsing import addresses, saved_views
 from pipeline.tracking import TrackedRun
 from tests.browser.chromium import Browser, browser
+from tests.flows.services.local_servers import proof
 
 ROOT = Path(__file__).resolve().parents[1]
 _WIDTH = 1400
@@ -36,10 +37,14 @@ _TRAININGS = (
 
 
 class Servers(NamedTuple):
-    """Where the pages are."""
+    """Where the pages are, and how to log in to those of `patchline up`."""
 
     prefect: str
     mlflow: str
+    link: str = ""
+    """Signs the browser in."""
+    proof: Mapping[str, str] = {}
+    """Headers of a program's question."""
 
 
 class Newest(NamedTuple):
@@ -73,6 +78,8 @@ def take_all(servers: Servers, folder: Path) -> None:
     """Take the pictures of the newest run and of everything around it."""
     newest = _newest(servers)
     with browser(_WIDTH, 900) as window:
+        if servers.link:
+            window.sign_in(servers.link)
         _mlflow_pictures(window, servers.mlflow, newest, folder)
         _prefect_pictures(window, servers.prefect, newest, folder)
 
@@ -123,18 +130,21 @@ def _make_smaller(file: Path) -> None:
 
 def _newest(servers: Servers) -> Newest:
     flow_runs = _ask(
+        servers,
         f"{servers.prefect}/api/flow_runs/filter",
         {"sort": "START_TIME_DESC", "flow_runs": {"state": {"type": {"any_": ["COMPLETED"]}}}},
     )
     flow_run = next(one for one in flow_runs if any("mlflow:" in tag for tag in one["tags"]))
     run_id = next(tag for tag in flow_run["tags"] if "mlflow:" in tag).removeprefix("mlflow:")
     artifacts = _ask(
+        servers,
         f"{servers.prefect}/api/artifacts/filter",
         {"artifacts": {"key": {"any_": ["summary"]}, "flow_run_id": {"any_": [flow_run["id"]]}}},
     )
     api = f"{servers.mlflow}/api/2.0/mlflow"
-    run = _ask(f"{api}/runs/get?run_id={run_id}")["run"]
-    versions = _ask(f"{api}/model-versions/search?filter=run_id%3D'{run_id}'")["model_versions"]
+    run = _ask(servers, f"{api}/runs/get?run_id={run_id}")["run"]
+    found = _ask(servers, f"{api}/model-versions/search?filter=run_id%3D'{run_id}'")
+    versions = found["model_versions"]
     return Newest(
         TrackedRun(run_id, run["info"]["experiment_id"], Path()),
         versions[0]["name"],
@@ -144,11 +154,11 @@ def _newest(servers: Servers) -> Newest:
     )
 
 
-def _ask(address: str, question: dict[str, Any] | None = None) -> Any:
+def _ask(servers: Servers, address: str, question: dict[str, Any] | None = None) -> Any:
     request = urllib.request.Request(  # noqa: S310 - servers that the caller named
         address,
         data=json.dumps(question).encode() if question is not None else None,
-        headers={"content-type": "application/json"},
+        headers={"content-type": "application/json", **servers.proof},
     )
     with urllib.request.urlopen(request, timeout=30) as response:  # noqa: S310 - the same
         return json.load(response)
@@ -164,7 +174,8 @@ def _own_servers(folder: Path) -> Iterator[Servers]:
             run = json.loads(_patchline(folder, "run", *length, *choice, "--json"))
         when = ("--cron", "0 2 * * *", "--timezone", "Europe/Berlin")
         _patchline(folder, "schedule", "create", "nightly", *when, "--config", run["config"])
-        yield Servers(up["prefect_url"].rstrip("/"), up["mlflow_url"].rstrip("/"))
+        prefect, mlflow = up["prefect_url"].rstrip("/"), up["mlflow_url"].rstrip("/")
+        yield Servers(prefect, mlflow, up["prefect_login_url"], proof(folder))
     finally:
         _patchline(folder, "down", "--now")
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from flows.notices import events
 from flows.progress import display
-from pipeline import local_services
+from pipeline import local_login, local_services
 from pipeline.errors import OrchestrationError
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ _ANSWER_SECONDS = 10.0
 _PATIENCE_SECONDS = 30.0
 """How long a server that `patchline up` starts again may be away."""
 _VARIABLE = "PREFECT_API_URL"
+_LOGIN_VARIABLE = local_login.PREFECT_VARIABLE
 _server: TemporaryServer | None = None
 _lasting: str | None = None
 
@@ -35,11 +36,11 @@ def server() -> Iterator[None]:
     imports what it needs; `ready` waits for it.
     """
     global _server, _lasting  # noqa: PLW0603 - one command has one server
-    if _configured():
-        yield
-        return
-    services = local_services.running()
-    if services and _answers(services):
+    configured = _configured()
+    services = None if configured else local_services.running()
+    if configured:
+        _lasting = configured if _login(configured) else None
+    elif services and _answers(services):
         _lasting = services.prefect_api_url
     else:
         if services:
@@ -70,7 +71,7 @@ def ready() -> Iterator[None]:
         if url is None:
             yield
             return
-        with _using(url):
+        with _using(url, _server.login if _server else _login(url)):
             yield
 
 
@@ -86,7 +87,9 @@ def connected() -> Iterator[str]:
     with _quiet_console():
         configured = _configured()
         if configured:
-            yield configured
+            login = _login(configured)
+            with _using(configured, login) if login else nullcontext():
+                yield configured
             return
         services = local_services.running()
         if services is None:
@@ -99,14 +102,25 @@ def connected() -> Iterator[str]:
             if time.monotonic() > deadline:
                 raise OrchestrationError(f"{_silent(services)} Try again in a minute.")
             time.sleep(1.0)
-        with _using(services.prefect_api_url):
-            yield services.prefect_api_url
+        url = services.prefect_api_url
+        with _using(url, _login(url)):
+            yield url
 
 
 def _configured() -> str | None:
     from prefect.settings import get_current_settings
 
     return get_current_settings().api.url
+
+
+def _login(url: str) -> dict[str, str]:
+    """Return what this process still needs to log in to a server of `patchline up`."""
+    from prefect.settings import get_current_settings
+
+    login = local_login.prefect_login(url)
+    known = get_current_settings().api.auth_string
+    has_it = known is not None and known.get_secret_value() in login.values()
+    return {} if has_it else login
 
 
 def _answers(services: Services) -> bool:
@@ -122,21 +136,30 @@ def _silent(services: Services) -> str:
 
 
 @contextmanager
-def _using(url: str) -> Iterator[None]:
-    """Let Prefect in this process, and all that it starts, use the server."""
+def _using(url: str, login: Mapping[str, str]) -> Iterator[None]:
+    """Let Prefect in this process, and all that it starts, use the server and log in to it."""
     from prefect.logging.handlers import APILogHandler
-    from prefect.settings import PREFECT_API_URL, temporary_settings
+    from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
-    os.environ[_VARIABLE] = url
+    variables = {_VARIABLE: url, **login}
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    updates = {PREFECT_API_URL: url}
+    if login:
+        updates[PREFECT_API_AUTH_STRING] = login[_LOGIN_VARIABLE]
     try:
-        with temporary_settings({PREFECT_API_URL: url}):
+        with temporary_settings(updates):
             try:
                 yield
             finally:
                 APILogHandler().flush()  # before the server goes
                 events.flush()
     finally:
-        del os.environ[_VARIABLE]
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 @contextmanager

@@ -3,7 +3,8 @@
 Prefect's own temporary server goes on when its owner is killed. This one watches a pipe from its
 owner, as the training process does, and ends when the pipe closes.
 
-Run as a module it is the server: `python -P -m flows.temporary_server PORT`.
+Run as a module it is the server: `python -P -m flows.temporary_server PORT`. The secret that its
+clients need is in its environment.
 """
 
 from __future__ import annotations
@@ -17,19 +18,25 @@ import time
 
 from flows.services import child, ports, prefect_database, prefect_server
 from pipeline.errors import RunError
+from pipeline.local_login import new_secret, prefect_variables
 from pipeline.local_services import answers
 from pipeline.worker_start import stop_group
 
 _START_SECONDS = 120.0
 _ANSWER_SECONDS = 2.0
+_VARIABLE = "PATCHLINE_SERVER_SECRET"
 
 
 class TemporaryServer:
     """A server process that is starting, or has started."""
 
-    def __init__(self) -> None:
+    def __init__(self, secret: str | None = None) -> None:
+        """Start it; with a secret that its clients have already, or else a new one."""
         self._port = _free_port()
         self.url = f"http://{ports.HOST}:{self._port}/api"
+        secret = secret or new_secret()
+        self.login = prefect_variables(secret)
+        """What a client needs in its environment."""
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "flows.temporary_server", str(self._port)],
             stdin=subprocess.PIPE,
@@ -41,6 +48,7 @@ class TemporaryServer:
                 **prefect_database.environment(),
                 "PREFECT_UI_ENABLED": "0",
                 "PREFECT__SERVER_EPHEMERAL": "1",
+                _VARIABLE: secret,
             },
         )
         self._words: list[str] = []
@@ -91,7 +99,7 @@ def _end_with_owner() -> None:
 
 def _serve(port: int) -> None:
     threading.Thread(target=_end_with_owner, daemon=True).start()
-    prefect_server.serve(port, "error")
+    prefect_server.serve(port, os.environ.pop(_VARIABLE), "error", home=None)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from filelock import FileLock
 
-from pipeline import local_services
+from pipeline import local_login, local_services
 from pipeline.atomic_files import storage_errors
 from pipeline.errors import PipelineError, ServerAwayError, TrackingError
 from pipeline.redaction import redacted, split_credentials
@@ -47,6 +47,7 @@ def use_store() -> str:
         uri = f"sqlite:///{Path(match[1]).resolve()}"
     uri = without_login(uri)
     os.environ["MLFLOW_TRACKING_URI"] = uri
+    local_login.log_in_to_mlflow(uri)
     return uri
 
 

@@ -19,6 +19,7 @@ from hypothesis import settings
 from PIL import Image
 
 from pipeline import quiet_libraries
+from pipeline.local_login import MLFLOW_VARIABLES
 from tests import patience
 from tests.patience import patient
 from tests.process_owners import Owners
@@ -27,6 +28,8 @@ quiet_libraries.apply()
 settings.register_profile("repeatable", derandomize=True)  # the same examples each time
 settings.load_profile("repeatable")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # two tests run at a time
+SERVER_SECRET = "of-the-tests-own-prefect-servers"  # noqa: S105 - it guards nothing
+os.environ["PREFECT_API_AUTH_STRING"] = f"patchline:{SERVER_SECRET}"  # before Prefect is imported
 PREFECT_DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
 PATCHLINE = Path(sys.executable).parent / "patchline"
 
@@ -67,8 +70,8 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.delenv("PATCHLINE_PLUGIN_FILES", raising=False)
     yield
-    for part in ("URI", "USERNAME", "PASSWORD"):  # what the library has made of the address
-        os.environ.pop(f"MLFLOW_TRACKING_{part}", None)
+    for name in ("MLFLOW_TRACKING_URI", *MLFLOW_VARIABLES):  # what the library has set
+        os.environ.pop(name, None)
 
 
 def draw_photo(label: int, variant: int, side: int = 32) -> np.ndarray[Any, np.dtype[np.uint8]]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from pipeline import local_login
 from pipeline.redaction import redacted
 
 if TYPE_CHECKING:
@@ -253,9 +254,12 @@ def _server_known() -> Iterator[bool]:
     if address is None or not _listens(address):
         yield False
         return
-    from prefect.settings import PREFECT_API_URL, temporary_settings
+    from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
-    with temporary_settings({PREFECT_API_URL: address}):
+    updates = {PREFECT_API_URL: address}
+    for value in local_login.prefect_login(address).values():
+        updates[PREFECT_API_AUTH_STRING] = value
+    with temporary_settings(updates):
         yield True
 
 

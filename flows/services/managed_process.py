@@ -14,6 +14,8 @@ from pathlib import Path
 
 _SILENT_SECONDS = 60.0
 """How long a process may give no sign before it counts as stuck."""
+_START_SECONDS = 240.0
+"""How long it may take after a start until it is well."""
 _LOOK_SECONDS = 3.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 _WELL_SECONDS = 300.0
@@ -76,7 +78,7 @@ class ManagedProcess:
             return self._fell(_ending(code))
         self._ask()
         silent = time.monotonic() - self.well_at
-        if silent > self.program.silent_seconds:
+        if silent > (self.program.silent_seconds if self.was_well else _START_SECONDS):
             self.kill()
             return self._fell(f"has given no answer for {silent:.0f} s")
         return ""

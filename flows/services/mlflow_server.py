@@ -14,11 +14,15 @@ import warnings
 from pathlib import Path
 
 from flows.services import child, ports
+from flows.services.gate import Gate, Guarded
 from pipeline import tracking_store
+from pipeline.local_login import ensure_secret
 
 _GOODBYE_SECONDS = 3
 _BUSY_SECONDS = 60
 """How long a writer waits for another one in a SQLite store."""
+HOME = "/#/experiments?workflowType=machine_learning"
+"""The page to begin with, in the layout for training."""
 ENVIRONMENT = {
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # what it does for language models
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -43,12 +47,16 @@ def serve(folder: Path, port: int, store: str) -> None:
     os.environ[constants.REGISTRY_STORE_URI_ENV_VAR] = patient
     os.environ[constants.ARTIFACT_ROOT_ENV_VAR] = str(folder / "mlruns")
     os.environ["MLFLOW_TRACKING_URI"] = patient
+    from mlflow.server.fastapi_app import app
+
+    guarded = Guarded(app, port, health="/health", home=HOME)
     uvicorn.run(
-        "mlflow.server.fastapi_app:app",
+        Gate(guarded, ensure_secret(folder)),
         host=ports.HOST,
         port=port,
         log_level="warning",
         access_log=False,
+        proxy_headers=False,  # what a client says about its address is not believed
         timeout_graceful_shutdown=_GOODBYE_SECONDS,
     )
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from flows.services import child, family, ports
 from flows.services.managed_process import Program
 from flows.services.plan import Plan
+from pipeline.local_login import mlflow_variables, prefect_variables
 from pipeline.local_services import answers, logs_folder
 
 _TITLES = {
@@ -41,11 +42,12 @@ _RUNNER_ENVIRONMENT = {
 class Servers:
     """Where the servers are, and how each program is started."""
 
-    def __init__(self, folder: Path, plan: Plan, line: Path) -> None:
+    def __init__(self, folder: Path, plan: Plan, line: Path, secret: str) -> None:
         self.notes: list[str] = []
         self._folder = folder
         self._plan = plan
         self._line = line
+        self._secret = secret
         self._ports: dict[str, int] = {}
         if plan.prefect_api_url is None:
             self._choose("prefect", plan.prefect_port)
@@ -115,6 +117,7 @@ class Servers:
                     "PREFECT_SERVER_API_HOST": ports.HOST,
                     "PREFECT_SERVER_API_PORT": str(port),
                     "PREFECT_UI_API_URL": f"{url}/api",
+                    "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": url,
                 },
                 lambda: answers(f"{url}/api/health", _ANSWER_SECONDS),
             )
@@ -139,6 +142,8 @@ class Servers:
             **_RUNNER_ENVIRONMENT,
             "PREFECT_API_URL": self.prefect_api_url,
             "MLFLOW_TRACKING_URI": self.mlflow_url,
+            **(prefect_variables(self._secret) if "prefect" in self.own else {}),
+            **(mlflow_variables(self._secret) if "mlflow" in self.own else {}),
         }
         command = family.command(name, self._folder, self._line, *arguments)
         return self._program(name, command, connected, is_well, silent_seconds)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from flows.services import family, ports, prefect_database
+from flows.services import family, mlflow_server, ports, prefect_database, sign_in_links
 from flows.services.plan import Failure, Plan, failure_file, plan_file
 from pipeline.atomic_files import full_disk, storage_errors, write_private_text
 from pipeline.errors import ConfigError, OrchestrationError, error_class
@@ -208,11 +208,13 @@ def _failure(folder: Path, log: Path) -> Exception:
 
 
 def described(services: Services) -> list[str]:
-    """Return what a person wants to know about servers that run."""
+    """Return what a person wants to know about servers that run, with links that sign in."""
     logs = os.path.relpath(logs_folder(services.folder))
-    runs = f"{redacted(services.mlflow_url)}/#/experiments?workflowType=machine_learning"
+    mlflow = redacted(sign_in_links.mlflow_link(services))
+    if mlflow == redacted(services.mlflow_url):
+        mlflow += mlflow_server.HOME
     return [
-        f"Prefect  {services.prefect_url}",
-        f"MLflow   {runs}",
+        f"Prefect  {redacted(sign_in_links.prefect_link(services))}",
+        f"MLflow   {mlflow}",
         f"Logs     {logs}",
     ]

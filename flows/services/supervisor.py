@@ -23,7 +23,7 @@ from filelock import FileLock, Timeout
 from flows.services import lifeline, programs, restarts
 from flows.services.managed_process import ManagedProcess
 from flows.services.plan import Failure, Plan, failure_file, plan_file
-from pipeline import redaction
+from pipeline import local_login, redaction
 from pipeline.atomic_files import write_private_text, write_text
 from pipeline.errors import OrchestrationError, PipelineError, error_class
 from pipeline.local_services import (
@@ -50,7 +50,8 @@ class Supervisor:
     """The processes of one folder."""
 
     def __init__(self, folder: Path, plan: Plan, line: Path) -> None:
-        self._servers = programs.Servers(folder, plan, line)
+        self._secret = local_login.ensure_secret(folder)
+        self._servers = programs.Servers(folder, plan, line, self._secret)
         self._folder = folder
         self._plan = plan
         self._processes: dict[str, ManagedProcess] = {}
@@ -75,6 +76,7 @@ class Supervisor:
             logger.info("stopping")
             state_file(self._folder).unlink(missing_ok=True)
             self._end_all()
+            local_login.forget(self._folder)
             logger.info("stopped")
 
     def _start(self) -> None:
@@ -131,6 +133,7 @@ class Supervisor:
             versions={name: metadata.version(name) for name in _PACKAGES},
             notes=(*self._plan.notes, *self._servers.notes),
         )
+        local_login.write_login(services, self._secret)
         write_private_text(state_file(self._folder), services.model_dump_json(indent=2))
         logger.info("ready: Prefect %s, MLflow %s", services.prefect_url, services.mlflow_url)
 

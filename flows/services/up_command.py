@@ -8,8 +8,8 @@ from importlib import metadata
 from pathlib import Path
 
 from flows.progress import display, shown
-from flows.services import starting, stopping
-from pipeline import local_services
+from flows.services import sign_in_links, starting, stopping
+from pipeline import local_login, local_services
 from pipeline.errors import OrchestrationError
 from pipeline.local_services import Services
 from pipeline.redaction import redacted
@@ -40,6 +40,8 @@ def print_up(*, prefect_port: int, mlflow_port: int, runs_at_once: int, as_json:
     if not begun:
         print(f"The servers run already (process {services.pid}).\n")
     print("\n".join(starting.described(services)))
+    if services.own:
+        print("\nA link signs a browser in, once, within an hour. `patchline up` prints new links.")
     print("\n`patchline down` stops them when the runs that go on are done.")
 
 
@@ -93,6 +95,9 @@ def _as_json(services: Services, *, already_running: bool) -> dict[str, object]:
         "folder": str(services.folder),
         "already_running": already_running,
         "prefect_api_url": services.prefect_api_url,
+        "prefect_login_url": redacted(sign_in_links.prefect_link(services)),
+        "mlflow_login_url": redacted(sign_in_links.mlflow_link(services)),
+        "login_file": str(local_login.login_file(services.folder)) if services.own else None,
         "logs": str(local_services.logs_folder(services.folder)),
         "notes": list(services.notes),
     }

@@ -91,6 +91,29 @@ class Browser:
                 self._driver.switch_to.default_content()
         return "\n".join(parts)
 
+    def sign_in(self, link: str) -> None:
+        """Open a link that `patchline up` printed, which both UIs then know this browser by."""
+        self._driver.get(link)
+        assert "/patchline/login" not in self._driver.current_url, self.text()
+
+    def tab(self) -> str:
+        """Go to a new tab; return the one before, for `back_to`."""
+        before = self._driver.current_window_handle
+        self._driver.switch_to.new_window("tab")
+        return before
+
+    def back_to(self, tab: str) -> None:
+        """Go to a tab that is open."""
+        self._driver.switch_to.window(tab)
+
+    def address(self) -> str:
+        """Return the address of the page."""
+        return self._driver.current_url
+
+    def click(self, link: str) -> None:
+        """Click on a link."""
+        self._driver.find_element("link text", link).click()
+
     def follow(self, link: str) -> None:
         """Go where a link leads, in this window."""
         self.wait(link)

@@ -23,7 +23,7 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str
     up = patchline("up", "--json", cwd=tmp_path)
     assert up.code == 0, up.err
     try:
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", up.json["mlflow_url"])
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", up.json["mlflow_url"])  # logs in by itself
         versions("roses", tmp_path, range(60), range(10))
         yield up.json
     finally:
@@ -38,6 +38,7 @@ def test_the_form_shows_the_comparison_and_takes_the_answer(
     asked = patchline("promote", "roses", *options, cwd=tmp_path)
     assert asked.code == 0, asked.err
     with browser(1400, 1100) as window:
+        window.sign_in(served["prefect_login_url"])
         window.open(f"{served['prefect_url'].rstrip('/')}/v2/runs", "roses, version 2: champion?")
         window.follow("roses, version 2: champion?")
         window.wait("Suspended")

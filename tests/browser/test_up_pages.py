@@ -13,6 +13,7 @@ import pytest
 
 from tests.browser.chromium import Browser, browser, missing
 from tests.conftest import PREFECT_DATABASE, patchline, write_photos
+from tests.flows.services.local_servers import proof
 from tests.patience import patient
 
 pytestmark = [
@@ -28,13 +29,14 @@ class Opened(NamedTuple):
     prefect: str
     mlflow: str
     summary: dict[str, Any]
+    proof: dict[str, str]
 
     def ask(self, path: str, question: dict[str, Any] | None = None) -> Any:
         """Post a filter to Prefect and return its answer."""
         request = urllib.request.Request(
             f"{self.prefect}/api/{path}",
             data=json.dumps(question or {}).encode(),
-            headers={"content-type": "application/json"},
+            headers={"content-type": "application/json", **self.proof},
         )
         with urllib.request.urlopen(request, timeout=patient(60)) as response:
             return json.load(response)
@@ -68,7 +70,8 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opened]:
         assert schedule.code == 0, schedule.err
         prefect, mlflow = (up.json[key].rstrip("/") for key in ("prefect_url", "mlflow_url"))
         with browser(1400, 1100) as window:
-            yield Opened(window, prefect, mlflow, run.json)
+            window.sign_in(up.json["prefect_login_url"])
+            yield Opened(window, prefect, mlflow, run.json, proof(folder))
     finally:
         patchline("down", "--now", cwd=Path(folder), env=database)
 
@@ -94,7 +97,8 @@ def test_the_flow_run_tells_its_stages_its_log_and_its_progress(opened: Opened) 
 def test_the_graph_is_one_line_from_the_data_to_the_decision(opened: Opened) -> None:
     """Each stage has an edge from the stage before, and no other one."""
     path = f"{opened.prefect}/api/flow_runs/{opened.flow_run}/graph-v2"
-    with urllib.request.urlopen(path, timeout=patient(60)) as response:
+    request = urllib.request.Request(path, headers=opened.proof)
+    with urllib.request.urlopen(request, timeout=patient(60)) as response:
         nodes = dict(json.load(response)["nodes"])
     order = sorted(nodes, key=lambda node: str(nodes[node]["start_time"]))
     assert [nodes[node]["label"].split()[0] for node in order] == [

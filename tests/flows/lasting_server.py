@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import shutil
 from collections.abc import Iterator
@@ -12,10 +13,15 @@ from prefect.logging.handlers import APILogHandler
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows.temporary_server import TemporaryServer
+from pipeline.local_login import USER
 from pipeline.local_services import answers
-from tests.conftest import PREFECT_DATABASE
+from tests.conftest import PREFECT_DATABASE, SERVER_SECRET
 from tests.patience import patient
 from tests.process_owners import VARIABLE, owned_by
+
+_PAIR = base64.b64encode(f"{USER}:{SERVER_SECRET}".encode()).decode()
+PROOF = {"Authorization": f"Basic {_PAIR}"}
+"""The header by which a program without Prefect's client logs in."""
 
 
 class LastingServer:
@@ -48,7 +54,7 @@ class LastingServer:
         os.environ.update(self._environment)
         try:
             with owned_by(self._owner):
-                server = TemporaryServer()
+                server = TemporaryServer(SERVER_SECRET)
         finally:
             os.environ.clear()
             os.environ.update(before)

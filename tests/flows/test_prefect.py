@@ -13,7 +13,7 @@ import pytest
 from flows.training_flow import training_flow
 from pipeline.config import RunConfig
 from tests.conftest import patchline, write_photos
-from tests.flows.lasting_server import LastingServer
+from tests.flows.lasting_server import PROOF, LastingServer
 from tests.patience import patient
 
 
@@ -28,7 +28,7 @@ class Server:
         request = urllib.request.Request(
             f"{self.url}/{path}",
             data=json.dumps(question or {}).encode(),
-            headers={"content-type": "application/json"},
+            headers={"content-type": "application/json", **PROOF},
         )
         with urllib.request.urlopen(request, timeout=patient(60)) as response:
             return json.load(response)

@@ -25,7 +25,7 @@ from pipeline.registry.promoting import Answer, Request, promote
 from pipeline.registry.registered_models import summaries
 from pipeline.tracking_store import client
 from tests.flows.conftest import Command
-from tests.flows.lasting_server import lasting_server
+from tests.flows.lasting_server import PROOF, lasting_server
 from tests.flows.promotion.approval_parts import (
     NO,
     YES,
@@ -61,14 +61,15 @@ def _post(path: str, content: Any) -> Any:
     request = urllib.request.Request(
         f"{os.environ['PREFECT_API_URL']}{path}",
         data=json.dumps(content).encode(),
-        headers={"Content-Type": "application/json"},
+        headers={"Content-Type": "application/json", **PROOF},
     )
     with urllib.request.urlopen(request) as response:
         return json.load(response)
 
 
 def _get(path: str) -> Any:
-    with urllib.request.urlopen(f"{os.environ['PREFECT_API_URL']}{path}") as response:
+    request = urllib.request.Request(f"{os.environ['PREFECT_API_URL']}{path}", headers=PROOF)
+    with urllib.request.urlopen(request) as response:
         return json.load(response)
 
 

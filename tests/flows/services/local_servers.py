@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import signal
 import socket
@@ -12,14 +13,17 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from flows.services import family
-from pipeline import local_services
+from pipeline import local_login, local_services
 from tests.conftest import PATCHLINE, PREFECT_DATABASE, Finished, patchline
 from tests.patience import patient
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
 
 _SECONDS = patient(180.0)
 _NAP = """
@@ -117,9 +121,29 @@ def until(condition: Callable[[], Any], complaint: str) -> None:
         time.sleep(0.2)
 
 
-def page(url: str) -> str:
-    """Return a page."""
-    with urllib.request.urlopen(url, timeout=patient(60)) as response:
+def proof(folder: Path) -> dict[str, str]:
+    """Return the header by which a program logs in to the servers of a folder."""
+    value = local_login.secret(folder)
+    pair = base64.b64encode(f"{local_login.USER}:{value}".encode()).decode()
+    return {"Authorization": f"Basic {pair}"}
+
+
+def mlflow_client(folder: Path) -> MlflowClient:
+    """Return a client of the MLflow server of a folder; this process logs in."""
+    from mlflow import MlflowClient
+
+    services = local_services.running(folder)
+    value = local_login.secret(folder)
+    assert services
+    assert value
+    os.environ.update(local_login.mlflow_variables(value))
+    return MlflowClient(services.mlflow_url)
+
+
+def page(url: str, folder: Path) -> str:
+    """Return a page of the servers of a folder."""
+    request = urllib.request.Request(url, headers=proof(folder))
+    with urllib.request.urlopen(request, timeout=patient(60)) as response:
         return str(response.read().decode())
 
 

@@ -8,11 +8,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from mlflow import MlflowClient
 
-from pipeline import local_services
 from tests.conftest import write_photos
-from tests.flows.services.local_servers import Servers, ended, until
+from tests.flows.services.local_servers import Servers, ended, mlflow_client, until
 from tests.small_disks import small_disk
 
 pytestmark = pytest.mark.slow
@@ -52,9 +50,7 @@ def test_a_run_on_a_disk_that_fills_up_is_closed_when_there_is_space(tmp_path: P
             assert done.code == 1
             assert "There is no space left" in done.err.splitlines()[-1]
             (folder / "filler").unlink()
-            services = local_services.running(folder)
-            assert services is not None
-            store = MlflowClient(services.mlflow_url)
+            store = mlflow_client(folder)
             [experiment] = [each for each in store.search_experiments() if each.name == "photos"]
 
             def status() -> str:

@@ -23,6 +23,7 @@ from tests.flows.services.local_servers import (
     ended,
     free_port,
     listening,
+    mlflow_client,
     nap,
     page,
     until,
@@ -58,6 +59,8 @@ def test_two_at_once_start_one_set_of_servers(started: tuple[Servers, list[Finis
     """Of two commands one starts the servers and the other waits; both report the same."""
     first, second = (each.json for each in started[1])
     assert {first.pop("already_running"), second.pop("already_running")} == {True, False}
+    for link in ("prefect_login_url", "mlflow_login_url"):
+        assert first.pop(link) != second.pop(link)  # each works once
     assert first == second
     assert len(family.members(started[0].folder, family.SUPERVISOR)) == 1
 
@@ -77,9 +80,9 @@ def test_a_port_that_is_taken_is_named_and_the_next_is_used(
 
 def test_both_uis_are_served_on_loopback(servers: Servers) -> None:
     """Both pages come, Prefect's page asks the right address, and nobody else can connect."""
-    assert "<html" in page(servers.state.prefect_url)
-    assert "<html" in page(servers.state.mlflow_url)
-    settings = page(f"{servers.state.prefect_url}/ui-settings")
+    assert "<html" in page(servers.state.prefect_url, servers.folder)
+    assert "<html" in page(servers.state.mlflow_url, servers.folder)
+    settings = page(f"{servers.state.prefect_url}/ui-settings", servers.folder)
     assert f'"api_url":"{servers.state.prefect_api_url}"' in settings
     for process in family.members(servers.folder):
         listening = [each for each in process.net_connections() if each.status == "LISTEN"]
@@ -99,11 +102,14 @@ def test_a_second_up_finds_what_runs(servers: Servers) -> None:
 def test_the_other_commands_find_the_servers(servers: Servers) -> None:
     """The store, the session and the connection of a command lead to them."""
     assert tracking_store.use_store() == servers.state.mlflow_url
+    of_user = os.environ["PREFECT_API_AUTH_STRING"]
     with prefect_session.connected() as url:
         assert os.environ["PREFECT_API_URL"] == url == servers.state.prefect_api_url
+        assert os.environ["PREFECT_API_AUTH_STRING"] != of_user
     with prefect_session.server(), prefect_session.ready():
         assert os.environ["PREFECT_API_URL"] == url
     assert "PREFECT_API_URL" not in os.environ
+    assert os.environ["PREFECT_API_AUTH_STRING"] == of_user
 
 
 @pytest.mark.parametrize(
@@ -269,7 +275,6 @@ def test_runs_before_during_and_after_are_one_history(tmp_path: Path) -> None:
 
     Three trainings of one epoch, on the same photos: without servers, with them, without.
     """
-    from mlflow import MlflowClient
     from prefect.client.orchestration import get_client
 
     write_photos(tmp_path / "photos", images=12)
@@ -288,7 +293,7 @@ def test_runs_before_during_and_after_are_one_history(tmp_path: Path) -> None:
         assert servers.up().code == 0
         during = train(2)
         assert during.json["tracking_uri"] == servers.state.mlflow_url
-        known = MlflowClient(servers.state.mlflow_url).search_model_versions("name='photos'")
+        known = mlflow_client(tmp_path).search_model_versions("name='photos'")
         assert {each.run_id for each in known} == {before.json["run_id"], during.json["run_id"]}
         os.chdir(tmp_path)
         with prefect_session.connected(), get_client(sync_client=True) as client:

@@ -1,0 +1,135 @@
+"""How our own processes log in to the servers of `patchline up`: a random secret in a file.
+
+Whoever can read the file may use the servers, so it is the user's alone, in a folder that is the
+user's alone. The secret travels in the environment of processes, never on a command line; it is
+sent to the servers that it was made for and to no other.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+
+from pipeline.atomic_files import write_private_text
+from pipeline.local_services import Services, running, services_folder
+from pipeline.workspace import make_folder
+
+USER = "patchline"
+"""The user name that stands before the secret."""
+PREFECT_VARIABLE = "PREFECT_API_AUTH_STRING"
+MLFLOW_VARIABLES = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
+_SECRET, _LOGIN = "secret", "login.env"
+_BYTES = 32
+_PRIVATE_FOLDER = 0o700
+_shown_to: str | None = None
+"""The MLflow server that this process's environment has the secret for."""
+_of_user: dict[str, str | None] = {}
+"""What the environment said before."""
+
+
+def new_secret() -> str:
+    """Return a secret that nobody can guess; a shell takes it without quotes."""
+    return secrets.token_hex(_BYTES)
+
+
+def secret_file(folder: Path | None = None) -> Path:
+    """Return the file with the secret of a folder's servers."""
+    return services_folder(folder) / _SECRET
+
+
+def login_file(folder: Path | None = None) -> Path:
+    """Return the file by which a shell logs in: lines with variables, while the servers run."""
+    return services_folder(folder) / _LOGIN
+
+
+def ensure_secret(folder: Path) -> str:
+    """Return the secret of a folder's servers, which is made if there is none."""
+    return secret(folder) or _made(folder)
+
+
+def secret(folder: Path | None = None) -> str | None:
+    """Return the secret of a folder's servers (the working directory's) if there is one."""
+    try:
+        return secret_file(folder).read_text(encoding="ascii").strip() or None
+    except (OSError, ValueError):
+        return None
+
+
+def prefect_variables(value: str) -> dict[str, str]:
+    """Return what Prefect's client needs in its environment."""
+    return {PREFECT_VARIABLE: f"{USER}:{value}"}
+
+
+def mlflow_variables(value: str) -> dict[str, str]:
+    """Return what MLflow's client needs in its environment."""
+    return dict(zip(MLFLOW_VARIABLES, (USER, value), strict=True))
+
+
+def prefect_login(api_url: str) -> dict[str, str]:
+    """Return the variables for a Prefect API; none unless `patchline up` runs it in this folder."""
+    services = running()
+    ours = services and "prefect" in services.own and services.prefect_api_url == api_url
+    value = secret() if ours else None
+    return prefect_variables(value) if value else {}
+
+
+def log_in_to_mlflow(uri: str) -> None:
+    """Let this process's environment have the secret for that store, if it is a server of ours.
+
+    The user's own credentials come back as soon as another store is used.
+    """
+    global _shown_to  # noqa: PLW0603 - a process has one environment
+    if _shown_to not in (None, uri):
+        _shown_to = None
+        _set(_of_user)
+    if not uri.startswith("http"):
+        return
+    services = running()
+    ours = services and "mlflow" in services.own and services.mlflow_url == uri
+    value = secret() if ours else None
+    if value is None:
+        return  # a server that is just away comes back with the same secret
+    if _shown_to is None:
+        _of_user.update({name: os.environ.get(name) for name in MLFLOW_VARIABLES})
+    _shown_to = uri
+    _set(mlflow_variables(value))
+
+
+def write_login(services: Services, value: str) -> None:
+    """Write the file by which a shell logs in."""
+    lines: dict[str, str] = {}
+    if "prefect" in services.own:
+        lines |= {"PREFECT_API_URL": services.prefect_api_url, **prefect_variables(value)}
+    if "mlflow" in services.own:
+        lines |= {"MLFLOW_TRACKING_URI": services.mlflow_url, **mlflow_variables(value)}
+    text = "".join(f"{name}={line}\n" for name, line in lines.items())
+    _write_private(login_file(services.folder), text)
+
+
+def forget(folder: Path) -> None:
+    """Take the secret away: what it opened stays shut, also if somebody has copied it."""
+    for file in (login_file(folder), secret_file(folder)):
+        file.unlink(missing_ok=True)
+
+
+def _made(folder: Path) -> str:
+    value = new_secret()
+    _write_private(secret_file(folder), f"{value}\n")
+    return value
+
+
+def _write_private(file: Path, text: str) -> None:
+    """Write a file that nobody else can read, in a folder that nobody else can enter."""
+    make_folder(file.parent)
+    file.parent.chmod(_PRIVATE_FOLDER)
+    write_private_text(file, text)
+
+
+def _set(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value

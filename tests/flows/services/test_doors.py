@@ -1,0 +1,298 @@
+"""Who may use the servers of `patchline up`: nobody but the user, and no page but their own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import websockets
+
+from flows.services import family
+from flows.temporary_server import TemporaryServer
+from pipeline import local_login
+from tests.browser.chromium import browser, missing
+from tests.conftest import Finished
+from tests.flows.services.local_servers import Servers, proof, until
+from tests.flows.services.strangers import AS_NOBODY, INTRUDER, TRIED, ask, attack, serving
+
+_FOREIGN = "http://evil.example"
+_HTML = {"Accept": "text/html"}
+_PATHS = {"prefect": "/api/flows/filter", "mlflow": "/api/2.0/mlflow/experiments/search"}
+_HEALTH = {"prefect": "/api/health", "mlflow": "/health"}
+_NOBODY = 65534
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Servers, Finished]]:
+    """Start the servers of one folder; return them with what the command said."""
+    servers = Servers(tmp_path_factory.mktemp("doors"), dict(os.environ))
+    try:
+        done = servers.up()
+        assert done.code == 0, done.err
+        yield servers, done
+    finally:
+        servers.down("--now")
+
+
+@pytest.fixture
+def servers(started: tuple[Servers, Finished]) -> Servers:
+    """Return the servers of the module."""
+    return started[0]
+
+
+def _url(servers: Servers, name: str) -> str:
+    return servers.state.prefect_url if name == "prefect" else servers.state.mlflow_url
+
+
+def test_a_page_of_another_origin_is_refused(servers: Servers) -> None:
+    """The preflight gets no permission; even with the secret nothing from there is taken."""
+    for name, path in _PATHS.items():
+        asking = {"Origin": _FOREIGN, "Access_Control_Request_Method": "POST"}
+        status, _, headers = ask(_url(servers, name) + path, method="OPTIONS", **asking)
+        assert status == 403
+        assert not [each for each in headers if each.lower().startswith("access-control")]
+    known = proof(servers.folder)
+    other_port = f"http://127.0.0.1:{servers.ports[1]}"
+    for origin in (_FOREIGN, "null", other_port):
+        assert (
+            ask(servers.state.prefect_api_url + "/flows/filter", {}, Origin=origin, **known)[0]
+            == 403
+        )
+    for site in ("cross-site", "same-site"):
+        address = f"{servers.state.mlflow_url}{_PATHS['mlflow']}?max_results=1"
+        for mode, dest in (("no-cors", "image"), ("navigate", "iframe"), ("cors", "empty")):
+            how = {"Sec_Fetch_Site": site, "Sec_Fetch_Mode": mode, "Sec_Fetch_Dest": dest}
+            assert ask(address, **how, **known)[0] == 403
+
+
+def test_a_command_of_a_stranger_is_never_run(servers: Servers) -> None:
+    """Without the secret no flow is made; with it, the same requests make the file."""
+    api = servers.state.prefect_api_url
+    without, foreign = servers.folder / "WITHOUT", servers.folder / "FOREIGN"
+    assert set(attack(api, without)) == {401}
+    assert set(attack(api, foreign, Origin=_FOREIGN, **proof(servers.folder))) == {403}
+    own = servers.folder / "OWN"
+    assert set(attack(api, own, **proof(servers.folder))) == {201}
+    until(own.exists, "the runner has not run the user's own command")
+    _, text, _ = ask(f"{api}/flows/filter", {}, **proof(servers.folder))
+    assert {flow["name"] for flow in json.loads(text)} & {"WITHOUT", "FOREIGN"} == set()
+    assert not without.exists()
+    assert not foreign.exists()
+
+
+def test_without_the_secret_nothing_is_told(servers: Servers) -> None:
+    """Secrets of blocks, experiments and pages stay inside; a wrong password is none."""
+    blocks = f"{servers.state.prefect_api_url}/block_documents/filter"
+    assert ask(blocks, {"include_secrets": True})[0] == 401
+    assert ask(blocks, {"include_secrets": True}, **proof(servers.folder))[0] == 200
+    wrong = {"Authorization": "Basic cGF0Y2hsaW5lOnd3dw=="}
+    for name, path in _PATHS.items():
+        assert ask(_url(servers, name) + path, {}, **wrong)[0] == 401
+        assert ask(_url(servers, name), **_HTML)[0] == 401
+
+
+@pytest.mark.parametrize("name", ["prefect", "mlflow"])
+def test_a_name_that_leads_here_from_elsewhere_is_refused(servers: Servers, name: str) -> None:
+    """A rebound name, another port and no own name are refused, at the health address too."""
+    own = _url(servers, name).removeprefix("http://")
+    for path in (_HEALTH[name], _PATHS[name]):
+        for host in ("evil.example", f"evil.example:{own.rpartition(':')[2]}", "127.0.0.1:1"):
+            address = _url(servers, name) + path
+            assert ask(address, Host=host, **proof(servers.folder))[0] == 403
+    assert ask(_url(servers, name) + _HEALTH[name])[0] == 200
+
+
+def test_another_user_of_the_machine_is_refused(servers: Servers) -> None:
+    """Both APIs answer 401, files stay shut, and a session taken from a browser opens nothing."""
+    if os.name != "posix" or os.geteuid() != 0:
+        pytest.skip("only root can start a process of another user")
+    cookie = _session(servers)
+    addresses: list[tuple[str, dict[str, str]]] = [
+        *((_url(servers, name) + _HEALTH[name], {}) for name in _PATHS),
+        (f"{servers.state.prefect_api_url}/admin/version", {}),
+        (f"{servers.state.mlflow_url}{_PATHS['mlflow']}?max_results=1", {}),
+        (f"{servers.state.prefect_api_url}/ready", {"Cookie": cookie}),
+    ]
+    assert ask(addresses[-1][0], Cookie=cookie)[0] == 200
+    private = [local_login.secret_file(servers.folder), local_login.login_file(servers.folder)]
+    python = shutil.which("python3", path="/usr/bin:/bin") or sys.executable
+    done = subprocess.run(
+        [python, "-I", "-c", AS_NOBODY, json.dumps(addresses), json.dumps([*map(str, private)])],
+        user=_NOBODY,
+        group=_NOBODY,
+        extra_groups=[],
+        cwd="/",
+        env={},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    found = list(json.loads(done.stdout).values())
+    assert found == [200, 200, 401, 401, 401, "PermissionError", "PermissionError"]
+    for file in private:
+        assert file.stat().st_mode & 0o777 == 0o600
+        assert file.parent.stat().st_mode & 0o777 == 0o700
+
+
+def _session(servers: Servers) -> str:
+    """Return a cookie of a session, as a new link gives it."""
+    link = servers.up().json["mlflow_login_url"]
+    status, _, headers = ask(link, **_HTML)
+    assert status == 303
+    return headers["set-cookie"].partition(";")[0]
+
+
+def test_a_link_signs_in_once_at_both_servers(started: tuple[Servers, Finished]) -> None:
+    """It gives a cookie that no script can read and leads to the page; the second time neither."""
+    servers, done = started
+    link = done.json["prefect_login_url"]
+    assert link.startswith(f"{servers.state.prefect_url}/patchline/login?code=")
+    for preview in ({"method": "HEAD"}, {"Sec_Purpose": "prefetch"}):
+        assert ask(link, **{**_HTML, **preview})[0] == 503
+    status, _, headers = ask(link, **_HTML)
+    assert (status, headers["location"]) == (303, "/")
+    assert headers["referrer-policy"] == "no-referrer"
+    cookie, *flags = headers["set-cookie"].split("; ")
+    assert {"HttpOnly", "SameSite=Strict", "Path=/"} <= set(flags)
+    for name, path in _PATHS.items():
+        address = f"{_url(servers, name)}{path}"
+        own = {"Origin": _url(servers, name), "Cookie": cookie}
+        assert ask(address, {"max_results": 1} if name == "mlflow" else {}, **own)[0] == 200
+        assert ask(address, {}, Cookie=cookie)[0] == 401  # no page says that it asks
+        assert ask(_url(servers, name), Cookie=cookie, **_HTML)[0] in {200, 307}
+    status, text, headers = ask(link, **_HTML)
+    assert status == 401
+    assert "no longer valid" in text
+    assert "set-cookie" not in {name.lower() for name in headers}
+    assert ask(_url(servers, "mlflow"), Cookie=f"{cookie[:-1]}0", **_HTML)[0] == 401 or (
+        cookie.endswith("0")
+    )
+
+
+def test_websockets_ask_for_the_secret_too(servers: Servers) -> None:
+    """Events and logs are neither sent nor taken without it, nor for another origin's page."""
+    secret = f"patchline:{local_login.secret(servers.folder)}"
+
+    async def say(path: str, token: str | None, **options: Any) -> str:
+        address = f"{servers.state.prefect_api_url.replace('http', 'ws')}{path}"
+        async with websockets.connect(address, **options) as socket:
+            await socket.send(json.dumps({"type": "auth", "token": token}))
+            return str(json.loads(await socket.recv())["type"])
+
+    async def attempts() -> None:
+        spoken: dict[str, Any] = {"subprotocols": [websockets.Subprotocol("prefect")]}
+        for path in ("/events/in", "/events/out", "/logs/out"):
+            assert await say(path, secret, **spoken) == "auth_success"
+            for wrong in (None, "patchline:wrong"):
+                with pytest.raises(websockets.ConnectionClosedError) as closed:
+                    await say(path, wrong, **spoken)
+                assert closed.value.rcvd is not None
+                assert closed.value.rcvd.code == 1008
+            refused: tuple[dict[str, Any], ...] = (
+                {},
+                {**spoken, "origin": _FOREIGN},
+                {"origin": _FOREIGN, "additional_headers": proof(servers.folder)},
+                {**spoken, "additional_headers": {"Sec-Fetch-Site": "cross-site"}},
+            )
+            for options in refused:
+                with pytest.raises(websockets.InvalidStatus, match="403"):
+                    await say(path, secret, **options)
+
+    asyncio.run(attempts())
+
+
+def test_the_users_own_commands_log_in_with_the_file(servers: Servers) -> None:
+    """`prefect` and `mlflow` work in a shell that has read the file, and not in another one."""
+    programs = Path(sys.executable).parent
+    for command in ("prefect work-pool ls", "mlflow experiments search"):
+        script = f"set -a; . .patchline/services/login.env; set +a; {programs}/{command}"
+        done = subprocess.run(
+            ["sh", "-c", script],
+            cwd=servers.folder,
+            env=servers.env,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stderr
+        assert "patchline" in done.stdout or "Default" in done.stdout
+
+
+def test_the_secret_is_in_two_files_and_nowhere_else(servers: Servers) -> None:
+    """No other file, log or command line has it, nor a code of a link."""
+    secret = local_login.secret(servers.folder)
+    assert secret
+    holding = set()
+    for file in servers.folder.rglob("*"):
+        if file.is_file() and secret.encode() in file.read_bytes():
+            holding.add(file)
+    private = {local_login.secret_file(servers.folder), local_login.login_file(servers.folder)}
+    assert holding == private
+    for process in family.members(servers.folder):
+        assert not any(secret in word for word in process.cmdline())
+
+
+@pytest.mark.skipif(bool(missing()), reason=missing())
+def test_a_browser_signs_in_by_the_link_and_goes_where_it_wanted(servers: Servers) -> None:
+    """A tab without a session says what to do; after a click on the link elsewhere it goes on."""
+    link = servers.up().json["prefect_login_url"]
+    wanted = f"{servers.state.mlflow_url}/#/models"
+    with browser() as window, serving({"/": f'<a href="{wanted}">a link</a>'}) as other:
+        window.open(wanted, "Sign in to Patchline", "patchline up")
+        waiting = window.tab()
+        window.sign_in(link)
+        window.wait("Work Pools")
+        window.back_to(waiting)
+        window.wait("Models")
+        assert window.address() == wanted
+        window.tab()
+        window.open(link, "Work Pools")  # used, but this browser is signed in
+        window.open(f"{other.replace('127.0.0.1', 'localhost')}/", "a link")
+        window.click("a link")
+        window.wait("Models")
+
+
+@pytest.mark.skipif(bool(missing()), reason=missing())
+def test_a_page_of_another_port_gets_nothing_from_a_signed_in_browser(servers: Servers) -> None:
+    """Ports share cookies, and still no request, frame or socket of another page gets through."""
+    api = servers.state.prefect_api_url
+    page = INTRUDER.replace("API", api).replace("MLFLOW", servers.state.mlflow_url)
+    with browser() as window, serving({"/": page}) as other:
+        window.sign_in(servers.up().json["mlflow_login_url"])
+        for origin in (other, other.replace("127.0.0.1", "localhost")):
+            found = window.open(origin, "done").partition("done")[2]
+            assert json.loads(found) == dict.fromkeys(TRIED, "no")
+    _, text, _ = ask(f"{api}/flows/filter", {}, **proof(servers.folder))
+    assert "INTRUDER" not in text
+
+
+def test_a_temporary_server_asks_for_its_own_secret() -> None:
+    """The server of one command is shut for everybody else, and has no pages."""
+    server = TemporaryServer()
+    try:
+        server.wait()
+        assert ask(f"{server.url}/flows/filter", {})[0] == 401
+        assert ask(server.url.removesuffix("/api"), **_HTML)[0] == 401
+        assert ask(f"{server.url}/flows/filter", {}, Origin=_FOREIGN)[0] == 403
+        assert ask(f"{server.url}/health", Host="evil.example")[0] == 403
+    finally:
+        server.stop()
+
+
+def test_down_takes_the_secret_away(servers: Servers) -> None:
+    """What the servers were opened with before opens nothing of the next ones."""
+    before = local_login.secret(servers.folder)
+    assert servers.down("--now").code == 0
+    assert local_login.secret(servers.folder) is None
+    assert not local_login.login_file(servers.folder).exists()
+    assert local_login.ensure_secret(servers.folder) != before
