@@ -42,7 +42,7 @@ def test_the_store_of_a_server_is_on_no_command_line(tmp_path: Path) -> None:
         store=store,
         notes=(),
     )
-    started = programs.Servers(tmp_path, plan, tmp_path / "line").first()
+    started = programs.Servers(tmp_path, plan, tmp_path / "line", "s3cret-of-it").first()
     assert not holding(" ".join(word for each in started for word in each.command))
     [served] = [each for each in started if each.name == "mlflow"]
     assert served.environment["MLFLOW_TRACKING_URI"] == store
@@ -125,7 +125,7 @@ def test_planted_secrets_are_found_nowhere(tmp_path: Path, guarded: str) -> None
         command("models", "--json")
         lines = [" ".join(_command_line(each)) for each in psutil.process_iter()]
         seen += [line for line in lines if str(folder) in line]
-        seen.append(page(f"{servers.state.prefect_api_url}/admin/settings"))
+        seen.append(page(f"{servers.state.prefect_api_url}/admin/settings", folder))
         assert _encrypted_apart(folder / ".patchline/prefect.db")
     finally:
         servers.down("--now")
