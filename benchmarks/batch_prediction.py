@@ -29,13 +29,13 @@ from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.measured_runs import machine
 from pipeline.config import ModelChoice
-from pipeline.model_building import build_model
-from pipeline.model_description import ModelDescription
-from pipeline.model_files import save_model
+from pipeline.models.model_building import build_model
+from pipeline.models.model_description import ModelDescription
+from pipeline.models.model_files import save_model
+from pipeline.packaging.export import ProbabilityModel, export_onnx
+from pipeline.packaging.packaged_model import PackagedModel
 from pipeline.plugin_api import ImageSpec
-from pipeline.registry.batch_prediction import predict_images
-from pipeline.registry.export import ProbabilityModel, export_onnx
-from pipeline.registry.packaged_model import PackagedModel
+from pipeline.prediction.batch_prediction import predict_images
 
 IMAGES, WIDTH, HEIGHT, SIDE, CLASSES = 3_000, 500, 375, 64, 10
 BATCH, WORKERS = 64, 2

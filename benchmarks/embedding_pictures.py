@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from pipeline.plugin_loader import installed
+from pipeline.plugin_system.plugin_loader import installed
 from pipeline.visual_guide.patch_embedding_picture import (
     draw_overview,
     draw_view,

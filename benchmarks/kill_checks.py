@@ -12,10 +12,11 @@ import psutil
 from filelock import FileLock, Timeout
 
 from benchmarks import kill_targets
-from pipeline import live_runs, tracking
 from pipeline.registry import history
 from pipeline.registry.registered_models import FINGERPRINT_TAG
-from pipeline.tracking_store import client
+from pipeline.run_memory import live_runs
+from pipeline.tracking import tracked_run
+from pipeline.tracking.tracking_store import client
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -82,10 +83,10 @@ def _prefect_and_mlflow(folder: Path) -> Iterator[str]:
         if is_open and flow_run_id not in alive and not _process_of(flow_run_id):
             yield f"flow run {flow_run.name} is {flow_run.state_name}, and nothing carries it out"
     for run in runs_of(client()):
-        owned = tracking.owner_is_alive(Path(run.data.tags[tracking.FOLDER_TAG]))
+        owned = tracked_run.owner_is_alive(Path(run.data.tags[tracked_run.FOLDER_TAG]))
         if run.info.status == "RUNNING" and not owned:
             yield f"MLflow's run {run.info.run_id} is RUNNING without an owner"
-        flow_run_id = run.data.tags.get(tracking.FLOW_RUN_TAG, "")
+        flow_run_id = run.data.tags.get(tracked_run.FLOW_RUN_TAG, "")
         state = states[flow_run_id].state_name if flow_run_id in states else None
         if flow_run_id not in alive and state not in _FITTING[run.info.status]:
             yield f"run {run.info.run_id} is {run.info.status} in MLflow and {state} in Prefect"

@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 
 from flows.services import family
-from pipeline import live_runs
-from pipeline.worker_start import LOG_FILE
+from pipeline.run_memory import live_runs
+from pipeline.workers.worker_start import LOG_FILE
 
 SERVICES = {
     "runner": "runner",
@@ -23,7 +23,7 @@ SERVICES = {
 WORKERS = {
     "training": "pipeline.training",
     "evaluation": "pipeline.evaluation",
-    "packaging": "pipeline.registry",
+    "packaging": "pipeline.packaging",
 }
 KINDS = (
     "command", "flow", "training", "data worker", "evaluation", "packaging", "prepared worker",

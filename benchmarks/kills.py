@@ -27,8 +27,9 @@ import psutil
 
 from benchmarks import kill_checks, kill_targets
 from benchmarks.measured_runs import PATCHLINE, machine
-from pipeline import local_login, local_services, quiet_libraries, tracking
-from pipeline.tracking_store import client
+from pipeline import local_login, local_services, quiet_libraries
+from pipeline.tracking import tracked_run
+from pipeline.tracking.tracking_store import client
 
 _SETTINGS = """\
 name: kills
@@ -281,7 +282,7 @@ def _goes_on(flow_run: Any) -> bool:
 
 
 def _flow_run_of(run: Any) -> str:
-    return str(run.data.tags.get(tracking.FLOW_RUN_TAG, ""))
+    return str(run.data.tags.get(tracked_run.FLOW_RUN_TAG, ""))
 
 
 def main() -> int:

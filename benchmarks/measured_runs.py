@@ -11,7 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pipeline import provenance, quiet_libraries
+from pipeline import quiet_libraries
+from pipeline.tracking import provenance
 
 PATCHLINE = Path(sys.executable).parent / "patchline"
 

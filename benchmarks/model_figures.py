@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 from pipeline.config import ModelChoice
-from pipeline.plugin_figures import ModelFigures, model_figures
-from pipeline.plugin_loader import installed, load_model
+from pipeline.models.model_cost import ModelFigures, model_figures
+from pipeline.plugin_system.plugin_loader import installed, load_model
 
 LARGE, SMALL = 224, 32
 _HEADER = """\

@@ -21,8 +21,8 @@ from typing import Any
 
 from benchmarks.measured_runs import PATCHLINE, machine
 from pipeline import quiet_libraries
-from pipeline.event_log import read_events
-from pipeline.tracking_store import client
+from pipeline.tracking.tracking_store import client
+from pipeline.workers.event_log import read_events
 
 _SETTINGS = ("--training.epochs", "6", "--model.embed-dim", "48", "--model.num-heads", "3")
 

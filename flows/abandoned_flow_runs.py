@@ -1,8 +1,9 @@
 """Flow runs in Prefect whose process is gone: found, and given the state that fits MLflow's run.
 
-Whether a process is there is known from the records of `pipeline.live_runs`. Some flow runs have no
-record: their process was killed before it wrote one, or never started. Such a run is only judged on
-a server on this machine, where nothing that runs elsewhere can be meant.
+Whether a process is there is known from the records of `pipeline.run_memory.live_runs`. Some flow
+runs have no record: their process was killed before it wrote one, or never started. The owner's tag
+tells of a command's run; a deployment's is only judged on a server on this machine, where nothing
+that runs elsewhere can be meant. Any other run without a record is left alone.
 """
 
 from __future__ import annotations
@@ -23,9 +24,6 @@ from prefect import State
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import (
     FlowRunFilter,
-    FlowRunFilterParentFlowRunId,
-    FlowRunFilterState,
-    FlowRunFilterStateType,
     TaskRunFilter,
     TaskRunFilterState,
     TaskRunFilterStateType,
@@ -35,13 +33,13 @@ from prefect.exceptions import ObjectNotFound
 from prefect.settings import get_current_settings
 from prefect.states import Cancelled, Completed, Crashed, Failed
 
+from flows.prefect_client import flow_runs
 from flows.schedules import deployments
-from pipeline import live_runs, local_services
-from pipeline.live_runs import LiveRun
+from pipeline.run_memory import live_runs
+from pipeline.run_memory.live_runs import LiveRun
 
 logger = logging.getLogger(__name__)
 
-_TRAINING_FLOW = "Train and register"
 _WORKING = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]
 _UNFINISHED = sorted(set(StateType) - TERMINAL_STATES)
 _START_SECONDS = 40.0
@@ -50,7 +48,6 @@ _CANCEL_SECONDS = 20.0
 """How long a runner has to end a cancelled run before it is ended here."""
 _STOP_SECONDS = 10.0
 _KEEP_SECONDS = 24 * 3600.0
-_PAGE = 200
 _ID_VARIABLE = "PREFECT__FLOW_RUN_ID"
 _SLACK_SECONDS = 2.0
 _CLOCK_SECONDS = 300.0
@@ -89,7 +86,7 @@ def close(workspace: Path, work_of: WorkOf) -> list[str]:
         for flow_run in working:
             closer.look_at(flow_run)
         for flow_run in closer.without_record:
-            closer.look_at_recordless(flow_run, workspace.parent)
+            closer.look_at_recordless(flow_run, workspace)
         seen = {str(flow_run.id) for flow_run in working}
         for record in records.values():
             if record.flow_run_id not in seen:
@@ -121,26 +118,24 @@ class _Closer:
         elif _must_stop(flow_run) and _stop(_process(record)):
             self._finish(flow_run, stopped=True)
 
-    def look_at_recordless(self, flow_run: FlowRun, folder: Path) -> None:
+    def look_at_recordless(self, flow_run: FlowRun, workspace: Path) -> None:
         """Close a working run without a record, if it is this folder's and nothing carries it out.
 
         A sub-flow ends with its parent.
         """
-        if _age(flow_run) < _START_SECONDS or not _server_is_here():
+        if live_runs.owner_is_gone(workspace, flow_run.tags):
+            self._finish(flow_run)
+        elif _age(flow_run) < _START_SECONDS or not _server_is_here():
             return
-        if flow_run.parent_task_run_id is not None:
+        elif flow_run.parent_task_run_id is not None:
             if self._parent_is_over(flow_run.parent_task_run_id):
                 self._finish(flow_run)
-        elif flow_run.deployment_id is not None:
-            if not self._is_ours(flow_run.deployment_id, folder):
-                return
+        elif flow_run.deployment_id and self._is_ours(flow_run.deployment_id, workspace.parent):
             processes = _processes_of(flow_run)
             if not processes:
                 self._finish(flow_run)
             elif _must_stop(flow_run) and all(map(_stop, processes)):
                 self._finish(flow_run, stopped=True)
-        elif self._is_training(flow_run) and not _somebody_may_run(flow_run):
-            self._finish(flow_run)
 
     def look_at_record(self, record: LiveRun) -> None:
         """Take away the record of a dead process whose run is over, and correct the run's state."""
@@ -196,12 +191,8 @@ class _Closer:
             self._client.set_task_run_state(task_run.id, closed, force=True)
 
     def _children(self, flow_run: FlowRun) -> list[FlowRun]:
-        return self._client.read_flow_runs(
-            flow_run_filter=FlowRunFilter(
-                parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=[flow_run.id]),
-                state=FlowRunFilterState(type=FlowRunFilterStateType(any_=_WORKING)),
-            )
-        )
+        own = {"parent_flow_run_id": {"any_": [flow_run.id]}}
+        return flow_runs(self._client, {**own, "state": {"type": {"any_": _WORKING}}})
 
     def _parent_is_over(self, parent_task_run_id: UUID) -> bool:
         try:
@@ -226,9 +217,6 @@ class _Closer:
             return False
         return deployment.labels.get(deployments.FOLDER) == str(folder)
 
-    def _is_training(self, flow_run: FlowRun) -> bool:
-        return self._client.read_flow(flow_run.flow_id).name == _TRAINING_FLOW
-
     def _was_done(self, flow_run: FlowRun) -> bool:
         work = self._work_of(str(flow_run.id))
         return work is not None and work.status == "FINISHED"
@@ -244,13 +232,7 @@ class _Closer:
 
 
 def _working(client: SyncPrefectClient) -> list[FlowRun]:
-    wanted = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=_WORKING)))
-    found: list[FlowRun] = []
-    while True:
-        page = client.read_flow_runs(flow_run_filter=wanted, limit=_PAGE, offset=len(found))
-        found += page
-        if len(page) < _PAGE:
-            return found
+    return flow_runs(client, {"state": {"type": {"any_": _WORKING}}})
 
 
 def _final_state(now: State, work: Work | None) -> State:
@@ -334,34 +316,3 @@ def _processes_of(flow_run: FlowRun) -> list[psutil.Process]:
             if process.environ().get(_ID_VARIABLE) == str(flow_run.id):
                 found.append(process)
     return found
-
-
-def _somebody_may_run(flow_run: FlowRun) -> bool:
-    """Return whether a Python process that is older than the run speaks with this server.
-
-    A command in another folder may use this server; its record is there.
-    """
-    began = (flow_run.created or dt.datetime.now(dt.UTC)).timestamp()
-    port = urlsplit(get_current_settings().api.url or "").port
-    family = {os.getpid(), *_family_of_services()}
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            if process.pid in family or process.create_time() > began:
-                continue
-            if not Path(process.exe()).name.startswith("python"):
-                continue
-            connections = process.net_connections("tcp")
-            if any(each.raddr and each.raddr.port == port for each in connections):
-                return True
-    return False
-
-
-def _family_of_services() -> set[int]:
-    """Return the processes of `patchline up`; what they run has a deployment."""
-    services = local_services.running()
-    if services is None:
-        return set()
-    with contextlib.suppress(psutil.Error):
-        supervisor = psutil.Process(services.pid)
-        return {supervisor.pid, *(child.pid for child in supervisor.children(recursive=True))}
-    return set()

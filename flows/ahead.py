@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import psutil
 
-from pipeline import worker_start
-from pipeline.event_log import Event
+from pipeline.workers import worker_start
+from pipeline.workers.event_log import Event
 
+OnEvent = Callable[[Event], None]
 _AHEAD_SECONDS = 15.0
 """Imports take 3 to 6 of them on an idle machine; this one is busy training."""
 _ROOM_BYTES = 3 * 2**30
@@ -18,22 +21,22 @@ def training() -> None:
     worker_start.prepare("pipeline.training")
 
 
-class AfterTraining:
-    """Prepares the workers after a training shortly before its end; earlier costs memory."""
+def following_stages(show: OnEvent) -> OnEvent:
+    """Return what shows the events of a training, and prepares the next workers before its end."""
+    first: Event | None = None
 
-    def __init__(self) -> None:
-        self._first: Event | None = None
-
-    def see(self, event: Event) -> None:
-        """Look at an event of the training."""
+    def see(event: Event) -> None:
+        nonlocal first
+        show(event)
         if event["kind"] != "progress":
             return
-        if self._first is None:
-            self._first = event
-        steps = event["done"] - self._first["done"]
+        first = first or event
+        steps = event["done"] - first["done"]
         if steps > 0:
-            seconds = (event["time"] - self._first["time"]) / steps
+            seconds = (event["time"] - first["time"]) / steps
             soon = seconds * (event["total"] - event["done"]) <= _AHEAD_SECONDS
             if soon and psutil.virtual_memory().available >= _ROOM_BYTES:
                 worker_start.prepare("pipeline.evaluation")
-                worker_start.prepare("pipeline.registry")
+                worker_start.prepare("pipeline.packaging")
+
+    return see

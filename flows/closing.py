@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
-from pipeline import leftovers, live_runs, tracking
-from pipeline.atomic_files import storage_errors
 from pipeline.errors import OrchestrationError, PipelineError, TrackingError
-from pipeline.tracking_store import all_runs, client, store_exists
+from pipeline.files.atomic_files import storage_errors
+from pipeline.run_memory import leftovers, live_runs
+from pipeline.tracking import tracked_run
+from pipeline.tracking.tracking_store import all_runs, client, store_exists
 from pipeline.workspace import WORKSPACE, make_folder
 
 if TYPE_CHECKING:
-    from mlflow import MlflowClient
     from prefect import Flow, State
     from prefect.client.schemas.objects import FlowRun
 
@@ -34,8 +34,6 @@ logger = logging.getLogger(__name__)
 
 _LOCK_FILE = "closing.lock"
 _SWEEP_SECONDS = 3600.0
-_PAGE = 100
-_OVER = ("FINISHED", "FAILED", "KILLED")
 _swept_at: dict[Path, float] = {}
 
 
@@ -78,7 +76,7 @@ def close_before_command() -> list[str]:
     if local_services.running():
         return []  # its keeper does it within seconds, and tells who wants to know
     if not _left_open(workspace):
-        return tracking_sentences(tracking.close_abandoned())
+        return tracking_sentences(tracked_run.close_abandoned())
     from flows import prefect_session
 
     with prefect_session.server(), prefect_session.ready():
@@ -111,7 +109,7 @@ def tracking_sentences(run_ids: list[str]) -> list[str]:
 def _close_work_of(flow_run_id: str) -> None:
     """Close what has no owner; a run that is still owned ends by itself."""
     try:
-        closed = tracking.close_abandoned()
+        closed = tracked_run.close_abandoned()
         _tell_killed(closed)
         for run_id in closed:
             logger.info("closed the MLflow run %s after flow run %s", run_id, flow_run_id)
@@ -145,10 +143,8 @@ def _alone(workspace: Path) -> Iterator[bool]:
 
 
 def _close_in_mlflow() -> list[str]:
-    closed = tracking.close_abandoned()
+    closed = tracked_run.close_abandoned()
     _tell_killed(closed)
-    if store_exists():
-        _fail_pending_models()
     return tracking_sentences(closed)
 
 
@@ -161,33 +157,6 @@ def _tell_killed(run_ids: list[str]) -> None:
         name = client().get_experiment(run.info.experiment_id).name
         facts = {"name": name, "run_id": run_id, "reason": "its process was found dead"}
         events.emit(events.RUN_KILLED, f"patchline.run.{run_id}", facts)
-
-
-def _fail_pending_models() -> None:
-    """Mark the models without files that runs which are over have left.
-
-    Whoever closes such a run may be killed before it comes to this, so all are looked at.
-    """
-    from mlflow.entities import LoggedModelStatus
-
-    store = client()
-    pending = f"status = {LoggedModelStatus.PENDING.to_int()}"  # MLflow compares numbers
-    experiments = [experiment.experiment_id for experiment in store.search_experiments()]
-    token = None
-    while experiments:
-        page = store.search_logged_models(
-            experiments, filter_string=pending, max_results=_PAGE, page_token=token
-        )
-        for model in page:
-            if _is_over(store, model.source_run_id):
-                store.finalize_logged_model(model.model_id, "FAILED")
-        token = page.token
-        if not token:
-            return
-
-
-def _is_over(store: MlflowClient, run_id: str | None) -> bool:
-    return run_id is not None and store.get_run(run_id).info.status in _OVER
 
 
 def _close_in_prefect(workspace: Path) -> list[str]:
@@ -225,7 +194,7 @@ def _work_of(flow_run_id: str) -> Work | None:
     try:
         if not store_exists():
             return Work(None, None)
-        run = next(all_runs(f"tags.`{tracking.FLOW_RUN_TAG}` = '{flow_run_id}'"), None)
+        run = next(all_runs(f"tags.`{tracked_run.FLOW_RUN_TAG}` = '{flow_run_id}'"), None)
     except Exception as error:  # noqa: BLE001 - a store fails in many ways; all mean "later"
         logger.warning("MLflow does not answer; closing goes on later: %s", error)
         return None

@@ -14,10 +14,10 @@ from typing import Any
 
 from cyclopts import CycloptsError, UnusedCliTokensError
 
-from flows import commands
+from flows.commands.application import application
 from pipeline import quiet_libraries, redaction, workspace
-from pipeline.atomic_files import full_disk
 from pipeline.errors import ConfigError, PipelineError
+from pipeline.files.atomic_files import full_disk
 from pipeline.terminal_words import visible
 
 _INTERRUPTED = 128 + signal.SIGINT
@@ -52,7 +52,7 @@ def run_command_line(arguments: list[str]) -> int:
     arguments = [argument for argument in arguments if argument != "--debug"]
     try:
         arguments = _use_plugin_files(arguments)
-        result = commands.application(arguments)(
+        result = application(arguments)(
             arguments, exit_on_error=False, print_error=False, result_action="return_value"
         )
     except PipelineError as error:
@@ -109,7 +109,7 @@ def _use_plugin_files(arguments: list[str]) -> list[str]:
         else:
             kept.append(argument)
     if files:
-        from pipeline.plugin_loader import use_plugin_files
+        from pipeline.plugin_system.plugin_loader import use_plugin_files
 
         use_plugin_files(files)
     return kept
@@ -140,10 +140,10 @@ def _usage_sentence(error: CycloptsError, arguments: list[str]) -> str:
 def _composed(arguments: list[str]) -> Any:
     """Return the class of the settings that a command takes."""
     if arguments[:1] == ["plugins"]:
-        from flows.plugin_commands.named_plugin import named_plugin
+        from flows.commands.named_plugin import named_plugin
 
         return named_plugin(arguments[2:]).settings_class
-    from flows.run_command import composed
+    from flows.commands.run import composed
 
     return composed(arguments[1:])
 

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http import HTTPStatus
+from typing import Any, TypeVar
 
 import httpx
 from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import FlowRunFilter
+from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.sorting import FlowRunSort
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.settings import get_current_settings
 
 from pipeline.errors import OrchestrationError
+
+_PAGE = 200
+"""The most that Prefect's API returns at once."""
+Listed = TypeVar("Listed")
 
 
 @contextmanager
@@ -49,6 +57,38 @@ def asking_prefect() -> Iterator[None]:
             f"The Prefect server at {url} does not answer ({error}); start the servers with "
             "`patchline up`."
         ) from error
+
+
+def all_pages(read: Callable[[int, int], list[Listed]]) -> list[Listed]:
+    """Return everything that a search finds, page after page.
+
+    Args:
+        read: returns what it finds, given `limit` and `offset`.
+    """
+    found: list[Listed] = []
+    while True:
+        page = read(_PAGE, len(found))
+        found += page
+        if len(page) < _PAGE:
+            return found
+
+
+def flow_runs(
+    client: SyncPrefectClient, wanted: Mapping[str, Any], sort: FlowRunSort = FlowRunSort.ID_DESC
+) -> list[FlowRun]:
+    """Return all flow runs that a filter finds.
+
+    Args:
+        client: of the server.
+        wanted: the filter as Prefect's API takes it, such as `{"state": {"type": {"any_": []}}}`.
+        sort: their order.
+    """
+    chosen = FlowRunFilter.model_validate(wanted)
+    return all_pages(
+        lambda limit, offset: client.read_flow_runs(
+            flow_run_filter=chosen, sort=sort, limit=limit, offset=offset
+        )
+    )
 
 
 def _gone() -> OrchestrationError:

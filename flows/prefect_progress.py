@@ -11,22 +11,18 @@ import contextvars
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 from uuid import UUID
 
+from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.context import TaskRunContext
 from prefect.exceptions import MissingContextError
 from prefect.logging import get_run_logger
-
-if TYPE_CHECKING:
-    from prefect.client.orchestration import SyncPrefectClient
 
 logger = logging.getLogger(__name__)
 
 KEY = "progress"
 INTERVAL_SECONDS = 2.0
-_PATIENCE_SECONDS = 5.0
-"""Within which the server has to answer; the thread alone waits."""
 _MOST_FAILURES = 3
 _IDLE_SECONDS = 20.0
 _SHORT_SECONDS = 1.0
@@ -48,12 +44,9 @@ class Shown(NamedTuple):
 
 
 class ProgressArtifact:
-    """The progress artifact of one task run."""
+    """The progress artifact of the task run that shows something first."""
 
-    def __init__(
-        self, flow_run_id: UUID | None, task_run_id: UUID, *, interval: float = INTERVAL_SECONDS
-    ) -> None:
-        self._place = {"flow_run_id": flow_run_id, "task_run_id": task_run_id}
+    def __init__(self, *, interval: float = INTERVAL_SECONDS) -> None:
         self._interval = interval
         self._changed = threading.Condition()
         self._next: Shown | None = None
@@ -78,7 +71,7 @@ class ProgressArtifact:
                 return
             self._next = Shown(min(100.0, percent), words)
             if self._thread is None:
-                # The settings of Prefect stand in context variables.
+                # Prefect's settings, and which task runs, stand in context variables.
                 context = contextvars.copy_context()
                 self._thread = threading.Thread(
                     target=context.run, args=(self._work,), name="progress artifact", daemon=True
@@ -107,22 +100,19 @@ class ProgressArtifact:
                 self._changed.notify_all()
 
     def _write_all(self) -> None:
-        from prefect.client.orchestration import get_client
-
-        with get_client(sync_client=True, httpx_settings={"timeout": _PATIENCE_SECONDS}) as client:
-            while True:
-                with self._changed:
-                    self._changed.wait_for(lambda: self._next is not None, _IDLE_SECONDS)
-                    shown, self._next = self._next, None
-                    if shown is None or self.given_up:
-                        self._end()
-                        return
-                self._write(client, shown)
-                with self._changed:
-                    if shown.percent >= 100:  # noqa: PLR2004 - percent
-                        self._end()
-                        return
-                    self._changed.wait_for(self._is_done, self._interval)
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._next is not None, _IDLE_SECONDS)
+                shown, self._next = self._next, None
+                if shown is None or self.given_up:
+                    self._end()
+                    return
+            self._write(shown)
+            with self._changed:
+                if shown.percent >= 100:  # noqa: PLR2004 - percent
+                    self._end()
+                    return
+                self._changed.wait_for(self._is_done, self._interval)
 
     def _is_done(self) -> bool:
         return self._next is not None and self._next.percent >= 100  # noqa: PLR2004 - percent
@@ -131,22 +121,13 @@ class ProgressArtifact:
         self._thread = None
         self._changed.notify_all()
 
-    def _write(self, client: SyncPrefectClient, shown: Shown) -> None:
-        from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
-
+    def _write(self, shown: Shown) -> None:
+        percent = round(shown.percent, 1)
         try:
             if self._id is None:
-                artifact = ArtifactCreate(
-                    key=KEY,
-                    type="progress",
-                    description=shown.words,
-                    data=round(shown.percent, 1),
-                    **self._place,
-                )
-                self._id = client.create_artifact(artifact).id
+                self._id = UUID(str(create_progress_artifact(percent, KEY, shown.words)))
             else:
-                update = ArtifactUpdate(description=shown.words, data=round(shown.percent, 1))
-                client.update_artifact(self._id, update)
+                update_progress_artifact(self._id, percent, shown.words)
             self._failures = 0
         except Exception as error:  # noqa: BLE001 - a picture of the work must not disturb it
             logger.debug("progress cannot be shown: %s", error)
@@ -165,5 +146,5 @@ def artifact() -> ProgressArtifact | None:
         return None
     if context.task_run.id != _current_task:
         _current_task = context.task_run.id
-        _current = ProgressArtifact(context.task_run.flow_run_id, context.task_run.id)
+        _current = ProgressArtifact()
     return _current

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from pipeline.metrics.intervals import MetricEstimate
-from pipeline.registry.promoting import Promotion
+from pipeline.registry.promotion import Promotion
 from pipeline.section import Section
 
 

@@ -19,12 +19,13 @@ from prefect.utilities.urls import url_for
 
 from flows import prefect_session
 from flows.progress import display
-from pipeline import tracking, tracking_store
-from pipeline.browsing import addresses, pages
+from pipeline.browsing import pages
 from pipeline.browsing.outcome import Outcome, figures, lineage, links, recipe, verdict
 from pipeline.config import RunConfig
 from pipeline.data.ingestion import IngestedData, PreparedData
 from pipeline.metrics.names import METRICS
+from pipeline.run_memory import live_runs
+from pipeline.tracking import addresses, tracked_run, tracking_store
 
 logger = logging.getLogger(__name__)
 
@@ -127,14 +128,16 @@ def data_name(config: RunConfig) -> str:
     return Path(config.data.path).name if config.data.path else config.data.source
 
 
-def tag_flow_run(run: tracking.TrackedRun, config: RunConfig) -> None:
+def tag_flow_run(run: tracked_run.TrackedRun, config: RunConfig) -> None:
     """Name the flow run after data and model, and lead from Prefect to MLflow."""
     _update_flow_run(f"{config.name} {recipe(config)}", run)
 
 
-def _update_flow_run(name: str, run: tracking.TrackedRun) -> None:
+def _update_flow_run(name: str, run: tracked_run.TrackedRun) -> None:
+    owner = [tag for tag in flow_run.tags if tag.startswith(live_runs.OWNER)]
+    tags = ["patchline", f"mlflow:{run.run_id}", *owner]
     with get_client(sync_client=True) as client:
-        client.update_flow_run(flow_run.id, name=name, tags=["patchline", f"mlflow:{run.run_id}"])
+        client.update_flow_run(flow_run.id, name=name, tags=tags)
 
 
 def flow_page() -> str:

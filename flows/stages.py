@@ -18,30 +18,31 @@ from prefect.utilities.annotations import opaque, quote
 from flows import ahead, run_words
 from flows.failures import RETRYING
 from flows.progress import display, show_event
-from pipeline import stage_keys, tracking
 from pipeline.config import RunConfig
 from pipeline.data import ingestion
 from pipeline.data.ingestion import IngestedData, PreparedData
 from pipeline.evaluation import evaluating
 from pipeline.evaluation.evaluating import Evaluated
-from pipeline.event_log import Event
-from pipeline.registry import packaging, promoting, registering_once
-from pipeline.registry.model_card import CardFacts
-from pipeline.registry.packaging_job import Package
-from pipeline.registry.promoting import Promotion
-from pipeline.registry.registering import Registered
+from pipeline.packaging import packaging_stage
+from pipeline.packaging.model_card import CardFacts
+from pipeline.packaging.packaging_job import Package
+from pipeline.registry import promotion, registration
+from pipeline.registry.promotion import Promotion
+from pipeline.registry.registration import Registered
+from pipeline.run_memory import stage_keys
+from pipeline.run_memory.stage_keys import Ingredients
+from pipeline.run_memory.stage_memory import StageMemory
 from pipeline.section import Section
-from pipeline.stage_keys import Ingredients
-from pipeline.stage_memory import StageMemory, digest_of, kept
-from pipeline.train_result import TrainResult
+from pipeline.tracking import tracked_run
 from pipeline.training import launching
-from pipeline.worker_process import earlier_events
+from pipeline.training.train_result import TrainResult
 
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import State
 
 Result = TypeVar("Result", bound=Section)
 
+_OWN = "done before the interruption"
 _FRESH = "; `patchline run --fresh` computes everything anew"
 
 
@@ -80,7 +81,7 @@ def decode_images(
     """Write the prepared store, unless it exists."""
     known = memory.recall("prepare", prepare_ingredients(config, data), PreparedData)
     if known is not None:
-        return _cached(known, memory, "prepare", "its images are")
+        return _ended(known, memory, "prepare", "its images are used again")
     return ingestion.prepare(config, data, memory.workspace, display().advance, fresh=memory.fresh)
 
 
@@ -98,29 +99,15 @@ def train_model(
     config: RunConfig,
     data: IngestedData,
     prepared: PreparedData,
-    run: tracking.TrackedRun,
+    run: tracked_run.TrackedRun,
     memory: StageMemory,
 ) -> TrainResult | State[TrainResult]:
     """Train in a process of its own."""
-    folder = run.folder / launching.FOLDER
-    ingredients = launching.ingredients(config, data, prepared)
-    begun = bool(earlier_events(folder))  # then it goes on, whatever others have done meanwhile
-    known = memory.recall("train", ingredients, TrainResult, folder, own_only=begun)
-    if known is not None:
-        launching.tell_again(run)
-        limit = config.training.time_limit
-        timed = f" (it was limited to {limit}, too)" if limit else ""
-        return _cached(known, memory, "train", f"its training{timed} is", hint=_FRESH)
-    next_stages = ahead.AfterTraining()
-
-    def follow(event: Event) -> None:
-        show_event(event)
-        next_stages.see(event)
-
-    trained = launching.train(config, data, prepared, run, follow)
-    same = launching.ingredients(launching.replayable(config, trained), data, prepared)
-    memory.remember("train", trained, folder, ingredients, same)
-    return trained
+    follow = ahead.following_stages(show_event)
+    trained = launching.train(config, data, prepared, run, memory, follow)
+    limit = config.training.time_limit
+    what = f"its training (it was limited to {limit}, too) is" if limit else "its training is"
+    return _ended(trained, memory, "train", f"{what} used again{_FRESH}")
 
 
 @task(
@@ -131,17 +118,12 @@ def evaluate_model(
     data: IngestedData,
     prepared: PreparedData,
     trained: TrainResult,
-    run: tracking.TrackedRun,
+    run: tracked_run.TrackedRun,
     memory: StageMemory,
 ) -> Evaluated | State[Evaluated]:
     """Predict the test split and write the report."""
-    folder = run.folder / "report"
-    ingredients = evaluate_ingredients(config, data, prepared, trained)
-
-    def compute() -> Evaluated:
-        return evaluating.evaluate_run(config, data, prepared, trained, folder, show_event)
-
-    return _once(memory, "evaluate", ingredients, Evaluated, folder, compute)
+    inputs = (config, data, prepared, trained, run.folder, memory, show_event)
+    return _ended(evaluating.evaluate_run(*inputs), memory, "evaluate")
 
 
 @task(name="Package the model", task_run_name=run_words.package_name, cache_policy=NO_CACHE)
@@ -152,32 +134,20 @@ def package_model(
     trained: TrainResult,
     evaluated: Evaluated,
     card: CardFacts,
-    run: tracking.TrackedRun,
+    run: tracked_run.TrackedRun,
     memory: StageMemory,
 ) -> Package | State[Package]:
     """Export to ONNX and compare with the trained model."""
-    folder, temperature = run.folder / "package", evaluated.report.temperature
-    ingredients = {
-        **_of_model(config, data, prepared, trained),
-        "temperature": repr(temperature),
-        "card": card.model_dump_json(),
-        "code": stage_keys.code("data", "layers", "evaluation", "metrics", "registry"),
-    }
-
-    def compute() -> Package:
-        return packaging.package_model(
-            trained.best, data, prepared, temperature, folder, show_event, card
-        )
-
-    return _once(memory, "package", ingredients, Package, folder, compute)
+    inputs = (config, data, prepared, trained, evaluated, card, run.folder, memory, show_event)
+    return _ended(packaging_stage.package_run(*inputs), memory, "package")
 
 
 @task(name="Register the model", task_run_name=run_words.register_name, cache_policy=NO_CACHE)
 def register_model(
-    run: tracking.TrackedRun, model_id: str, name: str, package: Package, tags: dict[str, str]
+    run: tracked_run.TrackedRun, model_id: str, name: str, package: Package, tags: dict[str, str]
 ) -> Registered:
     """Log the package and register it."""
-    return registering_once.register(run, model_id, name, package, tags)
+    return registration.register(run, model_id, name, package, tags)
 
 
 @task(
@@ -185,7 +155,7 @@ def register_model(
 )
 def welcome_version(config: RunConfig, registered: Registered, folder: Path) -> Promotion | None:
     """Make the version challenger, and champion if the config lets it."""
-    return promoting.welcome(registered.reference, config.promotion, folder, display().note)
+    return promotion.welcome(registered.reference, config.promotion, folder, display().note)
 
 
 def prepare_ingredients(config: RunConfig, data: IngestedData) -> Ingredients:
@@ -194,62 +164,18 @@ def prepare_ingredients(config: RunConfig, data: IngestedData) -> Ingredients:
     return {
         "data": data.fingerprint,
         **sizes,
-        "code": stage_keys.code("data"),
+        "code": stage_keys.code("pipeline.data.prepared_store"),
         **stage_keys.package_versions(),
     }
 
 
-def evaluate_ingredients(
-    config: RunConfig, data: IngestedData, prepared: PreparedData, trained: TrainResult
-) -> Ingredients:
-    """Return everything that decides the report; it shows all settings, so it hangs on all."""
-    return {
-        **_of_model(config, data, prepared, trained),
-        **config.flat(),
-        "notes": "\n".join(data.notes),
-        "training": trained.model_dump_json(exclude={"best"}),
-        "code": stage_keys.code("data", "layers", "evaluation", "metrics"),
-    }
-
-
-def _of_model(
-    config: RunConfig, data: IngestedData, prepared: PreparedData, trained: TrainResult
-) -> Ingredients:
-    files = {file.name: digest_of(file).sha256 for file in kept(trained.best)}
-    return {
-        "data": data.fingerprint,
-        "images": repr(prepared.image),
-        **{f"trained {name}": sha256 for name, sha256 in files.items()},
-        "device": trained.device,
-        **stage_keys.software(config, "model", "patch_embedding"),
-    }
-
-
-def _once(
-    memory: StageMemory,
-    stage: str,
-    ingredients: Ingredients,
-    result_class: type[Result],
-    folder: Path,
-    compute: Callable[[], Result],
+def _ended(
+    result: Result, memory: StageMemory, stage: str, what: str = "its result is used again"
 ) -> Result | State[Result]:
-    known = memory.recall(stage, ingredients, result_class, folder)
-    if known is not None:
-        return _cached(known, memory, stage, "its result is")
-    result = compute()
-    memory.remember(stage, result, folder, ingredients)
-    return result
-
-
-def _cached(
-    result: Result, memory: StageMemory, stage: str, what: str, hint: str = ""
-) -> State[Result]:
-    """Say that a result is used again, and return it as the task's state."""
+    """Return a result that was computed as it is, and one that was recalled in the state Cached."""
+    if stage not in memory.recalled:
+        return result
     source = memory.reused.get(stage)
-    if source:
-        words = f"nothing changed since run {source[:8]}: {what} used again"
-        display().note(words + hint)
-    else:
-        words = "done before the interruption"
-        display().note(words)
+    words = f"nothing changed since run {source[:8]}: {what}" if source else _OWN
+    display().note(words)
     return Completed(name="Cached", message=words, data=result)

@@ -20,7 +20,7 @@ from flows.services import child, ports, prefect_database, prefect_server
 from pipeline.errors import RunError
 from pipeline.local_login import new_secret, prefect_variables
 from pipeline.local_services import answers
-from pipeline.worker_start import stop_group
+from pipeline.workers.worker_start import stop_group
 
 _START_SECONDS = 120.0
 _ANSWER_SECONDS = 2.0

@@ -21,35 +21,29 @@ from flows.notices import events
 from flows.progress import display
 from flows.promotion import approvals
 from flows.run_summary import RunSummary
-from pipeline import (
-    interrupted_runs,
-    live_runs,
-    plugin_settings,
-    provenance,
-    quiet_libraries,
-    redaction,
-    tracking,
-    tracking_store,
-    worker_start,
-)
-from pipeline.atomic_files import write_text
+from pipeline import quiet_libraries, redaction
 from pipeline.browsing.outcome import Outcome
 from pipeline.config import RunConfig
 from pipeline.data import ingestion
 from pipeline.data.ingestion import IngestedData, PreparedData
 from pipeline.errors import DataError, PipelineError
 from pipeline.evaluation.evaluating import Evaluated
-from pipeline.interrupted_runs import SUMMARY_FILE, InterruptedRun, RunRequest
-from pipeline.plugin_loader import plugin_files
+from pipeline.files.atomic_files import write_text
+from pipeline.packaging.model_card import CardFacts
+from pipeline.packaging.packaging_job import Package
+from pipeline.plugin_system import plugin_settings
+from pipeline.plugin_system.plugin_loader import plugin_files
 from pipeline.redaction import redacted
-from pipeline.registry import registered_models, registering_once
-from pipeline.registry.model_card import CardFacts
-from pipeline.registry.packaging_job import Package
-from pipeline.registry.promoting import Promotion
-from pipeline.registry.registering import Registered
-from pipeline.stage_memory import StageMemory
-from pipeline.train_result import TrainResult
+from pipeline.registry import registered_models, registration
+from pipeline.registry.promotion import Promotion
+from pipeline.registry.registration import Registered
+from pipeline.run_memory import interrupted_runs, live_runs
+from pipeline.run_memory.interrupted_runs import SUMMARY_FILE, InterruptedRun, RunRequest
+from pipeline.run_memory.stage_memory import StageMemory
+from pipeline.tracking import provenance, tracked_run, tracking_store
 from pipeline.training import launching
+from pipeline.training.train_result import TrainResult
+from pipeline.workers import worker_start
 from pipeline.workspace import WORKSPACE
 
 REUSED_TAG = "patchline.reused"
@@ -66,7 +60,7 @@ class _Line:
     afresh: tuple[RunConfig, StageMemory] | None = None
     """What to begin a new run with, if the data is no longer that of the interrupted one."""
     seconds: dict[str, float] = field(default_factory=dict)
-    run: tracking.TrackedRun | None = None
+    run: tracked_run.TrackedRun | None = None
 
     @contextmanager
     def stage(self, key: str, words: str) -> Iterator[None]:
@@ -80,11 +74,11 @@ class _Line:
         if self.run:
             self.tag_reuse(self.run)
 
-    def tag_reuse(self, run: tracking.TrackedRun) -> None:
+    def tag_reuse(self, run: tracked_run.TrackedRun) -> None:
         """Write on the run which stages were not computed again."""
         tags = {f"{REUSED_TAG}.{stage}": source for stage, source in self.memory.reused.items()}
         if tags:
-            tracking.set_tags(run, tags)
+            tracked_run.set_tags(run, tags)
 
 
 @flow(
@@ -196,7 +190,7 @@ def _hold_against(interrupted: InterruptedRun, line: _Line, data: IngestedData) 
 
 
 @contextmanager
-def _opened(line: _Line, data: IngestedData) -> Iterator[tracking.TrackedRun]:
+def _opened(line: _Line, data: IngestedData) -> Iterator[tracked_run.TrackedRun]:
     """Open a new run, or the interrupted one again."""
     same = line.interrupted
     with _same_run(same, line, data) if same else _new_run(line, data) as run:
@@ -213,7 +207,7 @@ def _opened(line: _Line, data: IngestedData) -> Iterator[tracking.TrackedRun]:
         yield run
 
 
-def _new_run(line: _Line, data: IngestedData) -> AbstractContextManager[tracking.TrackedRun]:
+def _new_run(line: _Line, data: IngestedData) -> AbstractContextManager[tracked_run.TrackedRun]:
     request = RunRequest(
         config=line.config,
         data_fingerprint=data.fingerprint,
@@ -223,36 +217,36 @@ def _new_run(line: _Line, data: IngestedData) -> AbstractContextManager[tracking
     )
     runs = line.memory.workspace / "runs"
     text = request.model_dump_json(indent=2)
-    return tracking.owned_run(line.config, runs, _run_tags(data), text)
+    return tracked_run.owned_run(line.config, runs, _run_tags(data), text)
 
 
 def _same_run(
     interrupted: InterruptedRun, line: _Line, data: IngestedData
-) -> AbstractContextManager[tracking.TrackedRun]:
+) -> AbstractContextManager[tracked_run.TrackedRun]:
     flow_runs = f"{interrupted.flow_runs},{flow_run.id}"
-    tags = {**_run_tags(data), tracking.FLOW_RUNS_TAG: flow_runs}
+    tags = {**_run_tags(data), tracked_run.FLOW_RUNS_TAG: flow_runs}
     params = line.config.flat()
-    return tracking.continued_run(interrupted.run_id, interrupted.folder, params, tags)
+    return tracked_run.continued_run(interrupted.run_id, interrupted.folder, params, tags)
 
 
 def _train_and_register(
-    line: _Line, run: tracking.TrackedRun, data: IngestedData, prepared: PreparedData
+    line: _Line, run: tracked_run.TrackedRun, data: IngestedData, prepared: PreparedData
 ) -> RunSummary:
     config, memory = line.config, line.memory
     stages.remember_prepared(memory, config, data, prepared)
     launching.log_config(config, run)
-    tracking.log_data(run, data.name, data.fingerprint, data.manifest_file)
+    tracked_run.log_data(run, data.name, data.fingerprint, data.manifest_file)
     with line.stage("train", run_words.training_words(config)):
         trained: TrainResult = stages.step(
             stages.train_model, config, data, prepared, run, memory, after=prepared
         )
     config, config_file = _record_training(config, trained, run)
-    model_id = registering_once.logged_model(run, str(config.name))
+    model_id = registration.logged_model(run, str(config.name))
     with line.stage("evaluate", "Evaluating on the test images"):
         evaluated: Evaluated = stages.step(
             stages.evaluate_model, config, data, prepared, trained, run, memory, after=trained
         )
-        registering_once.log_report_metrics(run, model_id, evaluated.report, data.name)
+        registration.log_report_metrics(run, model_id, evaluated.report, data.name)
         _log_report(run, evaluated)
     with line.stage("package", "Packaging the model and checking the package"):
         card = _card(config, data, trained, evaluated)
@@ -273,7 +267,7 @@ def _train_and_register(
 
 
 def _promote(
-    config: RunConfig, registered: Registered, run: tracking.TrackedRun
+    config: RunConfig, registered: Registered, run: tracked_run.TrackedRun
 ) -> tuple[Promotion | None, str]:
     """Give the version its aliases, and ask a person where the config says so."""
     folder = run.folder / "promotion"
@@ -319,7 +313,7 @@ def _summary_of(finished: InterruptedRun) -> RunSummary:
 
 
 def _tell_registered(
-    run: tracking.TrackedRun, registered: Registered, evaluated: Evaluated
+    run: tracked_run.TrackedRun, registered: Registered, evaluated: Evaluated
 ) -> None:
     payload = {
         "name": registered.name,
@@ -348,19 +342,19 @@ def _tell_end(line: _Line, error: BaseException) -> None:
 
 
 def _run_tags(data: IngestedData) -> dict[str, str]:
-    return {**_prefect_tags(), tracking.DATA_ROOT_TAG: str(data.root)}
+    return {**_prefect_tags(), tracked_run.DATA_ROOT_TAG: str(data.root)}
 
 
 def _prefect_tags() -> dict[str, str]:
-    return {tracking.FLOW_RUN_TAG: str(flow_run.id or "")}
+    return {tracked_run.FLOW_RUN_TAG: str(flow_run.id or "")}
 
 
 def _record_training(
-    config: RunConfig, trained: TrainResult, run: tracking.TrackedRun
+    config: RunConfig, trained: TrainResult, run: tracked_run.TrackedRun
 ) -> tuple[RunConfig, Path]:
     """Log what the machine decided, and the config with it, which gives the same run again."""
     kept = ("precision", "device", "threads", "parameters", "stopped_because", "steps")
-    tracking.set_tags(run, {f"training.{key}": str(getattr(trained, key)) for key in kept})
+    tracked_run.set_tags(run, {f"training.{key}": str(getattr(trained, key)) for key in kept})
     replayable = launching.replayable(config, trained)
     return replayable, launching.log_config(replayable, run)
 
@@ -377,8 +371,8 @@ def _card(
     )
 
 
-def _log_report(run: tracking.TrackedRun, evaluated: Evaluated) -> None:
+def _log_report(run: tracked_run.TrackedRun, evaluated: Evaluated) -> None:
     if evaluated.report.warning:
         display().note(evaluated.report.warning)
     for file in sorted(evaluated.folder.iterdir()):
-        tracking.log_file(run, file, "report")
+        tracked_run.log_file(run, file, "report")

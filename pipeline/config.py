@@ -41,7 +41,8 @@ class PluginChoice(Section):
     """A plugin's name, with its settings beside it.
 
     The settings are a free object here, so that a form can be drawn without importing a plugin;
-    `pipeline.plugin_settings.checked_plugins` holds them against the plugin's own config class.
+    `pipeline.plugin_system.plugin_settings.checked_plugins` checks them with the plugin's own
+    config class.
     """
 
     model_config = ConfigDict(extra="allow")

@@ -13,11 +13,11 @@ import yaml
 from pydantic import ValidationError
 
 from pipeline import config_errors
-from pipeline.atomic_files import write_text
 from pipeline.config import AUTO, RunConfig
 from pipeline.errors import ConfigError
-from pipeline.plugin_loader import patch_embedding_name
-from pipeline.plugin_settings import checked_plugins
+from pipeline.files.atomic_files import write_text
+from pipeline.plugin_system.plugin_loader import patch_embedding_name
+from pipeline.plugin_system.plugin_settings import checked_plugins
 from pipeline.presets import preset
 
 Settings = dict[str, Any]

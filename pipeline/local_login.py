@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
-from pipeline.atomic_files import write_private_text
+from pipeline.files.atomic_files import write_private_text
 from pipeline.local_services import Services, running, services_folder
 from pipeline.workspace import make_folder
 

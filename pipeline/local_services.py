@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from pipeline.held_locks import is_held
+from pipeline.files.held_locks import is_held
 from pipeline.section import Section
 from pipeline.workspace import WORKSPACE
 

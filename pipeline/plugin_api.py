@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, Self, TypeVar
 
 from pipeline.errors import ConfigError, DataError, PluginError
-from pipeline.folder_walk import FoundFile, visible_folders, walk_files
+from pipeline.files.folder_walk import FoundFile, visible_folders, walk_files
 from pipeline.section import Section
 
 if TYPE_CHECKING:

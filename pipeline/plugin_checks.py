@@ -18,11 +18,17 @@ from typing import Any, Protocol
 from pydantic import ValidationError
 
 from pipeline import config_errors, quiet_libraries
-from pipeline.contract.checks import Check, CheckError, CheckResult, Rule, with_exceptions
-from pipeline.contract.settings_checks import SettingsChecks
 from pipeline.errors import PluginError
 from pipeline.plugin_api import PluginConfig
-from pipeline.plugin_loader import Plugin, kind_of
+from pipeline.plugin_system.contract.checks import (
+    Check,
+    CheckError,
+    CheckResult,
+    Rule,
+    with_exceptions,
+)
+from pipeline.plugin_system.contract.settings_checks import SettingsChecks
+from pipeline.plugin_system.plugin_loader import Plugin, kind_of
 
 __all__ = ["Check", "CheckError", "CheckResult", "checks_of"]
 
@@ -78,17 +84,17 @@ def _checks_of_kind(plugin: Any, settings: Any) -> _Checks:
     """Import the checks of one kind alone: a data source needs no torch."""
     kind = kind_of(plugin)
     if kind == "model":
-        from pipeline.contract.model_checks import ModelChecks
+        from pipeline.plugin_system.contract.model_checks import ModelChecks
 
         return ModelChecks(plugin, settings)
     if kind == "patch_embedding":
-        from pipeline.contract.patch_embedding_checks import PatchEmbeddingChecks
+        from pipeline.plugin_system.contract.patch_embedding_checks import PatchEmbeddingChecks
 
         return PatchEmbeddingChecks(plugin, settings)
     if kind == "data_source":
-        from pipeline.contract.data_source_checks import DataSourceChecks
+        from pipeline.plugin_system.contract.data_source_checks import DataSourceChecks
 
         return DataSourceChecks(plugin, settings)
-    from pipeline.contract.augmentation_checks import AugmentationChecks
+    from pipeline.plugin_system.contract.augmentation_checks import AugmentationChecks
 
     return AugmentationChecks(plugin, settings)

@@ -22,8 +22,8 @@ from uuid import UUID
 
 from pydantic import ValidationError
 
-from pipeline.atomic_files import write_text
-from pipeline.folder_walk import walk_files
+from pipeline.files.atomic_files import write_text
+from pipeline.files.folder_walk import walk_files
 from pipeline.section import Section
 from pipeline.workspace import WORKSPACE
 
@@ -257,23 +257,14 @@ def _is_later(flow_run: FlowRun) -> bool:
 
 
 def _unfinished(deployment_id: UUID) -> list[FlowRun]:
-    from prefect.client.schemas.filters import (
-        FlowRunFilter,
-        FlowRunFilterDeploymentId,
-        FlowRunFilterState,
-        FlowRunFilterStateType,
-    )
     from prefect.client.schemas.objects import StateType
 
-    from flows.prefect_client import asking
+    from flows.prefect_client import asking, flow_runs
 
     types = [StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]
-    wanted = FlowRunFilter(
-        deployment_id=FlowRunFilterDeploymentId(any_=[deployment_id]),
-        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=types)),
-    )
+    own = {"deployment_id": {"any_": [deployment_id]}}
     with asking() as client:
-        return client.read_flow_runs(flow_run_filter=wanted)
+        return flow_runs(client, {**own, "state": {"type": {"any_": types}}})
 
 
 def _say_once(sight: _Sight, trouble: str) -> None:

@@ -10,7 +10,6 @@ from uuid import UUID
 from prefect import flow, task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
-from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterParentFlowRunId
 from prefect.client.schemas.objects import State
 from prefect.runtime import deployment, flow_run
 from prefect.states import Completed
@@ -19,16 +18,18 @@ from flows import run_words
 from flows.failures import failed
 from flows.new_data import data_watch
 from flows.notices import events
-from flows.prefect_client import asking
+from flows.prefect_client import asking, flow_runs
 from flows.progress import display
-from pipeline import interrupted_runs, live_runs, plugin_settings, tracking
 from pipeline.config import RunConfig
 from pipeline.data import earlier_manifests, ingestion, new_images
 from pipeline.data import manifest as manifests
 from pipeline.data.ingestion import IngestedData
 from pipeline.data.new_images import NewImages
 from pipeline.errors import ConfigError, PipelineError
-from pipeline.interrupted_runs import InterruptedRun
+from pipeline.plugin_system import plugin_settings
+from pipeline.run_memory import interrupted_runs, live_runs
+from pipeline.run_memory.interrupted_runs import InterruptedRun
+from pipeline.tracking import tracked_run
 from pipeline.workspace import WORKSPACE
 
 SKIPPED = "Skipped"
@@ -79,13 +80,12 @@ def _train_if_enough(
 
 def _begun_before(data: IngestedData, workspace: Path) -> InterruptedRun | None:
     """Return the training of this flow run that was killed, if it can go on with the same data."""
-    wanted = FlowRunFilter(parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=[flow_run.id]))
     with asking() as client:
-        trainings = client.read_flow_runs(flow_run_filter=wanted)
+        trainings = flow_runs(client, {"parent_flow_run_id": {"any_": [flow_run.id]}})
     for training in trainings:
         with contextlib.suppress(ConfigError):  # its folder is gone
             begun = interrupted_runs.of_flow_run(str(training.id), workspace / "runs")
-            if begun is None or begun.finished or tracking.owner_is_alive(begun.folder):
+            if begun is None or begun.finished or tracked_run.owner_is_alive(begun.folder):
                 continue
             if begun.request.data_fingerprint == data.fingerprint:
                 return begun

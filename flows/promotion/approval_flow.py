@@ -25,21 +25,21 @@ from flows.failures import RETRYING
 from flows.notices import events
 from flows.promotion import approval_form, approval_words, approvals
 from flows.promotion.approval_form import NEWER_VERSION, NOBODY, Approval
-from pipeline import live_runs
 from pipeline.errors import ModelReferenceError
-from pipeline.registry import approving, history, promoting
-from pipeline.registry.approving import Question
+from pipeline.registry import approval, history, promotion
+from pipeline.registry.approval import Question
 from pipeline.registry.config import PromotionConfig
-from pipeline.registry.promoting import Answer, Promotion, Request
+from pipeline.registry.promotion import Answer, Promotion, Request
 from pipeline.registry.registered_models import ModelReference, resolve
-from pipeline.tracking_store import client as registry
+from pipeline.run_memory import live_runs
+from pipeline.tracking.tracking_store import client as registry
 from pipeline.workspace import WORKSPACE
 
 PROMOTED, ALREADY = "Promoted", "Champion already"
 REFUSED, BY_GATES = "Refused", "Refused: the gates"
 BY_NOBODY, SUPERSEDED = "Refused: nobody answered", "Refused: a newer version waits"
 GONE = "Refused: the version is gone"
-_ENDINGS: dict[str, tuple[approving.State, str]] = {
+_ENDINGS: dict[str, tuple[approval.State, str]] = {
     NOBODY: ("expired", BY_NOBODY),
     NEWER_VERSION: ("superseded", SUPERSEDED),
 }
@@ -55,7 +55,7 @@ _GRACE_SECONDS = 366 * 24 * 3600
 )
 def compare(reference: ModelReference, champion: str | None, config: PromotionConfig) -> Question:
     """Ask the gates and write the comparison's page."""
-    return approving.pose(reference, champion, config, _folder(reference))
+    return approval.pose(reference, champion, config, _folder(reference))
 
 
 @task(
@@ -66,7 +66,7 @@ def compare(reference: ModelReference, champion: str | None, config: PromotionCo
 )
 def carry_out(request: Request) -> Promotion | None:
     """Promote or refuse; none if the champion is not the one that the person saw."""
-    return promoting.promote(request, _folder(request.reference))[0]
+    return promotion.promote(request, _folder(request.reference))[0]
 
 
 @flow(name="Ask a person about a promotion")
@@ -80,7 +80,7 @@ def approve_promotion(name: str, version: str, config: PromotionConfig) -> State
         try:
             return _decide(reference, config)
         except ModelReferenceError as error:  # the records of one of the two are gone
-            approving.note(reference, "rejected", reason=str(error), flow_run_id=str(flow_run.id))
+            approval.note(reference, "rejected", reason=str(error), flow_run_id=str(flow_run.id))
             return Completed(name=REFUSED, message=str(error))
 
 
@@ -128,7 +128,7 @@ def _ask(reference: ModelReference, champion: str | None, config: PromotionConfi
         markdown=approval_words.summary(question, config.approval_hours),
         description=f"{reference.name}, version {reference.version}, against the champion",
     )
-    approving.note(reference, "asked", flow_run_id=str(flow_run.id))
+    approval.note(reference, "asked", flow_run_id=str(flow_run.id))
     expires = dt.datetime.now(dt.UTC) + dt.timedelta(hours=config.approval_hours)
     when = expires.isoformat(timespec="minutes")
     _emit(events.APPROVAL_ASKED, reference, {"champion": champion, "expires": when})
@@ -155,7 +155,7 @@ def _already(reference: ModelReference, given: dict[str, Approval]) -> State[Any
         if answer.decision == "approve" and answer.words in reason:
             return _end(reference, answer, promoted=True, reason=reason)
     words = f"version {reference.version} became champion without this question's answer"
-    approving.note(reference, "superseded", reason=words, flow_run_id=str(flow_run.id))
+    approval.note(reference, "superseded", reason=words, flow_run_id=str(flow_run.id))
     return Completed(name=ALREADY, message=words)
 
 
@@ -164,7 +164,7 @@ def _end(reference: ModelReference, answer: Approval, promoted: bool, reason: st
     state, name = _ENDINGS.get(answer.who, ("rejected", REFUSED))
     if answer.decision == "approve":
         state, name = "approved", PROMOTED if promoted else BY_GATES
-    approving.note(
+    approval.note(
         reference,
         state,
         by=approval_form.one_line(answer.who),

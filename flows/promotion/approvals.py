@@ -13,30 +13,23 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from prefect.client.schemas.filters import (
-    FlowRunFilter,
-    FlowRunFilterDeploymentId,
-    FlowRunFilterState,
-    FlowRunFilterStateType,
-)
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.client.schemas.responses import SetStateStatus
 from prefect.client.schemas.sorting import FlowRunSort
 
-from flows.prefect_client import asking
+from flows.prefect_client import asking, flow_runs
 from flows.promotion import approval_form
 from flows.promotion.approval_form import Approval
 from flows.schedules import deployments, second_tries
 from pipeline.errors import ModelReferenceError, OrchestrationError
-from pipeline.registry import approving, history
+from pipeline.registry import approval, history
 from pipeline.registry.config import PromotionConfig
 from pipeline.registry.registered_models import ModelReference, resolve
-from pipeline.tracking_store import client as registry
+from pipeline.tracking.tracking_store import client as registry
 
 KIND = "approval"
 _OPEN = (StateType.PAUSED, StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING)
 _FAILED = (StateType.CRASHED, StateType.FAILED)
-_PAGE = 200
 _withdrawn: set[UUID] = set()
 """Cancelled questions that this process has seen to."""
 _DESCRIPTION = (
@@ -155,7 +148,7 @@ def _ask(reference: ModelReference, config: PromotionConfig, others: list[Asked]
         idempotency_key=f"{deployment_id} {version} {earlier}",
         name=f"{reference.name}, version {reference.version}: champion?",
     )
-    approving.note(reference, "asked", flow_run_id=str(flow_run_id))
+    approval.note(reference, "asked", flow_run_id=str(flow_run_id))
     for other in others:
         if other.waits and other.version != reference.version:
             answer(other, approval_form.superseded_by(reference.version))
@@ -252,7 +245,7 @@ def _withdraw(asked: Asked) -> None:
     """Write on the version that its question was cancelled: no process of its own could do it."""
     with contextlib.suppress(ModelReferenceError):  # the version is gone too
         reference = resolve(asked.reference)
-        approving.withdraw(reference, str(asked.flow_run_id), "the question was cancelled")
+        approval.withdraw(reference, str(asked.flow_run_id), "the question was cancelled")
     _withdrawn.add(asked.flow_run_id)
 
 
@@ -273,22 +266,12 @@ def _all_questions(
     """Return the questions in states of these kinds, or in any; the oldest first."""
     if not deployment_ids:
         return []
-    wanted = FlowRunFilter(
-        deployment_id=FlowRunFilterDeploymentId(any_=deployment_ids),
-        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=list(kinds))) if kinds else None,
-    )
-    found: list[FlowRun] = []
+    wanted: dict[str, Any] = {"deployment_id": {"any_": deployment_ids}}
+    if kinds:
+        wanted["state"] = {"type": {"any_": list(kinds)}}
     with asking() as client:
-        while True:
-            page = client.read_flow_runs(
-                flow_run_filter=wanted,
-                sort=FlowRunSort.EXPECTED_START_TIME_ASC,
-                limit=_PAGE,
-                offset=len(found),
-            )
-            found += page
-            if len(page) < _PAGE:
-                return [_asked(flow_run) for flow_run in found]
+        found = flow_runs(client, wanted, FlowRunSort.EXPECTED_START_TIME_ASC)
+    return [_asked(flow_run) for flow_run in found]
 
 
 def _asked(flow_run: FlowRun) -> Asked:

@@ -9,33 +9,25 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Sequence
+from typing import Any, Literal
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate
-from prefect.client.schemas.filters import (
-    FlowRunFilter,
-    FlowRunFilterDeploymentId,
-    FlowRunFilterEndTime,
-    FlowRunFilterNextScheduledStartTime,
-    FlowRunFilterStartTime,
-    FlowRunFilterState,
-    FlowRunFilterStateName,
-    FlowRunFilterStateType,
-)
+from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.states import Cancelled
 
 from flows.failures import was_interrupted
+from flows.prefect_client import flow_runs
 
 _WAITING = ["Scheduled", "Late"]
 _GOES_ON = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]
 _HAD_ITS_TURN = [state for state in StateType if state != StateType.SCHEDULED]
 _WORKED = [state for state in _HAD_ITS_TURN if state != StateType.CANCELLED]
 _LONG_AGO = dt.datetime.fromtimestamp(0, dt.UTC)
-_PAGE = 200
 
 
 def drop_missed(client: SyncPrefectClient, deployment_ids: Sequence[UUID]) -> None:
@@ -73,13 +65,9 @@ def interrupted(
     if not deployment_ids:
         return []
     ended = [StateType.CRASHED, StateType.FAILED]
-    wanted = FlowRunFilter(
-        deployment_id=FlowRunFilterDeploymentId(any_=list(deployment_ids)),
-        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=ended)),
-        end_time=FlowRunFilterEndTime(after_=since),
-    )
+    wanted = {**_of(deployment_ids), **_in_state(ended), "end_time": {"after_": since}}
     found = []
-    for flow_run in client.read_flow_runs(flow_run_filter=wanted):
+    for flow_run in flow_runs(client, wanted):
         if flow_run.state is None or not was_interrupted(flow_run.state):
             continue
         if (of := flow_run.deployment_id) and not _waiting(client, [of], dt.datetime.now(dt.UTC)):
@@ -105,28 +93,16 @@ def free_place(client: SyncPrefectClient, deployment: DeploymentResponse) -> Non
 
 def holders(client: SyncPrefectClient, deployment_id: UUID) -> Sequence[FlowRun]:
     """Return the runs that rightly hold the deployment's place."""
-    deployment = FlowRunFilterDeploymentId(any_=[deployment_id])
-    states = (
-        FlowRunFilterState(type=FlowRunFilterStateType(any_=_GOES_ON)),
-        FlowRunFilterState(name=FlowRunFilterStateName(any_=["AwaitingRetry"])),
-    )
-    return [
-        flow_run
-        for state in states
-        for flow_run in client.read_flow_runs(
-            flow_run_filter=FlowRunFilter(deployment_id=deployment, state=state), limit=1
-        )
-    ]
+    states = (_in_state(_GOES_ON), _in_state(["AwaitingRetry"], by="name"))
+    own = _of([deployment_id])
+    return [each for state in states for each in flow_runs(client, {**own, **state})]
 
 
 def last(
     client: SyncPrefectClient, deployment_id: UUID, states: Sequence[StateType] = _HAD_ITS_TURN
 ) -> FlowRun | None:
     """Return the newest run whose turn has come, in one of these states."""
-    wanted = FlowRunFilter(
-        deployment_id=FlowRunFilterDeploymentId(any_=[deployment_id]),
-        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=list(states))),
-    )
+    wanted = FlowRunFilter.model_validate({**_of([deployment_id]), **_in_state(states)})
     found = client.read_flow_runs(
         flow_run_filter=wanted, sort=FlowRunSort.EXPECTED_START_TIME_DESC, limit=1
     )
@@ -137,14 +113,12 @@ def _waiting(
     client: SyncPrefectClient, deployment_ids: Sequence[UUID], due_before: dt.datetime
 ) -> list[FlowRun]:
     """Return the runs that a schedule made, that are due and have not begun, the oldest first."""
-    wanted = FlowRunFilter(
-        deployment_id=FlowRunFilterDeploymentId(any_=list(deployment_ids)),
-        state=FlowRunFilterState(name=FlowRunFilterStateName(any_=_WAITING)),
-        next_scheduled_start_time=FlowRunFilterNextScheduledStartTime(before_=due_before),
-    )
-    found = client.read_flow_runs(
-        flow_run_filter=wanted, sort=FlowRunSort.EXPECTED_START_TIME_ASC, limit=_PAGE
-    )
+    wanted = {
+        **_of(deployment_ids),
+        **_in_state(_WAITING, by="name"),
+        "next_scheduled_start_time": {"before_": due_before},
+    }
+    found = flow_runs(client, wanted, FlowRunSort.EXPECTED_START_TIME_ASC)
     return [flow_run for flow_run in found if flow_run.auto_scheduled]
 
 
@@ -153,18 +127,24 @@ def _started_instead(
 ) -> FlowRun | None:
     """Return a scheduled run that was started when the newest missed run was already due."""
     due = _due(newest)
-    deployment = FlowRunFilterDeploymentId(any_=[deployment_id])
-    began = FlowRunFilter(deployment_id=deployment, start_time=FlowRunFilterStartTime(after_=due))
-    pending = FlowRunFilter(
-        deployment_id=deployment,
-        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.PENDING])),
-    )
+    own = _of([deployment_id])
+    began = flow_runs(client, {**own, "start_time": {"after_": due}})
     found = [
         # Prefect writes a start into a run that was cancelled before it began.
-        *(run for run in client.read_flow_runs(flow_run_filter=began) if run.run_count),
-        *client.read_flow_runs(flow_run_filter=pending),
+        *(run for run in began if run.run_count),
+        *flow_runs(client, {**own, **_in_state([StateType.PENDING])}),
     ]
     return next((each for each in found if each.auto_scheduled and _since(each) >= due), None)
+
+
+def _of(deployment_ids: Sequence[UUID]) -> dict[str, Any]:
+    """Return the part of a filter that wants the runs of these deployments."""
+    return {"deployment_id": {"any_": list(deployment_ids)}}
+
+
+def _in_state(states: Sequence[str], by: Literal["type", "name"] = "type") -> dict[str, Any]:
+    """Return the part of a filter that wants the runs in one of these states."""
+    return {"state": {by: {"any_": list(states)}}}
 
 
 def _due(flow_run: FlowRun) -> dt.datetime:

@@ -35,11 +35,11 @@ from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.utilities.urls import url_for
 
 from flows.failures import was_interrupted
-from flows.prefect_client import asking
+from flows.prefect_client import all_pages, asking
 from flows.schedules import deployment_runs, second_tries
 from pipeline import local_services
 from pipeline.errors import ConfigError
-from pipeline.plugin_loader import FILES_VARIABLE
+from pipeline.plugin_system.plugin_loader import FILES_VARIABLE
 
 POOL = local_services.POOL
 """The work pool whose worker runs the deployments."""
@@ -52,7 +52,6 @@ WATCH_FOLDER = "patchline.watch_folder"
 NAMED_KINDS = frozenset({"schedule", "watch"})
 """What a person has named, and `patchline schedule` lists."""
 
-_PAGE = 200
 _PREPARING_SECONDS = 600
 """How long a run may take from its turn to its first step before another may have its place."""
 
@@ -287,12 +286,12 @@ def runner_is_up() -> bool:
 def _read_all(client: SyncPrefectClient) -> list[DeploymentResponse]:
     """Return all deployments of Patchline on the server, whatever their folder."""
     ours = DeploymentFilter(tags=DeploymentFilterTags(all_=[TAG]))
-    found: list[DeploymentResponse] = []
-    while True:
-        few = client.read_deployments(deployment_filter=ours, limit=_PAGE, offset=len(found))
-        found += few
-        if len(few) < _PAGE:
-            return [each for each in found if KIND in each.labels]
+    found = all_pages(
+        lambda limit, offset: client.read_deployments(
+            deployment_filter=ours, limit=limit, offset=offset
+        )
+    )
+    return [each for each in found if KIND in each.labels]
 
 
 def _existing(

@@ -18,12 +18,12 @@ from pydantic import Field
 
 from flows.failures import failed
 from flows.progress import display
-from pipeline import live_runs
 from pipeline.errors import DataError, PipelineError
-from pipeline.registry.batch_prediction import PredictedTable, predict_images
-from pipeline.registry.image_files import is_empty
-from pipeline.registry.packaged_models import fetch
+from pipeline.prediction.batch_prediction import PredictedTable, predict_images
+from pipeline.prediction.image_files import is_empty
+from pipeline.registry.package_download import fetch
 from pipeline.registry.registered_models import ModelReference, resolve
+from pipeline.run_memory import live_runs
 from pipeline.section import Section
 from pipeline.workspace import WORKSPACE
 

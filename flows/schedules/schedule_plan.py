@@ -138,9 +138,9 @@ def _training(file: Path) -> Plan:
 
 
 def _prediction(model: str, images: Path, out: Path) -> Plan:
-    from pipeline.registry.batch_prediction import check_table
-    from pipeline.registry.image_files import check_images, is_empty
-    from pipeline.registry.prediction_parts import parts_folder
+    from pipeline.prediction.batch_prediction import check_table
+    from pipeline.prediction.image_files import check_images, is_empty
+    from pipeline.prediction.prediction_parts import parts_folder
     from pipeline.registry.registered_models import resolve
 
     images, out = images.resolve(), out.absolute()

@@ -1,20 +1,19 @@
 """When a schedule fires: a cron expression, an interval, a time zone as a person writes them.
 
-Prefect's own parser accepts the same expressions; what it says about a wrong one names no field.
+What Prefect's own parser says about a wrong expression names no field, so cronsim is asked first.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import datetime as dt
 import difflib
-import os
-import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
-from zoneinfo import available_timezones
+from zoneinfo import ZoneInfoNotFoundError, available_timezones
+
+import tzlocal
+from cronsim import CronSim, CronSimError
 
 from pipeline.errors import ConfigError
 from pipeline.training.config import duration_seconds
@@ -24,37 +23,14 @@ if TYPE_CHECKING:
 
 SHORTEST_SECONDS = 10.0
 LONGEST_SECONDS = 366 * 86400.0
-_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
-_WEEKDAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
-_ITEM = re.compile(
-    r"(?P<first>\*|\w+)(?:-(?P<last>\w+))?(?:/(?P<step>\w+))?", re.ASCII | re.IGNORECASE
-)
-
-
-@dataclass(frozen=True)
-class _Field:
-    name: str
-    low: int
-    high: int
-    names: dict[str, int]
-
-    @property
-    def range(self) -> str:
-        """What is allowed, in words."""
-        words = f"{self.low} to {self.high}"
-        if self.names:
-            first, *_, last = self.names
-            words += f", or {first} to {last}"
-        return words
-
-
-_FIELDS = (
-    _Field("minute", 0, 59, {}),
-    _Field("hour", 0, 23, {}),
-    _Field("day of the month", 1, 31, {}),
-    _Field("month", 1, 12, {name: number for number, name in enumerate(_MONTHS, start=1)}),
-    _Field("day of the week", 0, 7, {name: number for number, name in enumerate(_WEEKDAYS)}),
-)
+_FIELDS = {
+    "minute": "0 to 59",
+    "hour": "0 to 23",
+    "day of the month": "1 to 31",
+    "month": "1 to 12, or jan to dec",
+    "day of the week": "0 to 7, or sun to sat",
+}
+"""The fields of a cron expression, in their order, and what may stand in each."""
 
 
 @dataclass(frozen=True)
@@ -134,9 +110,14 @@ def checked_cron(text: str) -> str:
             f"--cron is '{text}', which has {_counted(len(parts))}, but must have five: minute, "
             'hour, day of the month, month, day of the week. "0 2 * * *" is every night at two.'
         )
-    for part, field in zip(parts, _FIELDS, strict=True):
+    for position, (part, field) in enumerate(zip(parts, _FIELDS, strict=True)):
         for item in part.split(","):
-            _check_item(item, field, text)
+            alone = ["*"] * len(_FIELDS)
+            alone[position] = item or "nothing"
+            try:
+                CronSim(" ".join(alone), dt.datetime.now(dt.UTC))
+            except CronSimError:
+                raise _wrong(text, f"{field} {item or 'nothing'}: {_FIELDS[field]}") from None
     return " ".join(parts)
 
 
@@ -159,14 +140,19 @@ def checked_timezone(name: str) -> str:
 
 
 def own_timezone() -> str:
-    """Return the name of this machine's time zone; UTC if it has none that is known."""
-    known = available_timezones()
-    links = (Path("/etc/localtime"), Path("/var/db/timezone/localtime"))
-    wanted = [os.environ.get("TZ", "").removeprefix(":")]
-    wanted += [str(link.resolve()).partition("zoneinfo/")[2] for link in links]
-    with contextlib.suppress(OSError):  # not every system has it
-        wanted.append(Path("/etc/timezone").read_text(encoding="utf-8").strip())
-    return next((name for name in wanted if name in known), "UTC")
+    """Return the name of this machine's time zone; UTC if it has none that is known.
+
+    Raises:
+        ConfigError: if its settings name several.
+    """
+    try:
+        name = tzlocal.get_localzone_name()
+    except ZoneInfoNotFoundError as error:
+        raise ConfigError(
+            f"This machine's time zone is not clear ({error.args[0]}). Set TZ, such as "
+            "TZ=Europe/Berlin."
+        ) from error
+    return name if name in available_timezones() else "UTC"
 
 
 def prefect_schedule(chosen: Times) -> SCHEDULE_TYPES:
@@ -179,7 +165,10 @@ def prefect_schedule(chosen: Times) -> SCHEDULE_TYPES:
 
     if chosen.interval is not None:
         return IntervalSchedule(interval=chosen.interval, timezone=chosen.timezone)
-    schedule = CronSchedule(cron=str(chosen.cron), timezone=chosen.timezone)
+    try:
+        schedule = CronSchedule(cron=str(chosen.cron), timezone=chosen.timezone)
+    except ValueError as error:  # what cronsim takes, and Prefect does not, such as LW
+        raise _wrong(str(chosen.cron), "Prefect does not take it") from error
     if not next_times(schedule):
         raise ConfigError(
             f"--cron is '{chosen.cron}', which never comes. Choose a day that its months have."
@@ -202,40 +191,10 @@ def next_times(
     return found
 
 
-def _check_item(item: str, field: _Field, text: str) -> None:
-    """Refuse one item of a comma-separated field that is outside the field's range."""
-    found = _ITEM.fullmatch(item)
-    if found is None:
-        raise _wrong(item, field, text)
-    first = _number(found["first"], field)
-    last = _number(found["last"], field) if found["last"] else first
-    step = found["step"]
-    if first is None or last is None or (found["first"] == "*" and found["last"]):
-        raise _wrong(item, field, text)
-    if last < first:
-        raise ConfigError(
-            f"--cron is '{text}', which is no time ({field.name} {item} runs backwards). Write it "
-            "as two ranges with a comma between them."
-        )
-    if step is not None and not (step.isdigit() and 1 <= int(step) <= field.high):
-        raise ConfigError(
-            f"--cron is '{text}', which is no time (the step of {field.name} {item}: 1 to "
-            f"{field.high}). Correct that field."
-        )
-
-
-def _number(word: str, field: _Field) -> int | None:
-    """Return the number that a word of a field stands for; none if it may not stand there."""
-    if word == "*":
-        return field.low
-    number = int(word) if word.isdigit() else field.names.get(word.lower())
-    return number if number is not None and field.low <= number <= field.high else None
-
-
-def _wrong(item: str, field: _Field, text: str) -> ConfigError:
+def _wrong(text: str, fault: str) -> ConfigError:
     return ConfigError(
-        f"--cron is '{text}', which is no time ({field.name} {item or 'nothing'}: {field.range}). "
-        "Correct that field; lists 1,2, ranges 1-5 and steps */2 are possible too."
+        f"--cron is '{text}', which is no time ({fault}). Correct that field; lists 1,2, ranges "
+        "from low to high 1-5 and steps */2 are possible too."
     )
 
 

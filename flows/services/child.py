@@ -13,7 +13,7 @@ from pathlib import Path
 from flows.services import lifeline
 from pipeline import quiet_libraries, redaction
 from pipeline.errors import PipelineError
-from pipeline.held_locks import is_held
+from pipeline.files.held_locks import is_held
 from pipeline.local_services import services_folder
 from pipeline.terminal_words import visible
 from pipeline.workspace import make_folder

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from pipeline.atomic_files import write_private_text
+from pipeline.files.atomic_files import write_private_text
 from pipeline.workspace import make_private_file
 
 _VARIABLES = ("PREFECT_SERVER_ENCRYPTION_KEY", "ORION_ENCRYPTION_KEY")

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from flows.services import child, ports
 from flows.services.gate import Gate, Guarded
-from pipeline import tracking_store
 from pipeline.local_login import ensure_secret
+from pipeline.tracking import tracking_store
 
 _GOODBYE_SECONDS = 3
 _BUSY_SECONDS = 60

@@ -8,8 +8,8 @@ from pathlib import Path
 from filelock import FileLock
 
 from flows.services import database_secrets
-from pipeline.atomic_files import storage_errors
 from pipeline.errors import OrchestrationError
+from pipeline.files.atomic_files import storage_errors
 from pipeline.workspace import WORKSPACE
 
 _VARIABLE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"

@@ -9,7 +9,7 @@ import json
 import time
 from pathlib import Path
 
-from pipeline.atomic_files import write_text
+from pipeline.files.atomic_files import write_text
 from pipeline.local_services import services_folder
 
 _FOLDER = "restarts"

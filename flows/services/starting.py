@@ -14,8 +14,8 @@ from filelock import FileLock
 
 from flows.services import family, mlflow_server, ports, prefect_database, sign_in_links
 from flows.services.plan import Failure, Plan, failure_file, plan_file
-from pipeline.atomic_files import full_disk, storage_errors, write_private_text
 from pipeline.errors import ConfigError, OrchestrationError, error_class
+from pipeline.files.atomic_files import full_disk, storage_errors, write_private_text
 from pipeline.local_services import (
     Services,
     answers,
@@ -26,7 +26,7 @@ from pipeline.local_services import (
     state_file,
 )
 from pipeline.redaction import redacted
-from pipeline.tracking_store import without_login
+from pipeline.tracking.tracking_store import without_login
 from pipeline.workspace import make_folder
 
 Say = Callable[[str], None]

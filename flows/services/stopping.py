@@ -14,9 +14,9 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from flows.services import child, family
-from pipeline import live_runs
 from pipeline.errors import OrchestrationError
 from pipeline.local_services import Services, is_supervised, state_file
+from pipeline.run_memory import live_runs
 
 Say = Callable[[str], None]
 

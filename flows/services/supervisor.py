@@ -24,8 +24,8 @@ from flows.services import lifeline, programs, restarts
 from flows.services.managed_process import ManagedProcess
 from flows.services.plan import Failure, Plan, failure_file, plan_file
 from pipeline import local_login, redaction
-from pipeline.atomic_files import write_private_text, write_text
 from pipeline.errors import OrchestrationError, PipelineError, error_class
+from pipeline.files.atomic_files import write_private_text, write_text
 from pipeline.local_services import (
     Services,
     logs_folder,

@@ -15,7 +15,7 @@ import numpy as np
 from pipeline.browsing.charts import AUGMENTATION, ERRORS, UNCERTAIN
 from pipeline.browsing.outcome import Outcome
 from pipeline.evaluation import figures
-from pipeline.tracking_store import client
+from pipeline.tracking.tracking_store import client
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 

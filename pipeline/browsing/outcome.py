@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pipeline import provenance
-from pipeline.browsing import addresses, saved_views
+from pipeline.browsing import saved_views
 from pipeline.config import AUTO, RunConfig
 from pipeline.data.ingestion import IngestedData
 from pipeline.evaluation.evaluating import Evaluated
 from pipeline.metrics.names import METRICS
-from pipeline.registry.model_card import escaped
-from pipeline.registry.promoting import Promotion
-from pipeline.registry.registering import Registered
-from pipeline.tracking import TrackedRun
-from pipeline.train_result import TrainResult
+from pipeline.packaging.model_card import escaped
+from pipeline.registry.promotion import Promotion
+from pipeline.registry.registration import Registered
+from pipeline.tracking import addresses, provenance
+from pipeline.tracking.tracked_run import TrackedRun
+from pipeline.training.train_result import TrainResult
 
 _SHOWN = ("accuracy", "balanced_accuracy", "macro_f1", "roc_auc", "log_loss", "ece")
 

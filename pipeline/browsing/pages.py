@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import time
 
-from pipeline.browsing import addresses, image_grids, saved_views
+from pipeline.browsing import image_grids, saved_views
 from pipeline.browsing.outcome import Outcome, figures, lineage, links, verdict
-from pipeline.registry.model_card import escaped
-from pipeline.tracking_store import client
+from pipeline.packaging.model_card import escaped
+from pipeline.tracking import addresses
+from pipeline.tracking.tracking_store import client
 
 logger = logging.getLogger(__name__)
 

@@ -11,10 +11,10 @@ import json
 import time
 from typing import Any
 
-from pipeline.browsing import addresses
 from pipeline.browsing.charts import comparing_charts
 from pipeline.section import Section
-from pipeline.tracking_store import client
+from pipeline.tracking import addresses
+from pipeline.tracking.tracking_store import client
 
 _TAG = "mlflow.sharedViewState."
 _KIND_TAG, _KIND = "mlflow.experimentKind", "custom_model_development"

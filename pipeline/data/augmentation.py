@@ -11,8 +11,8 @@ import numpy as np
 from pipeline.config import PluginChoice
 from pipeline.errors import PluginError
 from pipeline.plugin_api import AugmentationContext, ImageSpec
-from pipeline.plugin_loader import blamed, load_augmentation
-from pipeline.plugin_settings import settings_of
+from pipeline.plugin_system.plugin_loader import blamed, load_augmentation
+from pipeline.plugin_system.plugin_settings import settings_of
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 

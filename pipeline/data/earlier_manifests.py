@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from pipeline.tracking_store import client, store_exists
+from pipeline.tracking.tracking_store import client, store_exists
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

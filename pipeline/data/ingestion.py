@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pipeline import plugin_loader
-from pipeline.atomic_files import storage_errors
 from pipeline.config import RunConfig
 from pipeline.data import earlier_manifests, prepared_store, split, split_memory
 from pipeline.data import manifest as manifests
 from pipeline.data.same_images import content_numbers
 from pipeline.errors import DataError, PluginError
+from pipeline.files.atomic_files import storage_errors
 from pipeline.plugin_api import DataTraits, ImageListing, ImageSpec, SourceContext
-from pipeline.plugin_settings import resolve_settings
+from pipeline.plugin_system import plugin_loader
+from pipeline.plugin_system.plugin_settings import resolve_settings
 from pipeline.section import Section
 from pipeline.workspace import make_folder
 

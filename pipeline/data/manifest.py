@@ -16,12 +16,12 @@ from typing import TypedDict
 
 import pandas as pd
 
-from pipeline.atomic_files import replacing
 from pipeline.data.decoding import UndecodableImageError, decoded, read_header
-from pipeline.data.file_digest import sha256_of
 from pipeline.data.image_file import MAX_FILE_BYTES, image_bytes, open_regular, too_large
 from pipeline.data.image_formats import HEAD_BYTES, format_of, refused_format
 from pipeline.data.same_images import pixel_digest
+from pipeline.files.atomic_files import replacing
+from pipeline.files.file_digest import sha256_of
 from pipeline.plugin_api import ImageListing, ListedImage
 
 COLUMNS = [

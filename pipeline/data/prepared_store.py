@@ -24,13 +24,13 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from pipeline.atomic_files import storage_errors, write_text
 from pipeline.data import decoding, image_formats, jpeg_wholeness, png_chunks
 from pipeline.data.decoding import UndecodableImageError, decoded, resize_image
 from pipeline.data.image_file import image_bytes
 from pipeline.data.manifest import Progress
 from pipeline.errors import DataError
-from pipeline.stage_memory import FileDigest, digest_of
+from pipeline.files.atomic_files import storage_errors, write_text
+from pipeline.files.file_digest import FileDigest, digest_of
 from pipeline.workspace import make_folder
 
 logger = logging.getLogger(__name__)

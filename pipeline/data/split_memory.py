@@ -16,11 +16,12 @@ import pandas as pd
 import pyarrow.parquet
 from filelock import FileLock, Timeout
 
-from pipeline.atomic_files import replacing, storage_errors
 from pipeline.data import manifest as manifests
 from pipeline.data import split
 from pipeline.data.same_images import PIXELS
 from pipeline.errors import DataError, StorageError
+from pipeline.files.atomic_files import replacing, storage_errors
+from pipeline.workspace import make_folder
 
 _LOCK_SECONDS = 600
 """How long another run may take to assign its images before this one gives up."""
@@ -75,7 +76,7 @@ def opened(
     shares = "-".join(f"{name}-{share!r}" for name, share in sorted(wanted.items()))
     file = workspace / "splits" / f"rule-{split.RULE}-seed-{seed}-{shares}.parquet"
     with storage_errors(file):
-        file.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(file.parent)
         lock = _held(file.with_suffix(".lock"))
     try:
         memory = SplitMemory(file)

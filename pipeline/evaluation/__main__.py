@@ -15,10 +15,10 @@ from pipeline.evaluation.predictions import (
     PredictionResult,
     save,
 )
-from pipeline.event_log import EventWriter
-from pipeline.inference import predict_logits
-from pipeline.model_files import load_model
-from pipeline.worker_process import worker_main
+from pipeline.models.inference import predict_logits
+from pipeline.models.model_files import load_model
+from pipeline.workers.event_log import EventWriter
+from pipeline.workers.worker_process import worker_main
 
 
 def predict(job: PredictionJob, events: EventWriter) -> PredictionResult:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.atomic_files import write_text
 from pipeline.evaluation.comparison import (
     ClassChange,
     Comparison,
@@ -19,6 +18,7 @@ from pipeline.evaluation.comparison import (
 )
 from pipeline.evaluation.decision import Decision
 from pipeline.evaluation.html_page import render, thumbnail
+from pipeline.files.atomic_files import write_text
 from pipeline.metrics.intervals import MetricEstimate
 
 PAGE, COMPARISON, DECISION = "comparison.html", "comparison.json", "decision.json"

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import difflib
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
 from pipeline.section import Section
+
+SplitChoice = Literal["auto", "all", "train", "validation", "test"]
+"""Which images are evaluated; auto takes the test split if the data has one, else all."""
 
 SLICE_COLUMNS = {
     "group": "the group that the source gave, such as a patient or a camera",

@@ -23,13 +23,20 @@ from pipeline.evaluation.predictions import (
 )
 from pipeline.evaluation.predictions import save as save_predictions
 from pipeline.evaluation.report import EvaluationReport, evaluate, save
-from pipeline.event_log import Event
+from pipeline.files.file_digest import digest_of
 from pipeline.metrics.calibration import fit_temperature
 from pipeline.metrics.classification import softmax
 from pipeline.metrics.row_pieces import row_slices
+from pipeline.run_memory import stage_keys
+from pipeline.run_memory.stage_memory import Ingredients, StageMemory, kept
 from pipeline.section import Section
-from pipeline.train_result import TrainResult
-from pipeline.worker_process import run_worker
+from pipeline.training.train_result import TrainResult
+from pipeline.workers.event_log import Event
+from pipeline.workers.worker_process import run_worker
+
+FOLDER = "report"
+"""Below the run's folder."""
+_CODE = ("pipeline.evaluation.__main__", "pipeline.evaluation.evaluating", "pipeline.layers")
 
 
 class Evaluated(Section):
@@ -45,19 +52,67 @@ def evaluate_run(
     data: IngestedData,
     prepared: PreparedData,
     trained: TrainResult,
-    folder: Path,
+    run_folder: Path,
+    memory: StageMemory,
     on_event: Callable[[Event], None],
 ) -> Evaluated:
-    """Predict validation and test with the best weights, and write report and figures.
+    """Predict validation and test with the best weights, and write the report, if none is known.
 
     Args:
         config: resolved.
         data: the manifest.
         prepared: the store.
         trained: where the best weights are.
-        folder: gets `report.html`, `report.json`, `predictions.parquet` and the pictures.
+        run_folder: its folder `report` gets `report.html`, `report.json`, `predictions.parquet`
+            and the pictures.
+        memory: may know the report.
         on_event: sees the progress of the prediction.
     """
+    folder = run_folder / FOLDER
+    return memory.once(
+        "evaluate",
+        ingredients(config, data, prepared, trained),
+        Evaluated,
+        folder,
+        lambda: _evaluated(config, data, prepared, trained, folder, on_event),
+    )
+
+
+def ingredients(
+    config: RunConfig, data: IngestedData, prepared: PreparedData, trained: TrainResult
+) -> Ingredients:
+    """Return everything that decides the report; it shows all settings, so it hangs on all."""
+    return {
+        **model_ingredients(config, data, prepared, trained),
+        **config.flat(),
+        "notes": "\n".join(data.notes),
+        "training": trained.model_dump_json(exclude={"best"}),
+        "code": stage_keys.code(*_CODE),
+    }
+
+
+def model_ingredients(
+    config: RunConfig, data: IngestedData, prepared: PreparedData, trained: TrainResult
+) -> Ingredients:
+    """Return everything that decides what a trained model answers: its files, images, plugins."""
+    files = {file.name: digest_of(file).sha256 for file in kept(trained.best)}
+    return {
+        "data": data.fingerprint,
+        "images": repr(prepared.image),
+        **{f"trained {name}": sha256 for name, sha256 in files.items()},
+        "device": trained.device,
+        **stage_keys.software(config, "model", "patch_embedding"),
+    }
+
+
+def _evaluated(
+    config: RunConfig,
+    data: IngestedData,
+    prepared: PreparedData,
+    trained: TrainResult,
+    folder: Path,
+    on_event: Callable[[Event], None],
+) -> Evaluated:
     predicted = run_worker(
         "pipeline.evaluation",
         folder.parent / "prediction",

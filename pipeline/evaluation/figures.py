@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline.atomic_files import replacing
 from pipeline.evaluation.confusions import shown_matrix
 from pipeline.evaluation.galleries import GalleryImage
 from pipeline.evaluation.report import EvaluationReport
+from pipeline.files.atomic_files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

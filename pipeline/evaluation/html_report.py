@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipeline.atomic_files import write_text
 from pipeline.evaluation.charts import curve_charts, reliability_chart
 from pipeline.evaluation.config import SLICE_COLUMNS
 from pipeline.evaluation.confusions import confused_pairs, shown_matrix
@@ -16,6 +15,7 @@ from pipeline.evaluation.galleries import GalleryImage
 from pipeline.evaluation.html_page import picture, render, thumbnail
 from pipeline.evaluation.report import EvaluationReport
 from pipeline.evaluation.slices import Slice
+from pipeline.files.atomic_files import write_text
 from pipeline.metrics.classification import ClassFigures
 from pipeline.metrics.intervals import MetricEstimate
 from pipeline.metrics.names import METRICS, MetricName

@@ -17,8 +17,8 @@ from typing import Any, Self
 import numpy as np
 import pandas as pd
 
-from pipeline.atomic_files import replacing
 from pipeline.errors import DataError
+from pipeline.files.atomic_files import replacing
 from pipeline.section import Section
 
 Array = np.ndarray[Any, Any]

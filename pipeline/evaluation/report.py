@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.atomic_files import write_text
 from pipeline.errors import DataError
 from pipeline.evaluation import galleries
 from pipeline.evaluation.config import EvaluationConfig
 from pipeline.evaluation.galleries import GalleryImage
 from pipeline.evaluation.predictions import Predictions
 from pipeline.evaluation.slices import Slice, slices, undivided
+from pipeline.files.atomic_files import write_text
 from pipeline.metrics.calibration import (
     Answers,
     ReliabilityBin,
@@ -138,6 +138,7 @@ def evaluate(
     probabilities, labels = predictions.probabilities_NK, predictions.labels_N
     answers = probabilities.argmax(axis=1)
     areas = Areas.of(probabilities, labels)
+    found = metrics(probabilities, labels, areas)
     uncalibrated = Answers.uncalibrated(probabilities, labels, temperature)
     doubtful = galleries.likely_label_errors(predictions)
     shown = slice(config.gallery_size)
@@ -147,9 +148,7 @@ def evaluate(
         data_fingerprint=data_fingerprint,
         images=len(labels),
         classes=classes,
-        metrics={
-            f"{split}/{k}": value for k, value in metrics(probabilities, labels, areas).items()
-        },
+        metrics={f"{split}/{key}": value for key, value in found.items()},
         by_class=by_class(probabilities, labels, classes, areas),
         **_confusion(labels, answers, len(classes)),
         errors=int((answers != labels).sum()),

@@ -1,1 +1,1 @@
-"""What a registered model holds, and how it gets into the registry."""
+"""The registry: how a version gets there, who is champion, and why."""

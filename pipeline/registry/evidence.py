@@ -14,13 +14,14 @@ import numpy as np
 import pandas as pd
 
 from pipeline.data.decoding import UndecodableImageError
-from pipeline.data.file_digest import holds
+from pipeline.data.image_file import open_regular
 from pipeline.errors import ModelReferenceError
-from pipeline.registry.packaged_model import PackagedModel
-from pipeline.registry.packaged_models import open_package, package_folder
+from pipeline.files.file_digest import sha256_of
+from pipeline.packaging.packaged_model import PackagedModel
+from pipeline.registry.package_download import open_package, package_folder
 from pipeline.registry.registered_models import ModelReference
-from pipeline.tracking import DATA_ROOT_TAG
-from pipeline.tracking_store import client
+from pipeline.tracking.tracked_run import DATA_ROOT_TAG
+from pipeline.tracking.tracking_store import client
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -142,7 +143,7 @@ def pixels_for_page(images: pd.DataFrame, root: Path | None) -> Callable[[int], 
         from pipeline.data.image_file import read_image
 
         row = images.iloc[position]
-        if root is None or not holds(root / row["path"], row["sha256"]):
+        if root is None or not _holds(root / row["path"], row["sha256"]):
             return None
         try:
             return decode_image(read_image(root / row["path"]), 3)
@@ -174,7 +175,7 @@ def _predict(
         chosen, pixels = [], []
         for position in positions[start : start + _BATCH]:
             file = root / paths[position]
-            if not holds(file, digests[position]):
+            if not _holds(file, digests[position]):
                 continue
             with suppress(UndecodableImageError):  # its decoder is not the one of this program
                 pixels.append(package.pixels(file))
@@ -195,3 +196,12 @@ def _gone(reference: ModelReference, reason: str) -> ModelReferenceError:
         f"What '{reference.name}' version {reference.version} was trained on is not recorded any "
         f"more ({reason}). Restore its run in MLflow, or use another version."
     )
+
+
+def _holds(file: Path, sha256: str) -> bool:
+    """Return whether a regular file exists and has that SHA-256 in hexadecimal digits."""
+    try:
+        with open_regular(file) as opened:
+            return sha256_of(opened) == sha256
+    except (OSError, UndecodableImageError):
+        return False

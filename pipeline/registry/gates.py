@@ -8,8 +8,8 @@ from pipeline.evaluation.comparison import ClassChange, Comparison, p_value_text
 from pipeline.evaluation.decision import GateResult
 from pipeline.metrics.names import METRICS
 from pipeline.metrics.paired import is_better
+from pipeline.packaging.package_check import PackageCheck
 from pipeline.registry.config import PromotionConfig
-from pipeline.registry.package_check import PackageCheck
 
 
 def absolute_gates(config: PromotionConfig, metrics: Mapping[str, float]) -> list[GateResult]:

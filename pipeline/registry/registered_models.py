@@ -13,8 +13,8 @@ from pipeline.errors import ModelReferenceError
 from pipeline.registry import history
 from pipeline.registry.history import CHAMPION, AliasChange
 from pipeline.section import Section
-from pipeline.tracking import FLOW_RUN_TAG
-from pipeline.tracking_store import client, store_exists
+from pipeline.tracking.tracked_run import FLOW_RUN_TAG
+from pipeline.tracking.tracking_store import client, store_exists
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,19 +20,18 @@ from pipeline.data import manifest as manifests
 from pipeline.data.ingestion import ScannedData
 from pipeline.data.same_images import content_numbers
 from pipeline.errors import DataError, ModelReferenceError
-from pipeline.evaluation.config import EvaluationConfig
+from pipeline.evaluation.config import EvaluationConfig, SplitChoice
 from pipeline.evaluation.evaluating import write_report
 from pipeline.evaluation.html_report import ReportPage
 from pipeline.evaluation.predictions import Predictions, with_probabilities
 from pipeline.evaluation.report import EvaluationReport, evaluate
+from pipeline.packaging.packaged_model import PackagedModel
 from pipeline.registry.evidence import Evidence, gather
-from pipeline.registry.packaged_model import PackagedModel
 from pipeline.registry.registered_models import ModelReference
 from pipeline.section import Section
 
 Array = np.ndarray[Any, Any]
 StageProgress = Callable[[str, int, int], None]
-SplitChoice = Literal["auto", "all", "train", "validation", "test"]
 _BATCH = 64
 _NAMED_CLASSES = 20
 

@@ -7,12 +7,12 @@ import importlib
 import cv2
 
 from pipeline.data.augmentation import SeededAugmentation, preview_grid
-from pipeline.event_log import EventWriter
-from pipeline.train_result import TrainResult
 from pipeline.training.job import TrainingJob
 from pipeline.training.loop import Training, preview_rows
 from pipeline.training.machine import look
-from pipeline.worker_process import worker_main
+from pipeline.training.train_result import TrainResult
+from pipeline.workers.event_log import EventWriter
+from pipeline.workers.worker_process import worker_main
 
 
 def train(job: TrainingJob, events: EventWriter) -> TrainResult:

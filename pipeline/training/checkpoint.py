@@ -1,96 +1,123 @@
-"""The state of a training in one safetensors file, from which it resumes bit for bit."""
+"""Checkpoints: the state of a training on disk, from which it resumes bit for bit.
+
+The last checkpoint and the one before it are kept while the training runs, each with the best
+weights that it names. One that is damaged gives way to the one before; without a whole one the
+training starts from the beginning.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import logging
+import time
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import nn
 
 from pipeline.errors import DamagedFileError
-from pipeline.sealed_files import read_tensors, write_tensors
+from pipeline.files.sealed_files import read_tensors, verify, write_tensors
+from pipeline.models.model_files import WEIGHTS_FILE
+from pipeline.training import best_weights
+from pipeline.training.train_state import Numbers, TrainState
 
-Progress = dict[str, Any]
-"""Step, best figures, history: everything about a training that is not a tensor."""
+logger = logging.getLogger(__name__)
 
-
-def save_checkpoint(
-    file: Path,
-    model: nn.Module,
-    average: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    progress: Progress,
-) -> None:
-    """Write the whole state with its digest, under a temporary name, and rename it."""
-    tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
-    tensors |= {f"average.{name}": tensor for name, tensor in average.state_dict().items()}
-    for index, state in optimizer.state_dict()["state"].items():
-        tensors |= {f"optimizer.{index}.{name}": value for name, value in state.items()}
-    write_tensors(file, tensors, {"progress": json.dumps(progress)})
+LAST, PREVIOUS = "last.safetensors", "previous.safetensors"
+_PAUSE_SECONDS = 15.0
+_SHARE = 0.05
+"""Of the time, at most, for writing checkpoints; those of a large model take long."""
+_NUMBERS = "progress"
+"""Key of the metadata that holds what is no tensor."""
 
 
-def load_checkpoint(
-    file: Path,
-    model: nn.Module,
-    average: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    check: Callable[[Progress], None] = lambda _: None,
-) -> Progress:
-    """Put a saved state back into its parts, and return the rest of it.
+class Checkpoints:
+    """The checkpoints of one training, in its folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._last, self._previous = folder / LAST, folder / PREVIOUS
+        self._best_steps: tuple[int, ...] = ()  # of the best weights in both checkpoints
+        self._written_at = time.monotonic()
+        self._pause = _PAUSE_SECONDS
+
+    def start_clock(self) -> None:
+        """Let the time to the next checkpoint begin now."""
+        self._written_at = time.monotonic()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time for the next one."""
+        return time.monotonic() - self._written_at > self._pause
+
+    @property
+    def exist(self) -> bool:
+        """Whether there is one."""
+        return self._last.exists()
+
+    def write(self, state: TrainState) -> None:
+        """Write the state; the checkpoint before it stays beside it."""
+        began = time.monotonic()
+        if self._last.exists():
+            self._last.replace(self._previous)
+        save(self._last, state)
+        self._written_at = time.monotonic()
+        self._pause = max(_PAUSE_SECONDS, (self._written_at - began) / _SHARE)
+        if state.best is not None:
+            self._best_steps = (*self._best_steps[-1:], state.best.step)
+            best_weights.keep_only(self._folder, *self._best_steps)
+
+    def keep_best(self, step: int) -> None:
+        """Delete all best weights but those of a step and those that a checkpoint names."""
+        best_weights.keep_only(self._folder, step, *self._best_steps)
+
+    def resume(self, state: TrainState) -> str:
+        """Restore the newest state that is whole, and say what was done; empty without any."""
+        why = ""
+        for file in (self._last, self._previous):
+            if not file.exists():
+                continue
+            try:
+                load(file, state, self._folder)
+            except DamagedFileError as error:
+                logger.warning("%s", error)
+                why += f" ({file.name} or its best weights are damaged)"
+                file.unlink()  # so that it does not take the place of a good one
+            else:
+                self._best_steps = (state.best.step,) if state.best else ()
+                return f"going on from step {state.step}{why}"
+        if why:
+            best_weights.keep_only(self._folder)
+            return f"starting from the beginning{why}"
+        return ""
+
+    def finish(self, best_step: int) -> Path:
+        """Keep the last checkpoint and the best weights alone, and return where these are."""
+        self._previous.unlink(missing_ok=True)
+        best_weights.keep_only(self._folder, best_step)
+        return best_weights.finish(self._folder, best_step)
+
+
+def save(file: Path, state: TrainState) -> None:
+    """Write a state with its digest, whole or not at all."""
+    write_tensors(file, state.tensors(), {_NUMBERS: json.dumps(state.numbers())})
+
+
+def load(file: Path, state: TrainState, folder: Path | None = None) -> None:
+    """Restore the state that a file holds.
 
     Args:
-        file: with the state.
-        model: gets its weights.
-        average: gets the averaged weights.
-        optimizer: gets its state.
-        check: sees the rest before anything is put back, and may raise.
+        file: the checkpoint.
+        state: of the same model; it becomes the one that was saved.
+        folder: where the best weights are that the checkpoint names; they are verified too.
 
     Raises:
-        DamagedFileError: if the file is not what was written, or is not of this model; the parts
-            are then as they were.
+        DamagedFileError: if a file is not what was written, or the checkpoint is of another model;
+            the state is then as it was.
     """
     tensors, metadata = read_tensors(file)
-    states: dict[int, dict[str, torch.Tensor]] = {}
-    for name, tensor in _below(tensors, "optimizer.").items():
-        index, _, key = name.partition(".")
-        states.setdefault(int(index), {})[key] = tensor
-    weights, averages = _below(tensors, "model."), _below(tensors, "average.")
-    fits = _fit(weights, model) and _fit(averages, average) and _fit_optimizer(states, optimizer)
-    if not fits or "progress" not in metadata:
-        raise DamagedFileError(
-            f"{file} is not a checkpoint of this model. Delete it, or train with the version of "
-            "Patchline that wrote it."
-        )
-    progress: Progress = json.loads(metadata["progress"])
-    check(progress)
-    model.load_state_dict(weights)
-    average.load_state_dict(averages)
-    optimizer.load_state_dict({**optimizer.state_dict(), "state": states})
-    return progress
-
-
-def _fit(tensors: dict[str, torch.Tensor], module: nn.Module) -> bool:
-    shapes = {name: tensor.shape for name, tensor in module.state_dict().items()}
-    return {name: tensor.shape for name, tensor in tensors.items()} == shapes
-
-
-def _fit_optimizer(
-    states: dict[int, dict[str, torch.Tensor]], optimizer: torch.optim.Optimizer
-) -> bool:
-    """Return whether every state belongs to a parameter of its shape; counters have none."""
-    shapes = [each.shape for group in optimizer.param_groups for each in group["params"]]
-    return all(
-        index < len(shapes) and all(t.ndim == 0 or t.shape == shapes[index] for t in state.values())
-        for index, state in states.items()
-    )
-
-
-def _below(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
-    return {
-        name.removeprefix(prefix): tensor
-        for name, tensor in tensors.items()
-        if name.startswith(prefix)
-    }
+    if _NUMBERS not in metadata:
+        raise DamagedFileError(f"{file} is not a checkpoint. Delete it, and train again.")
+    numbers: Numbers = json.loads(metadata[_NUMBERS])
+    if folder and numbers["best"]:
+        step = numbers["best"]["step"]
+        best_weights.take_back(folder, step)
+        verify(best_weights.folder_of(folder, step) / WEIGHTS_FILE)
+    state.restore(tensors, numbers)

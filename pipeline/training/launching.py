@@ -10,15 +10,18 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from pipeline import config_files, provenance, stage_keys, tracking
+from pipeline import config_files
 from pipeline.config import RunConfig
 from pipeline.data.ingestion import IngestedData, PreparedData
-from pipeline.event_log import Event
-from pipeline.run_log import RunLog
-from pipeline.train_result import TrainResult
+from pipeline.run_memory import stage_keys
+from pipeline.run_memory.stage_memory import Ingredients, StageMemory
+from pipeline.tracking import provenance, tracked_run
+from pipeline.tracking.sent_once import RunLog
 from pipeline.training.job import TrainingJob
 from pipeline.training.machine import MODULE, choose_device, seen
-from pipeline.worker_process import JOB_FILE, earlier_events, run_worker
+from pipeline.training.train_result import TrainResult
+from pipeline.workers.event_log import Event
+from pipeline.workers.worker_process import JOB_FILE, earlier_events, run_worker
 
 logger = logging.getLogger(__name__)
 
@@ -32,18 +35,40 @@ def train(
     config: RunConfig,
     data: IngestedData,
     prepared: PreparedData,
-    run: tracking.TrackedRun,
+    run: tracked_run.TrackedRun,
+    memory: StageMemory,
     on_event: OnEvent,
 ) -> TrainResult:
-    """Train in a process of its own; metrics and pictures reach the run while it goes on.
+    """Train in a process of its own, unless the weights are known.
 
     Args:
         config: resolved.
         data: the manifest.
         prepared: the store.
-        run: where metrics go.
+        run: where metrics and pictures go while the training runs.
+        memory: may know the weights.
         on_event: sees every event too, for a progress display.
     """
+    folder = run.folder / FOLDER
+    asked = ingredients(config, data, prepared)
+    begun = bool(earlier_events(folder))  # then it is continued, whatever others have done since
+    known = memory.recall("train", asked, TrainResult, folder, own_only=begun)
+    if known is not None:
+        tell_again(run)
+        return known
+    trained = _trained(config, data, prepared, run, on_event)
+    same = ingredients(replayable(config, trained), data, prepared)
+    memory.remember("train", trained, folder, asked, same)
+    return trained
+
+
+def _trained(
+    config: RunConfig,
+    data: IngestedData,
+    prepared: PreparedData,
+    run: tracked_run.TrackedRun,
+    on_event: OnEvent,
+) -> TrainResult:
     job = TrainingJob(
         config=config,
         manifest_file=data.manifest_file.resolve(),
@@ -66,13 +91,13 @@ def train(
         if event["kind"] == "warning":
             logger.warning(event["message"])
 
-    with tracking.system_metrics(run):
+    with tracked_run.system_metrics(run):
         result = run_worker(MODULE, job.folder, job, TrainResult, forward)
     log.flush()
     return result
 
 
-def tell_again(run: tracking.TrackedRun) -> None:
+def tell_again(run: tracked_run.TrackedRun) -> None:
     """Log what the training in the run's folder said when it was computed."""
     folder = run.folder / FOLDER
     job = TrainingJob.model_validate_json((folder / JOB_FILE).read_text(encoding="utf-8"))
@@ -93,9 +118,7 @@ def _log(event: Event, log: RunLog, *, send: bool = True) -> None:
         log.add_file(Path(event["path"]), send=send)
 
 
-def ingredients(
-    config: RunConfig, data: IngestedData, prepared: PreparedData
-) -> stage_keys.Ingredients:
+def ingredients(config: RunConfig, data: IngestedData, prepared: PreparedData) -> Ingredients:
     """Return everything that decides the weights.
 
     Raises:
@@ -108,7 +131,7 @@ def ingredients(
         "images": repr(prepared.image),
         "classes": ", ".join(data.classes),
         **stage_keys.settings(config, *sections),
-        "code": stage_keys.code("data", "layers", "metrics", "training"),
+        "code": stage_keys.code(f"{MODULE}.__main__", "pipeline.layers"),
         **stage_keys.software(config, "augmentation", "model", "patch_embedding"),
         "machine": f"{provenance.processor()}, {machine.cpu_capability}",
         "device": machine.devices[choose_device(config.training, machine)],
@@ -131,9 +154,9 @@ def replayable(config: RunConfig, result: TrainResult) -> RunConfig:
     return config.model_copy(update={"training": training})
 
 
-def log_config(config: RunConfig, run: tracking.TrackedRun) -> Path:
+def log_config(config: RunConfig, run: tracked_run.TrackedRun) -> Path:
     """Write the resolved config into the run's folder and log it."""
     file = run.folder / CONFIG_FILE
     config_files.save(config, file)
-    tracking.log_file(run, file)
+    tracked_run.log_file(run, file)
     return file

@@ -8,10 +8,8 @@ checkpoint to the same weights as if nothing had happened.
 from __future__ import annotations
 
 import itertools
-import logging
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,32 +20,26 @@ from torch.nn import functional
 from pipeline.data import manifest as manifests
 from pipeline.data.loader import Batch, BatchOrder, TrainingImages, training_batches
 from pipeline.data.prepared_store import open_images
-from pipeline.errors import DamagedFileError, RunError
-from pipeline.event_log import EventWriter
-from pipeline.inference import normalised, predict_logits
-from pipeline.model_building import build_model
-from pipeline.model_description import ModelDescription, describe_plugins
-from pipeline.model_files import WEIGHTS_FILE, save_model
-from pipeline.sealed_files import verify
-from pipeline.train_result import EpochRecord, TrainResult
+from pipeline.errors import RunError
+from pipeline.models.inference import normalised, predict_logits
+from pipeline.models.model_building import build_model
+from pipeline.models.model_description import ModelDescription, describe_plugins
+from pipeline.models.model_files import save_model
 from pipeline.training import best_weights
-from pipeline.training.checkpoint import Progress, load_checkpoint, save_checkpoint
+from pipeline.training.checkpoint import Checkpoints
 from pipeline.training.config import duration_seconds
 from pipeline.training.device import choose_precision, make_repeatable
 from pipeline.training.ema import MovingAverage
 from pipeline.training.job import TrainingJob
 from pipeline.training.machine import choose_device, look
 from pipeline.training.optimizer import build_optimizer
-from pipeline.training.running_sums import RunningSums
 from pipeline.training.schedule import learning_rate_factor
 from pipeline.training.step_plan import StepPlan, TimePlanner
-
-logger = logging.getLogger(__name__)
+from pipeline.training.train_result import EpochRecord, TrainResult
+from pipeline.training.train_state import TrainState
+from pipeline.workers.event_log import EventWriter
 
 Labels = np.ndarray[Any, np.dtype[np.int64]]
-_CHECKPOINT_SECONDS = 15.0
-_CHECKPOINT_SHARE = 0.05
-"""Of the time, at most, for writing checkpoints; those of a large model take long."""
 
 
 class Training:
@@ -60,46 +52,45 @@ class Training:
         self.device = torch.device(choose_device(settings, look()))
         self._open_data()
         torch.manual_seed(job.config.seed)
-        model = build_model(job.config.model, job.image, len(job.classes))
-        self.model: nn.Module = model.to(self.device)
+        model = build_model(job.config.model, job.image, len(job.classes)).to(self.device)
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.precision = choose_precision(settings, self.device, self.parameters)
-        self.average = MovingAverage(self.model, settings.ema_decay)
-        self.optimizer = build_optimizer(job.config.optimizer, self.model)
-        self._plan_steps()
-        self.step = 0
-        self.training_seconds = 0.0
-        self.seconds_before = 0.0  # of earlier attempts, when this one goes on
-        self.history: list[EpochRecord] = []
-        self.best: EpochRecord | None = None
-        self.saved_best: tuple[int, ...] = ()  # steps of the best weights in both checkpoints
-        self.sums = RunningSums()
-        self.last_checkpoint = 0.0
-        self.checkpoint_pause = _CHECKPOINT_SECONDS
+        self.planner, plan = self._planned_steps()
+        self.state = TrainState(
+            model=model,
+            average=MovingAverage(model, settings.ema_decay),
+            optimizer=build_optimizer(job.config.optimizer, model),
+            plan=plan,
+        )
+        self.checkpoints = Checkpoints(job.folder)
 
     def run(self) -> TrainResult:
         """Train to the end of the plan and return where the best weights are."""
-        self._resume()
+        state = self.state
+        if resumed := self.checkpoints.resume(state):
+            self.events.write("warning", message=resumed)
+        self._seconds_before = state.elapsed_seconds
         batches = self._batches()
-        self.started = self.last_checkpoint = time.monotonic()
-        while self.step < self.plan.last_step:
+        self._started = time.monotonic()
+        self.checkpoints.start_clock()
+        while state.step < state.plan.last_step:
             began = time.monotonic()
             self._train_step(next(batches))
-            self.training_seconds += time.monotonic() - began
+            state.training_seconds += time.monotonic() - began
             if self.planner:
-                self.planner.after_step(self.step, self.training_seconds, self.elapsed)
+                self.planner.after_step(state.step, state.training_seconds, self.elapsed)
             self._report_progress()
-            if self.step % self.order.steps_per_epoch == 0 or self.step >= self.plan.last_step:
+            if state.step % self.order.steps_per_epoch == 0 or state.step >= state.plan.last_step:
                 self._validate()
-            elif self._checkpoint_is_due:
-                self._save_checkpoint()
-        self._save_checkpoint()
+            elif self.checkpoints.is_due:
+                self._write_checkpoint()
+        self._write_checkpoint()
         return self._result()
 
     @property
     def elapsed(self) -> float:
         """Seconds since the first step, earlier attempts included."""
-        return self.seconds_before + time.monotonic() - self.started
+        return self._seconds_before + time.monotonic() - self._started
 
     # -- set-up --------------------------------------------------------------------------------
 
@@ -122,122 +113,86 @@ class Training:
             self.training_images.rows, config.training.batch_size, config.seed, first_step=0
         )
 
-    def _plan_steps(self) -> None:
+    def _planned_steps(self) -> tuple[TimePlanner | None, StepPlan]:
         settings, per_epoch = self.config.training, self.order.steps_per_epoch
-        self.planner: TimePlanner | None = None
         if settings.step_plan is not None:
-            self.plan = StepPlan(settings.step_plan)
-        elif settings.time_limit is None:
-            self.plan = StepPlan.of_steps(settings.epochs * per_epoch)
-        else:
-            self.plan = TimePlanner.opening_plan()
-            validation_steps = len(self.validation_rows) / (3 * settings.batch_size)
-            limit = duration_seconds(settings.time_limit)
-            self.planner = TimePlanner(self.plan, limit, per_epoch, validation_steps)
+            return None, StepPlan(settings.step_plan)
+        if settings.time_limit is None:
+            return None, StepPlan.of_steps(settings.epochs * per_epoch)
+        plan = TimePlanner.opening_plan()
+        validation_steps = len(self.validation_rows) / (3 * settings.batch_size)
+        limit = duration_seconds(settings.time_limit)
+        return TimePlanner(plan, limit, per_epoch, validation_steps), plan
 
     def _batches(self) -> Iterator[Batch]:
-        self.order.first_step = self.step
+        self.order.first_step = self.state.step
         return training_batches(self.order, self.training_images, self.config.data.workers)
-
-    def _resume(self) -> None:
-        why = ""
-        for file in (self.checkpoint_file, self.previous_checkpoint):
-            if file.exists():
-                try:
-                    self._resume_from(file)
-                except DamagedFileError as error:
-                    logger.warning("%s", error)
-                    why += f" ({file.name} or its best weights are damaged)"
-                    file.unlink()  # so that it does not take the place of a good one
-                else:
-                    self.events.write("warning", message=f"going on from step {self.step}{why}")
-                    return
-        if why:
-            best_weights.keep_only(self.job.folder)
-            self.events.write("warning", message=f"starting from the beginning{why}")
-
-    def _check_best(self, state: Progress) -> None:
-        if state["best"]:
-            step = state["best"]["step"]
-            best_weights.take_back(self.job.folder, step)
-            verify(best_weights.folder_of(self.job.folder, step) / WEIGHTS_FILE)
-
-    def _resume_from(self, file: Path) -> None:
-        state = load_checkpoint(
-            file, self.model, self.average.model, self.optimizer, self._check_best
-        )
-        self.step = state["step"]
-        self.training_seconds = state["training_seconds"]
-        self.seconds_before = state["elapsed"]
-        self.plan.knots = StepPlan(state["plan"]).knots
-        self.history = [EpochRecord.model_validate(record) for record in state["history"]]
-        self.best = EpochRecord.model_validate(state["best"]) if state["best"] else None
-        self.saved_best = (self.best.step,) if self.best else ()
-        self.sums = RunningSums(**state["sums"])
 
     # -- one step ------------------------------------------------------------------------------
 
     def _train_step(self, batch: Batch) -> None:
-        config = self.config
+        config, state = self.config, self.state
         began = time.monotonic()
         images, labels_B = (tensor.to(self.device, non_blocking=True) for tensor in batch)
-        torch.manual_seed(_step_seed(config.seed, self.step))
+        torch.manual_seed(_step_seed(config.seed, state.step))
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
-            logits_BK = self.model(normalised(images, self.job.image))
+            logits_BK = state.model(normalised(images, self.job.image))
         loss = functional.cross_entropy(
             logits_BK.float(), labels_B, label_smoothing=config.training.label_smoothing
         )
-        self.optimizer.zero_grad(set_to_none=True)
+        state.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
         if config.optimizer.gradient_clip is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), config.optimizer.gradient_clip)
+            nn.utils.clip_grad_norm_(state.model.parameters(), config.optimizer.gradient_clip)
         self._set_learning_rate(began)
-        self.optimizer.step()
-        self.step += 1
-        self.average.update(self.model, self.step)
+        state.optimizer.step()
+        state.step += 1
+        state.average.update(state.model, state.step)
         correct = int((logits_BK.detach().argmax(1) == labels_B).sum())
-        self.sums.add(float(loss.detach()), correct, len(labels_B))
-        if not np.isfinite(self.sums.loss):
+        state.sums.add(float(loss.detach()), correct, len(labels_B))
+        if not np.isfinite(state.sums.loss):
             raise RunError(
-                f"The loss became {float(loss.detach())} at step {self.step}, so the training was "
+                f"The loss became {float(loss.detach())} at step {state.step}, so the training was "
                 "stopped. Lower optimizer.learning_rate, or set training.precision to float32."
             )
 
     def _set_learning_rate(self, began: float) -> None:
-        if self.planner and not self.plan.is_known:
+        state = self.state
+        if self.planner and not state.plan.is_known:
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)
             self.planner.before_first_update(time.monotonic() - began)
         settings = self.config.optimizer
-        progress = self.plan.progress_of(self.step)
+        progress = state.plan.progress_of(state.step)
         self.learning_rate = settings.learning_rate * learning_rate_factor(
             progress, settings.warmup_fraction
         )
-        for group in self.optimizer.param_groups:
+        for group in state.optimizer.param_groups:
             group["lr"] = self.learning_rate
 
     def _report_progress(self) -> None:
+        state = self.state
         if self.planner and not self.planner.has_measured:
             return
         per_epoch = self.order.steps_per_epoch
-        epochs = -(-self.plan.last_step // per_epoch)
+        epochs = -(-state.plan.last_step // per_epoch)
         self.events.progress(
-            self.step,
-            self.plan.last_step,
+            state.step,
+            state.plan.last_step,
             "step",
-            epoch=min(epochs, (self.step - 1) // per_epoch + 1),
+            epoch=min(epochs, (state.step - 1) // per_epoch + 1),
             epochs=epochs,
-            loss=round(self.sums.mean_loss, 4),
-            accuracy=round(self.sums.accuracy, 4),
-            images_per_second=round(self.sums.total_images / max(self.training_seconds, 1e-9), 1),
+            loss=round(state.sums.mean_loss, 4),
+            accuracy=round(state.sums.accuracy, 4),
+            images_per_second=round(state.sums.total_images / max(state.training_seconds, 1e-9), 1),
         )
 
     # -- validation and checkpoints ------------------------------------------------------------
 
     def _validate(self) -> None:
-        began = time.monotonic()
+        began, state = time.monotonic(), self.state
         logits_NK = predict_logits(
-            self.average.model,
+            state.average.model,
             self.images,
             self.validation_rows,
             self.job.image,
@@ -245,62 +200,31 @@ class Training:
         )
         labels_N = torch.from_numpy(self.labels[self.validation_rows])
         record = EpochRecord(
-            epoch=self.step / self.order.steps_per_epoch,
-            step=self.step,
-            train_loss=self.sums.mean_loss,
-            train_accuracy=self.sums.accuracy,
+            epoch=state.step / self.order.steps_per_epoch,
+            step=state.step,
+            train_loss=state.sums.mean_loss,
+            train_accuracy=state.sums.accuracy,
             validation_loss=float(functional.cross_entropy(logits_NK, labels_N)),
             validation_accuracy=float((logits_NK.argmax(1) == labels_N).float().mean()),
             learning_rate=self.learning_rate,
-            images_per_second=self.sums.total_images / self.training_seconds,
+            images_per_second=state.sums.total_images / state.training_seconds,
         )
-        self.history.append(record)
-        self.sums.next_epoch()
-        if self.best is None or _better(record, self.best):
-            self.best = record
+        state.history.append(record)
+        state.sums.next_epoch()
+        if state.best is None or _better(record, state.best):
+            state.best = record
             folder = best_weights.folder_of(self.job.folder, record.step)
-            save_model(folder, self.average.model, self._description())
-            best_weights.keep_only(self.job.folder, record.step, *self.saved_best)
-        self.events.write("metrics", step=self.step, values=_metric_values(record))
-        if self._checkpoint_is_due or not self.checkpoint_file.exists():
-            self._save_checkpoint()
+            save_model(folder, state.average.model, self._description())
+            self.checkpoints.keep_best(record.step)
+        self.events.write("metrics", step=state.step, values=_metric_values(record))
+        if self.checkpoints.is_due or not self.checkpoints.exist:
+            self._write_checkpoint()
         if self.planner:
             self.planner.validation_seconds = time.monotonic() - began
 
-    @property
-    def checkpoint_file(self) -> Path:
-        """Where the last whole state is kept."""
-        return self.job.folder / "last.safetensors"
-
-    @property
-    def previous_checkpoint(self) -> Path:
-        """Where the state before that is kept while it trains, should the last one be damaged."""
-        return self.job.folder / "previous.safetensors"
-
-    @property
-    def _checkpoint_is_due(self) -> bool:
-        return time.monotonic() - self.last_checkpoint > self.checkpoint_pause
-
-    def _save_checkpoint(self) -> None:
-        began = time.monotonic()
-        state: dict[str, Any] = {
-            "step": self.step,
-            "training_seconds": self.training_seconds,
-            "elapsed": self.elapsed,
-            "plan": self.plan.knots,
-            "history": [record.model_dump() for record in self.history],
-            "best": self.best.model_dump() if self.best else None,
-            "sums": vars(self.sums),
-        }
-        if self.checkpoint_file.exists():
-            self.checkpoint_file.replace(self.previous_checkpoint)
-        save_checkpoint(self.checkpoint_file, self.model, self.average.model, self.optimizer, state)
-        self.last_checkpoint = time.monotonic()
-        cost = (self.last_checkpoint - began) / _CHECKPOINT_SHARE
-        self.checkpoint_pause = max(_CHECKPOINT_SECONDS, cost)
-        if self.best is not None:
-            self.saved_best = (*self.saved_best[-1:], self.best.step)
-            best_weights.keep_only(self.job.folder, *self.saved_best)
+    def _write_checkpoint(self) -> None:
+        self.state.elapsed_seconds = self.elapsed
+        self.checkpoints.write(self.state)
 
     def _description(self) -> ModelDescription:
         return ModelDescription(
@@ -313,26 +237,25 @@ class Training:
         )
 
     def _result(self) -> TrainResult:
-        if self.best is None:
+        state = self.state
+        if state.best is None:
             raise RunError("The training did no step, so there is no model. Raise training.epochs.")
         limited = self.config.training.time_limit
-        self.previous_checkpoint.unlink(missing_ok=True)
-        best_weights.keep_only(self.job.folder, self.best.step)
         return TrainResult(
-            best=best_weights.finish(self.job.folder, self.best.step),
-            best_step=self.best.step,
-            best_validation_accuracy=self.best.validation_accuracy,
-            steps=self.step,
-            epochs=self.step / self.order.steps_per_epoch,
+            best=self.checkpoints.finish(state.best.step),
+            best_step=state.best.step,
+            best_validation_accuracy=state.best.validation_accuracy,
+            steps=state.step,
+            epochs=state.step / self.order.steps_per_epoch,
             seconds=self.elapsed,
-            images_per_second=self.sums.total_images / self.training_seconds,
-            step_plan=tuple(self.plan.knots),
+            images_per_second=state.sums.total_images / state.training_seconds,
+            step_plan=tuple(state.plan.knots),
             precision=self.precision,
             device=self.device.type,
             threads=self.threads,
             parameters=self.parameters,
             stopped_because=f"time limit of {limited}" if limited else "all planned steps done",
-            history=tuple(self.history),
+            history=tuple(state.history),
         )
 
 

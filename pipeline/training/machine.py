@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 
-from pipeline import worker_start
 from pipeline.errors import ConfigError
 from pipeline.section import Section
 from pipeline.training.config import TrainingConfig
+from pipeline.workers import worker_start
 
 MODULE = "pipeline.training"
 """Of the training process."""

@@ -25,12 +25,12 @@ from matplotlib.ticker import MaxNLocator
 from PIL import Image, ImageOps
 from torch import nn
 
-from pipeline import plugin_loader
-from pipeline.atomic_files import replacing
 from pipeline.config import PluginChoice
 from pipeline.errors import ConfigError, DataError, PluginError
+from pipeline.files.atomic_files import replacing
 from pipeline.plugin_api import DataTraits, PatchEmbeddingContext
-from pipeline.plugin_settings import settings_of
+from pipeline.plugin_system import plugin_loader
+from pipeline.plugin_system.plugin_settings import settings_of
 from pipeline.visual_guide.receptive_field import Box, ReceptiveField, Span, measure
 
 SIDE = 224

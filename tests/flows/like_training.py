@@ -9,12 +9,13 @@ import sys
 import time
 from pathlib import Path
 
-from prefect import flow, task
+from prefect import flow, tags, task
 from prefect.runtime import flow_run
 
 from flows import closing
-from pipeline import live_runs, tracking
-from pipeline.registry import registering
+from pipeline.registry import registration
+from pipeline.run_memory import live_runs
+from pipeline.tracking import tracked_run
 
 
 @task
@@ -29,13 +30,17 @@ def work() -> None:
     on_cancellation=[closing.on_cancellation],
 )
 def like_training(what: str) -> None:
-    """Open a run with a model, and say so; then work, or end and linger."""
+    """Open a run with a model, and say so; then work, or end and linger; or only begin."""
     workspace = Path(".patchline").resolve()
+    if what == "begins":
+        sys.stdout.write(f"at work {flow_run.id} -\n")
+        sys.stdout.flush()
+        time.sleep(600)
     with live_runs.alive(workspace, str(flow_run.id), "training"):
-        tags = {tracking.FLOW_RUN_TAG: str(flow_run.id)}
-        new = tracking.NewRun("like-training", "run", "test", {}, tags)
-        with tracking.open_run(new, workspace / "runs") as run:
-            registering.create_logged_model(run, "like-training")
+        tags = {tracked_run.FLOW_RUN_TAG: str(flow_run.id)}
+        new = tracked_run.NewRun("like-training", "run", "test", {}, tags)
+        with tracked_run.open_run(new, workspace / "runs") as run:
+            registration.logged_model(run, "like-training")
             if what == "works":
                 _say(run)
                 work()
@@ -53,7 +58,7 @@ def parent(what: str) -> None:
         like_training(what)
 
 
-def _say(run: tracking.TrackedRun) -> None:
+def _say(run: tracked_run.TrackedRun) -> None:
     sys.stdout.write(f"at work {flow_run.id} {run.run_id}\n")
     sys.stdout.flush()
 
@@ -62,4 +67,5 @@ if __name__ == "__main__":
     if sys.argv[1] == "sub-flow works":
         parent("works")
     else:
-        like_training(sys.argv[1])
+        with live_runs.owner(Path(".patchline")) as owner, tags(owner):
+            like_training(sys.argv[1])

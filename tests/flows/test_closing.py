@@ -28,8 +28,8 @@ from prefect.states import Cancelling, Crashed, Pending, Running, Suspended
 from flows import abandoned_flow_runs, closing, prefect_session
 from flows.schedules import deployments
 from flows.training_flow import training_flow
-from pipeline import live_runs
-from pipeline.tracking_store import client as mlflow_client
+from pipeline.run_memory import live_runs
+from pipeline.tracking.tracking_store import client as mlflow_client
 from tests.conftest import PREFECT_DATABASE
 from tests.patience import patient
 
@@ -185,18 +185,35 @@ def test_a_sub_flow_is_closed_with_its_parent(prefect: SyncPrefectClient) -> Non
     assert _live() == []
 
 
+def test_a_run_that_was_killed_before_its_record_is_closed_at_once(
+    prefect: SyncPrefectClient,
+) -> None:
+    """Its tag names its owner from the first moment; while that one lives nothing happens."""
+    with _at_work("begins") as run:
+        assert closing.close_abandoned_runs() == []
+        assert (_state(prefect, run.flow_run_id).name, _live()) == ("Running", [])
+        run.kill()
+        closing.close_abandoned_runs()
+    assert _state(prefect, run.flow_run_id).name == "Crashed"
+    assert "start it again" in str(_state(prefect, run.flow_run_id).message)
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("impatient")
-def test_a_run_of_another_folder_on_the_same_server_is_left_alone(
-    prefect: SyncPrefectClient, tmp_path: Path
+def test_a_run_of_another_folder_on_the_same_server_is_left_to_that_folder(
+    prefect: SyncPrefectClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its record is elsewhere, but its process speaks with the server."""
+    """Dead or alive, with or without a record: its own folder closes it, at its next command."""
     other = tmp_path / "other"
     other.mkdir()
-    with _at_work(folder=other) as run:
+    with _at_work("begins", folder=other) as run:
+        run.kill()
         time.sleep(1.1)
         assert closing.close_abandoned_runs() == []
         assert _state(prefect, run.flow_run_id).name == "Running"
+        monkeypatch.chdir(other)
+        closing.close_abandoned_runs()
+        assert _state(prefect, run.flow_run_id).name == "Crashed"
 
 
 @pytest.mark.slow
@@ -317,8 +334,9 @@ def test_a_run_that_is_tried_again_is_left_alone(
 
 @pytest.mark.usefixtures("impatient")
 def test_runs_of_others_are_left_alone(prefect: SyncPrefectClient) -> None:
-    """Another flow, and a deployment of another folder, are none of ours."""
+    """A deployment of another folder, and a run whose owner is not known, are none of ours."""
     flow_id = prefect.create_flow_from_name("Train and register")
+    ownerless = prefect.create_flow_run(training_flow, state=Running()).id
     request = DeploymentCreate(
         name=f"elsewhere-{time.time_ns()}",
         flow_id=flow_id,
@@ -328,7 +346,7 @@ def test_runs_of_others_are_left_alone(prefect: SyncPrefectClient) -> None:
     elsewhere = _served(prefect, UUID(answer.json()["id"]), Running())
     time.sleep(1.1)
     closing.close_abandoned_runs()
-    assert _state(prefect, elsewhere).name == "Running"
+    assert {_state(prefect, each).name for each in (elsewhere, ownerless)} == {"Running"}
 
 
 def test_a_record_that_this_server_does_not_know_is_kept(prefect: SyncPrefectClient) -> None:
@@ -342,11 +360,6 @@ def test_a_record_that_this_server_does_not_know_is_kept(prefect: SyncPrefectCli
     assert record.sought
 
 
-def test_the_flow_is_known_by_its_name() -> None:
-    """A direct run is found by the name of the training flow."""
-    assert training_flow.name == abandoned_flow_runs._TRAINING_FLOW
-
-
 def test_without_any_server_only_mlflow_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """No Prefect server is started for it, and nothing fails."""
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
@@ -355,21 +368,6 @@ def test_without_any_server_only_mlflow_is_closed(monkeypatch: pytest.MonkeyPatc
 
     with temporary_settings(restore_defaults={PREFECT_API_URL}):
         assert closing.close_abandoned_runs() == []
-
-
-def test_a_model_without_files_of_a_run_that_is_over_has_failed() -> None:
-    """Also if its run was closed by somebody who was killed before it came to the model."""
-    store = mlflow_client()
-    experiment = store.create_experiment("half-made")
-    runs = [store.create_run(experiment).info.run_id for _ in range(2)]
-    models = [
-        store.create_logged_model(experiment, name="model", source_run_id=run_id) for run_id in runs
-    ]
-    closing.close_abandoned_runs()
-    store.set_terminated(runs[0], "KILLED")  # not by closing
-    closing.close_abandoned_runs()
-    found = [str(store.get_logged_model(each.model_id).status) for each in models]
-    assert found == ["FAILED", "PENDING"]
 
 
 def _dead_record(flow_run_id: UUID, age: dt.timedelta = dt.timedelta(0)) -> None:

@@ -88,4 +88,4 @@ def test_only_one_module_imports_onnxruntime() -> None:
         for file in (root / package).rglob("*.py")
         if "import onnxruntime" in file.read_text(encoding="utf-8")
     }
-    assert importing == {"pipeline/onnx_session.py"}
+    assert importing == {"pipeline/models/onnx_session.py"}

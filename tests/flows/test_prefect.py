@@ -12,6 +12,7 @@ import pytest
 
 from flows.training_flow import training_flow
 from pipeline.config import RunConfig
+from pipeline.run_memory import live_runs
 from tests.conftest import patchline, write_photos
 from tests.flows.lasting_server import PROOF, LastingServer
 from tests.patience import patient
@@ -58,6 +59,7 @@ def test_a_configured_server_shows_stages_artifacts_and_the_way_to_mlflow(
     assert flow_run["state_type"] == "COMPLETED"
     assert flow_run["name"].startswith("photos ")
     assert f"mlflow:{run_id}" in flow_run["tags"]
+    assert [tag for tag in flow_run["tags"] if tag.startswith(live_runs.OWNER)]
     tasks = server.ask("task_runs/filter", {"sort": "EXPECTED_START_TIME_ASC"})
     names = [task["name"] for task in tasks]
     assert names[:3] == ["Read photos", "Decode 24 images", "Train vit with conv for 2 epochs"]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
-import uuid
+from collections.abc import Iterator
 
 import pytest
+from prefect import flow, task
+from prefect.client.orchestration import get_client
+from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from flows import prefect_progress, progress
+from flows import prefect_progress, prefect_session, progress
 from flows.prefect_progress import ProgressArtifact
 from tests.patience import patient
 
@@ -17,7 +20,7 @@ from tests.patience import patient
 def test_a_server_that_is_away_costs_nothing_but_the_picture() -> None:
     """Without a server calls return, the thread gives up, and later calls start no other one."""
     with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}):
-        artifact = ProgressArtifact(uuid.uuid4(), uuid.uuid4(), interval=0.01)
+        artifact = ProgressArtifact(interval=0.01)
         while not artifact.given_up:
             artifact.show(50, "training")
             time.sleep(0.01)
@@ -27,9 +30,45 @@ def test_a_server_that_is_away_costs_nothing_but_the_picture() -> None:
         assert artifact.wait(0)
 
 
+@pytest.fixture
+def server() -> Iterator[None]:
+    with prefect_session.server(), prefect_session.ready():
+        yield
+
+
+@task
+def works() -> None:
+    """Show two figures, as a task that goes on would."""
+    artifact = prefect_progress.artifact()
+    assert artifact
+    artifact.show(50, "half")
+    artifact.show(100, "all")
+    assert artifact.wait(patient(60))
+
+
+@flow
+def working() -> tuple[str, str]:
+    """Work, and return which flow run and task run it was."""
+    state = works(return_state=True)
+    return str(flow_run.id), str(state.state_details.task_run_id)
+
+
+@pytest.mark.usefixtures("server")
+def test_the_artifact_belongs_to_the_task_that_shows_it() -> None:
+    """One artifact a task, with its last figures, on the pages of the task and of its flow run."""
+    flow_run_id, task_run_id = working()
+    with get_client(sync_client=True) as client:
+        artifacts = client.read_artifacts()  # of other tests, too
+    [found] = [each for each in artifacts if str(each.flow_run_id) == flow_run_id]
+    assert (str(found.flow_run_id), str(found.task_run_id)) == (flow_run_id, task_run_id)
+    assert (found.key, found.type, found.data, found.description) == (
+        "progress", "progress", 100.0, "all",
+    )  # fmt: skip
+
+
 def test_short_work_is_not_shown() -> None:
     """What is done within a second starts no thread, unless it is asked for."""
-    artifact = ProgressArtifact(None, uuid.uuid4())
+    artifact = ProgressArtifact()
     artifact.show(100, "reading", at_once=False)
     assert artifact.wait(0)
 

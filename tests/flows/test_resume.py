@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
-from pipeline import interrupted_runs, tracking, tracking_store
 from pipeline.config import RunConfig
-from pipeline.interrupted_runs import RunRequest
+from pipeline.run_memory import interrupted_runs
+from pipeline.run_memory.interrupted_runs import RunRequest
+from pipeline.tracking import tracked_run, tracking_store
 from tests.conftest import PATCHLINE, patchline, write_photos
 from tests.flows.conftest import Command
 from tests.patience import patient
@@ -118,7 +119,7 @@ def test_a_run_that_is_killed_in_every_stage_ends_as_if_nothing_had_happened(
     assert str(model.status) == "READY"
     assert summary["aliases"] == ["challenger", "champion"]
     assert summary["reused"] == {}
-    assert len(run.data.tags[tracking.FLOW_RUNS_TAG].split(",")) == 6
+    assert len(run.data.tags[tracked_run.FLOW_RUNS_TAG].split(",")) == 6
 
 
 @pytest.mark.slow
@@ -181,13 +182,15 @@ def _request(config: RunConfig) -> str:
     return RunRequest(config=config, data_fingerprint="0" * 32).model_dump_json()
 
 
-def _interrupted(folder: Path, name: str = "roses", *, request: bool = True) -> tracking.TrackedRun:
+def _interrupted(
+    folder: Path, name: str = "roses", *, request: bool = True
+) -> tracked_run.TrackedRun:
     """Leave a run that was killed."""
     config = RunConfig(name=name)
     runs, words = folder / ".patchline/runs", _request(config) if request else ""
     with (
         pytest.raises(KeyboardInterrupt),
-        tracking.owned_run(config, runs, {}, words) as run,
+        tracked_run.owned_run(config, runs, {}, words) as run,
     ):
         raise KeyboardInterrupt
     return run
@@ -210,7 +213,7 @@ def test_runs_that_cannot_be_continued_are_refused_in_a_sentence(
 ) -> None:
     """Unknown, finished, ambiguous, without a folder, of another folder: exit code 2 and why."""
     runs = tmp_path / ".patchline/runs"
-    with tracking.owned_run(RunConfig(name="done"), runs, {}, _request(RunConfig())) as finished:
+    with tracked_run.owned_run(RunConfig(name="done"), runs, {}, _request(RunConfig())) as finished:
         pass
     gone = _interrupted(tmp_path, "gone", request=False)
     elsewhere = _interrupted(tmp_path / "other", "elsewhere")
@@ -233,14 +236,14 @@ def test_runs_that_cannot_be_continued_are_refused_in_a_sentence(
 def test_a_run_that_is_alive_is_not_continued(tmp_path: Path, run_here: Command) -> None:
     """Neither a run whose owner holds its lock, nor one that runs on another machine."""
     runs = tmp_path / ".patchline/runs"
-    with tracking.owned_run(RunConfig(name="alive"), runs, {}, _request(RunConfig())) as run:
+    with tracked_run.owned_run(RunConfig(name="alive"), runs, {}, _request(RunConfig())) as run:
         code, _, err = run_here("run", "--resume", run.run_id)
         assert (code, "is alive in another process" in err) == (2, True), err
         store = tracking_store.client()
-        store.set_tag(run.run_id, tracking.HOST_TAG, "another-host")
+        store.set_tag(run.run_id, tracked_run.HOST_TAG, "another-host")
         code, _, err = run_here("run", "--resume", run.run_id)
         assert (code, "alive on the machine another-host" in err) == (2, True), err
-        store.set_tag(run.run_id, tracking.HOST_TAG, socket.gethostname())
+        store.set_tag(run.run_id, tracked_run.HOST_TAG, socket.gethostname())
 
 
 @pytest.mark.parametrize("beside", [["photos"], ["--seed", "2"], ["--fresh"], ["--dry-run"]])
@@ -268,6 +271,7 @@ def train_here(folder: Path) -> tuple[str, Path]:
 
     from pipeline import config_files
     from pipeline.data import ingestion
+    from pipeline.run_memory.stage_memory import StageMemory
     from pipeline.training import launching
 
     os.chdir(folder)
@@ -283,16 +287,16 @@ def train_here(folder: Path) -> tuple[str, Path]:
     config = ingestion.resolve(config, data)
     prepared = ingestion.prepare(config, data, workspace)
     begun = list((workspace / "runs").glob("*/request.json"))
-    opened: AbstractContextManager[tracking.TrackedRun]
+    opened: AbstractContextManager[tracked_run.TrackedRun]
     if begun:
         found = interrupted_runs.find("last", workspace / "runs")
-        opened = tracking.continued_run(found.run_id, found.folder, config.flat(), {})
+        opened = tracked_run.continued_run(found.run_id, found.folder, config.flat(), {})
     else:
         request = RunRequest(config=config, data_fingerprint=data.fingerprint)
         text = request.model_dump_json()
-        opened = tracking.owned_run(config, workspace / "runs", {}, text)
+        opened = tracked_run.owned_run(config, workspace / "runs", {}, text)
     with opened as run:
-        launching.train(config, data, prepared, run, lambda _: None)
+        launching.train(config, data, prepared, run, StageMemory(workspace), lambda _: None)
     return run.run_id, run.folder
 
 

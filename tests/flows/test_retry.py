@@ -16,8 +16,9 @@ from mlflow.entities import Run
 from benchmarks.kill_targets import has_work
 from flows.new_data.watch_flow import retrain_when_new
 from flows.training_flow import training_flow
-from pipeline import config_files, tracking_store
+from pipeline import config_files
 from pipeline.config import RunConfig
+from pipeline.tracking import tracking_store
 from tests.conftest import write_photos
 from tests.patience import patient
 

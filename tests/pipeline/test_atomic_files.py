@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.atomic_files import full_disk, replacing, storage_errors, write_text
 from pipeline.errors import StorageError
+from pipeline.files.atomic_files import full_disk, replacing, storage_errors, write_text
 from tests.small_disks import small_disk
 
 

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from pipeline import redaction, tracking_store
+from pipeline import redaction
 from pipeline.errors import TrackingError
 from pipeline.redaction import redacted, split_credentials
+from pipeline.tracking import tracking_store
 
 PLANTED = "pl4nted"
 

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from pipeline.errors import DamagedFileError
-from pipeline.sealed_files import read_tensors, verify, write_tensors
+from pipeline.files.sealed_files import read_tensors, verify, write_tensors
 
 TENSORS = {
     "weight": torch.arange(600, dtype=torch.float32).reshape(20, 30),

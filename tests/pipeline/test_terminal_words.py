@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from flows import predict_command, progress, run_command
+from flows import progress
+from flows.commands import predict, run
 from pipeline.terminal_words import visible
 
 ODD = "a\x1b[2J\n\r\x9b\u202eb\x7f\udcff.png"
@@ -28,7 +29,7 @@ def test_notes_and_answers_show_names_without_obeying_them() -> None:
     plain = progress.PlainLines(stream)
     plain.note(f"1 file is damaged: {ODD}")
     plain.stage(ODD)
-    said = stream.getvalue() + predict_command._line({"image": ODD, "error": ODD})
+    said = stream.getvalue() + predict._line({"image": ODD, "error": ODD})
     assert "\x1b" not in said
     assert "\u202e" not in said
     assert said.count("\n") == 2
@@ -46,7 +47,7 @@ def test_a_pasted_path_names_its_file(
     file.parent.mkdir()
     file.write_text("found")
     for path in (str(file), os.path.relpath(file)):
-        words = run_command._shown_path(path)
+        words = run._shown_path(path)
         assert visible(words) == words
         answer = subprocess.run(
             ["bash", "-c", f"cat {words}"], capture_output=True, text=True, check=False

@@ -12,7 +12,9 @@ import pytest
 
 from flows.command_line import run_command_line
 from flows.services import database_secrets
-from pipeline import atomic_files, tracking_store, workspace
+from pipeline import workspace
+from pipeline.files import atomic_files
+from pipeline.tracking import tracking_store
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -62,7 +64,10 @@ def test_only_one_function_makes_folders_that_may_be_the_workspace() -> None:
         for file in (ROOT / package).rglob("*.py")
         if pattern.search(file.read_text(encoding="utf-8"))
     }
-    assert found == {"pipeline/workspace.py", "pipeline/plugin_skeleton.py"}  # the user's packages
+    assert found == {
+        "pipeline/workspace.py",
+        "pipeline/plugin_system/plugin_skeleton.py",
+    }  # the user's packages
 
 
 def test_a_place_that_cannot_be_narrowed_is_said(

@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 from pipeline.config import ModelChoice
-from pipeline.model_building import build_model
+from pipeline.models.model_building import build_model
 from pipeline.plugin_api import DataTraits, ImageSpec, ModelContext, PatchTokens
-from pipeline.plugin_loader import load_model
+from pipeline.plugin_system.plugin_loader import load_model
 
 Tensors = dict[str, torch.Tensor]
 

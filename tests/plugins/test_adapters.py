@@ -14,8 +14,8 @@ from torch import nn
 
 from pipeline.config_files import validated
 from pipeline.errors import ConfigError, PluginError
-from pipeline.model_building import build_model, build_on_meta
-from pipeline.plugin_settings import resolve_settings
+from pipeline.models.model_building import build_model, build_on_meta
+from pipeline.plugin_system.plugin_settings import resolve_settings
 from plugins.models.timm import TimmConfig
 from plugins.models.torchvision import TorchvisionConfig
 from plugins.models.torchvision_module import names

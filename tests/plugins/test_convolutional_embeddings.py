@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from pipeline.errors import ConfigError
 from pipeline.plugin_api import DataTraits, PatchEmbeddingContext
-from pipeline.plugin_loader import load_patch_embedding
+from pipeline.plugin_system.plugin_loader import load_patch_embedding
 from plugins.patch_embeddings.conv_stem_module import stem_widths
 from plugins.patch_embeddings.shifted_module import with_shifted_copies
 

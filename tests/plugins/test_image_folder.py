@@ -13,7 +13,7 @@ import pytest
 
 from pipeline.errors import DataError
 from pipeline.plugin_api import ImageListing, SourceContext
-from pipeline.registry.image_files import find_images
+from pipeline.prediction.image_files import find_images
 from plugins.data_sources.image_folder import ImageFolder, ImageFolderConfig
 from tests.conftest import write_photos
 

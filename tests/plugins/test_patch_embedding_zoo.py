@@ -19,7 +19,7 @@ from pipeline.plugin_api import (
     PluginConfig,
 )
 from pipeline.plugin_checks import Check, checks_of
-from pipeline.plugin_loader import installed, load_patch_embedding
+from pipeline.plugin_system.plugin_loader import installed, load_patch_embedding
 from plugins.patch_embeddings.patch_grid import default_patch_size
 
 D = 16

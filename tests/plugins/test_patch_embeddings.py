@@ -84,7 +84,7 @@ def test_every_pixel_counts(name: str) -> None:
 @pytest.mark.parametrize("name", list(PLUGINS))
 def test_both_are_installed(name: str) -> None:
     """Both plugins are found by their names and say what they are."""
-    from pipeline.plugin_loader import load_patch_embedding
+    from pipeline.plugin_system.plugin_loader import load_patch_embedding
 
     assert load_patch_embedding(name) is PLUGINS[name]
     assert PLUGINS[name].summary

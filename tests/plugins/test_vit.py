@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from pipeline.config import ModelChoice
 from pipeline.errors import ConfigError
-from pipeline.model_building import build_model, build_on_meta
+from pipeline.models.model_building import build_model, build_on_meta
 from pipeline.plugin_api import DataTraits, ImageSpec
 from plugins.models.transformer_settings import VIT_SIZES
 from plugins.models.vit import VitConfig

@@ -3,27 +3,49 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 OWN = ("pipeline", "flows", "plugins")
-_LIBRARY_LAYERS = {
-    # a package inside pipeline, and the packages inside pipeline that it may import
+_ROOMS: dict[str, set[str]] = {
+    # a room of the library, and the rooms that it may import; the nearest name above a file counts
+    "files": set(),
     "layers": set(),
     "metrics": set(),
-    "data": set(),
-    "training": {"metrics", "data"},
-    "evaluation": {"metrics", "data"},
-    "registry": {"evaluation", "metrics", "data"},
-    "browsing": {"registry", "evaluation", "metrics", "data"},
-    "visual_guide": set(),
-    "contract": {"data"},
+    "plugin_system": set(),
+    "plugin_system.contract": {"plugin_system", "models", "data"},
+    "models": {"plugin_system"},
+    "data": {"plugin_system", "tracking"},
+    "workers": set(),
+    "tracking": {"plugin_system"},
+    "run_memory": {"plugin_system", "tracking"},
+    "training": {"metrics", "models", "data", "workers", "tracking", "run_memory"},
+    "evaluation": {"metrics", "models", "data", "workers", "run_memory"},
+    "packaging": {
+        "evaluation",
+        "metrics",
+        "models",
+        "data",
+        "plugin_system",
+        "workers",
+        "run_memory",
+    },
+    "prediction": {"packaging", "data"},
+    "registry": {"packaging", "evaluation", "metrics", "models", "data", "tracking"},
+    "browsing": {"registry", "packaging", "evaluation", "metrics", "data", "tracking"},
+    "visual_guide": {"plugin_system", "models"},
+}
+_ROOT: dict[str, set[str]] = {
+    # a module beside the rooms, and the rooms that it may import; all others import none
+    "config_files": {"plugin_system"},  # reads the names of plugins before their settings
+    "plugin_checks": {"plugin_system", "plugin_system.contract"},  # the public face of the contract
 }
 _PLUGIN_API = ("pipeline.plugin_api", "pipeline.layers")
-_FACADES = ("pipeline/plugin_checks.py",)  # the public face of a package below it
-_CONFIGS = (
+_FREE = (
+    # Values that hold settings or results and import nothing of their room.
     "pipeline.data.config",
     "pipeline.training.config",
+    "pipeline.training.train_result",
     "pipeline.evaluation.config",
     "pipeline.registry.config",
 )
@@ -70,17 +92,42 @@ def _broken_rule(file: str, module: str) -> str | None:
 
 
 def _broken_layer(file: str, module: str) -> str | None:
-    """Check the direction inside `pipeline`; section configs are free to import."""
-    parts, target = file.split("/"), module.split(".")
-    if target[0] != "pipeline" or len(target) < 2 or module.startswith(_CONFIGS):
+    """Check the direction inside `pipeline`; the values in `_FREE` are open to all."""
+    target = module.split(".")
+    if target[0] != "pipeline" or len(target) < 2 or module.startswith(_FREE):
         return None
-    if len(parts) == 2:
-        upward = target[1] in _LIBRARY_LAYERS and file not in _FACADES
-        return "a module beside the packages never imports one of them" if upward else None
-    own, other = parts[1], target[1]
-    allowed = _LIBRARY_LAYERS[own] | {own}
-    if other in _LIBRARY_LAYERS and other not in allowed:
-        return (
-            f"inside pipeline, {own} may import {', '.join(sorted(allowed - {own})) or 'no other'}"
-        )
-    return None
+    other = _room(target[1:])
+    if other is None:
+        return None
+    parts = file.removesuffix(".py").split("/")[1:]
+    own = _room(parts)
+    allowed = _ROOT.get(parts[0], set()) if own is None else _ROOMS[own] | {own}
+    allowed = allowed | {"files"}
+    if other in allowed:
+        return None
+    name = f"pipeline.{own or parts[0]}"
+    return f"{name} may import {', '.join(sorted(allowed - {own})) or 'no room'}"
+
+
+def _room(parts: Sequence[str]) -> str | None:
+    """Return the room that a module's path below `pipeline` lies in; none beside the rooms."""
+    inner = ".".join(parts[:2])
+    if inner in _ROOMS:
+        return inner
+    return parts[0] if parts[0] in _ROOMS else None
+
+
+def rooms_in_a_circle() -> list[str]:
+    """Return rooms that can reach themselves by the imports that the rules allow."""
+
+    def reached(room: str) -> set[str]:
+        seen: set[str] = set()
+        open_rooms = list(_ROOMS[room])
+        while open_rooms:
+            here = open_rooms.pop()
+            if here not in seen:
+                seen.add(here)
+                open_rooms += _ROOMS[here]
+        return seen
+
+    return [room for room in _ROOMS if room in reached(room)]

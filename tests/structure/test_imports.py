@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.structure.import_rules import OWN, violations
+from tests.structure.import_rules import OWN, rooms_in_a_circle, violations
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -17,15 +18,41 @@ def test_every_import_points_the_right_way() -> None:
     assert violations(ROOT) == []
 
 
+def test_the_rules_themselves_have_no_circle() -> None:
+    """No room may import a room that may import it, on whatever way."""
+    assert rooms_in_a_circle() == []
+
+
+def test_few_modules_stand_beside_the_rooms() -> None:
+    """What is loose at the root of the library is public or about the whole run."""
+    loose = [file.name for file in (ROOT / "pipeline").glob("*.py") if file.stem != "__init__"]
+    assert len(loose) <= 14, loose
+
+
+def test_every_room_says_what_it_is_for() -> None:
+    """The `__init__` of each room is its description in one sentence, and no code."""
+    for init in sorted((ROOT / "pipeline").glob("*/__init__.py")):
+        [statement] = ast.parse(init.read_text(encoding="utf-8")).body
+        assert isinstance(statement, ast.Expr), init
+        text = ast.literal_eval(statement.value)
+        assert text.endswith("."), init
+        assert "\n" not in text, init
+
+
 @pytest.mark.parametrize(
     ("file", "line"),
     [
-        ("pipeline/tracking.py", "import prefect"),
-        ("pipeline/tracking.py", "from pipeline.training import loop"),
+        ("pipeline/tracking/tracked_run.py", "import prefect"),
+        ("pipeline/tracking/tracked_run.py", "from pipeline.training import loop"),
         ("pipeline/data/split.py", "from pipeline.training import loop"),
         ("pipeline/metrics/intervals.py", "from pipeline.evaluation.report import evaluate"),
+        ("pipeline/files/held_locks.py", "from pipeline.workers import event_log"),
+        (
+            "pipeline/plugin_system/plugin_loader.py",
+            "from pipeline.plugin_system.contract import checks",
+        ),
         ("pipeline/evaluation/report.py", "from pipeline.registry import export"),
-        ("pipeline/inference.py", "from plugins.models import vit"),
+        ("pipeline/models/inference.py", "from plugins.models import vit"),
         ("flows/stages.py", "import plugins.models.vit"),
         ("plugins/models/vit.py", "from pipeline.tracking import client"),
         ("plugins/models/vit.py", "from flows import stages"),

@@ -9,12 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from flows.commands.application import COMMANDS
+
 HEAVY = ("torch", "pandas", "mlflow", "prefect", "albumentations", "sklearn", "matplotlib", "cv2")
 _SCRIPT = """
 import json, sys
 from flows.command_line import run_command_line
 try:
-    code = run_command_line(json.loads(sys.argv[1]))
+    for arguments in json.loads(sys.argv[1]):
+        code = run_command_line(arguments)
 finally:
     names = {name.partition(".")[0] for name in sys.modules}
     print("\\nLOADED", json.dumps(sorted(names)))
@@ -23,8 +26,13 @@ finally:
 
 def loaded_by(arguments: list[str], cwd: Path, before: str = "") -> set[str]:
     """Return the heavy packages that a command has imported when it ends."""
+    return loaded_by_all([arguments], cwd, before)
+
+
+def loaded_by_all(commands: list[list[str]], cwd: Path, before: str = "") -> set[str]:
+    """Return the heavy packages that commands in one process have imported when they end."""
     done = subprocess.run(
-        [sys.executable, "-c", before + _SCRIPT, json.dumps(arguments)],
+        [sys.executable, "-c", before + _SCRIPT, json.dumps(commands)],
         cwd=cwd,
         capture_output=True,
         text=True,
@@ -52,6 +60,12 @@ def loaded_by(arguments: list[str], cwd: Path, before: str = "") -> set[str]:
 def test_nothing_heavy_is_imported(tmp_path: Path, arguments: list[str]) -> None:
     """Help, lists and config errors answer without torch, pandas, mlflow or prefect."""
     assert loaded_by(arguments, tmp_path) == set()
+
+
+def test_the_help_of_every_command_is_light(tmp_path: Path) -> None:
+    """Each command's file is imported for its `--help`, and what it works with is not."""
+    asked = [[*command.words.split(), "--help"] for command in COMMANDS]
+    assert loaded_by_all(asked, tmp_path) == set()
 
 
 def test_a_wrong_path_is_answered_before_the_servers_clients_are_imported(tmp_path: Path) -> None:

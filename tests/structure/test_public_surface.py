@@ -47,7 +47,6 @@ def test_the_top_level_holds_what_the_readme_says() -> None:
     agreed = {
         "pipeline", "flows", "plugins", "tests", "docs", "examples", "benchmarks",
         "pyproject.toml", "constraints.txt", "Makefile", "README.md", "CHANGELOG.md", "LICENSE",
-            "prefect.yaml",  # where the tools of Prefect look for it
     }  # fmt: skip
     made = {"patchline.egg-info", "build", "dist", "mlflow.db", "mlflow.db.lock", "mlruns"}
     present = {entry.name for entry in ROOT.iterdir() if not entry.name.startswith(".")}

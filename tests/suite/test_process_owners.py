@@ -71,6 +71,14 @@ def _owned() -> list[psutil.Process]:
     return process_owners.found(lambda name: name == mine or name.startswith(f"{mine}|"))
 
 
+def _lives(pid: int) -> bool:
+    """Return whether a process is there that still does something."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE  # its parent may never ask
+    except psutil.NoSuchProcess:
+        return False
+
+
 def test_a_failing_test_leaves_no_process(tmp_path: Path) -> None:
     """Test, module and session each end what they started, and the next test has its servers."""
     pids, test_file = tmp_path / "pids.txt", tmp_path / "test_leaving.py"
@@ -92,7 +100,7 @@ def test_a_failing_test_leaves_no_process(tmp_path: Path) -> None:
     started = [line.split() for line in pids.read_text(encoding="utf-8").splitlines()]
     names = [name for name, _ in started]
     assert len(names) == len(set(names)) + 2, "module and session start again after SIGKILL"
-    assert [name for name, pid in started if psutil.pid_exists(int(pid))] == []
+    until(lambda: not [name for name, pid in started if _lives(int(pid))], "a process is left")
     assert _owned() == []
 
 

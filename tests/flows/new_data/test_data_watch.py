@@ -22,10 +22,10 @@ from prefect.states import Completed, Crashed, Failed, Running
 from flows.new_data import data_watch, watch_flow
 from flows.notices import events
 from flows.schedules import deployments, second_tries
-from pipeline import tracking
 from pipeline.config import RunConfig
 from pipeline.data import ingestion
 from pipeline.data.config import DataConfig
+from pipeline.tracking import tracked_run
 from tests.conftest import draw_photo, write_photos
 from tests.flows.conftest import Command
 from tests.flows.lasting_server import LastingServer
@@ -358,8 +358,8 @@ def _train_for_show(config: RunConfig) -> None:
     """Leave behind what a training of the folder as it is leaves: a finished run and its data."""
     data = ingestion.ingest(config, Path(".patchline").resolve())
     named = ingestion.resolve(config, data)
-    with tracking.owned_run(named, Path(".patchline/runs"), {}) as run:
-        tracking.log_data(run, data.name, data.fingerprint, data.manifest_file)
+    with tracked_run.owned_run(named, Path(".patchline/runs"), {}) as run:
+        tracked_run.log_data(run, data.name, data.fingerprint, data.manifest_file)
 
 
 def test_too_little_new_ends_as_skipped(client: SyncPrefectClient, folder: Path) -> None:

@@ -20,7 +20,7 @@ from flows.promotion.approvals import Asked
 from pipeline.registry import history
 from pipeline.registry.config import PromotionConfig
 from pipeline.registry.registered_models import ModelReference, VersionSummary, summaries
-from pipeline.tracking_store import client
+from pipeline.tracking.tracking_store import client
 from tests.pipeline.registry.made_versions import QUICK, make_version
 
 YES = Approval(decision="approve", who="Ada", reason="looks good")

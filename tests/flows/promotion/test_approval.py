@@ -16,14 +16,15 @@ from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelled
 
-from flows.promotion import approval_form, approvals, approve_command
+from flows.commands import approve
+from flows.promotion import approval_form, approvals
 from flows.promotion.approval_form import Approval
 from flows.schedules import deployments
 from pipeline.errors import ModelReferenceError
 from pipeline.registry.history import CHAMPION
-from pipeline.registry.promoting import Answer, Request, promote
+from pipeline.registry.promotion import Answer, Request, promote
 from pipeline.registry.registered_models import summaries
-from pipeline.tracking_store import client
+from pipeline.tracking.tracking_store import client
 from tests.flows.conftest import Command
 from tests.flows.lasting_server import PROOF, lasting_server
 from tests.flows.promotion.approval_parts import (
@@ -135,7 +136,7 @@ def test_gates_refuse_what_is_approved_without_force(here: Path) -> None:
     assert ended.message.startswith("of 200 images")
     assert ended.message.endswith("(although approved by Ada: looks good)")
     with pytest.raises(ModelReferenceError, match=r"tulips/2 is closed: it was approved by Ada"):
-        approve_command._refuse_answered(equal)
+        approve._refuse_answered(equal)
     again = asked_about(equal)
     assert again.flow_run_id != asked.flow_run_id
     forced = Approval(decision="approve", who="Ada", reason="half the size", force=True)

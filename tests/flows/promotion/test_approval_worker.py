@@ -21,9 +21,9 @@ from flows.promotion import approvals
 from flows.promotion.approvals import Asked
 from flows.schedules import deployments, second_tries
 from flows.schedules.deployments import POOL
-from pipeline import live_runs
 from pipeline.registry.registered_models import ModelReference
-from pipeline.tracking_store import client
+from pipeline.run_memory import live_runs
+from pipeline.tracking.tracking_store import client
 from tests.conftest import patchline
 from tests.flows.lasting_server import lasting_server
 from tests.flows.promotion.approval_parts import (

@@ -25,9 +25,9 @@ _BERLIN = ZoneInfo("Europe/Berlin")
         ("0 0 * 13 *", "month 13: 1 to 12, or jan to dec"),
         ("0 0 * * 8", "day of the week 8: 0 to 7, or sun to sat"),
         ("0 0 * * funday", "day of the week funday"),
-        ("*/0 * * * *", "the step of minute */0: 1 to 59"),
+        ("*/0 * * * *", "minute */0: 0 to 59"),
         ("0 0-30 * * *", "hour 0-30: 0 to 23"),
-        ("0 22-3 * * *", "hour 22-3 runs backwards"),
+        ("0 22-3 * * *", "hour 22-3: 0 to 23"),
         ("1,,2 * * * *", "minute nothing: 0 to 59"),
         ("-1 * * * *", "minute -1"),
         ("1.5 * * * *", "minute 1.5"),
@@ -77,6 +77,12 @@ def test_names_of_months_and_weekdays_are_possible() -> None:
     assert schedule_times.checked_cron("0 9-17/2 * JAN,mar mon-fri") == "0 9-17/2 * JAN,mar mon-fri"
 
 
+def test_what_prefect_does_not_take_is_refused_before_the_server_is_asked() -> None:
+    """The last weekday of the month is an expression for cronsim and none for Prefect."""
+    with pytest.raises(ConfigError, match=r"LW.*Prefect does not take it"):
+        schedule_times.prefect_schedule(schedule_times.times("0 0 LW * *", None, "UTC"))
+
+
 def test_a_day_that_never_comes_is_refused() -> None:
     """The 31st of February is a correct expression and no date; the 29th comes in some years."""
     with pytest.raises(ConfigError, match="never comes"):
@@ -121,10 +127,13 @@ def test_an_unknown_time_zone_is_refused_with_the_nearest(name: str, meant: str)
 
 def test_the_machines_own_zone_is_a_known_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without --timezone the clock of this machine counts; TZ overrides it."""
+    monkeypatch.setattr("tzlocal.unix._cache_tz_name", None)  # asked once in a process
     monkeypatch.delenv("TZ", raising=False)
     assert schedule_times.own_timezone() in available_timezones()
+    monkeypatch.setattr("tzlocal.unix._cache_tz_name", None)
     monkeypatch.setenv("TZ", "Asia/Tokyo")
     assert schedule_times.own_timezone() == "Asia/Tokyo"
+    monkeypatch.setattr("tzlocal.unix._cache_tz_name", None)
     monkeypatch.setenv("TZ", "nonsense")
     assert schedule_times.own_timezone() in available_timezones()
 

@@ -8,7 +8,6 @@ import shlex
 from pathlib import Path
 
 import pytest
-import yaml
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.exceptions import PrefectHTTPStatusError
 from prefect.settings import PREFECT_API_URL, temporary_settings
@@ -25,7 +24,6 @@ from tests.flows.schedules.schedule_parts import every_minute, only_one
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 
-_ROOT = Path(__file__).parents[3]
 _NIGHTLY = ("schedule", "create", "nightly", "--cron", "0 2 * * *", "--timezone", "Europe/Berlin")
 _PREDICTING = {"model": "photos@champion", "images": "/photos", "out": "/table.csv"}
 
@@ -260,36 +258,6 @@ def test_last_run_and_its_outcome_are_listed(run_here: Command, client: SyncPref
     [shown] = json.loads(run_here("schedule", "list", "--json")[1])["schedules"]
     assert (shown["last"]["state"], shown["last"]["flow_run_id"]) == ("Completed", str(run_id))
     assert dt.datetime.fromisoformat(shown["last"]["at"]) <= dt.datetime.now(dt.UTC)
-
-
-def test_prefect_yaml_describes_the_same_deployments() -> None:
-    """Entrypoints, parameters, limit and strategy are those that the command makes."""
-    written = yaml.safe_load((_ROOT / "prefect.yaml").read_text(encoding="utf-8"))
-    assert written["pull"] is None  # the project directory is kept
-    by_name = {each["name"]: each for each in written["deployments"]}
-    for name, flow in (("train", training_flow), ("predict", predict_flow)):
-        deployments.deploy(
-            flow,
-            name,
-            parameters=by_name[name]["parameters"],
-            labels={deployments.KIND: "schedule"},
-            description="",
-        )
-    for made in deployments.deployments():
-        listed = by_name[made.name]
-        assert listed["entrypoint"] == made.entrypoint
-        assert listed["parameters"] == made.parameters
-        assert listed["work_pool"]["name"] == made.work_pool_name
-        assert listed["work_pool"]["job_variables"]["env"] == made.job_variables["env"]
-        assert listed["enforce_parameter_schema"]
-        limit, options = made.global_concurrency_limit, made.concurrency_options
-        assert limit
-        assert options
-        assert listed["concurrency_limit"] == {
-            "limit": limit.limit,
-            "collision_strategy": options.collision_strategy.value,
-        }
-    RunConfig.model_validate(by_name["train"]["parameters"]["config"])
 
 
 def test_a_server_that_refuses_is_quoted(client: SyncPrefectClient) -> None:

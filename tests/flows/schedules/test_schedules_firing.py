@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -22,12 +21,11 @@ from prefect.client.schemas.schedules import IntervalSchedule
 
 from flows.schedules import deployments
 from flows.schedules.prediction_flow import predict_flow
-from pipeline.worker_start import stop_group
+from pipeline.workers.worker_start import stop_group
 from tests.conftest import Run, write_photos
 from tests.patience import patient
 
 pytestmark = pytest.mark.slow
-_ROOT = Path(__file__).parents[3]
 _PREFECT = Path(sys.executable).parent / "prefect"
 _MINUTE = dt.timedelta(minutes=1)
 _PATIENCE_SECONDS = patient(300)
@@ -134,28 +132,3 @@ def test_after_a_long_sleep_a_worker_starts_one_run(
         _wait_until(settled)
     states = sorted(str(run.state_name) for run in _runs(client, deployment_id))
     assert states == ["Cancelled"] * 10 + ["Completed"]
-
-
-def test_prefects_own_tool_takes_prefect_yaml(
-    prefect_server: str, client: SyncPrefectClient, tmp_path: Path
-) -> None:
-    """`prefect deploy --all` makes both deployments, which one run at a time may go on of."""
-    shutil.copy(_ROOT / "prefect.yaml", tmp_path)
-    for command in (
-        ("work-pool", "create", "patchline", "--type", "process", "--overwrite"),
-        ("deploy", "--all"),
-    ):
-        subprocess.run(
-            [_PREFECT, "--no-prompt", *command],
-            env={**os.environ, "PREFECT_API_URL": prefect_server},
-            check=True,
-            capture_output=True,
-        )
-    made = {each.name: each for each in client.read_deployments()}
-    assert {"train", "predict"} <= set(made)
-    for name in ("train", "predict"):
-        limit = made[name].global_concurrency_limit
-        assert limit
-        assert limit.limit == 1
-        assert not made[name].schedules[0].active
-    assert made["train"].entrypoint == "flows.training_flow.training_flow"

@@ -29,7 +29,7 @@ _SECONDS = patient(180.0)
 _NAP = """
 import sys, time
 from pathlib import Path
-from pipeline import live_runs
+from pipeline.run_memory import live_runs
 with live_runs.alive(Path(".patchline"), "nap", "a nap"):
     print("began", flush=True)
     time.sleep(300)

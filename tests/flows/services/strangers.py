@@ -14,6 +14,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from tests.patience import patient
+
 AS_NOBODY = """
 import json, sys, urllib.error, urllib.request
 found = {}
@@ -115,7 +117,7 @@ def ask(
         address, body, {"Content-Type": "application/json", **names}, method=method
     )
     try:
-        with urllib.request.build_opener(_Stay).open(request, timeout=30) as response:
+        with urllib.request.build_opener(_Stay).open(request, timeout=patient(60)) as response:
             return response.status, response.read().decode(), dict(response.headers)
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode(), dict(error.headers)
@@ -126,7 +128,7 @@ def attack(api: str, file: Path, **headers: str) -> list[int]:
     statuses = []
 
     def post(path: str, data: dict[str, Any]) -> str:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + patient(120)
         status, text, _ = ask(f"{api}/{path}", data, **headers)
         while status == HTTPStatus.SERVICE_UNAVAILABLE and time.monotonic() < deadline:
             status, text, _ = ask(f"{api}/{path}", data, **headers)  # SQLite was busy

@@ -22,6 +22,7 @@ from tests.browser.chromium import browser, missing
 from tests.conftest import Finished
 from tests.flows.services.local_servers import Servers, proof, until
 from tests.flows.services.strangers import AS_NOBODY, INTRUDER, TRIED, ask, attack, serving
+from tests.patience import patient
 
 _FOREIGN = "http://evil.example"
 _HTML = {"Accept": "text/html"}
@@ -134,7 +135,7 @@ def test_another_user_of_the_machine_is_refused(servers: Servers) -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=patient(60),
     )
     found = list(json.loads(done.stdout).values())
     assert found == [200, 200, 401, 401, 401, "PermissionError", "PermissionError"]
@@ -222,7 +223,7 @@ def test_the_users_own_commands_log_in_with_the_file(servers: Servers) -> None:
             capture_output=True,
             text=True,
             check=False,
-            timeout=120,
+            timeout=patient(120),
         )
         assert done.returncode == 0, done.stderr
         assert "patchline" in done.stdout or "Default" in done.stdout

@@ -14,8 +14,9 @@ import pytest
 
 from flows import prefect_session
 from flows.services import family
-from pipeline import local_services, tracking_store
+from pipeline import local_services
 from pipeline.errors import OrchestrationError
+from pipeline.tracking import tracking_store
 from tests.conftest import Finished, patchline, write_photos
 from tests.flows.conftest import Command
 from tests.flows.services.local_servers import (

@@ -13,7 +13,7 @@ from pipeline.config import PluginChoice
 from pipeline.data.augmentation import SeededAugmentation, preview_grid
 from pipeline.errors import ConfigError, PluginError
 from pipeline.plugin_api import ImageSpec
-from pipeline.plugin_loader import FILES_VARIABLE, use_plugin_files
+from pipeline.plugin_system.plugin_loader import FILES_VARIABLE, use_plugin_files
 from tests.conftest import draw_photo
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline import tracking
 from pipeline.config import RunConfig
 from pipeline.data import manifest as manifests
 from pipeline.data.earlier_manifests import manifest_of_last_run
 from pipeline.data.new_images import compare
+from pipeline.tracking import tracked_run
 
 Images = list[tuple[int, str]]
 """Content and class of each file."""
@@ -119,16 +119,16 @@ def test_a_damaged_image_counts_on_neither_side() -> None:
 
 
 def _finish(config: RunConfig, manifest: pd.DataFrame | None, folder: Path) -> None:
-    with tracking.owned_run(config, folder / "runs", {}) as run:
+    with tracked_run.owned_run(config, folder / "runs", {}) as run:
         if manifest is not None:
             file = folder / f"{run.run_id}.parquet"
             manifests.save(manifest, file)
-            tracking.log_data(run, "photos", "0" * 32, file)
+            tracked_run.log_data(run, "photos", "0" * 32, file)
 
 
 def _fail(config: RunConfig, manifest_file: Path, folder: Path) -> None:
-    with tracking.owned_run(config, folder / "runs", {}) as run:
-        tracking.log_data(run, "photos", "0" * 32, manifest_file)
+    with tracked_run.owned_run(config, folder / "runs", {}) as run:
+        tracked_run.log_data(run, "photos", "0" * 32, manifest_file)
         _ = 1 / 0
 
 
@@ -146,9 +146,9 @@ def test_the_last_finished_training_gives_the_manifest(tmp_path: Path) -> None:
     manifests.save(_manifest([(3, "a")] * 3), file)
     with pytest.raises(ZeroDivisionError):
         _fail(config, file, tmp_path)
-    evaluation = tracking.NewRun("photos", "other", "patchline evaluate", {}, {})
-    with tracking.open_run(evaluation, tmp_path / "runs") as run:
-        tracking.log_data(run, "photos", "0" * 32, file)
+    evaluation = tracked_run.NewRun("photos", "other", "patchline evaluate", {}, {})
+    with tracked_run.open_run(evaluation, tmp_path / "runs") as run:
+        tracked_run.log_data(run, "photos", "0" * 32, file)
     found = manifest_of_last_run("photos")
     assert found is not None
     assert list(found["label"]) == ["a", "b"]

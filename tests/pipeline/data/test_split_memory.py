@@ -12,7 +12,6 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from pipeline import tracking
 from pipeline.config import RunConfig
 from pipeline.data import manifest as manifests
 from pipeline.data import split, split_memory
@@ -20,6 +19,7 @@ from pipeline.data.ingestion import IngestedData, ingest, scan
 from pipeline.data.same_images import content_numbers
 from pipeline.data.split_memory import SplitMemory
 from pipeline.errors import DataError
+from pipeline.tracking import tracked_run
 from tests.conftest import write_photos
 from tests.pipeline.data.test_ingestion import config_of
 
@@ -225,8 +225,8 @@ def test_data_of_the_first_rule_and_of_the_last_run_keep_their_split(tmp_path: P
     after = splits_of(ingest(now, tmp_path / "old"))
     assert {name: after[name] for name in before} == before
 
-    with tracking.owned_run(config.model_copy(update={"name": "photos"}), tmp_path, {}) as run:
-        tracking.log_data(run, "photos", first.fingerprint, first.manifest_file)
+    with tracked_run.owned_run(config.model_copy(update={"name": "photos"}), tmp_path, {}) as run:
+        tracked_run.log_data(run, "photos", first.fingerprint, first.manifest_file)
     after = splits_of(ingest(now, tmp_path / "another workspace"))
     assert {name: after[name] for name in before} == before
     assert small.name == grown.name == "photos"

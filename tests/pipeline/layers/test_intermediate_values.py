@@ -14,7 +14,7 @@ from torch.nn import functional
 from pipeline.config import ModelChoice
 from pipeline.layers.attention import MultiHeadSelfAttention
 from pipeline.layers.intermediate_values import recorded
-from pipeline.model_building import build_model
+from pipeline.models.model_building import build_model
 from pipeline.plugin_api import ImageSpec
 
 DEPTH = 3

@@ -12,20 +12,21 @@ import pandas as pd
 from onnx import TensorProto, helper, numpy_helper
 from safetensors.numpy import save_file
 
-from pipeline import config_files, tracking, tracking_store
-from pipeline.atomic_files import write_text
+from pipeline import config_files
 from pipeline.config import ModelChoice, RunConfig
 from pipeline.data import manifest as manifests
 from pipeline.evaluation import predictions
-from pipeline.model_description import ModelDescription
+from pipeline.files.atomic_files import write_text
+from pipeline.models.model_description import ModelDescription
+from pipeline.packaging.packaging_job import Package
+from pipeline.packaging.server_writer import write_server
 from pipeline.plugin_api import ImageSpec
-from pipeline.registry import registering
+from pipeline.registry import registration
 from pipeline.registry.config import PromotionConfig
-from pipeline.registry.packaging_job import Package
-from pipeline.registry.promoting import Request, promote, welcome
+from pipeline.registry.promotion import Request, promote, welcome
 from pipeline.registry.registered_models import ModelReference
-from pipeline.registry.server_file import write_server
-from pipeline.tracking import DATA_ROOT_TAG, NewRun
+from pipeline.tracking import tracked_run, tracking_store
+from pipeline.tracking.tracked_run import DATA_ROOT_TAG, NewRun
 
 CLASSES = ("down", "rising", "up")
 SIDE = 8
@@ -131,23 +132,23 @@ def make_version(
         params={},
         tags={DATA_ROOT_TAG: str(root)} if root else {},
     )
-    with tracking.open_run(new, folder / "runs") as run:
+    with tracked_run.open_run(new, folder / "runs") as run:
         config_files.save(RunConfig(name=name), run.folder / "config.yaml")
-        tracking.log_file(run, run.folder / "config.yaml")
+        tracked_run.log_file(run, run.folder / "config.yaml")
         fingerprint = manifests.fingerprint(manifest)
         file = run.folder / "data" / f"{fingerprint}.parquet"
         manifests.save(manifest, file)
-        tracking.log_data(run, name, fingerprint, file)
+        tracked_run.log_data(run, name, fingerprint, file)
         if records_predictions:
             table = run.folder / "predictions.parquet"
             predictions.save(made_predictions(manifest, wrong), table)
-            tracking.log_file(run, table, "report")
+            tracked_run.log_file(run, table, "report")
         store = tracking_store.client()
         for key, value in (metrics or {}).items():
             store.log_metric(run.run_id, f"test/{key}", value)
-        model_id = registering.create_logged_model(run, name)
+        model_id = registration.logged_model(run, name)
         package = made_package(run.folder / "package", seed=seed)
-        registered = registering.register(run, model_id, name, package, {})
+        registered = registration.register(run, model_id, name, package, {})
     welcome(registered.reference, config, run.folder / "promotion")
     return registered.reference
 

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from pipeline import quiet_libraries
-from pipeline.registry.promoting import Request, promote
+from pipeline.registry.promotion import Request, promote
 from pipeline.registry.registered_models import resolve
 from tests.pipeline.registry.made_versions import QUICK
 

@@ -13,9 +13,9 @@ from mlflow import MlflowClient
 
 from pipeline.registry import history
 from pipeline.registry.history import AliasChange, Proposal
-from pipeline.registry.promoting import Request, changing, promote, rollback
+from pipeline.registry.promotion import Request, changing, promote, rollback
 from pipeline.registry.registered_models import ModelReference
-from pipeline.tracking_store import client
+from pipeline.tracking.tracking_store import client
 from tests.pipeline.registry.made_versions import QUICK, make_version
 
 WRITES = (

@@ -20,13 +20,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.registry import exclusive_right, history
-from pipeline.registry.exclusive_right import CLAIM_PREFIX, claimed
+from pipeline.registry import alias_lock, history
+from pipeline.registry.alias_lock import CLAIM_PREFIX, claimed
 from pipeline.registry.history import CHAMPION, AliasChange
-from pipeline.registry.promoting import Request, changing, promote
+from pipeline.registry.promotion import Request, changing, promote
 from pipeline.registry.registered_models import ModelReference
-from pipeline.tracking_store import client
-from pipeline.worker_start import stop_group
+from pipeline.tracking.tracking_store import client
+from pipeline.workers.worker_start import stop_group
 from tests.patience import patient
 from tests.pipeline.registry.made_versions import QUICK, make_version
 
@@ -175,8 +175,8 @@ def test_a_claim_that_a_dead_process_left_is_taken_away(
     del own_store
     make_version("roses", tmp_path)
     # On SQLite the machine's lock is enough; here the store is taken for a server.
-    monkeypatch.setattr(exclusive_right, "sqlite_file", lambda: None)
-    monkeypatch.setattr(exclusive_right, "_LEASE_SECONDS", 0.5)
+    monkeypatch.setattr(alias_lock, "sqlite_file", lambda: None)
+    monkeypatch.setattr(alias_lock, "_LEASE_SECONDS", 0.5)
     store, dead = client(), f"{CLAIM_PREFIX}dead"
     store.set_registered_model_tag("roses", dead, "elsewhere 1")
     began = time.monotonic()

@@ -19,7 +19,7 @@ from pipeline.registry.registered_models import (
     resolve,
     summaries,
 )
-from pipeline.tracking_store import client
+from pipeline.tracking.tracking_store import client
 
 PETS = ("cat", "dog", "owl")
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline import plugin_loader
 from pipeline.config import ModelChoice
-from pipeline.model_building import build_model
+from pipeline.models.model_building import build_model
 from pipeline.plugin_api import ImageSpec
+from pipeline.plugin_system import plugin_loader
 from pipeline.training.config import OptimizerConfig
 from pipeline.training.optimizer import build_optimizer
 

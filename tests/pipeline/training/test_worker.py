@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from pipeline.errors import ConfigError, WorkerError
-from pipeline.event_log import Event
-from pipeline.train_result import TrainResult
 from pipeline.training.job import TrainingJob
-from pipeline.worker_process import run_worker
+from pipeline.training.train_result import TrainResult
+from pipeline.workers.event_log import Event
+from pipeline.workers.worker_process import run_worker
 from tests.patience import patient
 from tests.pipeline.training.conftest import MakeJob
 
@@ -29,9 +29,9 @@ LONG: dict[str, Any] = {"training": {"epochs": 100_000}, "data": {"workers": 1}}
 PARENT = """
 import sys
 from pathlib import Path
-from pipeline.train_result import TrainResult
+from pipeline.training.train_result import TrainResult
 from pipeline.training.job import TrainingJob
-from pipeline.worker_process import run_worker
+from pipeline.workers.worker_process import run_worker
 
 job = TrainingJob.model_validate_json(Path(sys.argv[1]).read_text())
 run_worker("pipeline.training", job.folder, job, TrainResult, lambda event: print(event["kind"]))

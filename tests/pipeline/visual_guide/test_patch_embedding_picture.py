@@ -10,9 +10,9 @@ import torch
 from matplotlib.figure import Figure
 from PIL import Image
 
-from pipeline import plugin_loader
 from pipeline.errors import ConfigError, DataError, PluginError
-from pipeline.plugin_loader import FILES_VARIABLE
+from pipeline.plugin_system import plugin_loader
+from pipeline.plugin_system.plugin_loader import FILES_VARIABLE
 from pipeline.visual_guide.patch_embedding_picture import (
     EmbeddingView,
     Photo,

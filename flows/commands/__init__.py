@@ -1,0 +1,1 @@
+"""The commands, a file each: its arguments, its help, and what it prints."""

@@ -1,0 +1,182 @@
+"""What `patchline` offers: each command, the function that it is, and its line in `--help`.
+
+A command's file is imported when the command is asked for, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from cyclopts import App
+
+_EPILOGUE = """\
+Everywhere: --debug shows the trace of an error, --plugin FILE.py adds a plugin from a file.
+"""
+_HELP = ("--help", "-h")
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command, by what a user types and by the path of its function."""
+
+    words: str
+    """What is typed behind `patchline`: `run`, `schedule run-now`."""
+    path: str
+    """Where its function is: `module:function`, with the module in this folder."""
+    help: str
+    """What its function's docstring says before the parameters."""
+    composed: bool = False
+    """Whether the function takes the arguments and returns the command, with plugins' settings."""
+
+    @property
+    def import_path(self) -> str:
+        """The path of the function from the root."""
+        return f"flows.commands.{self.path}"
+
+    def arguments_in(self, arguments: list[str]) -> list[str] | None:
+        """Return what stands behind the command's words, or nothing if others are meant."""
+        words = self.words.split()
+        plain = [argument for argument in arguments if argument not in _HELP]
+        if plain[: len(words)] != words:
+            return None
+        return [*plain[len(words) :], *(argument for argument in arguments if argument in _HELP)]
+
+    def build(self, arguments: list[str]) -> Callable[..., Any]:
+        """Return the command that a composed one is for these arguments."""
+        built: Callable[..., Any] = self.function()(arguments)
+        return built
+
+    def function(self) -> Callable[..., Any]:
+        """Return the function, which imports its file."""
+        module, _, name = self.import_path.partition(":")
+        found: Callable[..., Any] = getattr(import_module(module), name)
+        return found
+
+
+GROUPS = {
+    "plugins": "What is installed, what it costs, and how to write more.",
+    "schedule": "Run something again and again; needs `patchline up`.",
+    "data": "Look after the data.",
+    "notify": "Be told what happened; needs `patchline up`.",
+}
+COMMANDS = (
+    Command(
+        "run",
+        "run:build",
+        "Train on a folder of images and register the model; without DATA, on built-in digits.",
+        composed=True,
+    ),
+    Command(
+        "plugins list",
+        "plugins_list:list_plugins",
+        "List the installed plugins; nothing is imported.",
+    ),
+    Command(
+        "plugins show",
+        "plugins_show:build",
+        "Show a plugin's settings, and what a model or a patch embedding costs with them.",
+        composed=True,
+    ),
+    Command(
+        "plugins check",
+        "plugins_check:build",
+        "Hold a plugin against its contract; the exit code is 1 if it breaks a rule.",
+        composed=True,
+    ),
+    Command(
+        "plugins new",
+        "plugins_new:new_plugin",
+        "Write a package with a new plugin that works: its code, its settings, its test.",
+    ),
+    Command("predict", "predict:predict", "Label images with a registered model."),
+    Command(
+        "evaluate", "evaluate:evaluate", "Report on a registered model on any labelled images."
+    ),
+    Command("models", "models:models", "Show the registered models: versions, aliases, figures."),
+    Command(
+        "promote",
+        "promote:promote",
+        "Make a version champion if it passes the gates; the exit code is 3 if one refuses.",
+    ),
+    Command(
+        "rollback", "promote:rollback", "Make the champion before the present one champion again."
+    ),
+    Command(
+        "up",
+        "up:up",
+        "Start a Prefect server, an MLflow server and a runner for the schedules of this folder.",
+    ),
+    Command(
+        "down", "up:down", "Stop what `patchline up` started, when the runs that go on are done."
+    ),
+    Command(
+        "schedule create", "schedule:create", "Train, or predict with the champion, on a schedule."
+    ),
+    Command(
+        "schedule list",
+        "schedule:list_schedules",
+        "List the schedules: when they run next, and whether their config file has changed since.",
+    ),
+    Command(
+        "schedule pause", "schedule:pause", "Let a schedule start nothing until it is resumed."
+    ),
+    Command(
+        "schedule resume",
+        "schedule:resume",
+        "Let a paused schedule go on; what it missed is not made up for.",
+    ),
+    Command(
+        "schedule remove", "schedule:remove", "Remove a schedule; its runs and their models stay."
+    ),
+    Command(
+        "schedule run-now", "schedule:run_now", "Start a schedule's run now, beside its times."
+    ),
+    Command(
+        "data watch",
+        "data_watch:watch",
+        "Train again whenever enough images of a folder are new; `schedule remove` ends it.",
+    ),
+    Command(
+        "approve",
+        "approve:approve",
+        "Let a version become champion that waits for a person's answer.",
+    ),
+    Command("reject", "approve:reject", "Refuse a version that waits for a person's answer."),
+    Command(
+        "notify create",
+        "notify:create",
+        "Send a message to a web address whenever something happens.",
+    ),
+    Command("notify list", "notify:list_notifications", "List the notifications."),
+    Command("notify remove", "notify:remove", "Remove a notification."),
+)
+
+
+def application(arguments: list[str]) -> App:
+    """Return the command line; settings of plugins are composed for what the arguments ask."""
+    root = App(
+        name="patchline",
+        help="From a folder of labelled images to a Vision Transformer in a model registry.",
+        help_epilogue=_EPILOGUE,
+        version_flags=["--version"],
+        version=_version,
+    )
+    groups = {"": root}
+    for command in COMMANDS:
+        group, _, name = command.words.rpartition(" ")
+        if group not in groups:
+            groups[group] = App(name=group, help=GROUPS[group])
+            root.command(groups[group])
+        behind = command.arguments_in(arguments) if command.composed else None
+        function = command.import_path if behind is None else command.build(behind)
+        groups[group].command(function, name=name, help=command.help)
+    return root
+
+
+def _version() -> str:
+    from importlib import metadata
+
+    return metadata.version("patchline")

@@ -1,0 +1,171 @@
+"""The command `patchline evaluate`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flows.closing import tell_closed
+from flows.commands.data_argument import data_settings
+from flows.commands.switches import Json, Switch
+from flows.progress import display, shown
+from pipeline.config import RunConfig
+from pipeline.errors import ConfigError
+from pipeline.evaluation.config import EvaluationConfig, SplitChoice
+from pipeline.metrics.names import METRICS
+from pipeline.registry.registered_models import ModelReference, resolve
+from pipeline.terminal_words import visible
+from pipeline.tracking import tracked_run
+from pipeline.tracking.tracked_run import NewRun
+from pipeline.workspace import WORKSPACE
+
+if TYPE_CHECKING:
+    from pipeline.registry.version_evaluation import EvaluationChoices, VersionEvaluation
+
+_SHOWN = ("accuracy", "balanced_accuracy", "macro_f1", "log_loss", "ece")
+
+
+def evaluate(
+    model: str,
+    data: str,
+    /,
+    *,
+    split: SplitChoice = "auto",
+    seen_images: Switch = False,
+    common_classes: Switch = False,
+    out: Path | None = None,
+    as_json: Json = False,
+    evaluation: EvaluationConfig | None = None,
+) -> None:
+    """Report on a registered model on any labelled images.
+
+    Parameters
+    ----------
+    model
+        NAME, NAME@ALIAS, NAME/VERSION or models:/NAME@ALIAS; a bare NAME means its champion.
+    data
+        A folder with one subfolder of images for each class, or SOURCE:NAME.
+    split
+        A split that the data itself names; auto takes its test split if it has one, else all.
+    seen_images
+        Evaluate also on images that the model was trained or chosen on.
+    common_classes
+        Leave out images of classes that the model does not know.
+    out
+        A folder that gets a copy of the report.
+    evaluation
+        What the report shows.
+    """
+    from pipeline.registry.version_evaluation import EvaluationChoices
+
+    choices = EvaluationChoices(
+        split=split,
+        seen_images=seen_images,
+        common_classes=common_classes,
+        report=evaluation or EvaluationConfig(),
+    )
+    _print_evaluation(model, data, choices, out=out, as_json=as_json)
+
+
+def _print_evaluation(
+    model: str, data: str, choices: EvaluationChoices, *, out: Path | None, as_json: bool
+) -> None:
+    """Evaluate in an MLflow run of its own, and print the figures."""
+    from pipeline.data import ingestion
+    from pipeline.registry.version_evaluation import choose_images, evaluate_version
+
+    if out is not None and out.exists() and not out.is_dir():
+        raise ConfigError(f"--out is {out}, which is a file. Name a folder for the report.")
+    config = RunConfig.model_validate(data_settings(data, None))
+    workspace = WORKSPACE.resolve()
+    ingestion.check_source(config, workspace, to_train=False)
+    tell_closed()
+    reference = resolve(model)
+    config = config.model_copy(update={"name": reference.name})
+    new = NewRun(
+        experiment=reference.name,
+        name=f"evaluate-{reference.name}-{reference.version}",
+        command="patchline evaluate",
+        params=_params(reference, config, choices),
+        tags={},
+    )
+    with shown():
+        display().stage(f"Evaluating {reference.name}, version {reference.version}, on {data}")
+        chosen = choose_images(reference, config, choices, workspace, display().advance)
+        with tracked_run.open_run(new, workspace / "runs") as run:
+            found = evaluate_version(
+                chosen, choices, workspace, run.folder / "report", display().advance
+            )
+            _log(run, found)
+    if out is not None:
+        shutil.copytree(found.html.parent, out, dirs_exist_ok=True)
+    if as_json:
+        print(json.dumps(_as_json(found, run), indent=2))
+    else:
+        print("\n".join(map(visible, _lines(found))))
+
+
+def _params(
+    reference: ModelReference, config: RunConfig, choices: EvaluationChoices
+) -> dict[str, str]:
+    return {
+        "model": f"{reference.name}/{reference.version}",
+        "data.source": config.data.source,
+        "data.path": config.data.path or "",
+        **{key: str(value) for key, value in choices.model_dump(exclude={"report"}).items()},
+    }
+
+
+def _log(run: tracked_run.TrackedRun, found: VersionEvaluation) -> None:
+    from pipeline.data import manifest as manifests
+    from pipeline.registry import registration
+
+    manifest_file = run.folder / "data" / f"{found.selection.fingerprint}.parquet"
+    manifests.save(found.selection.rows, manifest_file)
+    name = found.data.name
+    tracked_run.log_data(run, name, found.selection.fingerprint, manifest_file, "evaluation")
+    model_id = found.reference.source.rpartition("/")[2]
+    registration.log_evaluated_model(run, model_id)
+    registration.log_report_metrics(run, model_id, found.report, name)
+    for file in sorted(found.html.parent.iterdir()):
+        tracked_run.log_file(run, file, "report")
+
+
+def _as_json(found: VersionEvaluation, run: tracked_run.TrackedRun) -> dict[str, Any]:
+    return {
+        "model": found.reference.name,
+        "version": found.reference.version,
+        "run_id": run.run_id,
+        "split": found.report.split,
+        "images": len(found.selection.rows),
+        "data_fingerprint": found.selection.fingerprint,
+        "metrics": {key: value.model_dump() for key, value in found.report.metrics.items()},
+        "report": str(found.html),
+        "notes": list(found.selection.notes),
+    }
+
+
+def _lines(found: VersionEvaluation) -> list[str]:
+    report, reference = found.report, found.reference
+    lines = [
+        (
+            f"{reference.name}, version {reference.version}, on {found.data.name}: "
+            f"{len(found.selection.rows)} images, {report.errors} errors"
+        )
+    ]
+    for key in _SHOWN:
+        estimate = report.metrics.get(f"{report.split}/{key}")
+        if estimate is not None:
+            lines.append(
+                f"  {METRICS[key].title:<28} {estimate.value:.3f}  (95 % interval "
+                f"{estimate.low:.3f} to {estimate.high:.3f})"
+            )
+    lines += [f"  note: {note}" for note in found.selection.notes]
+    if report.warning:
+        lines.append(f"  take care: {report.warning}")
+    path = os.path.relpath(found.html)
+    lines.append(f"  report: {found.html if path.startswith('..') else path}")
+    return lines

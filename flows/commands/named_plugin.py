@@ -1,0 +1,209 @@
+"""A plugin that the command line names as `[KIND] NAME`, with its settings as flags.
+
+The flags are those of `patchline run`: `--model.size b`, `--model.patch-embedding.name cct`,
+`--data.image-size 64`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
+
+from cyclopts import Parameter
+from pydantic import BaseModel, create_model
+
+from flows.commands.config_flags import composed_config
+from pipeline import config_files
+from pipeline.config import RunConfig
+from pipeline.errors import ConfigError, PluginError
+from pipeline.plugin_system import plugin_loader
+from pipeline.plugin_system.plugin_loader import KINDS, Kind, PluginEntry, installed
+from pipeline.section import Section
+
+_NAME_FLAGS: dict[Kind, tuple[str, ...]] = {
+    "model": ("model", "name"),
+    "patch_embedding": ("model", "patch_embedding", "name"),
+    "data_source": ("data", "source"),
+    "augmentation": ("augmentation", "name"),
+}
+_HELP = ("--help", "-h")
+_WITHOUT_VALUE = ("--json", *_HELP)
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True)
+class NamedPlugin:
+    """One installed plugin, and the class of the settings that its flags may set."""
+
+    entry: PluginEntry
+    settings_class: type[BaseModel]
+
+    def given(self, settings: BaseModel | None) -> dict[str, Any]:
+        """Return what the flags set, the plugin's name included.
+
+        Raises:
+            ConfigError: if the flags name another plugin of the kind.
+        """
+        flags = settings.model_dump(exclude_unset=True, mode="json") if settings else {}
+        path = _NAME_FLAGS[self.entry.kind]
+        section = flags
+        for key in path[:-1]:
+            section = section.setdefault(key, {})
+        other = section.setdefault(path[-1], self.entry.name)
+        if other != self.entry.name:
+            raise ConfigError(
+                f"{'.'.join(path)} is {other}, but the command names {self.entry.name}. Leave one "
+                "of them out."
+            )
+        return flags
+
+    def own_settings(self, settings: BaseModel | None) -> dict[str, Any]:
+        """Return what the flags set of the plugin itself."""
+        flags = self.given(settings)
+        if self.entry.kind == "data_source":
+            options: dict[str, Any] = flags["data"].get("options", {})
+            return options
+        section = flags
+        for key in _NAME_FLAGS[self.entry.kind][:-1]:
+            section = section[key]
+        return {k: v for k, v in section.items() if k not in ("name", "patch_embedding")}
+
+    def only_own_settings(self, settings: BaseModel | None) -> dict[str, Any]:
+        """Return what the flags set of the plugin itself.
+
+        Raises:
+            ConfigError: if they set anything else.
+        """
+        own = self.own_settings(settings)
+        path = _NAME_FLAGS[self.entry.kind][:-1]
+        prefix = "data.options" if self.entry.kind == "data_source" else ".".join(path)
+        allowed = {f"{prefix}.{key}" for key in own} | {".".join(_NAME_FLAGS[self.entry.kind])}
+        for key in _dotted(self.given(settings)):
+            if not any(key == name or key.startswith(f"{name}.") for name in allowed):
+                raise ConfigError(
+                    f"{key} is no setting of {self.entry.name}, which is checked alone. Leave it "
+                    "out."
+                )
+        return own
+
+    def config(self, settings: BaseModel | None) -> RunConfig:
+        """Return the whole config with the plugin and the flags in it, checked."""
+        return config_files.validated(self.given(settings))
+
+
+def _dotted(settings: dict[str, Any], prefix: str = "") -> list[str]:
+    names = []
+    for key, value in settings.items():
+        name = f"{prefix}{key}"
+        names += _dotted(value, f"{name}.") if isinstance(value, dict) and value else [name]
+    return names
+
+
+def words_of(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments that are neither flags nor values of flags."""
+    words, rest = [], iter(arguments)
+    for argument in rest:
+        if not argument.startswith("-"):
+            words.append(argument)
+        elif argument not in _WITHOUT_VALUE and "=" not in argument and ".no-" not in argument:
+            next(rest, None)
+    # A switch has no value: then the word behind it is the name.
+    return words or [argument for argument in arguments if not argument.startswith("-")]
+
+
+def check_words(words: Sequence[str], arguments: Sequence[str]) -> None:
+    """Refuse words that were meant as the value of a switch, such as `--flag false`.
+
+    Raises:
+        ConfigError: if a word belongs to no flag and is not part of `[KIND] NAME`.
+    """
+    stray = [word for word in words if word not in words_of(arguments)]
+    if stray:
+        raise ConfigError(
+            f"The value {stray[0]} belongs to no flag. A switch takes none: write --FLAG or "
+            "--FLAG=false."
+        )
+
+
+def typed(command: Callable[..., Answer], arguments: Sequence[str]) -> Callable[..., Answer]:
+    """Return a command whose parameter `settings` has the settings of the named plugin as flags.
+
+    Help may be asked for without a name; then there are no such flags.
+
+    Raises:
+        ConfigError: if the arguments name no plugin, or more than one.
+        PluginError: for one that is not installed, or broken.
+    """
+    types = command.__annotations__
+    if not words_of(arguments) and any(flag in arguments for flag in _HELP):
+        types["settings"] = Annotated[None, Parameter(parse=False)]
+        return command
+    # The composed class exists only here, so the annotation is not a name that could be looked up.
+    chosen: Any = named_plugin(arguments).settings_class
+    types["settings"] = Annotated[chosen | None, Parameter(name="*")]
+    return command
+
+
+def named_plugin(arguments: Sequence[str]) -> NamedPlugin:
+    """Return the plugin that the arguments of a command name.
+
+    Raises:
+        ConfigError: if they name none, or more than one.
+        PluginError: for one that is not installed, or broken.
+    """
+    entry = find_entry(words_of(arguments))
+    path = _NAME_FLAGS[entry.kind]
+    implied = [f"--{'.'.join(path).replace('_', '-')}", entry.name]
+    whole = composed_config([*arguments, *implied], {})
+    return NamedPlugin(entry, _sections(whole, entry.kind))
+
+
+def find_entry(words: Sequence[str]) -> PluginEntry:
+    """Return the installed plugin that `[KIND] NAME` means.
+
+    Raises:
+        ConfigError: for another number of words, or an unknown kind.
+        PluginError: for a name that is unknown, or clear only with its kind.
+    """
+    if len(words) == 2:  # noqa: PLR2004 - kind and name
+        kind, name = words
+        if kind not in KINDS:
+            close = difflib.get_close_matches(kind, list(KINDS), n=1)
+            hint = f" Did you mean {close[0]}?" if close else ""
+            raise ConfigError(f"There is no plugin kind '{kind}'.{hint} Kinds: {', '.join(KINDS)}.")
+        return plugin_loader.find(kind, name)
+    if len(words) != 1:
+        raise ConfigError("Name one plugin: [KIND] NAME. `patchline plugins list` shows them.")
+    entries = installed()
+    matches = [entry for entry in entries if entry.name == words[0]]
+    kinds = sorted({entry.kind for entry in matches})
+    if len(kinds) > 1:
+        raise PluginError(
+            f"'{words[0]}' is a {' and a '.join(kinds)}. Put the kind in front of the name."
+        )
+    if not matches:
+        names = sorted({entry.name for entry in entries})
+        close = difflib.get_close_matches(words[0], names, n=1)
+        hint = f" Did you mean '{close[0]}'?" if close else ""
+        raise PluginError(f"There is no plugin '{words[0]}'.{hint} Installed: {', '.join(names)}.")
+    return plugin_loader.find(matches[0].kind, matches[0].name)
+
+
+def _sections(whole: type[BaseModel], kind: Kind) -> type[BaseModel]:
+    """Return the part of the settings that has to do with one kind of plugin."""
+    if kind == "augmentation":
+        return _part(whole, "augmentation")
+    data: Any = whole.model_fields["data"].annotation
+    if kind == "data_source":
+        return _part(whole, data=_part(data, "source", "options"))
+    return _part(whole, "model", data=_part(data, "image_size"))
+
+
+def _part(section: type[BaseModel], *keys: str, **classes: type[BaseModel]) -> type[BaseModel]:
+    fields: dict[str, Any] = {
+        key: (section.model_fields[key].annotation, section.model_fields[key]) for key in keys
+    }
+    fields |= {key: (value, section.model_fields[key]) for key, value in classes.items()}
+    return create_model(section.__name__, __base__=Section, **fields)

@@ -1,0 +1,84 @@
+"""The commands `patchline notify create`, `list` and `remove`."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from flows import prefect_session
+from flows.commands.switches import Json
+
+if TYPE_CHECKING:
+    from flows.notices.notifications import Notification
+
+
+def create(
+    name: str,
+    /,
+    *,
+    webhook: Annotated[str, Parameter(env_var="PATCHLINE_WEBHOOK")],
+    on: Annotated[list[str] | None, Parameter(negative="")] = None,
+    as_json: Json = False,
+) -> None:
+    """Send a message to a web address whenever something happens.
+
+    Parameters
+    ----------
+    name
+        What the notification is called.
+    webhook
+        The address that gets a POST with a JSON object; it is kept as a secret. Other users of the
+        machine may see a flag while the command runs, but not the variable PATCHLINE_WEBHOOK.
+    on
+        The event, such as run.failed; may be given several times. Without it, failures, promotions
+        and refusals.
+    """
+    with prefect_session.connected():
+        from flows.notices import notifications
+
+        created = notifications.create(name, webhook, on)
+    if as_json:
+        print(created.model_dump_json(indent=2))
+    else:
+        print(f"{created.name}: a POST to {created.webhook} on {', '.join(created.events)}.")
+
+
+def list_notifications(*, as_json: Json = False) -> None:
+    """List the notifications."""
+    with prefect_session.connected():
+        from flows.notices import notifications
+
+        found = notifications.notifications()
+    if as_json:
+        content = {"notifications": [each.model_dump(mode="json") for each in found]}
+        print(json.dumps(content, indent=2))
+    elif not found:
+        print("There is no notification. `patchline notify create NAME --webhook URL` makes one.")
+    else:
+        print("\n".join(_line(each, max(len(each.name) for each in found)) for each in found))
+
+
+def remove(name: str, /, *, as_json: Json = False) -> None:
+    """Remove a notification.
+
+    Parameters
+    ----------
+    name
+        The notification.
+    """
+    with prefect_session.connected():
+        from flows.notices import notifications
+
+        notifications.remove(name)
+    if as_json:
+        print(json.dumps({"name": name, "removed": True}, indent=2))
+    else:
+        print(f"{name} is removed.")
+
+
+def _line(notification: Notification, width: int) -> str:
+    address = notification.webhook or "its address is gone: create it again"
+    off = "" if notification.enabled else "  (switched off in Prefect's pages)"
+    return f"{notification.name:<{width}}  {address}  on {', '.join(notification.events)}{off}"

@@ -1,0 +1,51 @@
+"""The command `patchline plugins new`."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+from flows.commands.switches import Json
+from pipeline.plugin_system.plugin_skeleton import WrittenPackage, write_package
+
+
+def new_plugin(kind: str, name: str, /, *, into: Path = Path(), as_json: Json = False) -> None:
+    """Write a package with a new plugin that works: its code, its settings, its test.
+
+    Parameters
+    ----------
+    kind
+        model, patch_embedding, data_source or augmentation.
+    name
+        What the plugin is called: lower-case letters, digits and underscores.
+    into
+        The folder that the package `patchline-NAME` is written into; by default this one.
+    """
+    written = write_package(kind, name, into)
+    steps = _next_steps(written)
+    if as_json:
+        answer = {
+            "kind": written.kind,
+            "name": written.name,
+            "folder": str(written.folder),
+            "files": list(written.files),
+            "next": steps,
+        }
+        print(json.dumps(answer, indent=2))
+        return
+    print(f"Wrote the {written.kind} plugin '{written.name}' to {written.folder}:\n")
+    print("\n".join(f"  {file}" for file in written.files))
+    print("\nIt works as it is. Next:\n")
+    print("\n".join(f"  {step}" for step in steps))
+
+
+def _next_steps(written: WrittenPackage) -> list[str]:
+    """Return the commands that install, check, use and test the package, in order."""
+    folder = shlex.quote(str(written.folder))
+    return [
+        f"pip install -e {folder}",
+        f"patchline plugins check {written.kind} {written.name}",
+        written.run_command,
+        f"python -m pytest {folder}",
+    ]

@@ -1,0 +1,161 @@
+"""The command `patchline predict`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from flows.closing import tell_closed
+from flows.commands.switches import Json, Switch
+from flows.progress import display, shown
+from pipeline.errors import ConfigError, DataError
+from pipeline.prediction.image_files import check_images, find_images
+from pipeline.registry.registered_models import ModelReference, resolve
+from pipeline.terminal_words import visible
+
+if TYPE_CHECKING:
+    from pipeline.prediction.batch_prediction import PredictedTable
+
+_BATCH = 64
+
+
+def predict(
+    model: str,
+    /,
+    *images: Path,
+    top_k: Annotated[int, Parameter(name="--top-k")] = 3,
+    out: Path | None = None,
+    probabilities: bool = True,
+    restart: Switch = False,
+    as_json: Json = False,
+) -> int:
+    """Label images with a registered model.
+
+    Parameters
+    ----------
+    model
+        NAME, NAME@ALIAS, NAME/VERSION or models:/NAME@ALIAS; a bare NAME means its champion.
+    images
+        Image files, or folders of them.
+    top_k
+        How many classes to show for each image.
+    out
+        Write a table there instead: a file that ends in .csv or .parquet. The same command goes on
+        where it was interrupted.
+    probabilities
+        Whether a .parquet file holds the probabilities of all classes.
+    restart
+        Predict everything anew instead of going on after an interruption.
+    """
+    if out is None:
+        return _print_predictions(model, images, top_k=top_k, as_json=as_json)
+    return _write_predictions(
+        model,
+        images,
+        out,
+        top_k=top_k,
+        probabilities=probabilities,
+        restart=restart,
+        as_json=as_json,
+    )
+
+
+def _print_predictions(reference: str, images: Sequence[Path], *, top_k: int, as_json: bool) -> int:
+    """Label images; return 2 if none of them could be read."""
+    if top_k < 1:
+        raise ConfigError(f"--top-k is {top_k}, but must be at least 1. Choose a larger number.")
+    check_images(images)
+    tell_closed()
+    model = resolve(reference)
+    answers = _answers(model, images, top_k)
+    if as_json:
+        shown_as = {"model": model.name, "version": model.version}
+        print(json.dumps({**shown_as, "predictions": answers}, indent=2))
+        for answer in answers:
+            if answer["error"]:
+                print(_line(answer), file=sys.stderr)
+    else:
+        print("\n".join(_line(answer) for answer in answers))
+    return 0 if any(answer["error"] is None for answer in answers) else DataError.exit_code
+
+
+def _write_predictions(
+    reference: str,
+    images: Sequence[Path],
+    out: Path,
+    *,
+    top_k: int,
+    probabilities: bool,
+    restart: bool,
+    as_json: bool,
+) -> int:
+    """Label any number of images into a table; return 2 if none of them could be read."""
+    from pipeline.prediction.batch_prediction import check_table, predict_images
+    from pipeline.prediction.prediction_parts import parts_folder
+    from pipeline.registry.package_download import fetch
+
+    check_table(out, top_k)
+    check_images(images, (out, parts_folder(out)))  # before the model is fetched
+    tell_closed()
+    model = resolve(reference)
+
+    def advance(done: int, total: int, images_per_second: float) -> None:
+        display().advance("Predicting", done, total, f"{images_per_second:.0f} images/s")
+
+    with shown():
+        table = predict_images(
+            fetch(model),
+            f"{model.name}/{model.version} ({model.source})",
+            images,
+            out,
+            top_k=top_k,
+            probabilities=probabilities,
+            restart=restart,
+            on_progress=advance,
+        )
+    if as_json:
+        shown_as = {"model": model.name, "version": model.version, "out": str(out)}
+        print(json.dumps({**shown_as, **table.model_dump(mode="json")}, indent=2))
+    _tell(table, out)
+    return 0 if table.images > table.unreadable else DataError.exit_code
+
+
+def _tell(table: PredictedTable, out: Path) -> None:
+    for name, reason in table.first_errors:
+        print(_line({"image": name, "error": reason}), file=sys.stderr)
+    if table.unreadable > len(table.first_errors):
+        more = table.unreadable - len(table.first_errors)
+        print(visible(f"and {more} more; the column error of {out} names them"), file=sys.stderr)
+    counted = f"{table.images - table.unreadable} predictions"
+    counted += f" and {table.unreadable} unreadable" if table.unreadable else ""
+    before = table.answered_before
+    kept = f", {before} of them by an interrupted command," if before else ""
+    print(visible(f"{counted}{kept} written to {out}"), file=sys.stderr)
+
+
+def _answers(reference: ModelReference, images: Sequence[Path], top_k: int) -> list[dict[str, Any]]:
+    from pipeline.registry.package_download import fetch
+
+    model = fetch(reference)
+    answers: list[dict[str, Any]] = []
+    files = list(find_images(images))
+    with shown():
+        for start in range(0, len(files), _BATCH):
+            batch = files[start : start + _BATCH]
+            paths: list[object] = [Path(file.path) for file in batch]
+            for file, answer in zip(batch, model.answers(paths, top_k), strict=True):
+                answers.append({"image": file.name, **answer})
+            display().advance("Predicting", len(answers), len(files))
+    return answers
+
+
+def _line(answer: dict[str, Any]) -> str:
+    if answer["error"]:
+        return visible(f"{answer['image']}  could not be read: {answer['error']}")
+    ranked = "  ".join(f"{each['label']} {each['probability']:.1%}" for each in answer["top_k"])
+    return visible(f"{answer['image']}  {ranked}")

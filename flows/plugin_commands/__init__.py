@@ -1,1 +1,0 @@
-"""The commands `patchline plugins list`, `show`, `check` and `new`."""

@@ -1,0 +1,131 @@
+"""safetensors files that know their own SHA-256, so that no changed byte is read as a weight.
+
+The digest stands in the file's header, among its metadata: of the whole file, with zeros in the
+place of the digest itself. One file needs no second one beside it that could be newer or older.
+Files of earlier versions have no digest; they are read as they are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from pipeline.errors import DamagedFileError
+from pipeline.files.atomic_files import replacing
+
+if TYPE_CHECKING:
+    import torch
+
+_KEY, _HEADER, _METADATA = "sha256", "__metadata__", "progress"
+_ZEROS = b"0" * 64
+_MARK = f'"{_KEY}":"'.encode()
+_LENGTH = struct.Struct("<Q")
+_LARGEST_HEADER = 100_000_000
+_PIECE = 2**20
+
+
+def write_tensors(
+    file: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write tensors with their digest, whole or not at all.
+
+    Tensors that share memory, such as tied weights, are written twice: safetensors refuses them.
+    """
+    from safetensors.torch import save_file
+
+    on_cpu = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
+    with replacing(file) as temporary:
+        save_file(on_cpu, temporary, metadata={**(metadata or {}), _KEY: _ZEROS.decode()})
+        with temporary.open("r+b") as opened:
+            place = _place_of_digest(_header(opened))
+            digest = _digest(opened, place)
+            opened.seek(place)
+            opened.write(digest)
+
+
+def read_tensors(file: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Return the tensors of a file and its metadata.
+
+    Raises:
+        DamagedFileError: if the file is not what was written.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    verify(file)
+    try:
+        with safe_open(file, framework="pt") as opened:
+            metadata = dict(opened.metadata() or {})
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - no iterator
+    except SafetensorError as error:
+        raise _damaged(file, str(error)) from error
+    return tensors, {key: value for key, value in metadata.items() if key != _KEY}
+
+
+def verify(file: Path) -> None:
+    """Compare a file with the digest in it; one of an earlier version has none.
+
+    Raises:
+        DamagedFileError: if the file is not what was written, is cut short, or cannot be read.
+    """
+    try:
+        with file.open("rb") as opened:
+            header = _header(opened)
+            place = _place_of_digest(header)
+            if place:
+                opened.seek(place)
+                expected = opened.read(len(_ZEROS))
+                if _digest(opened, place) != expected:
+                    raise _damaged(file, "its content is not what its SHA-256 says")
+            elif not _is_of_earlier_version(header):
+                raise _damaged(file, "its header is not what was written")
+    except (OSError, ValueError) as error:
+        raise _damaged(file, str(error)) from error
+
+
+def _header(opened: BinaryIO) -> bytes:
+    opened.seek(0)
+    first = opened.read(_LENGTH.size)
+    if len(first) < _LENGTH.size:
+        raise ValueError("it is cut short")
+    [length] = _LENGTH.unpack(first)
+    if length > _LARGEST_HEADER:
+        raise ValueError("its first bytes are not those of a safetensors file")
+    header = opened.read(length)
+    if len(header) < length:
+        raise ValueError("it is cut short")
+    return header
+
+
+def _place_of_digest(header: bytes) -> int:
+    """Return where the 64 digits are in the file; 0 without them."""
+    found = header.find(_MARK)
+    return _LENGTH.size + found + len(_MARK) if found >= 0 else 0
+
+
+def _is_of_earlier_version(header: bytes) -> bool:
+    """Return whether a header without a digest is one that was written without."""
+    parsed = json.loads(header)
+    metadata = parsed.get(_HEADER, {}) if isinstance(parsed, dict) else None
+    return isinstance(metadata, dict) and set(metadata) <= {_METADATA, "format"}
+
+
+def _digest(opened: BinaryIO, place: int) -> bytes:
+    """Return the SHA-256 of the whole file, with zeros for the digits at a place."""
+    digest = hashlib.sha256()
+    opened.seek(0)
+    digest.update(opened.read(place))
+    digest.update(_ZEROS)
+    opened.seek(place + len(_ZEROS))
+    while piece := opened.read(_PIECE):
+        digest.update(piece)
+    return digest.hexdigest().encode()
+
+
+def _damaged(file: Path, why: str) -> DamagedFileError:
+    return DamagedFileError(
+        f"{file} is damaged ({why}). Restore it from a copy, or train the model again."
+    )

@@ -1,0 +1,76 @@
+"""What a saved model says of itself in `model.json`: everything but its weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from pipeline.config import ModelChoice
+from pipeline.errors import ModelReferenceError
+from pipeline.plugin_api import NO_PATCH_EMBEDDING, ImageSpec
+from pipeline.plugin_system import plugin_loader
+from pipeline.plugin_system.plugin_settings import named_patch_embedding
+from pipeline.section import Section
+
+DESCRIPTION_FILE = "model.json"
+FORMAT_VERSION = 1
+
+
+class PluginRecord(Section):
+    """Which plugin, of which distribution and version, made a model."""
+
+    kind: str
+    name: str
+    distribution: str
+    version: str
+
+
+class ModelDescription(Section):
+    """Everything about a model but its weights."""
+
+    format_version: int = FORMAT_VERSION
+    model: ModelChoice
+    plugins: tuple[PluginRecord, ...]
+    classes: tuple[str, ...]
+    """Class names in the order of the model's outputs."""
+    image: ImageSpec
+    temperature: float = 1.0
+    """Divides the logits before the softmax, so that probabilities are calibrated."""
+    data_fingerprint: str = ""
+    """Version of the data that the model was trained on."""
+    run_id: str = ""
+    """The MLflow run that trained the model."""
+
+
+def describe_plugins(choice: ModelChoice) -> tuple[PluginRecord, ...]:
+    """Return the records of the plugins that a model is made of."""
+    wanted: list[tuple[plugin_loader.Kind, str]] = [("model", choice.name)]
+    embedding = named_patch_embedding(choice).name
+    if embedding != NO_PATCH_EMBEDDING:
+        wanted.append(("patch_embedding", embedding))
+    entries = [plugin_loader.find(kind, name) for kind, name in wanted]
+    return tuple(
+        PluginRecord(kind=e.kind, name=e.name, distribution=e.distribution, version=e.version)
+        for e in entries
+    )
+
+
+def load_description(folder: Path) -> ModelDescription:
+    """Read the description of a saved model.
+
+    Raises:
+        ModelReferenceError: if there is none, or it was written by a newer Patchline.
+    """
+    file = folder / DESCRIPTION_FILE
+    try:
+        return ModelDescription.model_validate_json(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ModelReferenceError(
+            f"{folder} holds no {DESCRIPTION_FILE}. Name a saved model."
+        ) from error
+    except ValidationError as error:
+        raise ModelReferenceError(
+            f"{file} does not describe a model of format {FORMAT_VERSION}. Update Patchline, or "
+            "train the model again."
+        ) from error

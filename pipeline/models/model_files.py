@@ -1,0 +1,33 @@
+"""Save and load a model: `model.safetensors` for the weights, `model.json` for everything else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import nn
+
+from pipeline.files.atomic_files import write_text
+from pipeline.files.sealed_files import read_tensors, write_tensors
+from pipeline.models.model_building import build_model
+from pipeline.models.model_description import DESCRIPTION_FILE, ModelDescription, load_description
+
+WEIGHTS_FILE = "model.safetensors"
+
+
+def save_model(folder: Path, model: nn.Module, description: ModelDescription) -> None:
+    """Write weights and description into a folder; each file is whole or absent."""
+    write_tensors(folder / WEIGHTS_FILE, model.state_dict())
+    write_text(folder / DESCRIPTION_FILE, description.model_dump_json(indent=2) + "\n")
+
+
+def load_model(folder: Path) -> tuple[nn.Module, ModelDescription]:
+    """Rebuild a saved model through its plugins, in evaluation mode, on the CPU.
+
+    Raises:
+        DamagedFileError: if the weights are not what was written.
+    """
+    description = load_description(folder)
+    weights, _ = read_tensors(folder / WEIGHTS_FILE)
+    model = build_model(description.model, description.image, len(description.classes))
+    model.load_state_dict(weights)
+    return model.eval(), description

@@ -1,0 +1,54 @@
+"""Write a module as an ONNX file with a free batch size."""
+
+from __future__ import annotations
+
+import logging
+import re
+import warnings
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from pipeline.errors import PackagingError
+from pipeline.files.atomic_files import replacing
+
+_ESCAPES = re.compile(r"\x1b\[[0-9;]*m")  # torch colours its errors
+
+
+def write_onnx(
+    module: nn.Module, example: torch.Tensor, file: Path, *, input_name: str, output_name: str
+) -> None:
+    """Export with torch's exporter; the first dimension is dynamic, the weights are in the file.
+
+    Args:
+        module: maps one tensor to one tensor; put into evaluation mode.
+        example: an input with a batch of at least 2.
+        file: where to write; whole or absent.
+        input_name: name of the input in the file.
+        output_name: name of the output in the file.
+
+    Raises:
+        PackagingError: if torch cannot export it.
+    """
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    with warnings.catch_warnings(), replacing(file) as temporary:
+        warnings.simplefilter("ignore")
+        try:
+            torch.onnx.export(
+                module.eval(),
+                (example,),
+                str(temporary),
+                input_names=[input_name],
+                output_names=[output_name],
+                dynamo=True,
+                dynamic_shapes=({0: torch.export.Dim("batch")},),
+                external_data=False,
+                verbose=False,
+            )
+        except Exception as error:  # torch documents no class for what it cannot export
+            reason = str(error.__cause__ or error).strip().splitlines() or ["no message"]
+            raise PackagingError(
+                f"The model cannot be exported to ONNX: {_ESCAPES.sub('', reason[0])}. Change the "
+                "model so that torch.onnx.export(dynamo=True) accepts it."
+            ) from error

@@ -1,0 +1,1 @@
+"""What a registered model holds, and the proof that it works alone."""

@@ -1,0 +1,61 @@
+"""The packaging process: `python -P -m pipeline.packaging FOLDER`."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from pipeline.data import manifest as manifests
+from pipeline.data.prepared_store import open_images
+from pipeline.files.atomic_files import write_text
+from pipeline.models.model_files import load_model, save_model
+from pipeline.models.onnx_export import write_onnx
+from pipeline.packaging.export import ProbabilityModel, export_onnx, largest_difference
+from pipeline.packaging.model_card import model_card
+from pipeline.packaging.packaging_job import Package, PackagingJob
+from pipeline.packaging.server_writer import write_server
+from pipeline.workers.event_log import EventWriter
+from pipeline.workers.worker_process import worker_main
+
+_CHECKED_IMAGES = 256
+
+
+def package(job: PackagingJob, _events: EventWriter) -> Package:
+    """Write the package, compare it with the trained model on real test images, describe it."""
+    model, description = load_model(job.model_folder)
+    description = description.model_copy(update={"temperature": job.temperature})
+    save_model(job.folder, model, description)
+    whole = ProbabilityModel(model, description.image, job.temperature).eval()
+    onnx_file = job.folder / "model.onnx"
+    export_onnx(whole, onnx_file)
+    write_server(job.folder / "model_server.py")
+    table = manifests.usable(manifests.load(job.manifest_file))
+    rows = np.flatnonzero(table["split"] == "test")[:_CHECKED_IMAGES]
+    difference = largest_difference(whole, onnx_file, open_images(job.store)[rows])
+    card = model_card(
+        description,
+        job.card,
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        check=f"probabilities of {len(rows)} test images differ by at most {difference:.1g}",
+    )
+    write_text(job.folder / "model_card.md", card)
+    size = sum(file.stat().st_size for file in job.folder.iterdir() if file.is_file())
+    return Package(
+        folder=job.folder, largest_difference=difference, checked_images=len(rows), bytes=size
+    )
+
+
+def _rehearse() -> str:
+    """Export something small, so that the exporter has imported all that it takes."""
+    with tempfile.TemporaryDirectory() as scratch:
+        nothing, example = torch.nn.Identity(), torch.zeros(2, 1)
+        file = Path(scratch) / "rehearsal.onnx"
+        write_onnx(nothing, example, file, input_name="input", output_name="output")
+    return "{}"
+
+
+if __name__ == "__main__":
+    worker_main(PackagingJob, package, _rehearse)

@@ -1,0 +1,149 @@
+"""Does a registered package load and predict in a clean process, and how fast?"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline.errors import DamagedFileError
+from pipeline.files.sealed_files import verify
+from pipeline.packaging import clean_process
+from pipeline.packaging.packaged_model import PackagedModel
+from pipeline.section import Section
+
+TOLERANCE = 1e-4
+"""Largest difference of a probability between two ways of running one package."""
+_IMAGES = 8
+_ROUNDS = 20
+_SECONDS = 180
+_KEPT = ("PATH", "HOME", "LANG", "TMPDIR", "SYSTEMROOT", "LD_LIBRARY_PATH")
+_ENVIRONMENT = {
+    "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_LOGGING_LEVEL": "ERROR",
+    "ORT_DISABLE_TELEMETRY": "1",
+    "DO_NOT_TRACK": "1",
+}
+
+
+class PackageCheck(Section):
+    """What the clean process found."""
+
+    passed: bool
+    largest_difference: float | None
+    """Of a probability, against the same package run here."""
+    milliseconds: float | None
+    """Median for one image, decoding included."""
+    finding: str
+    """In words, for the gate."""
+
+
+def check_package(folder: Path, package: PackagedModel) -> PackageCheck:
+    """Run a package on generated photographs in a process with nothing else in it.
+
+    Args:
+        folder: the package as MLflow stores it.
+        package: the same package, opened in this process, to compare with.
+    """
+    damage = _damage(folder / "artifacts")
+    if damage:
+        return _failed(damage)
+    with tempfile.TemporaryDirectory(prefix="patchline-") as scratch:
+        images = _photographs(Path(scratch))
+        listed = Path(scratch) / "images.json"
+        listed.write_text(json.dumps([str(image) for image in images]), encoding="utf-8")
+        try:
+            done = subprocess.run(
+                [
+                    sys.executable,
+                    "-I",
+                    str(clean_process.__file__),
+                    str(folder),
+                    str(listed),
+                    str(_ROUNDS),
+                ],
+                cwd=scratch,
+                env={**{k: os.environ[k] for k in _KEPT if k in os.environ}, **_ENVIRONMENT},
+                capture_output=True,
+                text=True,
+                timeout=_SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return _failed(f"it did not answer within {_SECONDS} s")
+        if done.returncode != 0:
+            last = done.stderr.strip().splitlines() or ["no message"]
+            return _failed(f"it fails to load or to predict: {last[-1][:300]}")
+        found = json.loads(done.stdout.splitlines()[-1])
+        return _judged(found, package, images)
+
+
+def _damage(artifacts: Path) -> str:
+    """Return what is wrong with the files that the clean process does not read."""
+    weights = artifacts / "model.safetensors"
+    if not weights.is_file():
+        return f"its file {weights.name} is missing"
+    try:
+        verify(weights)
+    except DamagedFileError:
+        return f"its file {weights.name} is damaged"
+    return ""
+
+
+def _judged(found: dict[str, Any], package: PackagedModel, images: list[Path]) -> PackageCheck:
+    milliseconds = statistics.median(found["milliseconds"])
+    if found["modules"]:
+        return _failed(f"it needs {', '.join(found['modules'])}, which a package must not")
+    here = package.answers(list(images), top_k=len(package.classes))
+    largest = max(
+        _difference(own, other) for own, other in zip(here, found["answers"], strict=True)
+    )
+    if not largest <= TOLERANCE:
+        return PackageCheck(
+            passed=False,
+            largest_difference=None if np.isnan(largest) else largest,
+            milliseconds=milliseconds,
+            finding=f"its probabilities differ by {largest:.2g} in another process",
+        )
+    return PackageCheck(
+        passed=True,
+        largest_difference=largest,
+        milliseconds=milliseconds,
+        finding=f"it loads and predicts in a clean process, {milliseconds:.1f} ms an image",
+    )
+
+
+def _difference(own: dict[str, Any], other: dict[str, Any]) -> float:
+    """Return the largest difference of a class's probability, NaN if one is not a number."""
+    theirs = {each["label"]: each["probability"] for each in other["top_k"]}
+    return float(
+        np.max([abs(each["probability"] - theirs[each["label"]]) for each in own["top_k"]])
+    )
+
+
+def _photographs(folder: Path) -> list[Path]:
+    """Write JPEGs of several sizes with shapes and noise; the same ones each time."""
+    import cv2
+
+    generator = np.random.default_rng(0)
+    files = []
+    for number in range(_IMAGES):
+        height, width = (120, 90) if number % 2 else (96, 160)
+        coarse = generator.integers(0, 256, (6, 8, 3), dtype=np.uint8)
+        pixels = cv2.resize(coarse, (width, height), interpolation=cv2.INTER_CUBIC)
+        file = folder / f"{number}.jpg"
+        file.write_bytes(cv2.imencode(".jpg", pixels)[1].tobytes())
+        files.append(file)
+    return files
+
+
+def _failed(finding: str) -> PackageCheck:
+    return PackageCheck(passed=False, largest_difference=None, milliseconds=None, finding=finding)

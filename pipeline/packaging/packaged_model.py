@@ -1,0 +1,174 @@
+"""A packaged model: decode, resize, run ONNX, name the classes.
+
+Written into every package together with the decoder, so it imports numpy, onnxruntime and OpenCV
+and nothing else of ours: no torch, no plugin.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+
+from pipeline.data.decoding import UndecodableImageError, decoded, resize_image
+from pipeline.data.image_file import MAX_FILE_BYTES, image_bytes, too_large
+from pipeline.models.onnx_session import open_session
+
+_LONGEST_PATH = 4096
+_SHOWN = 300
+
+
+class PackagedModel:
+    """An ONNX model with the description that makes it an image classifier.
+
+    Args:
+        onnx_file: the package's `model.onnx`.
+        description_file: the package's `model.json`.
+        threads: how many threads compute one batch; 0 for one a core.
+    """
+
+    def __init__(self, onnx_file: Path, description_file: Path, threads: int = 0) -> None:
+        description = json.loads(description_file.read_text(encoding="utf-8"))
+        self.classes: list[str] = description["classes"]
+        self.image: dict[str, Any] = description["image"]
+        self.temperature: float = description.get("temperature", 1.0)
+        self._files = onnx_file, description_file
+        self._session = open_session(onnx_file, threads)
+
+    def with_threads(self, threads: int) -> PackagedModel:
+        """Return the same model, opened again with another number of threads."""
+        return PackagedModel(*self._files, threads)
+
+    def pixels(self, image: object, *, paths: bool = True) -> np.ndarray[Any, Any]:
+        """Return what the network is fed, uint8 (H, W, C).
+
+        Args:
+            image: encoded bytes, base64 text, a path, or an array (H, W) or (H, W, C) of uint8.
+            paths: whether text may be a path; a server reads no files for its clients.
+
+        Raises:
+            UndecodableImageError: with the reason, if it is none of them, or too large.
+        """
+        spec = self.image
+        try:
+            if isinstance(image, np.ndarray):
+                return self._resized(_as_channels(image, spec["channels"]))
+            with _encoded(image, paths=paths) as data, decoded(data, spec["channels"]) as pixels:
+                return self._resized(pixels)
+        except (cv2.error, MemoryError) as error:
+            raise UndecodableImageError("the image is too large, or too narrow") from error
+
+    def _resized(self, pixels_HWC: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        spec = self.image
+        return resize_image(pixels_HWC, spec["height"], spec["width"], spec["resize"])
+
+    def probabilities(self, pixels_BHWC: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Return calibrated probabilities (B, K)."""
+        name = self._session.get_inputs()[0].name
+        outputs = self._session.run(None, {name: pixels_BHWC})
+        probabilities_BK: np.ndarray[Any, Any] = np.asarray(outputs[0])
+        return probabilities_BK
+
+    def answers(
+        self, images: list[object], top_k: int = 5, *, paths: bool = True
+    ) -> list[dict[str, Any]]:
+        """Return one answer for each image, in order.
+
+        An answer holds `label`, `probability`, `top_k` and `error`. An image that cannot be read
+        gets an error of its own; the others get their answers.
+        """
+        answers: list[dict[str, Any]] = []
+        decoded: list[np.ndarray[Any, Any]] = []
+        for image in images:
+            answer: dict[str, Any] = {
+                "label": None,
+                "probability": None,
+                "top_k": [],
+                "error": None,
+            }
+            try:
+                decoded.append(self.pixels(image, paths=paths))
+            except UndecodableImageError as error:
+                answer["error"] = str(error)
+            answers.append(answer)
+        if decoded:
+            readable = [answer for answer in answers if answer["error"] is None]
+            probabilities_BK = self.probabilities(np.stack(decoded))
+            for answer, row_K in zip(readable, probabilities_BK, strict=True):
+                ranked = self.ranked(row_K, top_k)
+                answer.update(ranked[0], top_k=ranked)
+        return answers
+
+    def ranked(self, row_K: np.ndarray[Any, Any], top_k: int) -> list[dict[str, Any]]:
+        """Return the most probable classes of one image, with `label` and `probability` each."""
+        best = np.argsort(-row_K, kind="stable")[: max(1, top_k)]
+        return [{"label": self.classes[k], "probability": float(row_K[k])} for k in best]
+
+
+def _as_channels(image: np.ndarray[Any, Any], channels: int) -> np.ndarray[Any, Any]:
+    if image.dtype != np.uint8 or image.ndim not in (2, 3):
+        raise UndecodableImageError(
+            f"an array of {image.dtype} with {image.ndim} axes is not an image; give uint8 with "
+            "axes (height, width) or (height, width, channels)"
+        )
+    stacked = image[:, :, None] if image.ndim == 2 else image  # noqa: PLR2004 - H, W
+    if not stacked.size:
+        raise UndecodableImageError("an array without pixels is not an image")
+    if stacked.shape[2] == channels:
+        return stacked
+    if stacked.shape[2] == 1:
+        return np.repeat(stacked, channels, axis=2)
+    if stacked.shape[2] == 3 and channels == 1:  # noqa: PLR2004 - RGB
+        grey = stacked @ np.array([0.299, 0.587, 0.114])  # ITU-R BT.601, as decoders do
+        rounded: np.ndarray[Any, Any] = np.round(grey).astype(np.uint8)[:, :, None]
+        return rounded
+    raise UndecodableImageError(f"an array with {stacked.shape[2]} channels is not an image")
+
+
+@contextmanager
+def _encoded(image: object, *, paths: bool) -> Iterator[bytes]:
+    """Give the bytes of an image file, whatever holds them."""
+    file = _named_file(image) if paths else None
+    if file is not None:
+        with image_bytes(file) as data:
+            yield data
+        return
+    data = _given_bytes(image, paths=paths)
+    if len(data) > MAX_FILE_BYTES:
+        raise UndecodableImageError(too_large(len(data)))
+    yield data
+
+
+def _named_file(image: object) -> Path | None:
+    if isinstance(image, Path):
+        return image
+    if isinstance(image, str) and len(image) <= _LONGEST_PATH and _exists(Path(image)):
+        return Path(image)
+    return None
+
+
+def _exists(file: Path) -> bool:
+    try:
+        return file.exists() and not file.is_dir()
+    except (OSError, ValueError):  # too long for a name, a zero byte in it
+        return False
+
+
+def _given_bytes(image: object, *, paths: bool) -> bytes:
+    if isinstance(image, (bytes, bytearray, memoryview)):
+        return bytes(image)
+    if isinstance(image, str):
+        try:
+            return base64.b64decode(image, validate=True)
+        except (binascii.Error, ValueError):
+            may_be_path = paths and len(image) <= _LONGEST_PATH
+            rule = "neither base64 nor a path of a file" if may_be_path else "not base64"
+            raise UndecodableImageError(f"{image[:_SHOWN]!r} is {rule}") from None
+    raise UndecodableImageError(f"a {type(image).__name__} is not an image")

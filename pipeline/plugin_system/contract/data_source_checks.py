@@ -1,0 +1,156 @@
+"""What a data source has to do: list images and their labels, and read none of them."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import weakref
+from pathlib import Path, PurePosixPath
+from typing import Any, get_args
+
+from pipeline.config import RunConfig
+from pipeline.data.decoding import UndecodableImageError, decode_image
+from pipeline.data.image_file import read_image
+from pipeline.errors import UserError
+from pipeline.plugin_api import (
+    DataSource,
+    DataSourcePlugin,
+    ImageListing,
+    ListedImage,
+    PluginConfig,
+    SourceContext,
+    Split,
+)
+from pipeline.plugin_system.contract.checks import CheckError, Rule, require
+
+_FEWEST_CLASSES = 2
+
+
+class DataSourceChecks:
+    """The checks of a data source on the example that it writes itself."""
+
+    def __init__(self, plugin: DataSourcePlugin[Any], settings: PluginConfig) -> None:
+        self.plugin, self.settings = plugin, settings
+        # Kept for all checks, and removed with this object: a source may write many files.
+        self._folder = Path(tempfile.mkdtemp())
+        weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        self._path: str | None = None
+
+    def rules(self) -> list[Rule]:
+        """Return the checks in the order in which an author meets them."""
+        return [
+            ("lists_labelled_images", self.lists_labelled_images),
+            ("paths_stay_inside_the_root", self.paths_stay_inside_the_root),
+            ("splits_and_groups_are_valid", self.splits_and_groups_are_valid),
+            ("lists_the_same_twice", self.lists_the_same_twice),
+            ("images_can_be_decoded", self.images_can_be_decoded),
+            ("refuses_what_does_not_exist", self.refuses_what_does_not_exist),
+        ]
+
+    def refuse_settings(self) -> None:
+        """Every setting is taken."""
+
+    def lists_labelled_images(self) -> None:
+        """There are images of at least two classes, in a listing with a name."""
+        listing = self._listing()
+        require(
+            isinstance(listing, ImageListing),
+            f"list_images returns {type(listing).__name__}. Return an ImageListing.",
+        )
+        require(listing.name.strip(), "The listing has no name. Name it after the data.")
+        try:
+            RunConfig(name=listing.name)
+        except ValueError as error:
+            raise CheckError(
+                f"The listing's name {listing.name!r} is no valid name of a model. Use letters, "
+                "digits, dots, dashes and underscores."
+            ) from error
+        require(
+            isinstance(listing.mirror_symmetric, bool),
+            f"mirror_symmetric is {listing.mirror_symmetric!r}. Say True or False.",
+        )
+        wrong = [image for image in listing.images if not isinstance(image, ListedImage)]
+        require(not wrong, f"The listing holds {wrong[:1]}. List ListedImage objects.")
+        odd = [image.label for image in listing.images if not isinstance(image.label, str)]
+        require(not odd, f"The label {odd[:1]} is not text. Write it as one.")
+        empty = listing.empty_classes
+        require(
+            all(isinstance(name, str) for name in empty),
+            f"empty_classes is {empty!r}. List the names of classes.",
+        )
+        classes = {image.label for image in listing.images} - {""}
+        require(
+            len(classes) >= _FEWEST_CLASSES,
+            f"The example has the classes {sorted(classes)}. Two are the fewest.",
+        )
+
+    def paths_stay_inside_the_root(self) -> None:
+        """Each path is relative, written with forward slashes, there, and listed once."""
+        listing = self._listing()
+        root = listing.root.resolve()
+        paths = [image.path for image in listing.images]
+        for path in paths:
+            require(
+                not PurePosixPath(path).is_absolute() and "\\" not in path,
+                f"The path {path!r} is not relative with forward slashes.",
+            )
+            require(
+                (root / path).resolve().is_relative_to(root),
+                f"The path {path!r} leads out of the listing's root.",
+            )
+            require((root / path).is_file(), f"There is no file at the path {path!r}.")
+        require(len(set(paths)) == len(paths), "A path is listed twice.")
+
+    def splits_and_groups_are_valid(self) -> None:
+        """A split is train, validation, test or None; a group is text or None."""
+        listing = self._listing()
+        for image in listing.images:
+            require(
+                image.split in (None, *get_args(Split)),
+                f"The split of {image.path!r} is {image.split!r}. Use one of "
+                f"{', '.join(get_args(Split))} or None.",
+            )
+            require(
+                image.group is None or isinstance(image.group, str),
+                f"The group of {image.path!r} is {image.group!r}. Use text or None.",
+            )
+
+    def lists_the_same_twice(self) -> None:
+        """Asked again, it gives the same images in the same order."""
+        require(
+            self._listing().images == self._listing().images,
+            "Two listings of the same data differ. Sort what the file system gives.",
+        )
+
+    def images_can_be_decoded(self) -> None:
+        """The listed files are images that Patchline reads."""
+        listing = self._listing()
+        for image in listing.images:
+            try:
+                decode_image(read_image(listing.root / image.path), channels=3)
+            except UndecodableImageError as error:
+                raise CheckError(f"{image.path!r} cannot be decoded: {error}.") from error
+
+    def refuses_what_does_not_exist(self) -> None:
+        """A path that does not exist is refused in a sentence."""
+        if self.plugin.example is None:
+            return  # it needs no path
+        missing = str(self._folder / "no" / "such")
+        try:
+            self._source(missing).list_images()
+        except UserError:
+            return
+        require(False, "A path that does not exist is taken as empty. Raise a DataError.")
+
+    def _listing(self) -> ImageListing:
+        if self.plugin.example is not None and self._path is None:
+            data = self._folder / "data"
+            shutil.rmtree(data, ignore_errors=True)  # what a failed attempt left
+            data.mkdir()
+            self._path = self.plugin.example(data)
+        return self._source(self._path).list_images()
+
+    def _source(self, path: str | None) -> DataSource:
+        work_dir = self._folder / "work"
+        work_dir.mkdir(exist_ok=True)
+        return self.plugin.build(self.settings, SourceContext(path=path, work_dir=work_dir))

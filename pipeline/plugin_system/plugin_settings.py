@@ -1,0 +1,91 @@
+"""Hold the settings of the chosen plugins against the plugins' own config classes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from pipeline import config_errors
+from pipeline.config import ModelChoice, PatchEmbeddingChoice, PluginChoice, RunConfig
+from pipeline.errors import ConfigError
+from pipeline.plugin_api import NO_PATCH_EMBEDDING, DataTraits, PluginConfig
+from pipeline.plugin_system.plugin_loader import Kind, blamed, config_class, patch_embedding_name
+
+Choice = TypeVar("Choice", bound=PluginChoice)
+_Change = Callable[[PluginConfig], PluginConfig]
+
+
+def checked_plugins(config: RunConfig) -> RunConfig:
+    """Check the plugins' settings and fill in their defaults.
+
+    Raises:
+        ConfigError: for the first setting that is unknown or has a bad value.
+        PluginError: for a plugin that is unknown or broken.
+    """
+    return _with_settings(config, lambda settings: settings)
+
+
+def resolve_settings(config: RunConfig, traits: DataTraits) -> RunConfig:
+    """Fill in the plugins' settings that depend on the data.
+
+    Raises:
+        ConfigError: if a setting does not fit the images.
+    """
+    return _with_settings(config, lambda settings: settings.resolved_for(traits))
+
+
+def named_patch_embedding(model: ModelChoice) -> PatchEmbeddingChoice:
+    """Return the model's patch embedding with its name instead of `auto`.
+
+    Raises:
+        ConfigError: if one is chosen, or settings for one, and the model takes none.
+    """
+    chosen = model.patch_embedding
+    name = patch_embedding_name(model.name, chosen.name)
+    if name == NO_PATCH_EMBEDDING and chosen.settings:
+        raise ConfigError(
+            f"model.patch_embedding.{next(iter(chosen.settings))} is set, but the model "
+            f"{model.name} takes no patch embedding. Leave it out."
+        )
+    return chosen if name == chosen.name else chosen.model_copy(update={"name": name})
+
+
+def settings_of(kind: Kind, choice: PluginChoice, prefix: str) -> PluginConfig:
+    """Return the settings beside a plugin's name as the plugin's own config class."""
+    return _parsed(kind, choice.name, choice.settings, prefix)
+
+
+def _parsed(kind: Kind, name: str, settings: dict[str, object], prefix: str) -> PluginConfig:
+    plugin_class = config_class(kind, name)
+    try:
+        return plugin_class.model_validate(settings)
+    except ValidationError as error:
+        raise config_errors.sentence(error, plugin_class, prefix) from error
+
+
+def _with_settings(config: RunConfig, change: _Change) -> RunConfig:
+    def changed(choice: Choice, kind: Kind, prefix: str) -> Choice:
+        parsed = settings_of(kind, choice, prefix)
+        with blamed(kind, choice.name, "failed to resolve its settings"):
+            settings = change(parsed).model_dump(mode="json")
+        return choice.with_settings(settings)
+
+    model = changed(config.model, "model", "model")
+    named = named_patch_embedding(model)
+    embedding = (
+        named
+        if named.name == NO_PATCH_EMBEDDING
+        else changed(named, "patch_embedding", "model.patch_embedding")
+    )
+    parsed = _parsed("data_source", config.data.source, config.data.options, "data.options")
+    with blamed("data_source", config.data.source, "failed to resolve its settings"):
+        options = change(parsed).model_dump(mode="json")
+    return config.model_copy(
+        update={
+            "model": model.model_copy(update={"patch_embedding": embedding}),
+            "augmentation": changed(config.augmentation, "augmentation", "augmentation"),
+            "data": config.data.model_copy(update={"options": options}),
+        }
+    )

@@ -1,0 +1,1 @@
+"""Many images through a packaged model, into a table."""

@@ -1,0 +1,264 @@
+"""Predictions on their way into a table: parts in a folder beside it, so that nothing is lost.
+
+`OUT.parts/` holds `state.json`, which says what is being predicted, and one Parquet file for every
+few thousand images. Each part is whole or absent, so a process that is killed loses at most the
+part that it was filling; the next one goes on after what is there. At the end the parts are copied
+one by one into OUT and removed.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+from filelock import FileLock, Timeout
+from pydantic import ValidationError
+
+from pipeline.errors import ConfigError, StorageError
+from pipeline.files.atomic_files import replacing, storage_errors, write_text
+from pipeline.prediction.image_files import ImageFile, Place, place
+from pipeline.section import Section
+from pipeline.workspace import make_folder
+
+_STATE_FILE, _LOCK_FILE, _MERGED_FILE = "state.json", "lock", "merged"
+_PART_SECONDS = 15.0
+_ARGUMENT = pa.field("argument", pa.int32())
+_LISTED_ERRORS = 20
+
+
+class PredictionState(Section):
+    """What a folder of parts holds predictions of; another command may not add to it."""
+
+    model: str
+    """Name and version of the model, and the identity of its files."""
+    images: tuple[str, ...]
+    """The paths as they were given."""
+    top_k: int
+    probabilities: bool
+
+
+class Totals(NamedTuple):
+    """What a finished table holds."""
+
+    images: int
+    errors: int
+    first_errors: tuple[tuple[str, str], ...]
+    """Name and reason of the first twenty images that could not be read."""
+
+
+class PredictionParts:
+    """The parts of one table, locked by this process; made by `open_parts`."""
+
+    def __init__(self, folder: Path, schema: pa.Schema, rows: int) -> None:
+        self._folder, self._schema, self._rows = folder, schema, rows
+        self._attempt = 1 + max((number for number, _ in self._by_attempt()), default=0)
+        self._written = 0
+        self._pending: list[pa.Table] = []
+        self._last = time.monotonic()
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of a part: those of the table, behind the number of the argument."""
+        return pa.schema([_ARGUMENT, *self._schema], metadata=self._schema.metadata)
+
+    def add(self, table: pa.Table) -> None:
+        """Take a few rows; every few seconds, or when there are enough, they become a part."""
+        self._pending.append(table)
+        rows = sum(len(each) for each in self._pending)
+        if rows >= self._rows or time.monotonic() - self._last >= _PART_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what was taken since the last part.
+
+        Raises:
+            StorageError: if the disk is full or read-only; the parts before stay.
+        """
+        if self._pending:
+            name = f"{self._attempt:05d}-{self._written:07d}.parquet"
+            with replacing(self._folder / name) as temporary:
+                pyarrow.parquet.write_table(pa.concat_tables(self._pending), temporary)
+            self._written += 1
+            self._pending = []
+        self._last = time.monotonic()
+
+    def without_done(self, files: Iterable[ImageFile]) -> Iterator[ImageFile]:
+        """Yield the files that no part holds; both sides come in the same order."""
+        done = self._done()
+        current = next(done, None)
+        for file in files:
+            while current is not None and current < file.place:
+                current = next(done, None)  # its file is gone; its answer stays
+            if current == file.place:
+                current = next(done, None)
+            else:
+                yield file
+
+    def count(self) -> int:
+        """Return how many images the parts hold."""
+        return sum(_opened(part).metadata.num_rows for _, part in self._by_attempt())
+
+    def merge(self, out: Path) -> Totals:
+        """Copy all parts into one table, in the order in which they were made.
+
+        Raises:
+            StorageError: if the disk is full or read-only; the parts stay.
+        """
+        self.flush()
+        merged = self._folder / _MERGED_FILE
+        with storage_errors(out):
+            totals = self._copy(merged, as_csv=out.suffix == ".csv")
+            merged.replace(out)
+        return totals
+
+    def remove(self) -> None:
+        """Remove what this class has written, the folder too unless it holds something else."""
+        _clear(self._folder)
+        (self._folder / _LOCK_FILE).unlink(missing_ok=True)
+        if not any(self._folder.iterdir()):
+            self._folder.rmdir()
+
+    def _copy(self, merged: Path, *, as_csv: bool) -> Totals:
+        images = errors = 0
+        listed: list[tuple[str, str]] = []
+        with _writer(merged, self._schema, as_csv=as_csv) as writer:
+            for table in self._tables():
+                writer.write_table(table)
+                images += len(table)
+                errors += len(table) - table["error"].null_count
+                if len(listed) < _LISTED_ERRORS and table["error"].null_count < len(table):
+                    failed = table.select(["image", "error"]).drop_null().to_pylist()
+                    listed += [(row["image"], row["error"]) for row in failed]
+        return Totals(images, errors, tuple(listed[:_LISTED_ERRORS]))
+
+    def _tables(self) -> Iterator[pa.Table]:
+        """Yield the rows in tables of a good size: a row group each."""
+        waiting: list[pa.Table] = []
+        for _, part in self._by_attempt():
+            for batch in _opened(part).iter_batches(self._rows, columns=self._schema.names):
+                waiting.append(pa.Table.from_batches([batch]).cast(self._schema))
+                if sum(len(each) for each in waiting) >= self._rows:
+                    yield pa.concat_tables(waiting)
+                    waiting = []
+        if waiting:
+            yield pa.concat_tables(waiting)
+
+    def _done(self) -> Iterator[Place]:
+        """Yield the places of all rows in order; those of one attempt are in order already."""
+        attempts: dict[int, list[Path]] = {}
+        for number, part in self._by_attempt():
+            attempts.setdefault(number, []).append(part)
+        return heapq.merge(*(_places(parts) for parts in attempts.values()))
+
+    def _by_attempt(self) -> list[tuple[int, Path]]:
+        parts = sorted(self._folder.glob("?????-???????.parquet"))
+        return [(int(part.name[:5]), part) for part in parts]
+
+
+@contextmanager
+def open_parts(
+    out: Path, state: PredictionState, schema: pa.Schema, *, rows: int, restart: bool
+) -> Iterator[PredictionParts]:
+    """Lock the folder of parts of a table, and go on with it or begin anew.
+
+    Raises:
+        ConfigError: if another process is at it, or it holds predictions of something else.
+        StorageError: if the place may not be written.
+    """
+    folder = parts_folder(out)
+    with storage_errors(folder):
+        make_folder(folder)
+        lock = FileLock(folder / _LOCK_FILE)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise ConfigError(
+                f"{out} is being written by another process. Wait for it, or name another --out."
+            ) from None
+    try:
+        with storage_errors(folder):
+            if restart:
+                _clear(folder)
+            _check_state(folder, out, state)
+            _remove_unfinished(folder)
+            write_text(folder / _STATE_FILE, state.model_dump_json(indent=2) + "\n")
+        yield PredictionParts(folder, schema, rows)
+    finally:
+        lock.release()
+
+
+def parts_folder(out: Path) -> Path:
+    """Return where the parts of a table are."""
+    return out.with_name(f"{out.name}.parts")
+
+
+def _check_state(folder: Path, out: Path, state: PredictionState) -> None:
+    file = folder / _STATE_FILE
+    if not file.exists():
+        return
+    remedy = f"Give the same again, name another --out, or begin {out} anew with --restart."
+    try:
+        before = PredictionState.model_validate_json(file.read_text(encoding="utf-8"))
+    except (ValidationError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} cannot be read. {remedy}") from error
+    for key, now in state.model_dump().items():
+        then = getattr(before, key)
+        if then != now:
+            raise ConfigError(
+                f"{folder} holds unfinished predictions with {key} {_shown(then)}, not "
+                f"{_shown(now)}. {remedy}"
+            )
+
+
+def _shown(value: Any) -> str:
+    return ", ".join(value) if isinstance(value, tuple) else str(value)
+
+
+def _clear(folder: Path) -> None:
+    for part in folder.glob("?????-???????.parquet"):
+        part.unlink()
+    (folder / _STATE_FILE).unlink(missing_ok=True)
+    _remove_unfinished(folder)
+
+
+def _remove_unfinished(folder: Path) -> None:
+    """Remove what a killed process has left half-written."""
+    (folder / _MERGED_FILE).unlink(missing_ok=True)
+    for unfinished in folder.glob(".*.part"):
+        unfinished.unlink()
+
+
+def _opened(part: Path) -> pyarrow.parquet.ParquetFile:
+    try:
+        return pyarrow.parquet.ParquetFile(part)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise StorageError(
+            f"{part} cannot be read ({str(error).splitlines()[0]}). Remove it, and its images are "
+            "predicted again."
+        ) from error
+
+
+def _places(parts: Iterable[Path]) -> Iterator[Place]:
+    for part in parts:
+        for batch in _opened(part).iter_batches(columns=["argument", "image"]):
+            pairs = zip(batch["argument"].to_pylist(), batch["image"].to_pylist(), strict=True)
+            yield from (place(argument, name) for argument, name in pairs)
+
+
+@contextmanager
+def _writer(file: Path, schema: pa.Schema, *, as_csv: bool) -> Iterator[Any]:
+    """Open a table for writing; it is whole once closed."""
+    made = (
+        pyarrow.csv.CSVWriter(file, schema)
+        if as_csv
+        else pyarrow.parquet.ParquetWriter(file, schema)
+    )
+    with made as writer:
+        yield writer

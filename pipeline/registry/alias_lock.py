@@ -1,0 +1,161 @@
+"""The right to change a registered model's aliases: one holder at a time.
+
+On one machine a file lock gives it, and the system takes it back from a process that dies. MLflow
+has no compare-and-swap, so on a shared server there is a claim too: a tag under a key of its own on
+the registered model. Everybody writes a claim first and then looks for others; two who do so at the
+same time cannot both see none. Who sees another takes the own claim back and tries again after a
+random pause. A claim that its owner has not renewed for a minute, by the watcher's own clock, is of
+a process that died, and is removed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import random
+import socket
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from filelock import FileLock, Timeout
+
+from pipeline import local_services
+from pipeline.errors import TrackingError
+from pipeline.files.atomic_files import storage_errors
+from pipeline.tracking.tracking_store import client, sqlite_file, use_store
+from pipeline.workspace import WORKSPACE, make_folder
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+
+logger = logging.getLogger(__name__)
+
+CLAIM_PREFIX = "patchline.claim."
+_LEASE_SECONDS = 60.0
+_PATIENCE_SECONDS = 300.0
+_PAUSE_SECONDS = (0.1, 1.0)
+
+
+@contextmanager
+def machine_lock(name: str, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
+    """Hold the lock of a registered model among the processes of this machine.
+
+    Args:
+        name: of the registered model.
+        on_wait: called once if another process holds the lock.
+
+    Raises:
+        StorageError: if the lock file may not be written.
+    """
+    file = _lock_file(name)
+    with storage_errors(file):
+        make_folder(file.parent.parent)
+        file.parent.mkdir(exist_ok=True, mode=0o700)
+        file.touch(mode=0o600)
+    lock = FileLock(file)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        if on_wait:
+            on_wait()
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextmanager
+def claimed(name: str) -> Iterator[Callable[[], None]]:
+    """Hold the claim of a registered model among the users of a shared server.
+
+    Yields:
+        A check to be called right before a write: it raises `TrackingError` if the claim was lost.
+
+    Raises:
+        TrackingError: if others hold it for five minutes.
+    """
+    store = client()
+    if sqlite_file() is not None:  # the machine's lock is enough
+        yield lambda: None
+        return
+    key = _wait_for_claim(store, name)
+    taken = time.monotonic()
+
+    def still_held() -> None:
+        late = time.monotonic() - taken > _LEASE_SECONDS / 2
+        if late or key not in _claims(store, name):
+            raise TrackingError(
+                f"The claim on the registered model '{name}' was lost because the server answers "
+                "too slowly. Nothing was changed; run the command again."
+            )
+
+    try:
+        yield still_held
+    finally:
+        _withdraw(store, name, key)
+
+
+def _lock_file(name: str) -> Path:
+    folder = _folder_of_store()
+    if folder is not None:
+        return folder / WORKSPACE / "locks" / f"{name}.lock"
+    owner = str(os.getuid()) if hasattr(os, "getuid") else "user"
+    digest = hashlib.sha256(f"{use_store()}\n{name}".encode()).hexdigest()[:16]
+    return Path(tempfile.gettempdir()) / f"patchline-{owner}" / f"{digest}.lock"
+
+
+def _folder_of_store() -> Path | None:
+    """Return the folder of a store on this machine: of the SQLite file, also behind a server."""
+    database = sqlite_file()
+    if database is not None:
+        return database.parent
+    services = local_services.running()
+    here = services is not None and "mlflow" in services.own and services.mlflow_url == use_store()
+    return services.folder if services and here else None
+
+
+def _wait_for_claim(store: MlflowClient, name: str) -> str:
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    first_seen: dict[str, float] = {}
+    while True:
+        key = CLAIM_PREFIX + uuid.uuid4().hex
+        value = f"{socket.gethostname()} {os.getpid()}"
+        store.set_registered_model_tag(name, key, value)
+        others = _claims(store, name) - {key}
+        if not others:
+            return key
+        _withdraw(store, name, key)
+        now = time.monotonic()
+        first_seen = {other: first_seen.get(other, now) for other in others}
+        for other, seen in first_seen.items():
+            if now - seen > _LEASE_SECONDS:
+                logger.warning("the claim %s on '%s' was left by a dead process", other, name)
+                _withdraw(store, name, other)
+        if now > deadline:
+            raise TrackingError(
+                f"Others have been changing the registered model '{name}' for "
+                f"{_PATIENCE_SECONDS:.0f} s. Try again later."
+            )
+        time.sleep(random.uniform(*_PAUSE_SECONDS))  # noqa: S311 - a pause, not a secret
+
+
+def _claims(store: MlflowClient, name: str) -> set[str]:
+    tags = store.get_registered_model(name).tags
+    return {key for key in tags if key.startswith(CLAIM_PREFIX)}
+
+
+def _withdraw(store: MlflowClient, name: str, key: str) -> None:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        store.delete_registered_model_tag(name, key)
+    except MlflowException as error:  # somebody else has removed it
+        logger.debug("%s is gone already: %s", key, error)

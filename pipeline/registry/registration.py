@@ -1,0 +1,194 @@
+"""Log a package as a model of its run, with its metrics, and register it.
+
+Each of these is done once, however often the run is continued: what an earlier attempt has done is
+found in the store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import shutil
+import time
+import warnings
+from pathlib import Path
+
+import yaml
+
+from pipeline.evaluation.report import EvaluationReport
+from pipeline.models.model_description import load_description
+from pipeline.packaging.packaging_job import Package
+from pipeline.packaging.server_writer import requirements
+from pipeline.registry.registered_models import (
+    COMMIT_TAG,
+    FINGERPRINT_TAG,
+    ModelReference,
+    class_tags,
+)
+from pipeline.section import Section
+from pipeline.tracking import provenance
+from pipeline.tracking.tracked_run import TrackedRun
+from pipeline.tracking.tracking_store import client
+
+_ARTIFACTS = ("model.onnx", "model.json", "model.safetensors", "model_card.md")
+
+
+class Registered(Section):
+    """A new version in the registry."""
+
+    name: str
+    version: str
+    model_id: str
+
+    @property
+    def reference(self) -> ModelReference:
+        """The version as the registry's functions take it."""
+        return ModelReference(self.name, self.version, f"models:/{self.model_id}")
+
+
+def logged_model(run: TrackedRun, name: str) -> str:
+    """Return the id of the run's model: that of an earlier attempt, or a new one without files.
+
+    It exists before its files, so that metrics can be linked to it.
+    """
+    from mlflow.entities import LoggedModelOutput
+
+    store = client()
+    found = _earlier_model(run) if run.continued else None
+    if found is None:
+        model = store.create_logged_model(
+            run.experiment_id, name=name, source_run_id=run.run_id, model_type="image-classifier"
+        )
+        found = str(model.model_id)
+    if not (run.continued and found in _linked_models(run)):
+        store.log_outputs(run.run_id, [LoggedModelOutput(found, step=0)])
+    return found
+
+
+def log_report_metrics(
+    run: TrackedRun, model_id: str, report: EvaluationReport, dataset_name: str
+) -> None:
+    """Log the metrics of a report on the run, linked to the model and to the data."""
+    from mlflow.entities import Metric
+
+    store = client()
+    if run.continued and set(report.metrics) <= set(store.get_run(run.run_id).data.metrics):
+        return
+    moment = int(time.time() * 1000)
+    metrics = [
+        Metric(
+            f"{key}{suffix}",
+            value,
+            moment,
+            0,
+            model_id=model_id,
+            dataset_name=dataset_name,
+            dataset_digest=report.data_fingerprint,
+        )
+        for key, estimate in report.metrics.items()
+        for suffix, value in (
+            ("", estimate.value),
+            ("_low", estimate.low),
+            ("_high", estimate.high),
+        )
+    ]
+    store.log_batch(run.run_id, metrics=metrics)
+
+
+def log_evaluated_model(run: TrackedRun, model_id: str) -> None:
+    """Say on a run which registered model it looked at."""
+    from mlflow.entities import LoggedModelInput
+
+    client().log_inputs(run.run_id, models=[LoggedModelInput(model_id)])
+
+
+def register(
+    run: TrackedRun, model_id: str, name: str, package: Package, tags: dict[str, str]
+) -> Registered:
+    """Log the package's files and register them as a new version; it has no alias yet."""
+    version = _earlier_version(run, name) if run.continued else None
+    if version is None:
+        version = _new_version(run, model_id, name, package, tags)
+    return Registered(name=name, version=version, model_id=model_id)
+
+
+def _new_version(
+    run: TrackedRun, model_id: str, name: str, package: Package, tags: dict[str, str]
+) -> str:
+    import mlflow
+
+    store = client()
+    folder = save_as_mlflow_model(run, model_id, package.folder)
+    store.log_model_artifacts(model_id, str(folder))
+    shutil.rmtree(folder)  # the store has it now
+    store.finalize_logged_model(model_id, "READY")
+    description = load_description(package.folder)
+    all_tags = {
+        **class_tags(description.classes),
+        FINGERPRINT_TAG: description.data_fingerprint,
+        **_commit_tag(),
+        **tags,
+    }
+    # `register_model` is the call that also writes the link back from the logged model; with the
+    # tags in the same call, a kill leaves no version without them.
+    with contextlib.redirect_stderr(io.StringIO()):  # it also prints what the caller says better
+        version = mlflow.register_model(f"models:/{model_id}", name, tags=all_tags)
+    return str(version.version)
+
+
+def save_as_mlflow_model(run: TrackedRun, model_id: str, package: Path) -> Path:
+    """Write the package as an MLflow model folder: models from code, nothing pickled."""
+    import mlflow.pyfunc
+    from mlflow.models import Model, ModelSignature
+    from mlflow.types.schema import AnyType, ColSpec, DataType, ParamSchema, ParamSpec, Schema
+
+    target = package.parent / "mlflow_model"
+    shutil.rmtree(target, ignore_errors=True)
+    any_type = AnyType()  # type: ignore[no-untyped-call]  # bytes, base64, paths and arrays
+    signature = ModelSignature(
+        inputs=Schema([ColSpec(any_type, "image")]),
+        params=ParamSchema([ParamSpec("top_k", DataType.long, 5)]),
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # hints about type annotations and examples
+        mlflow.pyfunc.save_model(
+            str(target),
+            python_model=str(package / "model_server.py"),
+            artifacts={name: str(package / name) for name in _ARTIFACTS},
+            signature=signature,
+            pip_requirements=requirements(),
+            mlflow_model=Model(run_id=run.run_id, model_id=model_id),
+        )
+    _without_machine_paths(target / "MLmodel")
+    return target
+
+
+def _without_machine_paths(file: Path) -> None:
+    """Let a package say nothing about the folders of the machine that made it."""
+    content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    flavor = content["flavors"]["python_function"]
+    flavor["model_code_path"] = Path(flavor["model_code_path"]).name
+    for artifact in flavor["artifacts"].values():
+        artifact["uri"] = artifact["path"]
+    file.write_text(yaml.safe_dump(content, sort_keys=True), encoding="utf-8")
+
+
+def _commit_tag() -> dict[str, str]:
+    head, dirty = provenance.commit()
+    return {COMMIT_TAG: head + (", with changes" if dirty else "")} if head else {}
+
+
+def _earlier_model(run: TrackedRun) -> str | None:
+    condition = f"source_run_id = '{run.run_id}'"
+    found = client().search_logged_models([run.experiment_id], filter_string=condition)
+    return next((str(model.model_id) for model in found), None)
+
+
+def _linked_models(run: TrackedRun) -> set[str]:
+    outputs = client().get_run(run.run_id).outputs
+    return {str(output.model_id) for output in outputs.model_outputs} if outputs else set()
+
+
+def _earlier_version(run: TrackedRun, name: str) -> str | None:
+    found = client().search_model_versions(f"run_id = '{run.run_id}'")
+    return next((str(version.version) for version in found if version.name == name), None)

@@ -1,0 +1,187 @@
+"""Find the run that shall be continued, and what is needed to continue it."""
+
+from __future__ import annotations
+
+import re
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+
+from pipeline.config import RunConfig
+from pipeline.errors import ConfigError
+from pipeline.run_memory import stage_keys
+from pipeline.section import Section
+from pipeline.tracking.tracked_run import (
+    FLOW_RUN_TAG,
+    FLOW_RUNS_TAG,
+    FOLDER_TAG,
+    HOST_TAG,
+    REQUEST_FILE,
+    owner_is_alive,
+)
+from pipeline.tracking.tracking_store import all_runs, store_exists
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+
+LAST = "last"
+SUMMARY_FILE = "summary.json"
+_ID = re.compile(r"[0-9a-f]{4,32}")
+
+
+_STAGES = (
+    "pipeline.data.ingestion",
+    "pipeline.training.__main__",
+    "pipeline.evaluation.__main__",
+    "pipeline.packaging.__main__",
+    "pipeline.registry.registration",
+    "pipeline.layers",
+)
+"""Where the stages of a run begin; what they import counts too."""
+
+
+class RunRequest(Section):
+    """What a run was asked for, resolved against its data."""
+
+    config: RunConfig
+    """As it was before the training; what the machine decided is not in it."""
+    data_fingerprint: str
+    plugin_files: tuple[str, ...] = ()
+    fresh: bool = False
+    """Whether results of earlier runs were not to be used."""
+    code: str = ""
+    """Digest of the library's source."""
+
+
+@dataclass(frozen=True)
+class InterruptedRun:
+    """A run in the store with its folder, from which it can be continued."""
+
+    run_id: str
+    folder: Path
+    flow_runs: str
+    """Ids of the flow runs that worked on it, with commas between them."""
+    request: RunRequest
+    finished: bool = False
+
+    @property
+    def code_changed(self) -> bool:
+        """Whether the library is another one than when the run began."""
+        return self.request.code != library_code()
+
+
+def library_code() -> str:
+    """Return the digest of everything in the library that a run may use."""
+    return stage_keys.code(*_STAGES)
+
+
+def find(words: str, runs: Path) -> InterruptedRun:
+    """Return the run that a user names: an id, the beginning of one, a name, or `last`.
+
+    Args:
+        words: what the user gave.
+        runs: the folder with the folders of this workspace's runs.
+
+    Raises:
+        ConfigError: if there is no such run, more than one, or one that cannot be continued.
+    """
+    found = _named(words, runs)
+    if found.info.status == "FINISHED":
+        raise ConfigError(
+            f"The run {found.info.run_id[:8]} ({found.info.run_name}) is FINISHED, so there is "
+            "nothing to continue. Start a new run; one that ended while it read the data is not "
+            "in the store."
+        )
+    interrupted = _interrupted(found, runs)
+    if owner_is_alive(interrupted.folder):
+        raise ConfigError(
+            f"The run {found.info.run_id[:8]} is alive in another process. Wait for its end, or "
+            "stop it."
+        )
+    return interrupted
+
+
+def of_flow_run(flow_run_id: str, runs: Path) -> InterruptedRun | None:
+    """Return the run that a Prefect flow run has opened before, if it did."""
+    if not flow_run_id or not store_exists():
+        return None
+    for condition in (
+        f"tags.`{FLOW_RUN_TAG}` = '{flow_run_id}'",
+        f"tags.`{FLOW_RUNS_TAG}` LIKE '%{flow_run_id}%'",
+    ):
+        for run in all_runs(condition):
+            if run.data.tags.get("mlflow.source.name") == "patchline run":
+                return _interrupted(run, runs)
+    return None
+
+
+def _named(words: str, runs: Path) -> Run:
+    known = _training_runs()
+    if words == LAST:
+        here = [run for run in known if _folder(run).parent == runs.resolve()]
+        if not here:
+            raise ConfigError(
+                "No run was opened in this folder yet, so there is none to continue. Start one "
+                "with `patchline run`."
+            )
+        return here[0]
+    matches = [run for run in known if words in {run.info.run_id, run.info.run_name}]
+    if not matches and _ID.fullmatch(words):
+        matches = [run for run in known if run.info.run_id.startswith(words)]
+    if not matches:
+        raise ConfigError(
+            f"There is no run '{words}' in this store. Give the id of a run, the first letters of "
+            f"one, its name, or `{LAST}`."
+        )
+    if len(matches) > 1:
+        listed = ", ".join(run.info.run_id[:8] for run in matches[:5])
+        raise ConfigError(f"'{words}' may mean {len(matches)} runs: {listed}. Give an id.")
+    return matches[0]
+
+
+def _training_runs() -> list[Run]:
+    """Return the trainings in the store, the newest first."""
+    if not store_exists():
+        return []
+    return list(all_runs("tags.`mlflow.source.name` = 'patchline run'"))
+
+
+def _interrupted(run: Run, runs: Path) -> InterruptedRun:
+    tags, run_id = run.data.tags, run.info.run_id
+    folder = _folder(run)
+    host = tags.get(HOST_TAG, "")
+    if run.info.status == "RUNNING" and host != socket.gethostname():
+        raise ConfigError(
+            f"The run {run_id[:8]} is alive on the machine {host}. Wait for its end, or continue "
+            "it there."
+        )
+    if not (folder / REQUEST_FILE).is_file():
+        where = f"on the machine {host}" if host != socket.gethostname() else "any more"
+        raise ConfigError(
+            f"The folder {folder} of the run {run_id[:8]} is not there {where}, so it cannot be "
+            f"continued. Start a new run with its settings: `mlflow artifacts download --run-id "
+            f"{run_id} --artifact-path config.yaml --dst-path .`, then `patchline run --config "
+            "config.yaml`."
+        )
+    if folder.parent != runs.resolve():
+        raise ConfigError(
+            f"The run {run_id[:8]} belongs to the folder {folder.parents[2]}. Continue it there."
+        )
+    try:
+        content = (folder / REQUEST_FILE).read_text(encoding="utf-8")
+        request = RunRequest.model_validate_json(content)
+    except (OSError, ValidationError) as error:
+        raise ConfigError(
+            f"{folder / REQUEST_FILE} cannot be read, so the run {run_id[:8]} cannot be continued. "
+            "Start a new run."
+        ) from error
+    flow_runs = tags.get(FLOW_RUNS_TAG) or tags.get(FLOW_RUN_TAG, "")
+    finished = run.info.status == "FINISHED"
+    return InterruptedRun(run_id, folder, flow_runs, request, finished)
+
+
+def _folder(run: Run) -> Path:
+    return Path(run.data.tags.get(FOLDER_TAG, ""))

@@ -1,0 +1,249 @@
+"""Which flow runs are alive on this machine: one record and one held lock for each.
+
+The lock is the operating system's: it goes when the process goes, in whatever way, and is not
+handed on to the processes that it starts. So a record whose lock is free is that of a process which
+ended without its last words.
+
+A record outlives its block until the process ends: only then does Prefect surely know the outcome,
+and a process that is killed in between would leave a run in Prefect that nobody knows of.
+
+A command holds one more lock before Prefect hears of its run, and the run's tags name that lock: so
+its owner is known from the first moment on, before there is a record.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import datetime as dt
+import hashlib
+import os
+import re
+import socket
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from uuid import uuid4
+
+from filelock import FileLock, Timeout
+from pydantic import PrivateAttr, ValidationError
+
+from pipeline.errors import OrchestrationError, StorageError
+from pipeline.files.atomic_files import storage_errors, write_text
+from pipeline.files.held_locks import is_held
+from pipeline.section import Section
+from pipeline.workspace import make_folder
+
+FOLDER = "live"
+OWNER = "owner:"
+"""How the tag begins that leads from a flow run to the lock of its owner."""
+_ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_WAIT_SECONDS = 5.0
+_held_here: dict[Path, FileLock] = {}
+"""The locks of this process, by file; those of ended runs too."""
+_ended_here: set[Path] = set()
+
+
+class LiveRun(Section):
+    """A flow run and the process that carries it out."""
+
+    flow_run_id: str
+    what: str
+    """What it does, for a person: `training`, `watch`."""
+    pid: int
+    process_started: float
+    """When the process began, seconds since the epoch; with `pid` it names one process for ever."""
+    host: str
+    started: str
+    """When the record was made; ISO 8601, UTC."""
+    ended: str | None = None
+    """When its work was over; only the process is still there."""
+    sought: str | None = None
+    """When a Prefect server was asked for it that did not know it."""
+
+    _lock_file: Path = PrivateAttr()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it runs on this machine, so that its lock says something."""
+        return self.host == socket.gethostname()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its lock is held; a run of another machine always counts as alive."""
+        return not self.is_here or is_held(self._lock_file)
+
+    def at(self, lock_file: Path) -> LiveRun:
+        """Return the record, which now knows its lock."""
+        self._lock_file = lock_file
+        return self
+
+    def write(self) -> None:
+        """Save the record.
+
+        Raises:
+            StorageError: if the folder may not be written.
+        """
+        write_text(_record_file(self._lock_file), self.model_dump_json(indent=2))
+
+    def mark_sought(self) -> None:
+        """Note in the record of a dead process that a Prefect server did not know it."""
+        with contextlib.suppress(Timeout), FileLock(self._lock_file, timeout=0):
+            if _record_file(self._lock_file).exists():
+                self.model_copy(update={"sought": _now()}).at(self._lock_file).write()
+
+    def remove(self) -> None:
+        """Take the record of a dead process away; that of a live one stays."""
+        if not self.is_here:
+            return
+        with contextlib.suppress(Timeout), FileLock(self._lock_file, timeout=0):
+            _unlink(self._lock_file)
+
+
+@contextmanager
+def alive(workspace: Path, flow_run_id: str, what: str) -> Iterator[LiveRun]:
+    """Say, while the block runs, that this process carries out a flow run.
+
+    Args:
+        workspace: the folder `.patchline`.
+        flow_run_id: Prefect's id of the run.
+        what: what it does, for a person.
+
+    Raises:
+        OrchestrationError: if another process carries it out.
+        StorageError: if the folder may not be written.
+    """
+    import psutil
+
+    lock_file = _lock_file(workspace, flow_run_id)
+    _hold(lock_file, flow_run_id)
+    try:
+        record = LiveRun(
+            flow_run_id=flow_run_id,
+            what=what,
+            pid=os.getpid(),
+            process_started=psutil.Process().create_time(),
+            host=socket.gethostname(),
+            started=_now(),
+        ).at(lock_file)
+        record.write()
+    except BaseException:
+        _let_go(lock_file)
+        raise
+    try:
+        yield record
+    finally:
+        _ended_here.add(lock_file)
+        with contextlib.suppress(OSError, StorageError):
+            record.model_copy(update={"ended": _now()}).at(lock_file).write()
+
+
+@contextmanager
+def owner(workspace: Path) -> Iterator[str]:
+    """Yield the tag of the flow runs that begin in the block; this process owns them.
+
+    Raises:
+        StorageError: if the folder may not be written.
+    """
+    name = f"{_folder_name(workspace)}-{uuid4().hex[:8]}"
+    lock_file = _lock_file(workspace, name)
+    _hold(lock_file, name)
+    try:
+        yield f"{OWNER}{name}"
+    finally:
+        _ended_here.add(lock_file)
+
+
+def owner_is_gone(workspace: Path, tags: Iterable[str]) -> bool:
+    """Return whether a flow run was begun by a process of this folder that is not there any more.
+
+    A run without an owner's tag, and one that another folder or machine owns, is not judged.
+    """
+    own = f"{OWNER}{_folder_name(workspace)}-"
+    names = [tag.removeprefix(OWNER) for tag in tags if tag.startswith(own)]
+    return bool(names) and not any(is_held(_lock_file(workspace, name)) for name in names)
+
+
+def _folder_name(workspace: Path) -> str:
+    """Return what stands for this folder on this machine in the tags of its runs."""
+    where = f"{socket.gethostname()}:{workspace.resolve()}"
+    return hashlib.sha256(where.encode()).hexdigest()[:8]
+
+
+def _hold(lock_file: Path, flow_run_id: str) -> None:
+    for ended in list(_ended_here):  # Prefect knows how those went, or tries them again now
+        _let_go(ended)
+    with storage_errors(lock_file):
+        make_folder(lock_file.parent)
+        lock = FileLock(lock_file, thread_local=False)
+        try:
+            lock.acquire(timeout=_WAIT_SECONDS)  # who looks whether it is held holds it a moment
+        except Timeout:
+            raise OrchestrationError(
+                f"Another process carries out the flow run {flow_run_id} (see {lock_file.parent}). "
+                "Let it end, or cancel it."
+            ) from None
+    _held_here[lock_file] = lock
+
+
+def _let_go(lock_file: Path) -> None:
+    _ended_here.discard(lock_file)
+    _unlink(lock_file)
+    _held_here.pop(lock_file).release()
+
+
+@atexit.register
+def _let_go_of_ended() -> None:
+    for lock_file in list(_ended_here):
+        with contextlib.suppress(Exception):  # the folder may be gone
+            _let_go(lock_file)
+
+
+def _forget() -> None:
+    _held_here.clear()
+    _ended_here.clear()
+
+
+if hasattr(os, "register_at_fork"):  # a forked child owns none of it
+    os.register_at_fork(after_in_child=_forget)
+
+
+def records(workspace: Path) -> list[LiveRun]:
+    """Return the records in a workspace, oldest first.
+
+    One that cannot be read is left out, and so are the runs that this very process has ended.
+    """
+    found = []
+    for file in (workspace.resolve() / FOLDER).glob("*.json"):
+        lock_file = file.with_suffix(".lock")
+        if lock_file in _ended_here:
+            continue
+        try:
+            record = LiveRun.model_validate_json(file.read_text(encoding="utf-8"))
+        except (OSError, ValidationError):
+            continue  # it ended meanwhile, or a newer Patchline wrote it
+        found.append(record.at(lock_file))
+    return sorted(found, key=lambda record: (record.started, record.flow_run_id))
+
+
+def _lock_file(workspace: Path, flow_run_id: str) -> Path:
+    if not _ID_PATTERN.fullmatch(flow_run_id):
+        raise OrchestrationError(
+            f"{flow_run_id!r} is not the id of a flow run. Start the flow through Prefect."
+        )
+    return workspace.resolve() / FOLDER / f"{flow_run_id}.lock"
+
+
+def _record_file(lock_file: Path) -> Path:
+    return lock_file.with_name(f"{lock_file.stem}.json")
+
+
+def _now() -> str:
+    return dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
+
+
+def _unlink(lock_file: Path) -> None:
+    """Remove a record and its lock's file; the caller holds the lock."""
+    with contextlib.suppress(OSError):
+        _record_file(lock_file).unlink(missing_ok=True)
+        lock_file.unlink(missing_ok=True)

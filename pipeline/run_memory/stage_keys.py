@@ -1,0 +1,191 @@
+"""What decides the result of a stage: data, settings, code, packages, plugins.
+
+Everything is plain text, so that a record shows a person why its result was used or not.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import importlib.util
+import platform
+import re
+from collections.abc import Iterable, Iterator
+from importlib import metadata
+from pathlib import Path
+
+from pipeline.config import RunConfig
+from pipeline.plugin_api import NO_PATCH_EMBEDDING
+from pipeline.plugin_system import plugin_loader
+from pipeline.plugin_system.plugin_loader import Kind, PluginEntry
+from pipeline.plugin_system.plugin_settings import named_patch_embedding
+
+Ingredients = dict[str, str]
+
+_LIBRARY = Path(__file__).resolve().parent.parent
+_REQUIREMENT = re.compile(r"[A-Za-z0-9._-]+")
+_DEVELOPMENT = re.compile(r"extra\s*==\s*['\"]dev['\"]")
+_ORCHESTRATION = {"prefect", "cyclopts", "rich", "uvicorn", "fastapi", "filelock", "psutil"}
+"""Packages that start and show a stage, and decide nothing in it."""
+_OF_THE_MACHINE = ("training.threads", "training.device")
+
+
+def settings(config: RunConfig, *sections: str) -> dict[str, str]:
+    """Return the settings of some sections, by dotted key."""
+    return {
+        key: value
+        for key, value in config.flat().items()
+        if key.partition(".")[0] in sections and key not in _OF_THE_MACHINE
+    }
+
+
+@functools.cache
+def code(*modules: str) -> str:
+    """Return a digest of the source of some modules, and of all that they import of the library.
+
+    Args:
+        modules: full names, such as `pipeline.training.__main__`; a room counts as a whole.
+
+    Raises:
+        ValueError: if there is no such module in the library.
+    """
+    return _digest(_with_imports(modules), _LIBRARY)
+
+
+def _with_imports(modules: Iterable[str]) -> set[Path]:
+    """Return the files of the modules and of everything of the library that they import.
+
+    What lies beside a module and is no module, such as a template, counts with it.
+    """
+    found: set[Path] = set()
+    waiting = []
+    for module in modules:
+        files = _files_of(module)
+        if not files:
+            raise ValueError(f"There is no module {module} whose code could be looked at.")
+        waiting += files
+    while waiting:
+        file = waiting.pop()
+        if file in found:
+            continue
+        found.add(file)
+        if file.name != "config.py":  # the settings of a room render nothing
+            found.update(path for path in file.parent.iterdir() if _is_template(path))
+        for name in _imported(file):
+            waiting += _files_of(name)
+    return found
+
+
+def _files_of(module: str) -> list[Path]:
+    """Return the file of a module, or those of a whole room; none for what is not the library's."""
+    top, *parts = module.split(".")
+    if top != _LIBRARY.name:
+        return []
+    path = _LIBRARY.joinpath(*parts)
+    file = path.with_suffix(".py")
+    if parts and file.is_file():
+        return [file]
+    return [found for found in _sources(path) if found.suffix == ".py"] if parts else []
+
+
+def _imported(file: Path) -> Iterator[str]:
+    """Yield the library's modules that a file imports anywhere, also inside its functions."""
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            inner = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from (name if _is_module(name) else node.module for name in inner)
+
+
+def _is_module(name: str) -> bool:
+    top, *parts = name.split(".")
+    path = _LIBRARY.joinpath(*parts)
+    return top == _LIBRARY.name and (path.with_suffix(".py").is_file() or path.is_dir())
+
+
+def _is_template(path: Path) -> bool:
+    return path.is_file() and path.suffix not in (".py", ".pyc", ".typed")
+
+
+def software(config: RunConfig, *kinds: Kind) -> dict[str, str]:
+    """Return versions and sources of what a stage runs beside the library.
+
+    Args:
+        config: names the plugins.
+        kinds: of the plugins that the stage uses.
+    """
+    entries = _entries(config, kinds)
+    named = {f"plugin {e.kind} {e.name}": f"{e.version} {plugin_code(e)}" for e in entries}
+    distributions = {e.distribution for e in entries if not e.target.endswith(".py")}
+    return {**named, **package_versions(distributions), "python": platform.python_version()}
+
+
+def package_versions(distributions: Iterable[str] = ()) -> dict[str, str]:
+    """Return the versions of Patchline, of the given distributions, and of what they require."""
+    owners = {"patchline", *distributions}
+    needed = set(owners)
+    for owner in owners:
+        for requirement in _requirements(owner):
+            name = _REQUIREMENT.match(requirement)
+            if name and not _DEVELOPMENT.search(requirement):
+                needed.add(name[0].lower())
+    versions = {name: _version(name) for name in sorted(needed - _ORCHESTRATION)}
+    return {f"package {name}": version for name, version in versions.items() if version}
+
+
+def plugin_code(entry: PluginEntry) -> str:
+    """Return a digest of a plugin's file, or of the whole package that it is in."""
+    if entry.target.endswith(".py"):
+        file = Path(entry.target)
+        return _digest([file], file.parent)
+    spec = importlib.util.find_spec(entry.target.partition(":")[0].partition(".")[0])
+    if spec is None:
+        return "unknown"
+    folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
+    files = [file for folder in folders for file in _sources(folder)]
+    if not folders and spec.origin:
+        files = [Path(spec.origin)]
+    return _digest(files, files[0].parent if files else Path())
+
+
+def _entries(config: RunConfig, kinds: Iterable[Kind]) -> list[PluginEntry]:
+    chosen: dict[Kind, str] = {
+        "data_source": config.data.source,
+        "augmentation": config.augmentation.name,
+        "model": config.model.name,
+        "patch_embedding": named_patch_embedding(config.model).name,
+    }
+    wanted = ((kind, chosen[kind]) for kind in kinds if chosen[kind] != NO_PATCH_EMBEDDING)
+    return [plugin_loader.find(kind, name) for kind, name in wanted]
+
+
+def _sources(folder: Path) -> list[Path]:
+    return [
+        path
+        for path in folder.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".pyc"
+    ]
+
+
+def _digest(files: Iterable[Path], root: Path) -> str:
+    digest = hashlib.sha256()
+    for file in sorted(files):
+        digest.update(str(file.relative_to(root) if file.is_relative_to(root) else file).encode())
+        digest.update(b"\0" + hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()[:16]
+
+
+def _requirements(distribution: str) -> list[str]:
+    try:
+        return metadata.requires(distribution) or []
+    except metadata.PackageNotFoundError:
+        return []
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""

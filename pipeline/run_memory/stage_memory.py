@@ -1,0 +1,288 @@
+"""What the stages of earlier runs found, so that an unchanged stage is not repeated.
+
+`.patchline/stages/STAGE/KEY.json` holds a record: everything that decides the result in plain text
+(the key is a digest of it), the result, and the digest of every file that the result stands on. A
+record is used only after each of these files was found with that digest; a file that is gone or
+damaged makes the stage run again. A run that uses a record takes the files into its own folder, so
+that the folders of old runs may be deleted.
+
+Records are written whole or not at all. Two runs that write the same one write the same result; the
+later record stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from pipeline.files.atomic_files import storage_errors, write_text
+from pipeline.files.file_digest import FileDigest, digest_of
+from pipeline.section import Section
+from pipeline.workspace import make_folder
+
+Result = TypeVar("Result", bound=Section)
+Ingredients = Mapping[str, str]
+"""What decides a result, in words: `training.epochs` -> `60`."""
+OnNote = Callable[[str], None]
+
+_FOLDER = "{folder}"
+_KEY_DIGITS = 32
+_APPENDED = {".jsonl", ".log"}
+"""Files that grow in place: a hard link would grow with them."""
+_NOT_KEPT = {"worker.log", "worker.lock"}
+
+
+class StageRecord(Section):
+    """One result of one stage."""
+
+    stage: str
+    key: str
+    ingredients: dict[str, str]
+    """Everything that decides the result."""
+    run_id: str
+    """The MLflow run that computed it."""
+    made_at: str
+    folder: Path
+    """Where the files are."""
+    files: dict[str, FileDigest]
+    """By path below the folder."""
+    result: dict[str, Any]
+    """Paths in the folder begin with `{folder}`."""
+
+
+@dataclass
+class StageMemory:
+    """The records of one workspace, as one run sees them."""
+
+    workspace: Path
+    fresh: bool = False
+    """Whether only what this very run has done counts."""
+    on_note: OnNote = lambda _: None
+    """Told when a record cannot be trusted."""
+    run_id: str = ""
+    run_folder: Path | None = None
+    reused: dict[str, str] = field(default_factory=dict)
+    """Stage by stage, the other run whose result was used."""
+    recalled: set[str] = field(default_factory=set)
+    """Stages that were not computed again: done by another run, or before an interruption."""
+
+    def enter(self, run_id: str, folder: Path) -> None:
+        """Say which run this is; its own results are kept in its folder too."""
+        self.run_id, self.run_folder = run_id, folder
+
+    def recall(
+        self,
+        stage: str,
+        ingredients: Ingredients,
+        result_class: type[Result],
+        target: Path | None = None,
+        *,
+        own_only: bool = False,
+    ) -> Result | None:
+        """Return the result of an earlier run with the same ingredients, or None.
+
+        Args:
+            stage: its name.
+            ingredients: everything that decides the result.
+            result_class: of the result.
+            target: the folder of this run that gets the files; None if the files stay where they
+                are, because they are shared by all runs.
+            own_only: use only what this very run has done.
+        """
+        key = key_of(stage, ingredients)
+        for file in self._records(stage, key, own_only=own_only or self.fresh):
+            record = self._read(file, key)
+            if record is None:
+                continue
+            try:
+                files = _taken(record, target or record.folder)
+                result = result_class.model_validate(_absolute(record.result, files))
+            except (_UntrustedError, ValidationError) as reason:
+                self._distrust(record, file, str(reason))
+                continue
+            if files != record.folder:
+                record = record.model_copy(update={"folder": files})
+                self._write(record)
+            self.recalled.add(stage)
+            if record.run_id and record.run_id != self.run_id:
+                self.reused[stage] = record.run_id
+            return result
+        return None
+
+    def once(
+        self,
+        stage: str,
+        ingredients: Ingredients,
+        result_class: type[Result],
+        folder: Path,
+        compute: Callable[[], Result],
+    ) -> Result:
+        """Return the result of a stage: an earlier one with the same ingredients, or a new one.
+
+        Args:
+            stage: its name.
+            ingredients: everything that decides the result.
+            result_class: of the result.
+            folder: of this run, for the files of the result.
+            compute: does the work.
+        """
+        known = self.recall(stage, ingredients, result_class, folder)
+        if known is not None:
+            return known
+        result = compute()
+        self.remember(stage, result, folder, ingredients)
+        return result
+
+    def remember(self, stage: str, result: Section, folder: Path, *keys: Ingredients) -> None:
+        """Keep a result with the files of its folder, under each of the keys.
+
+        Args:
+            stage: its name.
+            result: what the stage returned; its paths in the folder are stored relative to it.
+            folder: holds every file that the result stands on.
+            keys: ingredients; the first are those of this run, others stand for the same result.
+        """
+        folder = folder.resolve()
+        files = {file.relative_to(folder).as_posix(): digest_of(file) for file in kept(folder)}
+        content = _relative(result.model_dump(mode="json"), folder)
+        now = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+        for ingredients in reversed(keys):
+            record = StageRecord(
+                stage=stage,
+                key=key_of(stage, ingredients),
+                ingredients=dict(ingredients),
+                run_id=self.run_id,
+                made_at=now,
+                folder=folder,
+                files=files,
+                result=content,
+            )
+            self._write(record)
+
+    def _records(self, stage: str, key: str, *, own_only: bool) -> Iterator[Path]:
+        if self.run_folder is not None:
+            yield self._own_file(self.run_folder, stage)
+        if not own_only:
+            yield self._shared_file(stage, key)
+
+    def _shared_file(self, stage: str, key: str) -> Path:
+        return self.workspace / "stages" / stage / f"{key}.json"
+
+    @staticmethod
+    def _own_file(folder: Path, stage: str) -> Path:
+        return folder / "stages" / f"{stage}.json"
+
+    def _read(self, file: Path, key: str) -> StageRecord | None:
+        try:
+            record = StageRecord.model_validate_json(file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError):
+            self.on_note(f"the record {file.name} of an earlier run is damaged and not used")
+            return None
+        if key_of(record.stage, record.ingredients) != record.key:
+            self.on_note(f"the record {file.name} of an earlier run was changed and is not used")
+            return None
+        return record if record.key == key else None
+
+    def _distrust(self, record: StageRecord, file: Path, reason: str) -> None:
+        owner = f"run {record.run_id[:8]}" if record.run_id else "an earlier run"
+        self.on_note(f"what {owner} left is not used: {reason}")
+        with storage_errors(file):
+            file.unlink(missing_ok=True)
+
+    def _write(self, record: StageRecord) -> None:
+        text = record.model_dump_json(indent=2) + "\n"
+        write_text(self._shared_file(record.stage, record.key), text)
+        if self.run_folder is not None:
+            write_text(self._own_file(self.run_folder, record.stage), text)
+
+
+def key_of(stage: str, ingredients: Ingredients) -> str:
+    """Return the digest of a stage's ingredients: 32 hexadecimal digits."""
+    text = json.dumps([stage, sorted(ingredients.items())], ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:_KEY_DIGITS]
+
+
+def kept(folder: Path) -> list[Path]:
+    """Return the files of a folder that belong to its result, sorted."""
+    found = (path for path in folder.rglob("*") if path.is_file())
+    return sorted(
+        path for path in found if path.name not in _NOT_KEPT and not path.name.startswith(".")
+    )
+
+
+class _UntrustedError(Exception):
+    """A file of a record is not what it was."""
+
+
+def _taken(record: StageRecord, target: Path) -> Path:
+    """Return a folder with the record's files, verified there; `target` unless it is their own."""
+    target = target.resolve()
+    if target == record.folder:
+        _verify(record, target)
+        return target
+    copied = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.part")
+    with storage_errors(target):
+        try:
+            for name in record.files:
+                _link(record.folder / name, copied / name)
+            make_folder(copied)
+            _verify(record, copied)
+            shutil.rmtree(target, ignore_errors=True)
+            copied.rename(target)
+        finally:
+            shutil.rmtree(copied, ignore_errors=True)
+    return target
+
+
+def _link(source: Path, copy: Path) -> None:
+    make_folder(copy.parent)
+    if not source.is_file():
+        raise _UntrustedError(f"{source.name} is gone")
+    if source.suffix not in _APPENDED:
+        with contextlib.suppress(OSError):  # another disk, or one without links: then a copy
+            os.link(source, copy)
+            return
+    shutil.copyfile(source, copy)
+
+
+def _verify(record: StageRecord, folder: Path) -> None:
+    for name, expected in record.files.items():
+        file = folder / name
+        if not file.is_file():
+            raise _UntrustedError(f"{name} is gone")
+        if file.stat().st_size != expected.bytes or digest_of(file) != expected:
+            raise _UntrustedError(f"{name} is damaged")
+
+
+def _relative(value: Any, folder: Path) -> Any:
+    """Return a JSON value whose paths in the folder do not depend on where the folder is."""
+    if isinstance(value, dict):
+        return {key: _relative(inner, folder) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_relative(inner, folder) for inner in value]
+    if isinstance(value, str) and (value == str(folder) or value.startswith(f"{folder}{os.sep}")):
+        return _FOLDER + value.removeprefix(str(folder))
+    return value
+
+
+def _absolute(value: Any, folder: Path) -> Any:
+    if isinstance(value, dict):
+        return {key: _absolute(inner, folder) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_absolute(inner, folder) for inner in value]
+    if isinstance(value, str) and value.startswith(_FOLDER):
+        return str(folder) + value.removeprefix(_FOLDER)
+    return value

@@ -1,0 +1,1 @@
+"""MLflow: the store, one run in it, and where the run's results come from."""

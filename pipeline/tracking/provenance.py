@@ -1,0 +1,99 @@
+"""Where a result comes from: code, packages, hardware."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+from pipeline.config import RunConfig
+from pipeline.plugin_api import NO_PATCH_EMBEDDING
+from pipeline.plugin_system import plugin_loader
+from pipeline.plugin_system.plugin_settings import named_patch_embedding
+
+_PACKAGES = (
+    "patchline",
+    "torch",
+    "torchvision",
+    "albumentations",
+    "numpy",
+    "onnxruntime",
+    "mlflow",
+)
+_GIT_SECONDS = 5
+
+
+def commit() -> tuple[str, bool]:
+    """Return the commit of Patchline's own source and whether it was changed since.
+
+    Both are empty and false when Patchline was installed from a package.
+    """
+    source = Path(__file__).resolve().parent
+    head = _git(source, "rev-parse", "HEAD")
+    return head, bool(head and _git(source, "status", "--porcelain", "--untracked-files=no"))
+
+
+def package_versions() -> dict[str, str]:
+    """Return the versions of the packages that decide a result."""
+    return {name: metadata.version(name) for name in _PACKAGES}
+
+
+def hardware() -> dict[str, str]:
+    """Return processor, cores, memory and system in words."""
+    import psutil
+
+    return {
+        "processor": processor(),
+        "cores": str(psutil.cpu_count(logical=True)),
+        "memory_gib": f"{psutil.virtual_memory().total / 2**30:.1f}",
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+    }
+
+
+def as_tags() -> dict[str, str]:
+    """Return all of it as flat tags for a run."""
+    head, dirty = commit()
+    tags = {f"version.{name}": version for name, version in package_versions().items()}
+    tags |= {f"hardware.{key}": value for key, value in hardware().items()}
+    if head:
+        tags |= {"mlflow.source.git.commit": head, "patchline.dirty": str(dirty).lower()}
+    return tags
+
+
+def plugin_tags(config: RunConfig) -> dict[str, str]:
+    """Return a tag for each plugin of a run: its distribution and version."""
+    chosen: dict[plugin_loader.Kind, str] = {
+        "data_source": config.data.source,
+        "augmentation": config.augmentation.name,
+        "model": config.model.name,
+    }
+    embedding = named_patch_embedding(config.model).name
+    if embedding != NO_PATCH_EMBEDDING:
+        chosen["patch_embedding"] = embedding
+    entries = [plugin_loader.find(kind, name) for kind, name in chosen.items()]
+    return {f"plugin.{e.kind}": f"{e.name} ({e.distribution} {e.version})" for e in entries}
+
+
+def processor() -> str:
+    """Return the name of the processor."""
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    try:
+        return subprocess.run(
+            ["git", "-C", str(folder), *arguments],  # noqa: S607 - whichever git the user has
+            capture_output=True,
+            text=True,
+            timeout=_GIT_SECONDS,
+            check=True,
+        ).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""

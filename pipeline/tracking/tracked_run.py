@@ -1,0 +1,335 @@
+"""One run in MLflow: open, log, close, and find those that a SIGKILL left open.
+
+Everything goes through `MlflowClient` with the run's id; there is no active run.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from filelock import FileLock, Timeout
+
+from pipeline.config import RunConfig
+from pipeline.errors import RunError, TrackingError
+from pipeline.files.atomic_files import storage_errors, write_text
+from pipeline.redaction import redacted_values
+from pipeline.tracking import provenance
+from pipeline.tracking.tracking_store import all_runs, client, store_exists, unreachable, use_store
+from pipeline.workspace import make_folder
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+
+
+HOST_TAG, FOLDER_TAG, HEARTBEAT_TAG = "patchline.host", "patchline.folder", "patchline.heartbeat"
+FLOW_RUN_TAG = "prefect.flow_run_id"
+FLOW_RUNS_TAG = "patchline.flow_runs"
+"""Every flow run that worked on a run: the one that began it, and those that continued it."""
+DATA_ROOT_TAG = "patchline.data_root"
+_LOCK_FILE = "owner.lock"
+_LONGEST_PARAM = 6000
+_LONG_GONE_SECONDS = 24 * 3600
+_CLOSE_SECONDS = 10.0
+_LOCK_SECONDS = 5.0
+REQUEST_FILE = "request.json"
+"""In the run's folder: what is needed to continue it."""
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """A handle on one run: its id, its experiment's, and its folder on this machine."""
+
+    run_id: str
+    experiment_id: str
+    folder: Path
+    continued: bool = False
+    """Whether an earlier attempt has logged something already."""
+
+
+@dataclass(frozen=True)
+class NewRun:
+    """What is written on a run when it is opened."""
+
+    experiment: str
+    name: str
+    command: str
+    """That the user gave, such as `patchline run`."""
+    params: Mapping[str, str]
+    tags: Mapping[str, str]
+    request: str = ""
+    """What is needed to continue it, kept in its folder before the run is opened."""
+
+
+@contextmanager
+def owned_run(
+    config: RunConfig, runs: Path, tags: Mapping[str, str], request: str = ""
+) -> Iterator[TrackedRun]:
+    """Open the run of a training; see `open_run`.
+
+    Args:
+        config: resolved; its name is the experiment, its settings are the params.
+        runs: the folder that gets a folder for this run.
+        tags: what else to write on the run.
+        request: what is needed to continue it.
+    """
+    name = str(config.name)
+    new = NewRun(
+        experiment=name,
+        name="-".join([name, *config.model.names, f"seed{config.seed}"]),
+        command="patchline run",
+        params=config.flat(),
+        tags={**provenance.plugin_tags(config), **tags},
+        request=request,
+    )
+    with open_run(new, runs) as run:
+        yield run
+
+
+@contextmanager
+def open_run(new: NewRun, runs: Path) -> Iterator[TrackedRun]:
+    """Open a run, hold the lock that says it is alive, and close it whatever happens.
+
+    It ends FINISHED, FAILED after an error, KILLED after a signal.
+
+    Args:
+        new: what to write on it.
+        runs: the folder that gets a folder for this run.
+    """
+    store = client()
+    folder = (runs / f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}").resolve()
+    with storage_errors(folder):
+        make_folder(runs)
+        folder.mkdir()
+        lock = FileLock(folder / _LOCK_FILE)
+        lock.acquire()
+    try:
+        if new.request:
+            write_text(folder / REQUEST_FILE, new.request)
+        with _closed_in_the_end(store, _create_run(store, new, folder)) as run:
+            yield run
+    finally:
+        lock.release()
+
+
+@contextmanager
+def continued_run(
+    run_id: str, folder: Path, params: Mapping[str, str], tags: Mapping[str, str]
+) -> Iterator[TrackedRun]:
+    """Open a run again that failed or was killed; it ends as `open_run` lets it end.
+
+    Args:
+        run_id: of the run.
+        folder: its folder, which exists.
+        params: logged again, in case that it died before they were.
+        tags: what else to write on the run.
+
+    Raises:
+        RunError: if its owner is alive, or it has finished.
+    """
+    store = client()
+    lock = FileLock(folder / _LOCK_FILE)
+    try:
+        lock.acquire(timeout=_LOCK_SECONDS)  # who looks whether it is held holds it for a moment
+    except Timeout as error:
+        raise RunError(
+            f"The run {run_id[:8]} is alive in another process. Wait for its end, or stop it."
+        ) from error
+    try:
+        found = store.get_run(run_id)
+        if found.info.status == "FINISHED":
+            raise RunError(f"The run {run_id[:8]} has finished meanwhile. Nothing is left to do.")
+        run = TrackedRun(run_id, found.info.experiment_id, folder, continued=True)
+        store.update_run(run_id, status="RUNNING")
+        with _closed_in_the_end(store, run):
+            _log_params(store, run_id, params)
+            set_tags(run, {HOST_TAG: socket.gethostname(), HEARTBEAT_TAG: _now(), **tags})
+            yield run
+    finally:
+        lock.release()
+
+
+@contextmanager
+def _closed_in_the_end(store: MlflowClient, run: TrackedRun) -> Iterator[TrackedRun]:
+    status = "FAILED"
+    try:
+        yield run
+        status = "FINISHED"
+    except BaseException as error:
+        status = "FAILED" if isinstance(error, Exception) else "KILLED"
+        raise
+    finally:
+        _close(store, run, status)
+
+
+def _close(store: MlflowClient, run: TrackedRun, status: str) -> None:
+    """Close a run and fail its models that have no files, waiting a little for a store away."""
+    deadline = time.monotonic() + _CLOSE_SECONDS
+    while True:
+        try:
+            _end(store, run.run_id, run.experiment_id, status)
+        except Exception as error:
+            if time.monotonic() > deadline:
+                raise unreachable(use_store(), error) from error
+            time.sleep(0.5)
+        else:
+            return
+
+
+def _end(store: MlflowClient, run_id: str, experiment_id: str, status: str) -> None:
+    """Close a run; before that its models without files become FAILED.
+
+    In this order, because only a run that is still open will be closed again by somebody.
+    """
+    from mlflow.entities import LoggedModelStatus
+
+    pending = LoggedModelStatus.PENDING.to_int()  # MLflow compares numbers
+    unfinished = f"source_run_id = '{run_id}' AND status = {pending}"
+    for model in store.search_logged_models([experiment_id], filter_string=unfinished):
+        store.finalize_logged_model(model.model_id, "FAILED")
+    store.set_terminated(run_id, status)
+
+
+def close_abandoned() -> list[str]:
+    """Close the runs whose owner was killed, and return their ids.
+
+    A run of this host is alive while its owner holds the lock in its folder. A run of another host
+    is left alone unless its last heartbeat is a day old.
+    """
+    if not store_exists():
+        return []
+    store = client()
+    closed = []
+    for run in list(all_runs("attributes.status = 'RUNNING'")):  # what is closed leaves the search
+        if HOST_TAG not in run.data.tags:
+            continue
+        with _abandoned(run) as abandoned:
+            # Looked at again while the lock is held: it may have ended, or been continued.
+            if abandoned and store.get_run(run.info.run_id).info.status == "RUNNING":
+                _end(store, run.info.run_id, run.info.experiment_id, "KILLED")
+                closed.append(run.info.run_id)
+    return closed
+
+
+def owner_is_alive(folder: Path) -> bool:
+    """Return whether a process of this machine owns the run of a folder."""
+    try:
+        with FileLock(folder / _LOCK_FILE, timeout=1.0):  # who looks holds it for a moment, too
+            return False
+    except Timeout:
+        return True
+
+
+def log_data(
+    run: TrackedRun, name: str, fingerprint: str, manifest_file: Path, context: str = "training"
+) -> None:
+    """Log the data's version as the data set of the run, and its manifest as an artifact."""
+    from mlflow.data import sources
+    from mlflow.data.meta_dataset import MetaDataset
+    from mlflow.entities import DatasetInput, InputTag
+
+    # MLflow makes the class of a local folder while it runs, so no checker can see it.
+    source = sources.LocalArtifactDatasetSource(str(manifest_file.parent))  # type: ignore[attr-defined]
+    dataset = MetaDataset(source, name=name, digest=fingerprint)  # type: ignore[abstract]
+    entity = dataset._to_mlflow_entity()  # noqa: SLF001 - MlflowClient takes the entity only
+    store = client()
+    tag = InputTag("mlflow.data.context", context)
+    store.log_inputs(run.run_id, [DatasetInput(entity, [tag])])
+    store.log_artifact(run.run_id, str(manifest_file), "data")
+
+
+def log_file(run: TrackedRun, file: Path, folder: str | None = None) -> None:
+    """Log one file as an artifact of the run."""
+    client().log_artifact(run.run_id, str(file), folder)
+
+
+def set_tags(run: TrackedRun, tags: Mapping[str, str]) -> None:
+    """Write tags on the run."""
+    from mlflow.entities import RunTag
+
+    client().log_batch(run.run_id, tags=[RunTag(*tag) for tag in redacted_values(tags).items()])
+
+
+@contextmanager
+def system_metrics(run: TrackedRun) -> Iterator[None]:
+    """Log the machine's load while the block runs."""
+    from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+
+    monitor: Any = SystemMetricsMonitor(  # type: ignore[no-untyped-call]
+        run.run_id,
+        sampling_interval=5,
+        resume_logging=run.continued,
+        tracking_uri=use_store(),
+    )
+    monitor.start()
+    try:
+        yield
+    finally:
+        monitor.finish()
+
+
+def _create_run(store: MlflowClient, new: NewRun, folder: Path) -> TrackedRun:
+    experiment = store.get_experiment_by_name(new.experiment)
+    if experiment is not None and experiment.lifecycle_stage == "deleted":
+        raise TrackingError(
+            f"The experiment '{new.experiment}' was deleted in MLflow. Restore it with `mlflow "
+            f"experiments restore -x {experiment.experiment_id}`, or choose another --name."
+        )
+    experiment_id = (
+        experiment.experiment_id if experiment else store.create_experiment(new.experiment)
+    )
+    tags = {
+        HOST_TAG: socket.gethostname(),
+        FOLDER_TAG: str(folder),
+        HEARTBEAT_TAG: _now(),
+        "mlflow.source.name": new.command,
+        "mlflow.source.type": "LOCAL",
+        **provenance.as_tags(),
+        **new.tags,
+    }
+    run = store.create_run(experiment_id, tags=redacted_values(tags), run_name=new.name)
+    _log_params(store, run.info.run_id, new.params)
+    return TrackedRun(run.info.run_id, experiment_id, folder)
+
+
+def _log_params(store: MlflowClient, run_id: str, params: Mapping[str, str]) -> None:
+    from mlflow.entities import Param
+
+    entities = [
+        Param(key, value[:_LONGEST_PARAM]) for key, value in redacted_values(params).items()
+    ]
+    store.log_batch(run_id, params=entities)
+
+
+def _now() -> str:
+    return str(int(time.time()))
+
+
+@contextmanager
+def _abandoned(run: Run) -> Iterator[bool]:
+    """Tell whether a run's owner is gone; nobody can become its owner during the block."""
+    tags = run.data.tags
+    if tags[HOST_TAG] != socket.gethostname():
+        yield time.time() - float(tags.get(HEARTBEAT_TAG, "0")) > _LONG_GONE_SECONDS
+        return
+    lock_file = Path(tags.get(FOLDER_TAG, "")) / _LOCK_FILE
+    if not lock_file.exists():
+        yield True
+        return
+    lock = FileLock(lock_file)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        lock.release()

@@ -1,0 +1,186 @@
+"""The MLflow store: where it is, and a client of it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from filelock import FileLock
+
+from pipeline import local_login, local_services
+from pipeline.errors import PipelineError, ServerAwayError, TrackingError
+from pipeline.files.atomic_files import storage_errors
+from pipeline.redaction import redacted, split_credentials
+from pipeline.workspace import WORKSPACE, make_folder
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+
+
+logger = logging.getLogger(__name__)
+
+_FIRST_ANSWER = {"MLFLOW_HTTP_REQUEST_TIMEOUT": 10, "MLFLOW_HTTP_REQUEST_MAX_RETRIES": 1}
+"""Seconds, and repetitions, within which a server has to answer the first question."""
+_IN_WORDS = (
+    ("Read timed out", "it does not answer"),
+    ("Connection refused", "nothing listens there"),
+    ("NewConnectionError", "nothing listens there"),
+    ("Name or service not known", "there is no such host"),
+)
+
+
+def use_store() -> str:
+    """Return the tracking URI, made absolute for this process and all that it starts.
+
+    `MLFLOW_TRACKING_URI` decides; without it, the server of `patchline up`; without that, MLflow's
+    own default in the working directory, which is the same store.
+    """
+    uri = os.environ.get("MLFLOW_TRACKING_URI") or _local_server() or "sqlite:///mlflow.db"
+    match = re.match(r"^sqlite:///(?!/)(.+)$", uri)
+    if match:
+        uri = f"sqlite:///{Path(match[1]).resolve()}"
+    uri = without_login(uri)
+    os.environ["MLFLOW_TRACKING_URI"] = uri
+    local_login.log_in_to_mlflow(uri)
+    return uri
+
+
+def _local_server() -> str | None:
+    """Return the server that `patchline up` runs for this folder, if it answers."""
+    services = local_services.running()
+    if services is None:
+        return None
+    served_here = "mlflow" in services.own
+    if served_here and not local_services.answers(f"{services.mlflow_url}/health"):
+        logger.warning(
+            "The MLflow server of `patchline up` at %s does not answer (see %s); its database is "
+            "used directly.",
+            services.mlflow_url,
+            local_services.logs_folder(services.folder) / "mlflow.log",
+        )
+        return None
+    return services.mlflow_url
+
+
+def without_login(uri: str) -> str:
+    """Return the address of a server without user and password, which go into the environment.
+
+    MLflow takes them from there, and then no error, tag or page of MLflow's can show them. The
+    address of a database keeps its password.
+    """
+    login = split_credentials(uri)
+    if not uri.startswith(("http://", "https://")) or login.user is None:
+        return uri
+    os.environ["MLFLOW_TRACKING_USERNAME"] = login.user
+    os.environ["MLFLOW_TRACKING_PASSWORD"] = login.password or ""
+    return login.address
+
+
+def sqlite_file() -> Path | None:
+    """Return the file of a store that is SQLite; none for a server."""
+    uri = use_store()
+    return Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:") else None
+
+
+def store_exists() -> bool:
+    """Return whether there is a store to read from; a SQLite file is only made by a run."""
+    database = sqlite_file()
+    if database is not None and not database.parent.is_dir():
+        raise TrackingError(
+            f"There is no folder {database.parent} for the MLflow store {database.name}. Check "
+            "MLFLOW_TRACKING_URI."
+        )
+    return database is None or database.exists()
+
+
+def client() -> MlflowClient:
+    """Return a client of the store, which is created first if it is a new SQLite file.
+
+    Raises:
+        TrackingError: if the store does not answer.
+        StorageError: if the SQLite file may not be written.
+    """
+    uri = use_store()
+    logging.getLogger("mlflow").setLevel(logging.ERROR)
+    logging.getLogger("alembic").setLevel(logging.ERROR)
+    try:
+        database = sqlite_file()
+        if database is None:
+            return _answering_client()
+        lock = database.parent / WORKSPACE / "mlflow.lock"
+        with storage_errors(lock.parent.parent / "mlflow.db"):
+            make_folder(lock.parent)
+            lock.touch()  # says at once whether the folder can be written
+        with FileLock(lock):  # processes that meet a new SQLite file would crash each other
+            return _answering_client()
+    except PipelineError:
+        raise
+    except Exception as error:
+        raise unreachable(uri, error) from error
+
+
+def all_runs(condition: str) -> Iterator[Run]:
+    """Yield the runs that fulfil a condition in MLflow's search language, the newest first.
+
+    The condition is one such as `attributes.status = 'RUNNING'`.
+    """
+    store = client()
+    where: list[str] = []
+    token: str | None = None
+    while token or not where:
+        experiments = store.search_experiments(page_token=token)
+        where += [found.experiment_id for found in experiments]
+        token = experiments.token
+        if not token:
+            break
+    while where:
+        page = store.search_runs(
+            where, condition, order_by=["attributes.start_time DESC"], page_token=token
+        )
+        yield from page
+        token = page.token
+        if not token:
+            return
+
+
+def _answering_client() -> MlflowClient:
+    from mlflow import MlflowClient
+
+    created = MlflowClient()
+    with _impatient():
+        created.search_experiments(max_results=1)
+    return created
+
+
+@contextmanager
+def _impatient() -> Iterator[None]:
+    """Wait less for a server than later, when it is known to be there."""
+    before = {name: os.environ.get(name) for name in _FIRST_ANSWER}
+    for name, most in _FIRST_ANSWER.items():
+        given = before[name] or ""
+        os.environ[name] = str(min(int(given), most) if given.isdigit() else most)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def unreachable(uri: str, error: Exception) -> ServerAwayError:
+    """Return the error of a store that failed, in words and without credentials."""
+    text = str(error)
+    first_line = text.splitlines()[0] if text else type(error).__name__
+    reason = next((words for sign, words in _IN_WORDS if sign in text), first_line)
+    return ServerAwayError(
+        f"The MLflow store {redacted(uri)} cannot be used ({redacted(reason)[:300]}). Check "
+        "MLFLOW_TRACKING_URI and the server."
+    )

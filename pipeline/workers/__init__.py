@@ -1,0 +1,1 @@
+"""The processes that a run starts, and the events that they write."""

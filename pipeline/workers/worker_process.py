@@ -1,0 +1,190 @@
+"""Start a worker process in its own group, follow its events, and never leave it behind.
+
+A worker is a module with a `__main__`, started as `python -P -m MODULE FOLDER`. The folder holds
+`job.json`; the worker writes `events.jsonl`, `result.json` and `worker.log`. The parent keeps the
+worker's standard input open; when the parent dies in whatever way, that pipe closes and the worker
+ends itself and everything that it started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn, TypeVar
+
+from filelock import FileLock, Timeout
+
+from pipeline import redaction
+from pipeline.errors import PipelineError, RunError, StorageError, WorkerError, error_class
+from pipeline.files.atomic_files import storage_errors, write_text
+from pipeline.section import Section
+from pipeline.workers import worker_start
+from pipeline.workers.event_log import Event, EventReader, EventWriter, LineReader
+from pipeline.workers.worker_start import LOG_FILE
+from pipeline.workspace import make_folder
+
+Result = TypeVar("Result", bound=Section)
+Job = TypeVar("Job", bound=Section)
+OnEvent = Callable[[Event], None]
+
+JOB_FILE, EVENTS_FILE, RESULT_FILE, LOCK_FILE = (
+    "job.json",
+    "events.jsonl",
+    "result.json",
+    "worker.lock",
+)
+_POLL_SECONDS = 0.1
+_LAST_WORKER_SECONDS = 60.0
+
+
+# -- the parent's side -------------------------------------------------------------------------
+
+
+def run_worker(
+    module: str, folder: Path, job: Section, result_class: type[Result], on_event: OnEvent
+) -> Result:
+    """Run a worker to its end and return its result; `on_event` sees every event once, in order.
+
+    Those of an earlier worker in the same folder are not among them: see `earlier_events`. On any
+    exception in the parent (a signal, an error in `on_event`) the worker's whole group is stopped
+    before the exception goes on.
+
+    Raises:
+        PipelineError: the error that the worker reported, by class and text.
+        WorkerError: if the worker died without a report.
+    """
+    make_folder(folder)
+    reader, lines = EventReader(folder / EVENTS_FILE), LineReader(folder / LOG_FILE)
+    with storage_errors(folder), _last_worker_gone(folder):
+        (folder / RESULT_FILE).unlink(missing_ok=True)
+        write_text(folder / JOB_FILE, job.model_dump_json(indent=2))
+        reader.new_events()
+    process = worker_start.start(module, folder)
+    try:
+        while process.poll() is None:
+            for event in (*reader.new_events(), *lines.new_events()):
+                on_event(event)
+            time.sleep(_POLL_SECONDS)
+        for event in (*reader.new_events(), *lines.new_events()):
+            on_event(event)
+    finally:
+        worker_start.stop_group(process)
+    return _result(folder, process.returncode, module, result_class)
+
+
+def earlier_events(folder: Path) -> list[Event]:
+    """Return what the workers of earlier attempts in a folder wrote, once they are gone."""
+    if not (folder / EVENTS_FILE).exists():
+        return []
+    with _last_worker_gone(folder):
+        return EventReader(folder / EVENTS_FILE).new_events()
+
+
+@contextmanager
+def _last_worker_gone(folder: Path) -> Iterator[None]:
+    """Wait for the worker of a parent that was killed; it ends by itself, but a moment later.
+
+    Raises:
+        WorkerError: if it does not.
+    """
+    try:
+        with FileLock(folder / LOCK_FILE, timeout=_LAST_WORKER_SECONDS):
+            yield
+    except Timeout as error:
+        raise WorkerError(
+            f"A process of an earlier attempt still works in {folder}. End it, then try again."
+        ) from error
+
+
+def _result(folder: Path, code: int, module: str, result_class: type[Result]) -> Result:
+    file = folder / RESULT_FILE
+    if file.exists():
+        content = json.loads(file.read_text(encoding="utf-8"))
+        if "error" in content:
+            raise error_class(content["error"]["class"])(content["error"]["message"])
+        return result_class.model_validate(content["result"])
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+    hint = " The machine may have run out of memory." if code == -signal.SIGKILL else ""
+    raise WorkerError(
+        f"The process {module} {how} before it was done.{hint} Its last words: "
+        f"{_last_line(folder / LOG_FILE)!r}; the rest is in {folder / LOG_FILE}."
+    )
+
+
+def _last_line(file: Path) -> str:
+    with contextlib.suppress(OSError):
+        lines = file.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        return lines[-1][:300] if lines else ""
+    return ""
+
+
+# -- the worker's side -------------------------------------------------------------------------
+
+
+def worker_main(
+    job_class: type[Job],
+    work: Callable[[Job, EventWriter], Section],
+    introduced: Callable[[], str] = lambda: "{}",
+) -> NoReturn:
+    """Run `work` on the job in the folder that the parent names, and write its result.
+
+    Args:
+        job_class: what `job.json` holds.
+        work: does the job.
+        introduced: what a prepared worker says of itself, a JSON object.
+    """
+    redaction.install(streams=True)
+    folder = worker_start.own_folder(introduced)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is the parent's to handle
+    job = job_class.model_validate_json((folder / JOB_FILE).read_text(encoding="utf-8"))
+    with _last_worker_gone(folder):
+        events = EventWriter(folder / EVENTS_FILE)
+        try:
+            with storage_errors(folder):
+                result = work(job, events)
+            content = f'{{"result": {result.model_dump_json()}}}'
+        except PipelineError as error:
+            report = {"error": {"class": type(error).__name__, "message": str(error)}}
+            content = json.dumps(report)
+        finally:
+            events.close()
+        write_text(folder / RESULT_FILE, content)
+    _leave()
+
+
+def _leave() -> NoReturn:
+    """End at once: to take an interpreter with torch apart takes seconds, and all is written."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _end_with_parent() -> None:
+    """Wait until the parent is gone, then end this process group."""
+    while os.read(0, 1024):
+        pass
+    if hasattr(os, "killpg") and os.getpgid(0) == os.getpid():
+        os.killpg(os.getpid(), signal.SIGKILL)
+    os._exit(1)
+
+
+__all__ = [
+    "OnEvent",
+    "RunError",
+    "StorageError",
+    "earlier_events",
+    "run_worker",
+    "worker_main",
+]

@@ -1,0 +1,149 @@
+"""`patchline evaluate`: which images count, and what is said about the others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from pipeline.data import manifest as manifests
+from pipeline.plugin_api import ImageListing, ListedImage
+from pipeline.tracking.tracking_store import client
+from tests.conftest import draw_photo, write_photos
+from tests.flows.conftest import Command
+from tests.pipeline.registry.made_versions import CLASSES, make_version
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with 36 photos and a version that was trained on 12 of them."""
+    folder = tmp_path_factory.mktemp("evaluated")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder / 'mlflow.db'}")
+        photos = write_photos(folder / "drawn", images=12)
+        (folder / "photos").mkdir()
+        for old, new in zip(("across", "down", "rising"), CLASSES, strict=True):
+            (photos / old).rename(folder / "photos" / new)
+        make_version("stripes", folder, manifest=_trained_on(folder / "photos"))
+    return folder
+
+
+def _trained_on(photos: Path) -> pd.DataFrame:
+    listed = [
+        ListedImage(path=file.relative_to(photos).as_posix(), label=file.parent.name)
+        for file in sorted(photos.rglob("*.png"))
+    ]
+    manifest = manifests.scan(ImageListing(name="photos", root=photos, images=listed))
+    number = manifest["path"].str.extract(r"(\d+)\.png")[0].astype(int)
+    manifest["split"] = ["train" if n < 3 else "validation" if n < 4 else "test" for n in number]
+    return manifest
+
+
+@pytest.fixture
+def command(store: Path, monkeypatch: pytest.MonkeyPatch, run_here: Command) -> Command:
+    """Return a function that runs a command in that folder."""
+    monkeypatch.chdir(store)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{store / 'mlflow.db'}")
+
+    return run_here
+
+
+def test_images_that_the_model_has_seen_are_left_out(command: Command) -> None:
+    """The report is about the rest, which is recorded on a run of its own, linked to the model."""
+    code, out, err = command("evaluate", "stripes", "photos", "--json")
+    assert code == 0, err
+    answer = json.loads(out)
+    assert answer["images"] == 24
+    assert answer["metrics"]["all/accuracy"]["n"] == 24
+    assert any("12 of 36 images are left out" in note for note in answer["notes"])
+    run = client().get_run(answer["run_id"])
+    assert run.info.status == "FINISHED"
+    assert run.inputs is not None
+    [model] = run.inputs.model_inputs
+    [dataset] = run.inputs.dataset_inputs
+    assert dataset.dataset.digest == answer["data_fingerprint"]
+    metrics = client().get_logged_model(model.model_id).metrics or []
+    linked = {metric.key: metric for metric in metrics}
+    assert linked["all/accuracy"].dataset_digest == answer["data_fingerprint"]
+    assert linked["all/accuracy"].value == answer["metrics"]["all/accuracy"]["value"]
+    names = {Path(item.path).name for item in client().list_artifacts(answer["run_id"], "report")}
+    assert names >= {"report.html", "report.json", "predictions.parquet", "reliability.png"}
+
+
+def test_seen_images_can_be_asked_for_and_are_marked(command: Command, tmp_path: Path) -> None:
+    """All 36 images count then, the report says that they flatter, and lies where it was asked."""
+    code, out, _ = command(
+        "evaluate", "stripes@champion", "photos", "--seen-images", "--out", str(tmp_path / "out")
+    )
+    assert code == 0
+    assert "36 images" in out
+    assert "the figures flatter" in out
+    assert "the figures flatter" in (tmp_path / "out" / "report.html").read_text("utf-8")
+
+
+def test_the_predictions_are_those_of_predict(command: Command, tmp_path: Path) -> None:
+    """The probability of an image is the same to 1e-5, whichever command is asked."""
+    code, _, err = command("evaluate", "stripes", "photos", "--out", str(tmp_path / "out"))
+    assert code == 0, err
+    table = pd.read_parquet(tmp_path / "out" / "predictions.parquet")
+    files = [str(Path("photos") / path) for path in table["path"]]
+    code, out, err = command("predict", "stripes", *files, "--json")
+    assert code == 0, err
+    answers = json.loads(out)["predictions"]
+    assert [answer["label"] for answer in answers] == list(table["predicted"])
+    for answer, probability in zip(answers, table["probability"], strict=True):
+        assert answer["probability"] == pytest.approx(probability, abs=1e-5)
+
+
+def test_other_classes_are_named_one_by_one(command: Command, tmp_path: Path) -> None:
+    """Nothing is evaluated on classes that do not fit, unless the common ones are asked for."""
+    other = write_photos(tmp_path / "other", classes=4, images=3, side=24)
+    (other / "rising").rename(other / "up")
+    code, _, err = command("evaluate", "stripes", str(other))
+    assert code == 2
+    assert "Only in the data: across (3 images), falling (3 images)." in err
+    assert "Only in the model: rising." in err
+    code, out, err = command("evaluate", "stripes", str(other), "--common-classes", "--json")
+    answer = json.loads(out)
+    assert (code, answer["images"]) == (0, 6), err
+    assert any("6 images of classes that the model does not know" in n for n in answer["notes"])
+
+
+def test_an_empty_selection_is_said(command: Command, tmp_path: Path) -> None:
+    """Data that the model was trained on wholly has nothing to evaluate on."""
+    for number in range(3):
+        target = tmp_path / "seen" / CLASSES[0]
+        target.mkdir(parents=True, exist_ok=True)
+        source = Path("photos") / CLASSES[0] / f"{number:03d}.png"
+        (target / source.name).write_bytes(source.read_bytes())
+    code, _, err = command("evaluate", "stripes", str(tmp_path / "seen"))
+    assert code == 2
+    assert "No image of" in err
+    assert "--seen-images" in err
+    experiments = [each.experiment_id for each in client().search_experiments()]
+    assert not client().search_runs(experiments, "attributes.status = 'FAILED'")
+    (tmp_path / "report.txt").touch()
+    code, _, err = command("evaluate", "stripes", "photos", "--out", str(tmp_path / "report.txt"))
+    assert code == 2
+    assert "which is a file" in err
+    code, _, err = command("evaluate", "stripes", "photos", "--split", "test")
+    assert code == 2
+    assert "no split 'test'; it names none" in err
+
+
+def test_a_damaged_image_is_listed_and_the_others_count(command: Command, tmp_path: Path) -> None:
+    """One broken file does not stop the report."""
+    from PIL import Image
+
+    for label, name in enumerate(CLASSES):
+        (tmp_path / "new" / name).mkdir(parents=True)
+        image = Image.fromarray(draw_photo(label, 77))
+        image.save(tmp_path / "new" / name / "77.png")
+    (tmp_path / "new" / CLASSES[0] / "broken.png").write_bytes(b"\x89PNG but not really")
+    code, out, err = command("evaluate", "stripes", str(tmp_path / "new"), "--json")
+    answer = json.loads(out)
+    assert (code, answer["images"]) == (0, 3), err
+    assert any("broken.png" in note for note in answer["notes"])

@@ -1,0 +1,85 @@
+"""Small models with random weights, exported once for all tests of this folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import nn
+
+from pipeline.config import ModelChoice
+from pipeline.models.model_building import build_model
+from pipeline.models.model_description import ModelDescription
+from pipeline.models.model_files import save_model
+from pipeline.packaging.export import ProbabilityModel, export_onnx
+from pipeline.plugin_api import ImageSpec
+
+SIDE = 16
+CLASSES = ("across", "down", "rising", "falling", "flat", "dotted")
+
+
+def image_spec(channels: int) -> ImageSpec:
+    """Return the spec of small images whose channels are normalised differently."""
+    return ImageSpec.model_validate(
+        {
+            "channels": channels,
+            "height": SIDE,
+            "width": SIDE,
+            "mean": (0.3, 0.5, 0.6)[:channels],
+            "std": (0.2, 0.3, 0.25)[:channels],
+            "resize": "crop",
+        }
+    )
+
+
+def random_model(
+    channels: int, embedding: str = "conv", *, seed: int = 0, temperature: float = 0.7
+) -> ProbabilityModel:
+    """Return a small `vit` with weights large enough that images differ in their answers."""
+    torch.manual_seed(seed)
+    image = image_spec(channels)
+    model = build_model(_choice(embedding), image, len(CLASSES))
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            nn.init.normal_(parameter, std=0.25)
+    return ProbabilityModel(model, image, temperature).eval()
+
+
+def _choice(embedding: str) -> ModelChoice:
+    settings: dict[str, Any] = {"embed_dim": 24, "depth": 2, "num_heads": 2, "mlp_dim": 32}
+    patch_embedding = {"name": embedding, "patch_size": 4}
+    return ModelChoice.model_validate(
+        {"name": "vit", "patch_embedding": patch_embedding, **settings}
+    )
+
+
+class Exported(NamedTuple):
+    """A model and the two files that a packaged model is read from."""
+
+    model: ProbabilityModel
+    onnx_file: Path
+    description_file: Path
+
+
+def _export(folder: Path, channels: int) -> Exported:
+    model = random_model(channels)
+    description = ModelDescription(
+        model=_choice("conv"), plugins=(), classes=CLASSES, image=model.image, temperature=0.7
+    )
+    save_model(folder, model.model, description)
+    export_onnx(model, folder / "model.onnx")
+    return Exported(model, folder / "model.onnx", folder / "model.json")
+
+
+@pytest.fixture(scope="session")
+def exported_rgb(tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    """Return a model of RGB images; tests must not change it."""
+    return _export(tmp_path_factory.mktemp("exported_rgb"), 3)
+
+
+@pytest.fixture(scope="session")
+def exported_grey(tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    """Return a model of greyscale images; tests must not change it."""
+    return _export(tmp_path_factory.mktemp("exported_grey"), 1)

@@ -1,0 +1,137 @@
+"""The model card tells what is known, shows every class name as it is, and names no folder."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from pipeline.config import ModelChoice
+from pipeline.data import manifest as manifests
+from pipeline.metrics.intervals import MetricEstimate
+from pipeline.models.model_description import ModelDescription, PluginRecord
+from pipeline.models.model_files import save_model
+from pipeline.packaging.__main__ import package
+from pipeline.packaging.model_card import CardFacts, escaped, model_card
+from pipeline.packaging.packaging_job import PackagingJob
+from pipeline.workers.event_log import EventWriter
+from tests.conftest import draw_photo
+from tests.pipeline.conftest import CLASSES, SIDE, image_spec, random_model
+
+FACTS = CardFacts(
+    name="flowers",
+    images={"train": 7000, "test": 286},
+    figures={"test/accuracy": MetricEstimate(value=0.9825, low=0.96, high=0.99, n=286)},
+    training="20 epochs on cpu",
+    commit="0123456789ab",
+)
+
+
+def _description(classes: tuple[str, ...] = ("rose", "tulip"), **given: Any) -> ModelDescription:
+    choice = {"name": "vit", "patch_embedding": {"name": "conv", "patch_size": 4}}
+    plugin = PluginRecord(kind="model", name="vit", distribution="patchline", version="0.1.0")
+    return ModelDescription(
+        model=ModelChoice.model_validate(choice),
+        plugins=(plugin,),
+        classes=classes,
+        image=image_spec(3),
+        temperature=1.25,
+        data_fingerprint="fingerprint-1",
+        run_id="run-1",
+        **given,
+    )
+
+
+def _card(description: ModelDescription, facts: CardFacts = FACTS) -> str:
+    return model_card(description, facts, parameters=302_506, check="differ by at most 1e-07")
+
+
+def test_the_card_tells_what_is_known() -> None:
+    """Model, data, training, figures with intervals and the ways to ask are all there."""
+    card = _card(_description())
+    for words in (
+        "# flowers\n", "one of 2 classes", "| model | vit |", "| patch embedding | conv |",
+        "vit (patchline 0.1.0)", "302,506", "1.25 (divides", "20 epochs on cpu",
+        "7,000 train, 286 test", "fingerprint-1", "run-1", "0123456789ab", "1e-07",
+        "| Accuracy | test | 0.9825 | 0.9600 to 0.9900 | 286 |", "16 x 16 pixels, RGB",
+        'load_model("models:/flowers@champion")', "patchline predict flowers@champion",
+        "--model-uri models:/flowers@champion", "## Limits", "| 0 | rose |", "| 1 | tulip |",
+    ):  # fmt: skip
+        assert words in card
+    assert "$" not in card
+
+
+def test_what_is_not_known_is_left_out() -> None:
+    """Without facts there is a card too, which says that no figures were given."""
+    card = _card(_description(), CardFacts())
+    assert card.startswith("# vit classifier\n")
+    assert "models:/NAME@champion" in card
+    assert "No figures were given" in card
+    assert "Patchline commit" not in card
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a|b", "*bold*", "_x_", "[click](http://example.org)", "<script>alert(1)</script>",
+        "`code`", "# title", "back\\slash", "~~gone~~", "&lt;", "![i](x)", "$x$", "line\nbreak\t",
+        "www.example.org", "http://example.org", "",
+    ],
+)  # fmt: skip
+def test_a_class_name_is_shown_as_it_is(name: str) -> None:
+    """Markdown and HTML in a class name are text, in one cell of the table."""
+    [row] = [line for line in _card(_description((name, "other"))).splitlines() if "| 0 |" in line]
+    cell = row.removeprefix("| 0 | ").removesuffix(" |")
+    assert cell == escaped(name)
+    assert not re.search(r"(?<!\\)[`*_\[\]<>|#~&$!]", cell.replace("\\\\", ""))
+    assert not re.search(r"https?://|www\.", cell)
+    unescaped = re.sub(r"\\([!-/:-@\[-`{-~])", r"\1", cell)
+    assert unescaped == re.sub(r"[\n\t]", " ", name)
+
+
+def test_a_thousand_classes_are_not_all_listed() -> None:
+    """A long list ends with where the rest is."""
+    card = _card(_description(tuple(f"class {number}" for number in range(1000))))
+    assert "| 199 | class 199 |" in card
+    assert "and 800 more, all in `model.json`" in card
+
+
+def test_packaging_writes_the_card(tmp_path: Path) -> None:
+    """The packaging process adds what it measured, and the card names no folder."""
+    model = random_model(3).model
+    settings = {"embed_dim": 24, "depth": 2, "num_heads": 2, "mlp_dim": 32}
+    choice = {"name": "vit", "patch_embedding": {"name": "conv", "patch_size": 4}, **settings}
+    description = ModelDescription(
+        model=ModelChoice.model_validate(choice),
+        plugins=(),
+        classes=CLASSES,
+        image=image_spec(3),
+        data_fingerprint="fingerprint-1",
+    )
+    (tmp_path / "trained").mkdir()
+    save_model(tmp_path / "trained", model, description)
+    rows = {"path": [f"{n}.png" for n in range(12)], "split": "test", "status": "ok"}
+    manifests.save(pd.DataFrame(rows), tmp_path / "manifest.parquet")
+    (tmp_path / "store").mkdir()
+    np.save(tmp_path / "store/images.npy", np.stack([draw_photo(n, n, SIDE) for n in range(12)]))
+    job = PackagingJob(
+        model_folder=tmp_path / "trained",
+        manifest_file=tmp_path / "manifest.parquet",
+        store=tmp_path / "store",
+        temperature=1.5,
+        folder=tmp_path / "package",
+        card=FACTS,
+    )
+    job.folder.mkdir()
+    made = package(job, EventWriter(tmp_path / "events.jsonl"))
+    assert sorted(file.name for file in made.folder.iterdir()) == [
+        *("model.json", "model.onnx", "model.safetensors", "model_card.md", "model_server.py"),
+    ]
+    card = (made.folder / "model_card.md").read_text()
+    assert "probabilities of 12 test images differ by at most" in card
+    assert "1.5 (divides" in card
+    assert str(tmp_path) not in card

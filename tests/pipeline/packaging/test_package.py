@@ -1,0 +1,210 @@
+"""The package of a real run stands alone: no torch, no Patchline, no pickle, no path of ours."""
+
+from __future__ import annotations
+
+import ast
+import base64
+import json
+import os
+import pickletools
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pipeline
+from pipeline.packaging.packaged_model import PackagedModel
+from tests.conftest import Run
+
+FOREIGN = ("torch", "torchvision", "pipeline", "plugins", "flows", "albumentations", "prefect")
+
+ASK = """
+import base64, importlib.util, json, sys
+from pathlib import Path
+
+package, image, *blocked = sys.argv[1:]
+
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in blocked:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return None
+
+
+sys.meta_path.insert(0, Absent())
+import mlflow.pyfunc
+import numpy
+import pandas
+from PIL import Image
+
+model = mlflow.pyfunc.load_model(package)
+data = Path(image).read_bytes()
+forms = [data, base64.b64encode(data).decode(), image, numpy.asarray(Image.open(image))]
+answers = [model.predict(pandas.DataFrame({"image": [form]}))[0] for form in forms]
+answers += model.predict(pandas.DataFrame({"image": forms}), params={"top_k": 2})
+print(json.dumps({"answers": answers, "modules": sorted(sys.modules)}))
+"""
+
+
+@pytest.fixture
+def package(finished_run: Run, tmp_path: Path) -> Path:
+    """Return a copy of the registered package that knows no path of the run."""
+    [registered] = finished_run.folder.glob("mlruns/*/models/*/artifacts")
+    copied = Path(shutil.copytree(registered, tmp_path / "package"))
+    description = copied / "MLmodel"
+    description.write_text(description.read_text().replace(str(finished_run.folder), "/nowhere"))
+    return copied
+
+
+def _ask(python: Path, package: Path, image: str, blocked: tuple[str, ...]) -> dict[str, Any]:
+    """Load the package with MLflow in a process of its own and ask it in every form."""
+    passed_on = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    done = subprocess.run(
+        [str(python), "-c", ASK, str(package), image, *blocked],
+        cwd=package.parent,
+        env={**passed_on, "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+def _check_answers(answers: list[dict[str, Any]], package: Path, image: str) -> None:
+    artifacts = package / "artifacts"
+    ours = PackagedModel(artifacts / "model.onnx", artifacts / "model.json")
+    [expected] = ours.answers([Path(image)])
+    assert len(answers) == 8
+    for answer in answers:
+        assert answer["error"] is None
+        assert answer["label"] == expected["label"]
+        assert answer["probability"] == pytest.approx(expected["probability"], abs=1e-6)
+    assert [len(answer["top_k"]) for answer in answers] == [3] * 4 + [2] * 4
+
+
+def test_the_server_imports_nothing_of_ours(package: Path) -> None:
+    """The assembled file compiles, and imports neither Patchline nor torch."""
+    tree = ast.parse((package / "model_server.py").read_text())
+    imported = {
+        name.split(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in (
+            [node.module or "."]
+            if isinstance(node, ast.ImportFrom)
+            else [alias.name for alias in node.names]
+        )
+    }
+    assert {"mlflow", "numpy", "onnxruntime", "cv2", "PIL"} <= imported
+    assert imported.isdisjoint(FOREIGN)
+    assert "." not in imported
+
+
+def test_the_package_holds_no_path_of_the_machine(package: Path, finished_run: Run) -> None:
+    """Server and description name no folder of the run, of Python or of Patchline."""
+    library = Path(pipeline.__file__).resolve().parent.parent
+    places = {str(finished_run.folder), sys.prefix, str(library), str(Path.home()) + "/"}
+    files = (
+        "model_server.py",
+        "requirements.txt",
+        "artifacts/model.json",
+        "artifacts/model_card.md",
+    )
+    for name in files:
+        text = (package / name).read_text()
+        assert [place for place in places if place in text] == [], name
+
+
+def test_the_package_holds_no_pickle(package: Path) -> None:
+    """No file of the package can be read as a pickle."""
+    files = [file for file in package.rglob("*") if file.is_file()]
+    expected = {"model.onnx", "model.json", "model.safetensors", "model_card.md"}
+    assert expected <= {file.name for file in files}
+    for file in files:
+        data = file.read_bytes()
+        assert b"data.pkl" not in data, file.name
+        with pytest.raises(ValueError, match=r"."):
+            list(pickletools.genops(data))
+
+
+def test_the_requirements_are_exact(package: Path) -> None:
+    """Everything that the server imports is required in the version that it was checked with."""
+    lines = (package / "requirements.txt").read_text().split()
+    names = {line.partition("==")[0] for line in lines}
+    assert names == {"mlflow", "numpy", "onnxruntime", "opencv-python-headless", "pillow"}
+    assert all(line.partition("==")[2] for line in lines)
+
+
+def test_the_package_answers_where_torch_and_patchline_are_absent(
+    package: Path, finished_run: Run
+) -> None:
+    """MLflow loads it without pickle, torch or Patchline, and every form gets one answer."""
+    image = str(finished_run.summary["example_image"])
+    found = _ask(Path(sys.executable), package, image, blocked=FOREIGN)
+    roots = {name.partition(".")[0] for name in found["modules"]}
+    assert roots.isdisjoint(FOREIGN)
+    _check_answers(found["answers"], package, image)
+
+
+def test_the_answer_does_not_depend_on_the_way(package: Path, finished_run: Run) -> None:
+    """A broken image in a table gets its own error, and the others their answers."""
+    good = Path(str(finished_run.summary["example_image"])).read_bytes()
+    model = PackagedModel(package / "artifacts/model.onnx", package / "artifacts/model.json")
+    first, broken, last = model.answers([good, good[:50], base64.b64encode(good).decode()])
+    assert broken["error"]
+    assert first == last == model.answers([good])[0]
+
+
+def test_the_package_says_everything_about_itself(package: Path, finished_run: Run) -> None:
+    """Classes, temperature, fingerprint and run stand in it; the card tells them in words."""
+    description = json.loads((package / "artifacts/model.json").read_text())
+    assert description["classes"] == ["across", "down", "rising"]
+    assert description["temperature"] > 0
+    assert description["data_fingerprint"] == finished_run.summary["data_fingerprint"]
+    assert description["run_id"] == finished_run.summary["run_id"]
+    card = (package / "artifacts/model_card.md").read_text()
+    for words in (
+        *description["classes"],
+        description["data_fingerprint"],
+        "temperature",
+        "Limits",
+    ):
+        assert words in card
+
+
+def test_a_package_made_before_still_predicts(package: Path, finished_run: Run) -> None:
+    """Without a card, and without what `model.json` may lack, it answers."""
+    artifacts = package / "artifacts"
+    image = Path(str(finished_run.summary["example_image"]))
+    [expected] = PackagedModel(artifacts / "model.onnx", artifacts / "model.json").answers([image])
+    (artifacts / "model_card.md").unlink()
+    description = json.loads((artifacts / "model.json").read_text())
+    older = {key: description[key] for key in ("classes", "image")}
+    (artifacts / "model.json").write_text(json.dumps(older))
+    old = PackagedModel(artifacts / "model.onnx", artifacts / "model.json")
+    assert old.answers([image]) == [expected]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_package_answers_in_a_new_environment(
+    package: Path, finished_run: Run, tmp_path: Path
+) -> None:
+    """Its own requirements are all that it needs to be loaded and to answer."""
+    venv.create(tmp_path / "venv", with_pip=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    install = [str(python), "-m", "pip", "install", "--quiet", "-r"]
+    subprocess.run([*install, str(package / "requirements.txt")], check=True, cwd=tmp_path)
+    for name in (*FOREIGN, "patchline"):
+        missing = subprocess.run([str(python), "-c", f"import {name}"], check=False, cwd=tmp_path)
+        assert missing.returncode != 0, name
+    image = str(finished_run.summary["example_image"])
+    found = _ask(python, package, image, blocked=())
+    _check_answers(found["answers"], package, image)

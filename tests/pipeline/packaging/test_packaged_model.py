@@ -1,0 +1,228 @@
+"""A packaged model answers for bytes, base64, paths and arrays alike, one answer an image."""
+
+from __future__ import annotations
+
+import base64
+import io
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from pipeline.packaging.packaged_model import PackagedModel
+from tests.conftest import draw_photo
+from tests.pipeline.conftest import CLASSES, SIDE, Exported
+
+Pixels = np.ndarray[Any, np.dtype[np.uint8]]
+
+UNREADABLE = Path("/proc/self/mem")
+"""A regular file by its mode, whose first byte is nowhere."""
+
+
+@pytest.fixture(scope="module")
+def rgb(exported_rgb: Exported) -> PackagedModel:
+    return PackagedModel(exported_rgb.onnx_file, exported_rgb.description_file, threads=1)
+
+
+@pytest.fixture(scope="module")
+def grey(exported_grey: Exported) -> PackagedModel:
+    return PackagedModel(exported_grey.onnx_file, exported_grey.description_file, threads=1)
+
+
+def _png(pixels: Pixels) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, format="PNG")
+    return file.getvalue()
+
+
+def _photos(count: int, side: int = 40) -> list[Pixels]:
+    return [draw_photo(variant % 4, variant, side) for variant in range(count)]
+
+
+def _probabilities(answer: dict[str, Any]) -> dict[str, float]:
+    assert answer["error"] is None
+    return {entry["label"]: entry["probability"] for entry in answer["top_k"]}
+
+
+def _assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert one["label"] == other["label"]
+    assert _probabilities(one) == pytest.approx(_probabilities(other), abs=1e-6)
+
+
+def test_all_forms_of_an_image_give_the_same_answer(rgb: PackagedModel, tmp_path: Path) -> None:
+    """Bytes, bytearray, base64, a path, its text and an array of one image are answered alike."""
+    [photo] = _photos(1)
+    data = _png(photo)
+    file = tmp_path / "photo.png"
+    file.write_bytes(data)
+    forms: list[object] = [
+        *(data, bytearray(data), memoryview(data), base64.b64encode(data).decode()),
+        *(file, str(file), photo),
+    ]
+    answers = rgb.answers(forms)
+    assert len(answers) == len(forms)
+    for answer in answers:
+        _assert_same(answer, answers[0])
+
+
+def test_an_answer_is_what_the_trained_model_says(
+    rgb: PackagedModel, exported_rgb: Exported
+) -> None:
+    """Label and probabilities are those of the torch model on the same pixels."""
+    photos = _photos(6, SIDE)
+    with torch.inference_mode():
+        expected = exported_rgb.model(torch.from_numpy(np.stack(photos))).numpy()
+    answers = rgb.answers(list(photos), top_k=len(CLASSES))
+    for answer, row in zip(answers, expected, strict=True):
+        assert answer["label"] == CLASSES[int(row.argmax())]
+        assert answer["probability"] == pytest.approx(float(row.max()), abs=1e-5)
+        assert _probabilities(answer) == pytest.approx(
+            dict(zip(CLASSES, row.tolist(), strict=True)), abs=1e-5
+        )
+
+
+def test_answers_keep_the_order_of_the_images(rgb: PackagedModel) -> None:
+    """Each answer belongs to the image at its place, whatever else is asked with it."""
+    photos: list[object] = list(_photos(8))
+    alone = [rgb.answers([photo])[0] for photo in photos]
+    assert len({answer["probability"] for answer in alone}) == 8
+    for together, single in zip(rgb.answers(photos), alone, strict=True):
+        _assert_same(together, single)
+    for together, single in zip(rgb.answers(photos[::-1]), alone[::-1], strict=True):
+        _assert_same(together, single)
+
+
+def test_a_broken_image_gets_its_own_error(rgb: PackagedModel, tmp_path: Path) -> None:
+    """Images that cannot be read get their reasons; the others get their answers, in place."""
+    good, other = (_png(photo) for photo in _photos(2))
+    broken: list[object] = [
+        good[: len(good) // 2],
+        b"",
+        b"no image at all",
+        str(tmp_path / "missing.png"),
+        3.5,
+        None,
+        np.zeros((4, 4, 3), np.float32),
+        np.zeros((4, 4, 5), np.uint8),
+        np.zeros(7, np.uint8),
+        np.zeros((0, 4, 3), np.uint8),
+    ]
+    answers = rgb.answers([good, *broken, other])
+    _assert_same(answers[0], rgb.answers([good])[0])
+    _assert_same(answers[-1], rgb.answers([other])[0])
+    for answer in answers[1:-1]:
+        assert answer["error"]
+        assert (answer["label"], answer["probability"], answer["top_k"]) == (None, None, [])
+    assert answers[2]["error"] == "the file is empty"
+    assert "missing.png" in answers[4]["error"]
+
+
+def test_a_path_that_is_a_folder_gets_its_own_error(rgb: PackagedModel, tmp_path: Path) -> None:
+    """A path of a folder, or one with a zero byte, does not take the other images down."""
+    good = _png(_photos(1)[0])
+    answers = rgb.answers([str(tmp_path), "a\0b", tmp_path, good])
+    assert [answer["error"] is None for answer in answers] == [False, False, False, True]
+
+
+def test_an_image_that_cannot_be_resized_gets_its_own_error(
+    rgb: PackagedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A strip that would need more memory than there is does not take the others down."""
+    good, strip = draw_photo(0, 0, SIDE), draw_photo(0, 0, 40)[:1]
+
+    def resize(*_arguments: object, **_named: object) -> None:
+        raise cv2.error("Failed to allocate")
+
+    monkeypatch.setattr(cv2, "resize", resize)
+    answered, failed = rgb.answers([good, strip])
+    assert answered["error"] is None
+    assert failed["error"] == "the image is too large, or too narrow"
+
+
+@pytest.mark.skipif(not UNREADABLE.exists(), reason="needs a file that opens and cannot be read")
+def test_a_file_that_cannot_be_read_gets_its_own_error(rgb: PackagedModel) -> None:
+    """A failing disk is the reason of one image, and the others are answered."""
+    answers = rgb.answers([UNREADABLE, str(UNREADABLE), _photos(1)[0]])
+    assert [answer["error"] for answer in answers] == [
+        *["cannot be read: Input/output error"] * 2,
+        None,
+    ]
+
+
+def test_a_path_object_is_never_taken_for_base64(rgb: PackagedModel) -> None:
+    """The name of a file that is gone may look like base64; it is still a missing file."""
+    [answer] = rgb.answers([Path("abcd")])
+    assert answer["error"] == "cannot be read: No such file or directory"
+
+
+def test_a_server_reads_no_paths(rgb: PackagedModel, tmp_path: Path) -> None:
+    """Whoever asks a server cannot make it open its files, nor learn which there are."""
+    photo = _png(_photos(1)[0])
+    there, absent = tmp_path / "there.png", tmp_path / "absent.png"
+    there.write_bytes(photo)
+    encoded = base64.b64encode(photo).decode()
+    answers = rgb.answers([str(there), str(absent), there, photo, encoded], paths=False)
+    assert [answer["error"] is None for answer in answers] == [False] * 3 + [True] * 2
+    assert answers[0]["error"].replace("there", "absent") == answers[1]["error"]
+
+
+def test_with_threads_is_the_same_model(rgb: PackagedModel) -> None:
+    """Opened again with other threads it gives the same answers."""
+    photos: list[object] = list(_photos(4))
+    for one, other in zip(rgb.answers(photos), rgb.with_threads(2).answers(photos), strict=True):
+        _assert_same(one, other)
+
+
+def test_only_broken_images_are_answered_too(rgb: PackagedModel) -> None:
+    """Without any readable image there are errors alone, and without images no answers."""
+    assert [bool(answer["error"]) for answer in rgb.answers([b"", b"x"])] == [True, True]
+    assert rgb.answers([]) == []
+
+
+def test_top_k_are_the_most_probable_classes(rgb: PackagedModel) -> None:
+    """The k most probable classes come first, at least one and at most all."""
+    photo: object = _photos(1)[0]
+    everything = rgb.answers([photo], top_k=len(CLASSES))[0]["top_k"]
+    probabilities = [entry["probability"] for entry in everything]
+    assert probabilities == sorted(probabilities, reverse=True)
+    assert sum(probabilities) == pytest.approx(1.0, abs=1e-5)
+    assert {entry["label"] for entry in everything} == set(CLASSES)
+    for top_k, expected in ((1, 1), (3, 3), (0, 1), (-2, 1), (100, len(CLASSES))):
+        answer = rgb.answers([photo], top_k=top_k)[0]
+        assert answer["top_k"] == everything[:expected]
+        assert (answer["label"], answer["probability"]) == tuple(everything[0].values())
+
+
+def test_a_grey_image_suits_an_rgb_model(rgb: PackagedModel) -> None:
+    """A grey array, with or without channel axis, is answered like the grey file."""
+    photo = _photos(1)[0][:, :, 0]
+    file, flat, stacked, tripled = rgb.answers(
+        [_png(photo), photo, photo[:, :, None], np.repeat(photo[:, :, None], 3, axis=2)]
+    )
+    _assert_same(flat, file)
+    _assert_same(stacked, file)
+    _assert_same(tripled, file)
+
+
+def test_a_colour_image_suits_a_grey_model(grey: PackagedModel) -> None:
+    """A colour array gets the luminance that the decoder gives to the same file."""
+    photo = _photos(1)[0]
+    difference = grey.pixels(photo).astype(int) - grey.pixels(_png(photo)).astype(int)
+    assert np.abs(difference).max() <= 1
+    [answer] = grey.answers([photo])
+    assert answer["error"] is None
+
+
+@pytest.mark.parametrize("shape", [(SIDE, SIDE), (7, 90), (200, 33), (1, 1)])
+def test_images_of_any_size_are_fed_at_the_models_size(
+    rgb: PackagedModel, shape: tuple[int, int]
+) -> None:
+    """Whatever the shape of an image, the network gets uint8 pixels of its own shape."""
+    generator = np.random.default_rng(0)
+    pixels = rgb.pixels(generator.integers(0, 256, (*shape, 3), dtype=np.uint8))
+    assert pixels.shape == (SIDE, SIDE, 3)
+    assert pixels.dtype == np.uint8

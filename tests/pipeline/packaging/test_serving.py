@@ -1,0 +1,164 @@
+"""`mlflow models serve` and `mlflow.pyfunc` answer from a package, one image or many."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import mlflow.pyfunc
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+from pipeline.packaging.packaged_model import PackagedModel
+from pipeline.packaging.server_writer import write_server
+from pipeline.registry.registration import save_as_mlflow_model
+from pipeline.tracking.tracked_run import TrackedRun
+from tests.conftest import draw_photo
+from tests.patience import patient
+from tests.pipeline.conftest import CLASSES, Exported
+
+START_SECONDS = patient(180.0)
+
+
+@pytest.fixture(scope="module")
+def packaged(exported_rgb: Exported, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a package as MLflow stores it; tests must not change it."""
+    folder = tmp_path_factory.mktemp("served") / "package"
+    shutil.copytree(exported_rgb.onnx_file.parent, folder)
+    write_server(folder / "model_server.py")
+    (folder / "model_card.md").write_text("# card\n")
+    return save_as_mlflow_model(TrackedRun("run-1", "0", folder), "m-1", folder)
+
+
+def _png(number: int) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(draw_photo(number, number, 24)).save(file, format="PNG")
+    return file.getvalue()
+
+
+def _expected(exported: Exported, images: list[bytes]) -> list[dict[str, Any]]:
+    model = PackagedModel(exported.onnx_file, exported.description_file)
+    return [model.answers([image], top_k=2)[0] for image in images]
+
+
+def _assert_same(answers: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
+    assert [answer["label"] for answer in answers] == [answer["label"] for answer in expected]
+    for answer, other in zip(answers, expected, strict=True):
+        assert answer["error"] is None
+        assert answer["probability"] == pytest.approx(other["probability"], abs=1e-5)
+        assert [e["label"] for e in answer["top_k"]] == [e["label"] for e in other["top_k"]]
+    assert {answer["label"] for answer in answers} <= set(CLASSES)
+
+
+def test_one_image_or_many_are_answered_alike(packaged: Path, exported_rgb: Exported) -> None:
+    """Alone or in a table, as bytes, base64, path or array, each image gets the same answer."""
+    images = [_png(number) for number in range(4)]
+    expected = _expected(exported_rgb, images)
+    model = mlflow.pyfunc.load_model(str(packaged))
+    together = model.predict(pd.DataFrame({"image": images}), params={"top_k": 2})
+    _assert_same(together, expected)
+    file = packaged.parent / "1.png"
+    file.write_bytes(images[0])
+    array = np.asarray(Image.open(file))
+    for form in (images[0], base64.b64encode(images[0]).decode(), str(file), array):
+        alone = model.predict(pd.DataFrame({"image": [form]}), params={"top_k": 2})
+        _assert_same(alone, expected[:1])
+    assert len(model.predict(pd.DataFrame({"image": images[:1]}))[0]["top_k"]) == 5
+
+
+def test_a_broken_image_in_a_table_gets_its_own_error(
+    packaged: Path, exported_rgb: Exported
+) -> None:
+    """The others get their answers, wherever the broken ones stand."""
+    good = [_png(1), _png(2)]
+    model = mlflow.pyfunc.load_model(str(packaged))
+    rows = [b"", good[0], good[0][:60], good[1], None]
+    answers = model.predict(pd.DataFrame({"image": rows}), params={"top_k": 2})
+    _assert_same([answers[1], answers[3]], _expected(exported_rgb, good))
+    for place in (0, 2, 4):
+        assert answers[place]["error"]
+        assert answers[place]["label"] is None
+
+
+@pytest.fixture
+def served(packaged: Path, tmp_path: Path) -> Iterator[str]:
+    """Serve the package as a user would, and end the server with all its processes."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = ["models", "serve", "--model-uri", str(packaged), "--env-manager", "local"]
+    programs = Path(sys.executable).parent
+    with (tmp_path / "server.log").open("wb") as log:
+        server = subprocess.Popen(
+            [str(programs / "mlflow"), *command, "--host", "127.0.0.1", "--port", str(port)],
+            cwd=tmp_path,
+            env={**os.environ, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    address = f"http://127.0.0.1:{port}"
+    try:
+        _wait_for(server, address, tmp_path / "server.log")
+        yield address
+    finally:
+        os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+
+
+def _wait_for(server: subprocess.Popen[bytes], address: str, log: Path) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        assert server.poll() is None, log.read_text()
+        try:
+            with urllib.request.urlopen(f"{address}/ping", timeout=patient(20)):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.2)
+    raise AssertionError(log.read_text())
+
+
+def _ask(address: str, question: dict[str, Any]) -> list[dict[str, Any]]:
+    request = urllib.request.Request(
+        f"{address}/invocations",
+        data=json.dumps(question).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=patient(120)) as response:
+        predictions: list[dict[str, Any]] = json.loads(response.read())["predictions"]
+    return predictions
+
+
+@pytest.mark.slow
+def test_mlflow_serves_the_package(served: str, packaged: Path, exported_rgb: Exported) -> None:
+    """Base64 in, label, probability and top k out; broken images and paths get own errors."""
+    images = [_png(number) for number in range(3)]
+    encoded = [base64.b64encode(image).decode() for image in images]
+    broken = base64.b64encode(images[0][:60]).decode()
+    file = packaged.parent / "on_the_server.png"
+    file.write_bytes(images[0])
+    rows = [encoded[0], broken, encoded[1], "no base64!", str(file), encoded[2]]
+    records = [{"image": row} for row in rows]
+    answers = _ask(served, {"dataframe_records": records, "params": {"top_k": 2}})
+    _assert_same([answers[0], answers[2], answers[5]], _expected(exported_rgb, images))
+    assert [bool(answer["error"]) for answer in answers] == [False, True, False, True, True, False]
+    assert [answer["label"] for answer in answers if answer["error"]] == [None] * 3
+    assert "is not base64" in answers[4]["error"]
+    [alone] = _ask(served, {"dataframe_records": [{"image": encoded[1]}]})
+    assert alone["label"] == answers[2]["label"]
+    assert len(alone["top_k"]) == 5

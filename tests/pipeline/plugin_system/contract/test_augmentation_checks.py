@@ -1,0 +1,172 @@
+"""Each check of an augmentation finds the fault that it is there for, and blames no other."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.plugin_api import AugmentationPlugin, PluginConfig
+from tests.pipeline.plugin_system.contract.faults import (
+    OF_SETTINGS,
+    Fault,
+    assert_found,
+    failures,
+    names_of,
+)
+
+Pixels = np.ndarray[Any, Any]
+Change = Callable[[Pixels, np.random.Generator], Pixels]
+
+
+class NoSettings(PluginConfig):
+    """There is nothing to set."""
+
+
+def _brighter(image_HWC: Pixels, generator: np.random.Generator) -> Pixels:
+    """Return the image with a random value added; the change without fault."""
+    return image_HWC + np.uint8(generator.integers(1, 100))
+
+
+def _composed(change: Change) -> Any:
+    """Return an albumentations pipeline of one transform of our own."""
+    import albumentations
+
+    class Changed(albumentations.ImageOnlyTransform):  # type: ignore[misc]  # it has no annotations
+        def apply(self, img: Pixels, **_: Any) -> Pixels:
+            return change(img, self.random_generator)
+
+    return albumentations.Compose([Changed(p=1.0)])
+
+
+def _plugin(
+    change: Change | None = None, build: Callable[..., Any] | None = None
+) -> AugmentationPlugin[Any]:
+    return AugmentationPlugin(
+        summary="For the tests",
+        paper="",
+        config_class=NoSettings,
+        build=build or (lambda *_: _composed(change or _brighter)),
+    )
+
+
+def _counting() -> Change:
+    """Return a change that remembers how many images it has seen."""
+    seen = []
+
+    def change(image_HWC: Pixels, _: np.random.Generator) -> Pixels:
+        seen.append(1)
+        return image_HWC + np.uint8(len(seen))
+
+    return change
+
+
+def _own_draws() -> Change:
+    """Return a change that draws from a generator that Patchline does not seed."""
+    own = np.random.default_rng(0)
+    return lambda image, _: _brighter(image, own)
+
+
+def _in_place(image_HWC: Pixels, generator: np.random.Generator) -> Pixels:
+    image_HWC[0, 0, 0] = generator.integers(256)
+    return image_HWC
+
+
+def _colour_only(image_HWC: Pixels, generator: np.random.Generator) -> Pixels:
+    image_HWC = image_HWC.copy()
+    image_HWC[:, :, 2] += np.uint8(generator.integers(1, 100))
+    return image_HWC
+
+
+def _global_random(image_HWC: Pixels, _: np.random.Generator) -> Pixels:
+    return image_HWC + np.uint8(random.randrange(1, 100))  # noqa: S311 - the fault
+
+
+def _nothing() -> Any:
+    import albumentations
+
+    return albumentations.Compose([])
+
+
+def _smaller() -> Any:
+    import albumentations
+
+    return albumentations.Compose([albumentations.RandomCrop(16, 16)])
+
+
+class Unseeded:
+    """A callable with all that a Compose has, but no way to set its random state."""
+
+    def __call__(self, image: Pixels) -> dict[str, Pixels]:
+        return {"image": image}
+
+
+SOUND = _plugin()
+_SHAPE = "keeps_shape_and_type"
+_SEED = "same_seed_same_image"
+_CHANGES = "changes_something"
+_ALONE = "leaves_the_image_alone"
+_ALL = dict.fromkeys(set(names_of(SOUND)) - OF_SETTINGS, "")
+FAULTS = [
+    Fault(
+        "not a Compose",
+        _plugin(build=lambda *_: Unseeded()),
+        {**_ALL, _SHAPE: "a Unseeded, not an albumentations.Compose. Repair its build."},
+    ),
+    Fault(
+        "another shape",
+        _plugin(build=lambda *_: _smaller()),
+        {**_ALL, _SHAPE: "image of shape (16, 16, 3) from a uint8 one of (32, 32, 3)."},
+    ),
+    Fault(
+        "another type",
+        _plugin(lambda image, generator: _brighter(image, generator).astype(np.float32)),
+        {**_ALL, _SHAPE: "made a float32 image"},
+    ),
+    Fault("colour only", _plugin(_colour_only), {**_ALL, _SHAPE: "It raised IndexError"}),
+    Fault(
+        "state between images",
+        _plugin(build=lambda *_: _composed(_counting())),
+        {_SEED: "keep no state between images.", _CHANGES: ""},
+    ),
+    Fault(
+        "a generator of its own",
+        _plugin(build=lambda *_: _composed(_own_draws())),
+        {_SEED: "Draw from the transform's own generators", _CHANGES: ""},
+    ),
+    Fault(
+        "Python's generator",
+        _plugin(_global_random),
+        {_SEED: "The same key gives different images."},
+    ),
+    Fault(
+        "nothing",
+        _plugin(build=lambda *_: _nothing()),
+        {_CHANGES: "12 keys give the same image. Change something, or declare an exception."},
+    ),
+    Fault(
+        "in place",
+        _plugin(_in_place),
+        {_ALONE: "It changes its input. Work on a copy."},
+    ),
+]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=str)
+def test_a_fault_is_found_in_its_own_words(fault: Fault) -> None:
+    """The checks that a fault breaks fail and name it, and no other does."""
+    assert_found(fault, names_of(SOUND))
+
+
+def test_a_sound_augmentation_passes() -> None:
+    """The augmentation that the faulty ones derive from keeps the contract."""
+    assert failures(SOUND, names_of(SOUND)) == {}
+
+
+def test_every_check_is_broken_by_a_fault() -> None:
+    """No check of an augmentation is without a plugin that breaks it in words of its own."""
+    found = {name for fault in FAULTS for name, words in fault.failing.items() if words}
+    assert found == set(names_of(SOUND)) - OF_SETTINGS

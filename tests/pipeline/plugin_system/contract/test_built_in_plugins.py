@@ -1,0 +1,116 @@
+"""Every built-in plugin keeps the contract, or says why it does not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pipeline.plugin_checks import Check, checks_of
+from pipeline.plugin_system import plugin_loader
+from pipeline.plugin_system.plugin_loader import PluginEntry, installed
+
+BUILT_IN = [entry for entry in installed() if entry.distribution == "patchline"]
+_QUICK_MODEL = "vit"
+"""The other models take up to half a minute each, and wait for the slow tests."""
+VARIATIONS = [
+    ("model", "vit", {"pooling": "attention", "positions": "sine_cosine", "head": "tanh"}),
+    ("model", "vit", {"layer_scale": 0.1, "patch_dropout": 0.5, "pooling": "average"}),
+    ("model", "rope_vit", {"frequencies": "axial", "absolute_positions": True}),
+    ("model", "rope_vit", {"patch_dropout": 0.5}),
+    ("model", "cct", {"positions": "none"}),
+    ("model", "torchvision", {"architecture": "mobilenet_v3_small"}),
+    ("model", "torchvision", {"architecture": "vit_b_16"}),
+    ("model", "timm", {"architecture": "convnext_atto"}),
+    ("patch_embedding", "conv_stem", {"norm": "group"}),
+    ("patch_embedding", "flexi", {"patch_size": 4, "kernel_size": 8}),
+    ("patch_embedding", "hybrid", {"backbone": "resnet50"}),
+    ("patch_embedding", "cct", {"num_layers": 1, "kernel_size": 7}),
+]
+
+
+def _name(entry: PluginEntry) -> str:
+    return f"{entry.kind} {entry.name}"
+
+
+def _takes_long(entry: PluginEntry) -> bool:
+    return entry.name == "hybrid" or (entry.kind == "model" and entry.name != _QUICK_MODEL)
+
+
+def _complaints(checks: list[Check]) -> list[str]:
+    results = [check.result() for check in checks]
+    assert len(results) > 8
+    return [f"{result.name}: {result.message}" for result in results if result.status == "failed"]
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        pytest.param(entry, marks=pytest.mark.slow if _takes_long(entry) else ())
+        for entry in BUILT_IN
+    ],
+    ids=_name,
+)
+def test_keeps_the_contract(entry: PluginEntry) -> None:
+    """Every check of its kind passes with default settings."""
+    assert _complaints(checks_of(plugin_loader.load(entry.kind, entry.name))) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "name", "settings"),
+    VARIATIONS,
+    ids=lambda value: value if isinstance(value, str) else "-".join(value),
+)
+def test_keeps_the_contract_with_other_settings(
+    kind: plugin_loader.Kind, name: str, settings: dict[str, object]
+) -> None:
+    """Every check passes with settings that take other paths through the code."""
+    assert _complaints(checks_of(plugin_loader.load(kind, name), settings)) == []
+
+
+def test_all_of_them_are_checked() -> None:
+    """The list holds the zoo."""
+    assert len(BUILT_IN) == 20
+    assert {entry.kind for entry in BUILT_IN} == set(plugin_loader.KINDS)
+
+
+def test_the_one_exception_has_a_reason() -> None:
+    """No built-in plugin but `none` is excused from anything."""
+    excused = {
+        _name(entry): dict(plugin_loader.load(entry.kind, entry.name).exceptions)
+        for entry in BUILT_IN
+        if plugin_loader.load(entry.kind, entry.name).exceptions
+    }
+    assert list(excused) == ["augmentation none"]
+    assert list(excused["augmentation none"]) == ["changes_something"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "entry",
+    [e for e in BUILT_IN if e.kind in ("model", "patch_embedding")],
+    ids=_name,
+)
+def test_compiles_to_machine_code(entry: PluginEntry) -> None:
+    """With torch's own back end, a compiled forward and backward pass give the same numbers."""
+    from pipeline.plugin_system.contract.model_checks import ModelChecks
+    from pipeline.plugin_system.contract.module_checks import ImageShape
+    from pipeline.plugin_system.contract.patch_embedding_checks import PatchEmbeddingChecks
+
+    plugin = plugin_loader.load(entry.kind, entry.name)
+    kind = ModelChecks if entry.kind == "model" else PatchEmbeddingChecks
+    checks = kind(plugin, plugin.config_class())  # type: ignore[arg-type]  # one of two kinds
+    shape: ImageShape = checks.usual_shape()
+    module, images = checks.built(shape), shape.images(2)
+    torch.compiler.reset()
+    compiled = torch.compile(module)
+    for run in (module, compiled):
+        module.zero_grad()
+        output = run(images)
+        output.square().mean().backward()
+        gradients = [p.grad.clone() for p in module.parameters() if p.grad is not None]
+        if run is module:
+            expected_output, expected_gradients = output.detach(), gradients
+    torch.testing.assert_close(output, expected_output, atol=1e-4, rtol=1e-3)
+    for ours, theirs in zip(gradients, expected_gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-2)

@@ -1,0 +1,317 @@
+"""Plugins are found without being imported, and each failure is one plugin's alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import PluginError
+from pipeline.plugin_api import API_VERSION, AugmentationPlugin, ModelPlugin
+from pipeline.plugin_system import plugin_loader
+from pipeline.plugin_system.plugin_loader import FILES_VARIABLE, KINDS, Kind, find, installed, load
+from tests.patience import patient
+
+BUILT_IN = {
+    ("model", "vit"),
+    ("patch_embedding", "conv"),
+    ("patch_embedding", "linear"),
+    ("data_source", "digits"),
+    ("data_source", "image_folder"),
+    ("augmentation", "none"),
+    ("augmentation", "light"),
+}
+GOOD_MODULE = '''"""A plugin for the tests.
+
+More about it.
+"""
+
+from pipeline.plugin_api import AugmentationPlugin, PluginConfig
+
+
+class NoSettings(PluginConfig):
+    """There is nothing to set."""
+
+
+def build(config, context):
+    """Build nothing."""
+
+
+plugin = AugmentationPlugin(
+    summary="A plugin for the tests", paper="", config_class=NoSettings, build=build
+)
+'''
+Install = Callable[..., None]
+
+
+@pytest.fixture(autouse=True)
+def _no_plugin_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget the plugin files of a test when it ends."""
+    monkeypatch.setenv(FILES_VARIABLE, "")
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """Return a function that installs a distribution with one entry point and its modules."""
+    site = tmp_path / "site"
+    site.mkdir()
+    before = set(sys.modules)
+
+    def make(distribution: str, kind: Kind, entry: str, modules: dict[str, str]) -> None:
+        info = site / f"{distribution}-1.5.dist-info"
+        info.mkdir()
+        metadata = f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.5\n"
+        (info / "METADATA").write_text(metadata)
+        (info / "entry_points.txt").write_text(f"[patchline.{kind}s]\n{entry}\n")
+        for name, source in modules.items():
+            file = site / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(source)
+        monkeypatch.syspath_prepend(str(site))
+
+    yield make
+    for name in set(sys.modules) - before:
+        if str(site) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+
+
+def test_built_in_plugins_are_found_like_any_other() -> None:
+    """The plugins that ship with Patchline are listed with distribution, version and summary."""
+    entries = installed()
+    assert {(entry.kind, entry.name) for entry in entries} >= BUILT_IN
+    assert {entry.distribution for entry in entries} == {"patchline"}
+    assert all(entry.summary and entry.version and entry.error is None for entry in entries)
+    assert [entry.kind for entry in entries] == sorted(
+        (entry.kind for entry in entries), key=list(KINDS).index
+    )
+    assert {entry.kind for entry in installed("model")} == {"model"}
+
+
+def test_listing_imports_no_plugin_and_no_heavy_library() -> None:
+    """After a listing no plugin, torch, albumentations, pandas or scikit-learn is imported."""
+    program = (
+        "import json, sys\n"
+        "from pipeline.plugin_system.plugin_loader import installed\n"
+        "names = [entry.name for entry in installed()]\n"
+        "print(json.dumps([names, sorted(sys.modules)]))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=patient(120),
+    )
+    names, modules = json.loads(done.stdout)
+    assert "vit" in names
+    heavy = {"torch", "albumentations", "cv2", "pandas", "numpy", "sklearn", "mlflow", "prefect"}
+    assert heavy.isdisjoint(modules)
+    assert [name for name in modules if name.startswith("plugins.") and name.count(".") > 1] == []
+
+
+def test_listing_does_not_run_the_package_around_a_plugin(install: Install, tmp_path: Path) -> None:
+    """A package that does much when it is imported does nothing when it is listed."""
+    trace = tmp_path / "imported"
+    install(
+        "busy",
+        "augmentation",
+        "busy = busy_package.inner:plugin",
+        {
+            "busy_package/__init__.py": f"open({str(trace)!r}, 'w').close()\n",
+            "busy_package/inner.py": GOOD_MODULE,
+        },
+    )
+    entry = find("augmentation", "busy")
+    assert (entry.summary, entry.error) == ("A plugin for the tests", None)
+    assert not trace.exists()
+    load("augmentation", "busy")
+    assert trace.exists()
+
+
+@pytest.mark.parametrize(("kind", "name"), sorted(BUILT_IN))
+def test_plugin_is_loaded_by_its_name(kind: Kind, name: str) -> None:
+    """Loading gives the object of the kind that was asked for, once."""
+    plugin = load(kind, name)
+    assert isinstance(plugin, KINDS[kind])
+    assert plugin_loader.kind_of(plugin) == kind
+    assert load(kind, name) is plugin
+    assert plugin.config_class is plugin_loader.config_class(kind, name)
+
+
+def test_plugin_of_another_distribution_is_used(install: Install) -> None:
+    """A plugin that somebody else installed is listed with its owner, and can be loaded."""
+    install(
+        "guests", "augmentation", "guest = guest_plugin:plugin", {"guest_plugin.py": GOOD_MODULE}
+    )
+    entry = find("augmentation", "guest")
+    assert (entry.distribution, entry.version) == ("guests", "1.5")
+    assert entry.summary == "A plugin for the tests"
+    assert isinstance(load("augmentation", "guest"), AugmentationPlugin)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "meant"),
+    [
+        ("model", "vitt", "vit"),
+        ("patch_embedding", "liner", "linear"),
+        ("data_source", "image-folder", "image_folder"),
+        ("augmentation", "lite", "light"),
+    ],
+)
+def test_unknown_name_is_answered_with_the_nearest(kind: Kind, name: str, meant: str) -> None:
+    """A name that nobody has is answered with the nearest and all that are installed."""
+    with pytest.raises(PluginError) as raised:
+        load(kind, name)
+    sentence = str(raised.value)
+    assert sentence.startswith(f"There is no {kind} plugin '{name}'. Did you mean '{meant}'?")
+    for entry in installed(kind):
+        assert entry.name in sentence.partition("Installed:")[2]
+
+
+def test_name_of_another_kind_is_unknown() -> None:
+    """A model's name is no augmentation's name."""
+    with pytest.raises(PluginError, match="no augmentation plugin 'vit'"):
+        load("augmentation", "vit")
+
+
+def test_name_taken_twice_is_an_error_that_names_both(install: Install) -> None:
+    """Two distributions with one name of one kind are both named, and neither is chosen."""
+    for owner in ("first-owner", "second-owner"):
+        module = owner.replace("-", "_")
+        files = {f"{module}.py": GOOD_MODULE}
+        install(owner, "augmentation", f"twice = {module}:plugin", files)
+    with pytest.raises(PluginError) as raised:
+        load("augmentation", "twice")
+    assert "first-owner and second-owner" in str(raised.value)
+    assert "Uninstall one of them" in str(raised.value)
+    assert load("augmentation", "light")
+
+
+def test_one_name_in_two_kinds_is_no_conflict(install: Install) -> None:
+    """A model and an augmentation may share a name."""
+    install("guests", "augmentation", "vit = guest_vit:plugin", {"guest_vit.py": GOOD_MODULE})
+    assert isinstance(load("augmentation", "vit"), AugmentationPlugin)
+    assert isinstance(load("model", "vit"), ModelPlugin)
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("import no_such_library\n", "ModuleNotFoundError: No module named 'no_such_library'"),
+        ("raise RuntimeError('not today')\n", "RuntimeError: not today"),
+        ("def plugin(:\n", "SyntaxError"),
+        ("nothing = 1\n", "AttributeError"),
+        ("plugin = 3\n", "is a int, not a AugmentationPlugin"),
+        (GOOD_MODULE.replace('paper=""', 'paper="", api_version=99'), "plugin API 99"),
+        (None, "ModuleNotFoundError"),
+    ],
+)
+def test_broken_plugin_is_explained_and_hurts_nobody_else(
+    install: Install, source: str | None, reason: str
+) -> None:
+    """A broken plugin is named with its owner and the reason; listing and others still work."""
+    install(
+        "troubled",
+        "augmentation",
+        "trouble = trouble_module:plugin",
+        {} if source is None else {"trouble_module.py": source},
+    )
+    assert ("augmentation", "light") in {(entry.kind, entry.name) for entry in installed()}
+    assert load("augmentation", "light")
+    with pytest.raises(PluginError) as raised:
+        load("augmentation", "trouble")
+    sentence = str(raised.value)
+    assert sentence.startswith("The augmentation plugin 'trouble' of troubled 1.5")
+    assert reason in sentence
+
+
+@pytest.mark.parametrize("source", [None, "def plugin(:\n"])
+def test_listing_tells_which_plugin_is_broken(install: Install, source: str | None) -> None:
+    """A module that is missing or cannot be parsed is marked in the list."""
+    files = {} if source is None else {"listed_module.py": source}
+    install("troubled", "augmentation", "trouble = listed_module:plugin", files)
+    assert find("augmentation", "trouble").error
+    assert [entry.name for entry in installed() if entry.error] == ["trouble"]
+
+
+def test_single_file_is_a_plugin(tmp_path: Path) -> None:
+    """A file that holds a plugin can be used without packaging, by its own name."""
+    file = tmp_path / "my_light.py"
+    file.write_text(GOOD_MODULE)
+    plugin_loader.use_plugin_files([file])
+    assert isinstance(load("augmentation", "my_light"), AugmentationPlugin)
+    entry = find("augmentation", "my_light")
+    assert (entry.distribution, entry.summary) == ("my_light.py", "A plugin for the tests")
+    assert "my_light" not in {entry.name for entry in installed("model")}
+
+
+def test_single_file_reaches_the_processes_that_are_started(tmp_path: Path) -> None:
+    """A process that is started from here uses the same plugin files, wherever it runs."""
+    (tmp_path / "far").mkdir()
+    Path("relative_light.py").write_text(GOOD_MODULE)
+    plugin_loader.use_plugin_files([Path("relative_light.py")])
+    program = (
+        "from pipeline.plugin_system.plugin_loader import load\n"
+        "load('augmentation', 'relative_light')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path / "far", capture_output=True, text=True,
+        check=False, timeout=patient(120),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "words"),
+    [
+        ("a.py", "import no_such_library\n", "cannot be imported: ModuleNotFoundError"),
+        ("b.py", "def plugin(:\n", "cannot be imported: SyntaxError"),
+        ("c.py", "x = 1\n", "has no plugin. Assign a ModelPlugin"),
+        ("d.py", "plugin = 'light'\n", "has no plugin"),
+        ("e.txt", GOOD_MODULE, "is not a Python file"),
+        (
+            "f.py",
+            GOOD_MODULE.replace('paper=""', f'paper="", api_version={API_VERSION + 1}'),
+            f"was written for plugin API {API_VERSION + 1}; this Patchline has {API_VERSION}",
+        ),
+    ],
+)
+def test_wrong_plugin_file_is_explained(tmp_path: Path, name: str, source: str, words: str) -> None:
+    """A file that is no plugin is named with the reason."""
+    file = tmp_path / name
+    file.write_text(source)
+    with pytest.raises(PluginError) as raised:
+        plugin_loader.use_plugin_files([file])
+    assert f"Plugin file {file}" in str(raised.value)
+    assert words in str(raised.value)
+
+
+def test_wrong_plugin_file_is_forgotten(tmp_path: Path) -> None:
+    """A file that was refused does not stand in the way of the installed plugins."""
+    file = tmp_path / "broken.py"
+    file.write_text("import no_such_library\n")
+    with pytest.raises(PluginError):
+        plugin_loader.use_plugin_files([file])
+    assert load("augmentation", "light")
+    assert str(file) not in os.environ[FILES_VARIABLE]
+
+
+def test_plugin_file_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    """A wrong path is answered with the path."""
+    with pytest.raises(PluginError, match=r"nowhere\.py does not exist"):
+        plugin_loader.use_plugin_files([tmp_path / "nowhere.py"])
+    assert os.environ[FILES_VARIABLE] == ""
+
+
+def test_file_with_the_name_of_an_installed_plugin_is_a_conflict(tmp_path: Path) -> None:
+    """A single file cannot silently replace an installed plugin."""
+    file = tmp_path / "light.py"
+    file.write_text(GOOD_MODULE)
+    plugin_loader.use_plugin_files([file])
+    with pytest.raises(PluginError, match=r"taken by light\.py and patchline"):
+        load("augmentation", "light")

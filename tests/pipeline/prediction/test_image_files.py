@@ -1,0 +1,144 @@
+"""Files are found in one order, whatever the folder looks like, and never all held at once."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import DataError
+from pipeline.prediction import image_files
+from pipeline.prediction.image_files import check_images, count_images, find_images
+
+
+def _write(root: Path, *names: str) -> Path:
+    for name in names:
+        file = root / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(b"x")
+    return root
+
+
+def _names(*given: Path, without: tuple[Path, ...] = ()) -> list[str]:
+    found = [file.name for file in find_images(given, without)]
+    check_images(given, without)
+    assert count_images(given, without) == len(found)
+    return found
+
+
+def test_files_come_in_the_order_of_their_paths(tmp_path: Path) -> None:
+    """The order is that of sorted paths; hidden files and folders are passed over."""
+    shown = ["a/2.png", "a/10.png", "a-b/1.png", "a.png", "B/x/y/z.png", "b.png"]
+    root = _write(tmp_path / "photos", *shown, ".hidden.png", ".cache/1.png", "a/.x")
+    expected = sorted(root / name for name in shown)
+    assert _names(root) == [str(path) for path in expected]
+    places = [file.place for file in find_images([root])]
+    assert places == sorted(places)
+
+
+def test_paths_are_spelled_as_they_were_given(tmp_path: Path) -> None:
+    """A relative folder gives relative names, and several arguments keep their order."""
+    _write(tmp_path, "z/1.png", "a/2.png")  # the working directory of a test
+    assert _names(Path("z"), Path("a"), Path("z/1.png")) == ["z/1.png", "a/2.png", "z/1.png"]
+    assert _names(Path()) == ["a/2.png", "z/1.png"]
+
+
+@pytest.mark.parametrize("in_memory", [1, 7, 100])
+def test_a_large_folder_is_sorted_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_memory: int
+) -> None:
+    """Sorting in runs gives the same order, folders, odd names and line breaks included."""
+    root = _write(tmp_path / "many", *(f"{(i * 37) % 100:02d}.png" for i in range(100)))
+    _write(root, "50/inside.png", "line\nbreak.png", 'quote".png', "ü.png")
+    expected = _names(root)
+    assert expected == sorted(expected, key=lambda name: Path(name).parts)
+    monkeypatch.setattr(image_files, "_NAMES_IN_MEMORY", in_memory)
+    assert _names(root) == expected
+
+
+def test_the_walk_is_lazy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder is opened only once the files before it have been taken."""
+    root = _write(tmp_path / "photos", *(f"{folder}/1.png" for folder in "abc"))
+    opened: list[str] = []
+    scandir = os.scandir
+
+    def recording(folder: str) -> Iterator[os.DirEntry[str]]:
+        opened.append(Path(folder).name)
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", recording)
+    files = find_images([root])
+    next(files)
+    assert opened == ["photos", "a"]
+
+
+def test_linked_folders_are_followed_but_not_in_a_circle(tmp_path: Path) -> None:
+    """A link to a folder is walked, one to a folder above is not, and broken links are nothing."""
+    root = _write(tmp_path / "photos", "a/1.png")
+    other = _write(tmp_path / "other", "2.png")
+    (root / "linked").symlink_to(other)
+    (root / "a" / "up").symlink_to(root)
+    (root / "self").symlink_to(root / "self")
+    (root / "gone").symlink_to(tmp_path / "nothing")
+    (other / "back").symlink_to(root)
+    assert [Path(name).name for name in _names(root)] == ["1.png", "2.png"]
+
+
+def test_what_is_no_file_is_passed_over(tmp_path: Path) -> None:
+    """A pipe is not opened, which would wait for ever."""
+    root = _write(tmp_path / "photos", "1.png")
+    os.mkfifo(root / "pipe.png")
+    assert [Path(name).name for name in _names(root)] == ["1.png"]
+
+
+def test_named_paths_are_left_out(tmp_path: Path) -> None:
+    """The table and its parts are not taken for images when they lie in the folder."""
+    root = _write(tmp_path / "photos", "1.png", "out.csv", "out.csv.parts/state.json", "a/out.csv")
+    left_out = (root / "out.csv", root / "out.csv.parts")
+    names = [str(Path(name).relative_to(root)) for name in _names(root, without=left_out)]
+    assert names == ["1.png", "a/out.csv"]
+
+
+def test_a_name_that_is_not_utf8_can_be_shown(tmp_path: Path) -> None:
+    """Its bytes are written out, and its path still opens."""
+    root = _write(tmp_path / "photos", "1.png")
+    with open(os.fsencode(root) + b"/\xff.png", "wb") as file:  # noqa: PTH123 - a name in bytes
+        file.write(b"odd")
+    odd = list(find_images([root]))[-1]
+    assert odd.name.endswith("\\udcff.png")
+    assert Path(odd.path).read_bytes() == b"odd"
+
+
+def test_a_locked_folder_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that may not be opened stands for its files, and the others go on."""
+    root = _write(tmp_path / "photos", "a/1.png", "b/2.png")
+    scandir = os.scandir
+
+    def locked_folder(folder: str) -> Iterator[os.DirEntry[str]]:
+        if Path(folder).name == "a":  # root, as tests may run, can open every real one
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", locked_folder)
+    locked, other = find_images([root])
+    assert "the folder cannot be opened: Permission denied" in locked.error
+    assert (other.name, other.error) == (str(root / "b/2.png"), "")
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ([], "No image was named"),
+        (["none.png"], "There is no file or folder none.png. Check the path."),
+        (["empty"], "The folder empty holds no files. Put images in, or name another one."),
+        (["1.png", "empty"], "The folder empty holds no files."),
+    ],
+)
+def test_what_holds_no_image_is_named(tmp_path: Path, given: list[str], sentence: str) -> None:
+    """A missing path and an empty folder are errors, also beside good ones."""
+    _write(tmp_path, "1.png", "empty/.hidden")
+    with pytest.raises(DataError, match=sentence):
+        check_images([Path(path) for path in given])

@@ -1,0 +1,246 @@
+"""Resuming: what was answered is kept, whatever ended the command, and nothing is mixed."""
+
+from __future__ import annotations
+
+import errno
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from pipeline.errors import ConfigError, StorageError
+from pipeline.packaging.packaged_model import PackagedModel
+from pipeline.prediction import batch_prediction
+from pipeline.prediction.batch_prediction import PredictedTable, predict_images
+from tests.pipeline.conftest import Exported
+from tests.pipeline.prediction.predicted_photos import (
+    assert_same,
+    stop_after,
+    table_of,
+    write_photos,
+)
+
+PART = 32
+
+
+@pytest.fixture(scope="module")
+def model(exported_rgb: Exported) -> PackagedModel:
+    return PackagedModel(exported_rgb.onnx_file, exported_rgb.description_file, threads=1)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return 100 images in several folders and formats; tests must not change them."""
+    return write_photos(tmp_path_factory.mktemp("batch") / "photos", 100)
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write a part after two batches."""
+    monkeypatch.setattr(batch_prediction, "_PART_IMAGES", PART)
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_an_interrupted_table_is_gone_on_with(
+    model: PackagedModel, photos: Path, tmp_path: Path
+) -> None:
+    """After a failure all whole parts are kept, and the finished table is that of one go."""
+    out = tmp_path / "out.parquet"
+    with pytest.raises(RuntimeError):
+        table_of(model, photos, out, on_progress=stop_after(2 * PART + 1, RuntimeError()))
+    assert not out.exists()
+    done: list[tuple[int, int]] = []
+    summary = predict_images(
+        model, "pets/1", [photos], out, on_progress=lambda d, t, _: done.append((d, t))
+    )
+    assert summary == PredictedTable(
+        images=100, unreadable=0, first_errors=(), answered_before=2 * PART
+    )
+    assert done[0] == (2 * PART + 16, 100)
+    assert done[-1] == (100, 100)
+    assert_same(pd.read_parquet(out), table_of(model, photos, tmp_path / "one_go.parquet"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one_go.parquet", "out.parquet"]
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_ctrl_c_keeps_every_answer(model: PackagedModel, photos: Path, tmp_path: Path) -> None:
+    """What was answered since the last part is written before the command ends."""
+    out, threads = tmp_path / "out.parquet", threading.active_count()
+    with pytest.raises(KeyboardInterrupt):
+        table_of(model, photos, out, on_progress=stop_after(PART + 1, KeyboardInterrupt()))
+    assert predict_images(model, "pets/1", [photos], out).answered_before == PART + 16
+    assert threading.active_count() < threads + 8
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_files_that_come_and_go_between_attempts(model: PackagedModel, tmp_path: Path) -> None:
+    """New files are answered wherever they sort; answers of files that are gone stay."""
+    out = tmp_path / "out.parquet"
+    folder = write_photos(tmp_path / "photos", 90)
+    for attempt in range(3):
+        stop = stop_after(PART * (attempt + 1), RuntimeError())
+        with pytest.raises(RuntimeError):
+            table_of(model, folder, out, on_progress=stop)
+        write_photos(folder, 4, first=1000 + 10 * attempt)
+    gone = folder / "a" / "0000.png"
+    assert str(gone) in set(pd.read_parquet(f"{out}.parts/00001-0000000.parquet")["image"])
+    gone.unlink()
+    table = table_of(model, folder, out)
+    assert table["image"].is_unique
+    assert set(table["image"]) == {str(f) for f in folder.rglob("*.*")} | {str(gone)}
+    assert table["error"].isna().all()
+
+
+@pytest.mark.usefixtures("small_parts")
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model_id": "pets/2"}, "model pets/1, not pets/2"),
+        ({"top_k": 1}, "top_k 3, not 1"),
+        ({"probabilities": False}, "probabilities True, not False"),
+        ({"images": "a"}, "images "),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_other_predictions_are_not_mixed_in(
+    model: PackagedModel, photos: Path, tmp_path: Path, change: dict[str, Any], words: str
+) -> None:
+    """Another model, folder or setting is refused with what to do; --restart begins anew."""
+    out = tmp_path / "out.parquet"
+    with pytest.raises(RuntimeError):
+        table_of(model, photos, out, on_progress=stop_after(PART + 1, RuntimeError()))
+    asked: dict[str, Any] = {"model_id": "pets/1", "images": [photos], **change}
+    if "images" in change:
+        asked["images"] = [photos / change["images"]]
+    with pytest.raises(ConfigError, match=r"--restart") as caught:
+        predict_images(model, out=out, **asked)
+    assert words in str(caught.value)
+    assert predict_images(model, out=out, restart=True, **asked).answered_before == 0
+
+
+def test_two_processes_do_not_write_onetable_of(
+    model: PackagedModel, photos: Path, tmp_path: Path
+) -> None:
+    """The second is told at once; the first one is not disturbed."""
+    out = tmp_path / "out.parquet"
+    refused: list[str] = []
+
+    def try_too(_done: int, _total: int, _rate: float) -> None:
+        with pytest.raises(ConfigError, match="being written by another process") as caught:
+            predict_images(model, "pets/1", [photos], out)
+        refused.append(str(caught.value))
+
+    assert predict_images(model, "pets/1", [photos], out, on_progress=try_too).images == 100
+    assert refused
+
+
+@pytest.mark.usefixtures("small_parts")
+@pytest.mark.parametrize(
+    ("writer", "succeed", "kept"),
+    [("write_table", 2, 2 * PART), ("ParquetWriter", 0, 100)],
+    ids=["a part", "the table at the end"],
+)
+def test_a_full_disk_keeps_the_parts(
+    model: PackagedModel,
+    photos: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    writer: str,
+    succeed: int,
+    kept: int,
+) -> None:
+    """No space for a part, or for the table at the end, is a sentence; the answers stay."""
+    out = tmp_path / "out.parquet"
+    left = succeed
+    real = getattr(pyarrow.parquet, writer)
+
+    def filling_up(*arguments: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pyarrow.parquet, writer, filling_up)
+        with pytest.raises(StorageError, match="no space left"):
+            predict_images(model, "pets/1", [photos], out)
+    assert not out.exists()
+    assert predict_images(model, "pets/1", [photos], out).answered_before == kept
+
+
+def test_arrow_tells_a_full_disk_as_python_does() -> None:
+    """Arrow's own error carries the number that `storage_errors` looks for."""
+    # a stream, as `write_table` removes the file of a path that it could not write
+    with pa.OSFile("/dev/full", "wb") as full, pytest.raises(OSError, match="No space") as caught:
+        full.write(b"x")
+    assert caught.value.errno == errno.ENOSPC
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_a_part_that_cannot_be_read_is_named(
+    model: PackagedModel, photos: Path, tmp_path: Path
+) -> None:
+    """The sentence says which file to remove; then its images are predicted again."""
+    out = tmp_path / "out.parquet"
+    with pytest.raises(RuntimeError):
+        table_of(model, photos, out, on_progress=stop_after(2 * PART + 1, RuntimeError()))
+    part = Path(f"{out}.parts/00001-0000000.parquet")
+    part.write_bytes(part.read_bytes()[:100])
+    with pytest.raises(StorageError, match=part.name):
+        table_of(model, photos, out)
+    part.unlink()
+    table = table_of(model, photos, out)
+    assert table["image"].is_unique
+    assert len(table) == 100
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from pipeline.prediction import batch_prediction
+from pipeline.packaging.packaged_model import PackagedModel
+
+batch_prediction._PART_IMAGES = 32
+onnx_file, description, photos, out = map(Path, sys.argv[1:])
+model = PackagedModel(onnx_file, description, threads=1)
+batch_prediction.predict_images(model, "pets/1", [photos] * 200, out)
+"""
+
+
+def test_a_killed_process_loses_at_most_one_part(
+    model: PackagedModel, exported_rgb: Exported, photos: Path, tmp_path: Path
+) -> None:
+    """A real process that gets SIGKILL leaves whole parts; the next call goes on after them."""
+    out = tmp_path / "out.parquet"
+    arguments = [exported_rgb.onnx_file, exported_rgb.description_file, photos, out]
+    process = subprocess.Popen([sys.executable, "-c", KILLED, *map(str, arguments)])
+    parts = Path(f"{out}.parts")
+    try:
+        while len(list(parts.glob("*.parquet"))) < 3:
+            assert process.poll() is None, "it ended before it could be killed"
+            time.sleep(0.01)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    whole = len(list(parts.glob("*.parquet")))
+    assert not out.exists()
+    with pytest.raises(KeyboardInterrupt):  # it goes on; 20,000 images are too many for a test
+        predict_images(
+            model,
+            *("pets/1", [photos] * 200, out),
+            on_progress=stop_after(PART * whole + 1, KeyboardInterrupt()),
+        )
+    rows = [pd.read_parquet(part) for part in sorted(parts.glob("*.parquet"))]
+    table = pd.concat(rows)
+    assert len(table) == PART * whole + 16
+    assert not table.duplicated(["argument", "image"]).any()
+    assert table["argument"].is_monotonic_increasing

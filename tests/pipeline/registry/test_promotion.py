@@ -1,0 +1,329 @@
+"""A version becomes champion when the evidence is there, and stays out when it is not."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pipeline.errors import ModelReferenceError
+from pipeline.registry import judgement
+from pipeline.registry import promotion as promotion_module
+from pipeline.registry.config import PromotionConfig
+from pipeline.registry.history import CHAMPION, alias_of
+from pipeline.registry.promotion import Promotion, Request, promote, rollback
+from pipeline.registry.registered_models import ModelReference, resolve, summaries
+from pipeline.tracking.tracking_store import client
+from tests.pipeline.registry.made_versions import (
+    CLASSES,
+    QUICK,
+    digest,
+    made_manifest,
+    make_version,
+    promoted,
+)
+
+pytestmark = pytest.mark.usefixtures("own_store")
+
+
+def _decision(reference: ModelReference, folder: Path, config: PromotionConfig) -> Promotion:
+    decision, _ = promote(Request(reference, config), folder / "promotion")
+    assert decision is not None
+    return decision
+
+
+def _champion(name: str = "roses") -> str | None:
+    return alias_of(client(), name, CHAMPION)
+
+
+def test_a_better_version_is_promoted_and_an_equal_one_is_not(tmp_path: Path) -> None:
+    """Fewer errors on the same images promote; a tie, and one image more, do not."""
+    make_version("roses", tmp_path, wrong=range(40))
+    equal = make_version("roses", tmp_path, wrong=range(40, 80))
+    hardly = make_version("roses", tmp_path, wrong=range(1, 40))
+    better = make_version("roses", tmp_path, wrong=range(10))
+    assert not promoted(equal, tmp_path)
+    assert not promoted(hardly, tmp_path)
+    assert _champion() == "1"
+    decision = _decision(better, tmp_path, QUICK)
+    assert (decision.promoted, decision.champion, _champion()) == (True, "1", better.version)
+    [gate, _] = decision.gates
+    assert gate.value == pytest.approx(30 / 200)
+    assert "30 are right only now and 0 were right only before" in gate.sentence
+
+
+def test_the_evidence_of_a_decision_is_kept(tmp_path: Path) -> None:
+    """Page and decision lie with the version's run, and the version says what was decided."""
+    make_version("roses", tmp_path, wrong=range(40))
+    worse = make_version("roses", tmp_path, wrong=range(80))
+    decision = _decision(worse, tmp_path, QUICK)
+    assert decision.failed == ("better_than_champion", "no_class_worse")
+    [model] = summaries("roses")
+    newest = model.versions[0]
+    assert newest.decision is not None
+    assert newest.decision["promoted"] is False
+    assert newest.decision["gates"] == {"better_than_champion": False, "no_class_worse": False}
+    run_id = newest.run_id
+    [place] = [item.path for item in client().list_artifacts(run_id, "promotion")]
+    files = {Path(item.path).name for item in client().list_artifacts(run_id, place)}
+    assert files == {"comparison.html", "comparison.json", "decision.json"}
+
+
+def test_only_images_that_neither_has_seen_are_compared(tmp_path: Path) -> None:
+    """With other data the challenger's test images count, but for those the champion knew."""
+    old = made_manifest(test=range(200), train=range(1000, 1100))
+    grown = made_manifest(test=range(100, 300), train=range(2000, 2100))
+    known = grown[grown["sha256"].isin([digest(number) for number in range(100, 150)])].index
+    old_with_known = old.copy()
+    now_train = old_with_known["sha256"].isin(grown.loc[known, "sha256"])
+    old_with_known.loc[now_train, "split"] = "train"
+    make_version("roses", tmp_path, wrong=range(150, 200), manifest=old_with_known)
+    challenger = make_version("roses", tmp_path, manifest=grown)
+    decision = _decision(challenger, tmp_path, QUICK)
+    [better, _] = decision.gates
+    # 50 images were trained on by the champion, 100 are new and their files are not there.
+    assert "of 50 images" in better.sentence
+    assert decision.promoted
+
+
+def test_images_without_a_record_are_predicted_by_the_package(tmp_path: Path) -> None:
+    """An image that the champion has not predicted is read, if it still is what it was."""
+    root = tmp_path / "photos"
+    manifest = made_manifest(test=range(60))
+    for position, row in manifest[manifest["split"] == "test"].iterrows():
+        file = root / row["path"]
+        file.parent.mkdir(parents=True, exist_ok=True)
+        shade = np.full((8, 8, 3), 4 * int(str(position)), dtype=np.uint8)
+        Image.fromarray(shade).save(file)
+        manifest.loc[int(str(position)), "sha256"] = _sha256(file)
+    (root / CLASSES[0] / "0.png").write_bytes(b"something else by now")
+    make_version("roses", tmp_path, manifest=manifest, root=root, records_predictions=False)
+    challenger = make_version("roses", tmp_path, manifest=manifest, root=root)
+    config = QUICK.model_copy(update={"min_images": 59, "max_class_drop": None})
+    decision = _decision(challenger, tmp_path, config)
+    assert "of 59 images" in decision.gates[0].sentence
+    assert decision.promoted
+
+
+def test_too_few_common_images_are_the_answer(tmp_path: Path) -> None:
+    """Nothing is decided on a handful of images, however clear they are."""
+    make_version("roses", tmp_path, wrong=range(200), manifest=made_manifest(test=range(30)))
+    challenger = make_version("roses", tmp_path, manifest=made_manifest(test=range(30)))
+    config = QUICK.model_copy(update={"min_images": 31})
+    decision = _decision(challenger, tmp_path, config)
+    assert not decision.promoted
+    assert "only 30 images are left" in decision.reason
+    assert "31 are asked" in decision.reason
+
+
+def test_a_class_that_loses_too_much_refuses(tmp_path: Path) -> None:
+    """Better on the whole is not enough where one class pays for it."""
+    first_class = range(0, 60, 3)  # 20 of the 67 images of the first class
+    others = [number for number in range(200) if number % 3]
+    make_version("roses", tmp_path, wrong=range(others[0], 200))
+    manifest = made_manifest()
+    challenger = make_version("roses", tmp_path, wrong=first_class, manifest=manifest)
+    assert promoted(challenger, tmp_path, max_class_drop=0.1, better_than_champion=False)
+    worse = make_version("roses", tmp_path, wrong=range(0, 120, 3))
+    decision = _decision(worse, tmp_path, QUICK.model_copy(update={"better_than_champion": False}))
+    assert decision.failed == ("no_class_worse",)
+    assert f"'{CLASSES[0]}' loses most" in decision.reason
+
+
+@pytest.mark.parametrize(
+    ("settings", "passes"),
+    [
+        ({"minimum": {"accuracy": 0.8}}, True),
+        ({"minimum": {"accuracy": 0.91}}, False),
+        ({"maximum": {"log_loss": 0.3}}, True),
+        ({"maximum": {"log_loss": 0.1}}, False),
+        ({"max_calibration_error": 0.05}, True),
+        ({"max_calibration_error": 0.01}, False),
+        ({"minimum": {"top5_accuracy": 0.1}}, False),
+    ],
+    ids=str,
+)
+def test_limits_on_its_own_figures(
+    tmp_path: Path, settings: dict[str, dict[str, float]], passes: bool
+) -> None:
+    """A first version becomes champion only within the limits; a missing metric refuses."""
+    config = PromotionConfig.model_validate({**QUICK.model_dump(), **settings})
+    metrics = {"accuracy": 0.9, "log_loss": 0.2, "ece": 0.03}
+    reference = make_version("roses", tmp_path, metrics=metrics, config=config)
+    assert _champion() == ("1" if passes else None)
+    [model] = summaries("roses")
+    assert model.versions[0].aliases == (("challenger", "champion") if passes else ("challenger",))
+    assert _decision(reference, tmp_path, config).promoted == passes
+
+
+def test_force_needs_a_reason_and_shows(tmp_path: Path) -> None:
+    """A person can overrule the gates; the history says so, and why, and which gates refused."""
+    make_version("roses", tmp_path, wrong=range(10))
+    worse = make_version("roses", tmp_path, wrong=range(60))
+    request = Request(worse, QUICK, force_reason="the old one has a bug")
+    decision, entry = promote(request, tmp_path / "promotion")
+    assert decision is not None
+    assert entry is not None
+    assert (decision.promoted, decision.forced, _champion()) == (True, True, "2")
+    assert entry.action == "forced"
+    assert "the old one has a bug" in entry.reason
+    assert entry.gates["better_than_champion"] is False
+
+
+def test_promoting_the_champion_again_changes_nothing(tmp_path: Path) -> None:
+    """A script that is run twice finds its work done."""
+    reference = make_version("roses", tmp_path)
+    before = summaries("roses")[0].history
+    decision, entry = promote(Request(reference, QUICK), tmp_path / "promotion")
+    assert decision is not None
+    assert (decision.promoted, entry) == (True, None)
+    assert "already" in decision.reason
+    assert summaries("roses")[0].history == before
+
+
+def test_an_automatic_promotion_is_asked_for_in_the_config(tmp_path: Path) -> None:
+    """By default a better version waits for a person; with `automatic` it does not."""
+    make_version("roses", tmp_path, wrong=range(60))
+    make_version("roses", tmp_path, wrong=range(30))
+    assert _champion() == "1"
+    automatic = QUICK.model_copy(update={"automatic": True})
+    make_version("roses", tmp_path, wrong=range(20), config=automatic)
+    assert _champion() == "3"
+    make_version("roses", tmp_path, wrong=range(50), config=automatic)
+    assert _champion() == "3"
+
+
+def test_a_package_that_does_not_load_is_refused(tmp_path: Path) -> None:
+    """The package is tried in a clean process; a damaged one cannot become champion or be kept."""
+    make_version("roses", tmp_path, wrong=range(60))
+    second = make_version("roses", tmp_path)
+    config = QUICK.model_copy(update={"package_check": True, "max_latency_ms": 10_000.0})
+    decision = _decision(second, tmp_path, config)
+    assert decision.promoted, decision.reason
+    assert [gate.name for gate in decision.gates][2:] == ["package", "latency"]
+    first = resolve("roses/1")
+    server = _package(first) / "python_model.py"
+    files = [server] if server.exists() else list(_package(first).glob("*.py"))
+    for file in files:
+        file.write_text("raise RuntimeError('rotten')\n", encoding="utf-8")
+    with pytest.raises(ModelReferenceError, match="rotten"):
+        rollback("roses", None)
+    assert _champion() == "2"
+
+
+def test_a_rollback_goes_to_another_version_that_is_there(tmp_path: Path) -> None:
+    """Neither the champion itself nor a version that was deleted is gone back to."""
+    make_version("roses", tmp_path, wrong=range(60))
+    second = make_version("roses", tmp_path)
+    assert promoted(second, tmp_path)
+    store = client()
+    store.delete_registered_model_alias("roses", CHAMPION)
+    assert promoted(second, tmp_path)
+    store.delete_model_version("roses", "1")
+    with pytest.raises(ModelReferenceError, match="no earlier champion"):
+        rollback("roses", None)
+    assert _champion() == "2"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("model.safetensors", None, "lacks|missing"),
+        ("model.safetensors", b"cut", "damaged"),
+        ("model.onnx", None, "lacks its file model.onnx"),
+        ("model.onnx", b"cut", "damaged"),
+    ],
+)
+def test_a_damaged_package_is_not_promoted(
+    tmp_path: Path, name: str, content: bytes | None, words: str
+) -> None:
+    """Each file of a package is looked at, also those that a prediction does not need."""
+    make_version("roses", tmp_path, wrong=range(60))
+    second = make_version("roses", tmp_path)
+    file = _package(second) / "artifacts" / name
+    if content is None:
+        file.unlink()
+    else:
+        file.write_bytes(content)
+    config = QUICK.model_copy(update={"package_check": True})
+    try:
+        reason = _decision(second, tmp_path, config).reason
+    except ModelReferenceError as error:
+        reason = str(error)
+    assert re.search(words, reason)
+    assert _champion() == "1"
+
+
+def test_a_version_whose_files_are_gone_is_named(tmp_path: Path) -> None:
+    """Neither a promotion nor a rollback touches an alias when the package is gone."""
+    make_version("roses", tmp_path, wrong=range(60))
+    second = make_version("roses", tmp_path)
+    shutil.rmtree(_package(second))
+    with pytest.raises(ModelReferenceError, match="version 2 are gone"):
+        promote(Request(second, QUICK), tmp_path / "promotion")
+    assert _champion() == "1"
+
+
+def test_a_champion_without_records_cannot_be_compared_with(tmp_path: Path) -> None:
+    """When the champion's run was deleted nobody knows what it has seen, so it is said."""
+    make_version("roses", tmp_path, wrong=range(60))
+    second = make_version("roses", tmp_path)
+    [model] = summaries("roses")
+    run = client().get_run(model.versions[1].run_id)
+    shutil.rmtree(run.info.artifact_uri.removeprefix("file://"))
+    with pytest.raises(ModelReferenceError, match="version 1 was trained on is not recorded"):
+        promote(Request(second, QUICK), tmp_path / "promotion")
+    automatic = QUICK.model_copy(update={"automatic": True})
+    make_version("roses", tmp_path, config=automatic)  # a run goes on, and a person decides
+    assert _champion() == "1"
+
+
+def test_a_decision_is_taken_again_when_the_champion_changed_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another machine that is faster is noticed: the version is held against the new champion."""
+    make_version("roses", tmp_path, wrong=range(60))
+    best = make_version("roses", tmp_path)
+    late = make_version("roses", tmp_path, wrong=range(30))
+    judge, rivals = judgement.judge, [best.version]
+
+    def judge_slowly(*values: object, **named: object) -> object:
+        judgement = judge(*values, **named)  # type: ignore[arg-type]  # passed on as they are
+        if rivals:  # while we were looking, another machine promotes its version
+            client().set_registered_model_alias("roses", CHAMPION, rivals.pop())
+        return judgement
+
+    monkeypatch.setattr(promotion_module, "judge", judge_slowly)
+    notes: list[str] = []
+    decision, entry = promote(Request(late, QUICK), tmp_path / "promotion", notes.append)
+    assert decision is not None
+    assert (decision.promoted, decision.champion, entry) == (False, best.version, None)
+    assert "the champion changed meanwhile; deciding again" in notes
+    assert _champion() == best.version
+
+
+def test_the_decision_is_a_file_that_can_be_read_again(tmp_path: Path) -> None:
+    """decision.json holds the gates with their figures."""
+    reference = make_version("roses", tmp_path)
+    make_version("roses", tmp_path)
+    _decision(resolve("roses/2"), tmp_path, QUICK)
+    content = json.loads((tmp_path / "promotion" / "decision.json").read_text("utf-8"))
+    assert content["champion"] == reference.version
+    assert {"name", "passed", "value", "threshold", "sentence"} == set(content["gates"][0])
+
+
+def _package(reference: ModelReference) -> Path:
+    from mlflow.artifacts import download_artifacts
+
+    return Path(download_artifacts(reference.source))
+
+
+def _sha256(file: Path) -> str:
+    import hashlib
+
+    return hashlib.sha256(file.read_bytes()).hexdigest()

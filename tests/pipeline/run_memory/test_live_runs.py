@@ -1,0 +1,275 @@
+"""Records of live flow runs: real processes, killed for real."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pipeline.errors import OrchestrationError
+from pipeline.run_memory import live_runs
+from tests.patience import patient
+
+_HOLDER = """
+import subprocess, sys, os
+from pathlib import Path
+from pipeline.run_memory import live_runs
+
+with live_runs.alive(Path(sys.argv[1]), sys.argv[2], "training"):
+    if "child" in sys.argv:
+        child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+        print("child", child.pid, flush=True)
+    if "fork" in sys.argv:
+        pid = os.fork()
+        if pid == 0:
+            import time
+            time.sleep(600)
+        print("child", pid, flush=True)
+    print("holds", flush=True)
+    sys.stdin.readline()
+if "goes on" in sys.argv:
+    print("ended", flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def _holder(
+    workspace: Path, run: str, *how: str
+) -> Iterator[tuple[subprocess.Popen[str], psutil.Process | None]]:
+    """Start a process that is alive for a flow run; yield it and the child that it started."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", _HOLDER, str(workspace), run, *how],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    child = None
+    assert process.stdout
+    assert process.stdin
+    try:
+        while (line := process.stdout.readline().strip()) != "holds":
+            assert line.startswith("child"), line
+            child = psutil.Process(int(line.split()[1]))
+        yield process, child
+    finally:
+        if child is not None and child.is_running():
+            child.kill()
+        process.stdin.close()
+        process.wait(patient(60))
+        process.stdout.close()
+
+
+def test_a_record_tells_who_carries_out_the_run(tmp_path: Path) -> None:
+    """While the block runs there is one record, alive; afterwards nothing is left."""
+    with live_runs.alive(tmp_path, "run-1", "training") as mine:
+        [found] = live_runs.records(tmp_path)
+        assert found == mine
+        assert found.is_alive
+        assert (found.pid, found.what, found.flow_run_id) == (os.getpid(), "training", "run-1")
+        assert found.process_started == psutil.Process().create_time()
+    assert live_runs.records(tmp_path) == []
+
+
+def test_the_files_of_an_ended_run_go_with_the_process(tmp_path: Path) -> None:
+    """Another process sees an ended run as such until its process ends, and then none."""
+    with _holder(tmp_path, "run-1", "goes on") as (process, _):
+        assert process.stdin
+        process.stdin.write("x\n")
+        process.stdin.flush()
+        assert process.stdout
+        assert process.stdout.readline().strip() == "ended"
+        [record] = live_runs.records(tmp_path)
+        assert record.is_alive
+        assert record.ended
+    assert list((tmp_path / "live").iterdir()) == []
+
+
+def test_sigkill_between_the_end_of_the_work_and_of_the_process_leaves_a_record(
+    tmp_path: Path,
+) -> None:
+    """Prefect may not know the outcome yet, so the run has to be found."""
+    with _holder(tmp_path, "run-1", "goes on") as (process, _):
+        assert process.stdin
+        process.stdin.write("x\n")
+        process.stdin.flush()
+        assert process.stdout
+        assert process.stdout.readline().strip() == "ended"
+        process.send_signal(signal.SIGKILL)
+        process.wait(patient(60))
+        [record] = live_runs.records(tmp_path)
+        assert not record.is_alive
+
+
+def test_one_process_may_carry_out_the_same_run_again(tmp_path: Path) -> None:
+    """Prefect's retry of a flow calls it again in the same process."""
+    for _ in range(2):
+        with live_runs.alive(tmp_path, "run-1", "training"):
+            [record] = live_runs.records(tmp_path)
+            assert record.is_alive
+            assert record.ended is None
+
+
+def test_one_process_may_be_alive_for_several_runs(tmp_path: Path) -> None:
+    """A parent run and its sub-flow have a record each, and each ends by itself."""
+    with live_runs.alive(tmp_path, "parent", "watch"):
+        with live_runs.alive(tmp_path, "child", "training"):
+            assert {record.flow_run_id for record in live_runs.records(tmp_path)} == {
+                "parent",
+                "child",
+            }
+        assert [record.flow_run_id for record in live_runs.records(tmp_path)] == ["parent"]
+
+
+def test_the_record_goes_when_the_block_fails(tmp_path: Path) -> None:
+    """An error, or a signal that became one, is a proper end."""
+    with pytest.raises(KeyboardInterrupt), live_runs.alive(tmp_path, "run-1", "training"):
+        raise KeyboardInterrupt
+    assert live_runs.records(tmp_path) == []
+
+
+def test_sigkill_leaves_a_record_that_is_dead(tmp_path: Path) -> None:
+    """The record of a killed process stays, is not alive, and can be removed."""
+    with _holder(tmp_path, "run-1") as (process, _):
+        [record] = live_runs.records(tmp_path)
+        assert record.is_alive
+        assert record.pid == process.pid
+        record.remove()
+        assert live_runs.records(tmp_path) == [record], "a live record was removed"
+        process.send_signal(signal.SIGKILL)
+        process.wait(patient(60))
+        assert not record.is_alive
+        assert live_runs.records(tmp_path) == [record]
+        record.remove()
+    assert live_runs.records(tmp_path) == []
+
+
+@pytest.mark.parametrize("how", ["child", "fork"])
+def test_what_the_process_started_does_not_keep_the_record_alive(tmp_path: Path, how: str) -> None:
+    """An orphan that outlives its killed parent, started or forked, holds no lock of it."""
+    with _holder(tmp_path, "run-1", how) as (process, child):
+        assert child is not None
+        process.send_signal(signal.SIGKILL)
+        process.wait(patient(60))
+        assert child.is_running()
+        [record] = live_runs.records(tmp_path)
+        assert not record.is_alive
+
+
+def test_a_second_process_cannot_carry_out_the_same_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever comes second is told so, and the first stays alive."""
+    monkeypatch.setattr(live_runs, "_WAIT_SECONDS", 0.5)
+    with _holder(tmp_path, "run-1") as (process, _):
+        with (
+            pytest.raises(OrchestrationError, match=r"Another process .* run-1"),
+            live_runs.alive(tmp_path, "run-1", "training"),
+        ):
+            pass
+        assert [record.pid for record in live_runs.records(tmp_path)] == [process.pid]
+
+
+def test_a_retry_takes_the_place_of_a_killed_process(tmp_path: Path) -> None:
+    """The same flow run can be carried out again after SIGKILL; the record is the new process's."""
+    with _holder(tmp_path, "run-1") as (process, _):
+        process.send_signal(signal.SIGKILL)
+        process.wait(patient(60))
+    with live_runs.alive(tmp_path, "run-1", "training"):
+        [record] = live_runs.records(tmp_path)
+        assert record.pid == os.getpid()
+        assert record.is_alive
+
+
+def test_onlookers_do_not_keep_a_run_from_starting(tmp_path: Path) -> None:
+    """Two threads that look all the time, and remove what is dead, never stop or lose a run."""
+    done = threading.Event()
+    wrong: list[str] = []
+
+    def look() -> None:
+        while not done.is_set():
+            for record in live_runs.records(tmp_path):
+                if not record.is_alive:
+                    record.remove()
+
+    onlookers = [threading.Thread(target=look) for _ in range(2)]
+    for onlooker in onlookers:
+        onlooker.start()
+    try:
+        for turn in range(30):
+            with live_runs.alive(tmp_path, f"run-{turn % 3}", "training"):
+                if not [record for record in live_runs.records(tmp_path) if record.is_alive]:
+                    wrong.append(f"turn {turn}")
+    finally:
+        done.set()
+        for onlooker in onlookers:
+            onlooker.join()
+    assert wrong == []
+
+
+def test_a_record_of_another_machine_is_left_alone(tmp_path: Path) -> None:
+    """A lock says nothing about another machine: the record counts as alive and stays."""
+    with live_runs.alive(tmp_path, "run-1", "training"):
+        record = (tmp_path / "live" / "run-1.json").read_text(encoding="utf-8")
+    elsewhere = {**json.loads(record), "flow_run_id": "run-2", "host": "another-machine"}
+    (tmp_path / "live" / "run-2.json").write_text(json.dumps(elsewhere), encoding="utf-8")
+    [found] = live_runs.records(tmp_path)
+    assert not found.is_here
+    assert found.is_alive
+    found.remove()
+    assert live_runs.records(tmp_path) == [found]
+
+
+def test_records_that_cannot_be_read_are_left_out(tmp_path: Path) -> None:
+    """A torn or foreign file in the folder disturbs nobody."""
+    (tmp_path / "live").mkdir()
+    (tmp_path / "live" / "torn.json").write_text('{"pid": 1', encoding="utf-8")
+    (tmp_path / "live" / "foreign.json").write_text('{"pid": 1, "new": 2}', encoding="utf-8")
+    with live_runs.alive(tmp_path, "run-1", "training"):
+        assert [record.flow_run_id for record in live_runs.records(tmp_path)] == ["run-1"]
+
+
+@pytest.mark.parametrize("bad", ["", "../outside", "a/b", ".hidden"])
+def test_an_id_that_is_no_file_name_is_refused(tmp_path: Path, bad: str) -> None:
+    """A flow run without an id, or with one that leads elsewhere, gets no record."""
+    with pytest.raises(OrchestrationError, match="not the id"), live_runs.alive(tmp_path, bad, "x"):
+        pass
+
+
+_OWNER = """
+import sys
+from pathlib import Path
+from pipeline.run_memory import live_runs
+
+with live_runs.owner(Path(sys.argv[1])) as tag:
+    print(tag, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_an_owner_is_gone_when_its_process_is(tmp_path: Path) -> None:
+    """Its tag tells so in its own folder; other tags and other folders say nothing."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", _OWNER, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        assert process.stdout
+        tag = process.stdout.readline().strip()
+        assert tag.startswith(live_runs.OWNER)
+        assert not live_runs.owner_is_gone(tmp_path, ["patchline", tag])
+        process.kill()
+    assert live_runs.owner_is_gone(tmp_path, ["patchline", tag])
+    assert not live_runs.owner_is_gone(tmp_path / "other", [tag])
+    assert not live_runs.owner_is_gone(tmp_path, ["patchline"])

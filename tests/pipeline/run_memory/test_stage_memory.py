@@ -1,0 +1,282 @@
+"""What earlier runs found is used only where nothing that decides it has changed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.config import ModelChoice, RunConfig
+from pipeline.plugin_system.plugin_loader import PluginEntry
+from pipeline.run_memory import interrupted_runs, stage_keys
+from pipeline.run_memory.stage_memory import StageMemory, StageRecord, key_of
+from pipeline.section import Section
+
+TEXT = st.text(max_size=20)
+INGREDIENTS = st.dictionaries(TEXT, TEXT, max_size=6)
+SAME = {"data": "4e81", "training.epochs": "2"}
+
+
+class Made(Section):
+    """A result with a path in its folder and one elsewhere."""
+
+    folder: Path
+    file: Path
+    elsewhere: Path
+    value: float
+
+
+def a_run(workspace: Path, name: str, *, fresh: bool = False) -> StageMemory:
+    """Return the memory of a run with a folder of its own."""
+    memory = StageMemory(workspace, fresh=fresh)
+    memory.enter(name, workspace / "runs" / name)
+    return memory
+
+
+def work(memory: StageMemory, value: float = 0.1) -> Made:
+    """Do the stage `bake` in the folder of a run, and remember it."""
+    assert memory.run_folder is not None
+    folder = memory.run_folder / "bake"
+    (folder / "inside").mkdir(parents=True)
+    (folder / "inside" / "bread.bin").write_bytes(b"bread" * 100)
+    (folder / "events.jsonl").write_text('{"seq": 0}\n', encoding="utf-8")
+    (folder / "worker.log").write_text("not a part of it", encoding="utf-8")
+    bread = folder / "inside/bread.bin"
+    made = Made(folder=folder, file=bread, elsewhere=Path("/data/photos"), value=value)
+    memory.remember("bake", made, folder, SAME)
+    return made
+
+
+def recall(memory: StageMemory, ingredients: dict[str, str] | None = None) -> Made | None:
+    """Ask for the stage `bake` of a run."""
+    assert memory.run_folder is not None
+    return memory.recall("bake", ingredients or SAME, Made, memory.run_folder / "bake")
+
+
+# -- the key -----------------------------------------------------------------------------------
+
+
+@given(INGREDIENTS, TEXT, TEXT)
+def test_any_changed_ingredient_changes_the_key(
+    ingredients: dict[str, str], name: str, value: str
+) -> None:
+    """Another value, one more and one less ingredient, and another stage each have other keys."""
+    changed = {**ingredients, name: value}
+    same = changed == ingredients
+    assert (key_of("train", changed) == key_of("train", ingredients)) is same
+    assert key_of("train", ingredients) != key_of("evaluate", ingredients)
+    assert key_of("train", dict(reversed(changed.items()))) == key_of("train", changed)
+
+
+@pytest.mark.parametrize(
+    ("section", "changes"),
+    [("seed", {"seed": 1}), ("training", {"training": {"epochs": 3}}),
+     ("model", {"model": {"name": "cct"}})],
+)  # fmt: skip
+def test_only_the_sections_that_are_asked_for_count(
+    section: str, changes: dict[str, object]
+) -> None:
+    """A changed setting shows in its own section and in no other."""
+    before, after = RunConfig(), RunConfig.model_validate(changes)
+    assert stage_keys.settings(before, section) != stage_keys.settings(after, section)
+    assert stage_keys.settings(before, "data") == stage_keys.settings(after, "data")
+
+
+def _entry(target: str) -> PluginEntry:
+    return PluginEntry("model", "thick", "thick.py", "-", "", None, target)
+
+
+def test_a_changed_plugin_file_changes_its_digest(tmp_path: Path) -> None:
+    """Each byte of a `--plugin` file counts, its place does not."""
+    file, copy = tmp_path / "thick.py", tmp_path / "elsewhere" / "thick.py"
+    file.write_text("x = 1\n", encoding="utf-8")
+    before = stage_keys.plugin_code(_entry(str(file)))
+    copy.parent.mkdir()
+    shutil.copy(file, copy)
+    assert stage_keys.plugin_code(_entry(str(copy))) == before
+    file.write_text("x = 2\n", encoding="utf-8")
+    assert stage_keys.plugin_code(_entry(str(file))) != before
+
+
+def test_a_plugin_package_counts_as_a_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plugin may use any module of its package, so a change in any of them counts."""
+    package = tmp_path / "rare_blocks"
+    package.mkdir()
+    for name in ("__init__.py", "plugin.py", "block.py"):
+        (package / name).write_text("", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    entry = _entry("rare_blocks.plugin:plugin")
+    before = stage_keys.plugin_code(entry)
+    (package / "block.py").write_text("x = 1\n", encoding="utf-8")
+    assert stage_keys.plugin_code(entry) != before
+
+
+def test_software_names_plugins_packages_and_python() -> None:
+    """A person can read which plugin, package and Python a result came from."""
+    software = stage_keys.software(RunConfig(model=ModelChoice()), "model", "augmentation")
+    assert {"plugin model vit", "plugin augmentation light", "package torch", "python"} <= set(
+        software
+    )
+    assert not {"package pytest", "package prefect"} & set(software)
+
+
+def test_the_code_of_a_stage_is_what_it_imports_and_nothing_else() -> None:
+    """Editing the plugin skeleton or a page must not train anybody's model again."""
+    found = stage_keys._with_imports(["pipeline.training.__main__", "pipeline.layers"])
+    files = {file.relative_to(stage_keys._LIBRARY).as_posix() for file in found}
+    assert {"training/loop.py", "training/optimizer.py", "models/model_building.py"} <= files
+    assert {"data/loader.py", "layers/attention.py", "plugin_api.py", "section.py"} <= files
+    rooms = {name.partition("/")[0] for name in files if not name.endswith("/config.py")}
+    assert not rooms & {"registry", "packaging", "prediction", "browsing", "visual_guide"}
+    assert not {name for name in files if "skeleton" in name or name.endswith(".j2")}
+    assert "plugin_checks.py" not in files
+
+
+def test_templates_count_with_the_code_that_renders_them() -> None:
+    """A report looks otherwise when its template does."""
+    found = stage_keys._with_imports(["pipeline.evaluation.evaluating"])
+    assert "report.html.j2" in {file.name for file in found}
+
+
+def test_every_stage_names_code_that_is_there() -> None:
+    """A module that was moved is noticed, not hashed as nothing."""
+    assert interrupted_runs.library_code() != stage_keys.code("pipeline.data.ingestion")
+    with pytest.raises(ValueError, match=r"pipeline\.gone"):
+        stage_keys.code("pipeline.gone")
+
+
+# -- records -----------------------------------------------------------------------------------
+
+
+def test_an_unchanged_stage_is_recalled_with_files_of_its_own(tmp_path: Path) -> None:
+    """The next run gets the result and its own copies, so that the first run may be deleted."""
+    first, second, third = (a_run(tmp_path, name) for name in ("one", "two", "three"))
+    made = work(first, value=0.1 + 0.2)
+    found = recall(second)
+    own = tmp_path / "runs/two/bake"
+    expected = {"folder": own, "file": own / "inside/bread.bin"}
+    assert found == made.model_copy(update=expected)
+    assert found.file.read_bytes() == b"bread" * 100
+    assert not (own / "worker.log").exists()
+    assert second.reused == {"bake": "one"}
+    shutil.rmtree(tmp_path / "runs/one")
+    assert recall(third) is not None
+    assert third.reused == {"bake": "one"}
+
+
+def test_a_file_that_grows_is_not_shared(tmp_path: Path) -> None:
+    """What a later run appends to its events does not reach the run that it took them from."""
+    first, second = a_run(tmp_path, "one"), a_run(tmp_path, "two")
+    made, found = work(first), recall(second)
+    assert found is not None
+    with (found.folder / "events.jsonl").open("a", encoding="utf-8") as opened:
+        opened.write("more\n")
+    assert (made.folder / "events.jsonl").read_text(encoding="utf-8") == '{"seq": 0}\n'
+
+
+@given(st.sampled_from([*SAME, "new"]), TEXT)
+def test_another_ingredient_is_never_answered(
+    tmp_path_factory: pytest.TempPathFactory, name: str, value: str
+) -> None:
+    """A record answers for exactly its ingredients."""
+    workspace = tmp_path_factory.mktemp("workspace")
+    work(a_run(workspace, "one"))
+    changed = {**SAME, name: value}
+    assert (recall(a_run(workspace, "two"), changed) is None) is (changed != SAME)
+
+
+def _cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def _flip(file: Path) -> None:
+    file.write_bytes(b"B" + file.read_bytes()[1:])
+
+
+@pytest.mark.parametrize("damage", [_cut, _flip, Path.unlink], ids=["cut", "changed", "deleted"])
+@pytest.mark.parametrize("name", ["inside/bread.bin", "events.jsonl"])
+def test_a_damaged_file_is_noticed_and_not_used(
+    tmp_path: Path, name: str, damage: Callable[[Path], None]
+) -> None:
+    """One bad file makes the stage run again, and is said; nothing half taken is left."""
+    made = work(a_run(tmp_path, "one"))
+    damage(made.folder / name)
+    second, said = a_run(tmp_path, "two"), list[str]()
+    second.on_note = said.append
+    assert recall(second) is None
+    assert name.rpartition("/")[2] in said[0]
+    assert second.reused == {}
+    assert not list(tmp_path.glob("runs/two/**/*.part"))
+    assert not (tmp_path / "runs/two/bake").exists()
+    assert recall(second) is None
+    assert len(said) == 1  # the record is gone
+
+
+def test_a_record_that_was_changed_by_hand_is_not_used(tmp_path: Path) -> None:
+    """Neither text that is no record, nor one whose ingredients do not give its key."""
+    work(a_run(tmp_path, "one"))
+    [file] = (tmp_path / "stages/bake").iterdir()
+    record = StageRecord.model_validate_json(file.read_text(encoding="utf-8"))
+    wrong = record.model_copy(update={"ingredients": {**SAME, "training.epochs": "3"}})
+    for text in ("{half a rec", wrong.model_dump_json(), json.dumps({"stage": "bake"})):
+        file.write_text(text, encoding="utf-8")
+        memory, said = a_run(tmp_path, "two"), list[str]()
+        memory.on_note = said.append
+        assert recall(memory) is None
+        assert "not used" in said[0]
+
+
+def test_fresh_uses_only_what_the_same_run_has_done(tmp_path: Path) -> None:
+    """A fresh run computes anew; continued, it finds its own stages, and not those of others."""
+    work(a_run(tmp_path, "one"))
+    fresh = a_run(tmp_path, "two", fresh=True)
+    assert recall(fresh) is None
+    own = work(fresh, value=0.2)
+    work(a_run(tmp_path, "three"), value=0.3)
+    assert recall(a_run(tmp_path, "two", fresh=True)) == own
+    assert recall(a_run(tmp_path, "two")) == own
+
+
+def test_two_runs_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
+    """Eight threads that record and recall the same stage all get a whole result."""
+    work(a_run(tmp_path, "first"))
+    found: list[Made | None] = []
+
+    def one(name: str) -> None:
+        memory = a_run(tmp_path, name)
+        found.append(recall(memory))
+        work(a_run(tmp_path, f"{name} again"))
+
+    threads = [threading.Thread(target=one, args=(str(number),)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 8
+    assert all(made is not None and made.file.stat().st_size == 500 for made in found)
+    [record] = (tmp_path / "stages/bake").iterdir()
+    StageRecord.model_validate_json(record.read_text(encoding="utf-8"))
+
+
+def test_a_disk_without_hard_links_gets_copies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where files cannot be linked they are copied."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(95, "not supported")
+
+    monkeypatch.setattr(os, "link", refuse)
+    made, found = work(a_run(tmp_path, "one")), recall(a_run(tmp_path, "two"))
+    assert found is not None
+    assert not found.file.samefile(made.file)
+    assert found.file.read_bytes() == made.file.read_bytes()

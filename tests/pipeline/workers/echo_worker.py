@@ -1,0 +1,40 @@
+"""A worker that repeats what it is told: `python -P -m tests.pipeline.workers.echo_worker DIR`."""
+
+from __future__ import annotations
+
+import os
+
+from pipeline.errors import RunError
+from pipeline.section import Section
+from pipeline.workers.event_log import EventWriter
+from pipeline.workers.worker_process import worker_main
+
+
+class Question(Section):
+    """Its job."""
+
+    words: str
+
+
+class Answer(Section):
+    """Its result."""
+
+    words: str
+    process: int
+
+
+def _echo(job: Question, events: EventWriter) -> Answer:
+    if not job.words:
+        raise RunError("I say nothing.")
+    print(f"said {job.words}")  # noqa: T201 - for its log
+    events.write("warning", message=job.words)
+    return Answer(words=job.words, process=os.getpid())
+
+
+def _introduce() -> str:
+    print("some library greets its user")  # noqa: T201 - as libraries do
+    return '{"echo": true}'
+
+
+if __name__ == "__main__":
+    worker_main(Question, _echo, _introduce)

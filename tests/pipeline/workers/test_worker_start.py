@@ -1,0 +1,150 @@
+"""Workers that are prepared before their work is known."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pipeline.errors import RunError
+from pipeline.workers import worker_start
+from pipeline.workers.event_log import Event
+from pipeline.workers.worker_process import run_worker
+from tests.patience import patient
+from tests.pipeline.workers.echo_worker import Answer, Question
+
+MODULE = "tests.pipeline.workers.echo_worker"
+PARENT = f"""
+import time
+from pipeline.workers import worker_start
+with worker_start.prepared_workers():
+    worker_start.prepare({MODULE!r})
+    print(worker_start.introduction({MODULE!r}), flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _findable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a worker process find the module, which is not installed."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
+
+
+@pytest.fixture
+def _prepared() -> Iterator[None]:
+    with worker_start.prepared_workers():
+        worker_start.prepare(MODULE)
+        yield
+
+
+def _children() -> list[psutil.Process]:
+    return [child for child in psutil.Process().children() if MODULE in child.cmdline()]
+
+
+def _ask(folder: Path, words: str) -> tuple[Answer, list[Event]]:
+    events: list[Event] = []
+    answer = run_worker(MODULE, folder, Question(words=words), Answer, events.append)
+    return answer, events
+
+
+@pytest.mark.usefixtures("_prepared")
+def test_a_prepared_worker_does_the_job(tmp_path: Path) -> None:
+    """It is the process that was started before; result, events and log are where they belong."""
+    [waiting] = _children()
+    answer, events = _ask(tmp_path / "job", "hello")
+    assert answer == Answer(words="hello", process=waiting.pid)
+    assert [event["message"] for event in events if event["kind"] == "warning"] == ["hello"]
+    assert "said hello" in (tmp_path / "job/worker.log").read_text(encoding="utf-8")
+    assert not _children()
+
+
+@pytest.mark.usefixtures("_prepared")
+def test_the_second_job_gets_a_new_worker(tmp_path: Path) -> None:
+    """A worker does one job; the next one starts as if nothing had been prepared."""
+    first, _ = _ask(tmp_path / "first", "one")
+    second, _ = _ask(tmp_path / "second", "two")
+    assert first.process != second.process
+    assert second.words == "two"
+
+
+@pytest.mark.usefixtures("_prepared")
+def test_only_one_worker_of_a_module_waits() -> None:
+    """To prepare what is prepared changes nothing."""
+    before = _children()
+    worker_start.prepare(MODULE)
+    assert _children() == before
+
+
+@pytest.mark.usefixtures("_prepared")
+@pytest.mark.parametrize("introduced", [True, False])
+def test_a_prepared_worker_that_was_killed_is_replaced(tmp_path: Path, *, introduced: bool) -> None:
+    """Its end is no failure of the run, whether it had said something before or not."""
+    if introduced:
+        assert worker_start.introduction(MODULE) == '{"echo": true}\n'
+    [waiting] = _children()
+    waiting.kill()
+    waiting.wait()
+    answer, _ = _ask(tmp_path / "job", "hello")
+    assert answer.words == "hello"
+    assert answer.process != waiting.pid
+
+
+@pytest.mark.usefixtures("_prepared")
+def test_an_error_of_a_prepared_worker_arrives_as_it_was(tmp_path: Path) -> None:
+    """What it raises on purpose is raised in the parent: same class, same sentence."""
+    with pytest.raises(RunError, match=r"^I say nothing\.$"):
+        _ask(tmp_path / "job", "")
+
+
+def test_what_nobody_took_ends_with_the_block() -> None:
+    """Also when the block ends with an error."""
+    waiting: list[psutil.Process] = []
+
+    def stopped() -> None:
+        with worker_start.prepared_workers():
+            worker_start.prepare(MODULE)
+            waiting.extend(_children())
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        stopped()
+    assert len(waiting) == 1
+    assert not waiting[0].is_running()
+
+
+def test_an_inner_block_leaves_the_worker_to_the_outer_one() -> None:
+    """A flow within a command uses what the command has prepared."""
+    with worker_start.prepared_workers():
+        worker_start.prepare(MODULE)
+        with worker_start.prepared_workers():
+            pass
+        assert len(_children()) == 1
+    assert not _children()
+
+
+def test_outside_a_block_nothing_is_prepared(tmp_path: Path) -> None:
+    """Nobody would stop it; the job is done all the same."""
+    worker_start.prepare(MODULE)
+    assert not _children()
+    assert worker_start.introduction(MODULE) == ""
+    assert _ask(tmp_path / "job", "hello")[0].words == "hello"
+
+
+def test_a_prepared_worker_ends_with_its_parent() -> None:
+    """Also when the parent is killed and cannot stop it."""
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline().startswith(b"{")
+        [worker] = psutil.Process(parent.pid).children()
+        os.kill(parent.pid, signal.SIGKILL)
+    deadline = time.monotonic() + patient(60)
+    while worker.is_running() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not worker.is_running()
