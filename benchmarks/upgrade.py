@@ -120,10 +120,7 @@ def _leave(workspace: Workspace) -> None:
     workspace.old("run", "photos", *settings, "--training.epochs", "2")
     command = workspace.start_old("run", "photos", *settings, "--training.epochs", "5000")
     try:
-        _until(
-            lambda: list(folder.glob(f".patchline/runs/*/training/{_CHECKPOINT}")),
-            "the training never wrote a checkpoint",
-        )
+        _until(lambda: _trainings_under_way(folder), "the training never wrote a checkpoint")
         time.sleep(3)
     finally:
         os.killpg(command.pid, signal.SIGKILL)
@@ -195,13 +192,15 @@ def _take_over(workspace: Workspace) -> None:
         workspace.new("down")
 
 
+def _trainings_under_way(folder: Path) -> list[Path]:
+    """Return the folders of trainings that have written a checkpoint and no result."""
+    checkpoints = folder.glob(f".patchline/runs/*/training/{_CHECKPOINT}")
+    return [file.parent for file in checkpoints if not (file.parent / "result.json").exists()]
+
+
 def _killed_run(folder: Path) -> str:
-    """Return the id of the run whose training wrote a checkpoint and no result."""
-    [training] = [
-        file.parent
-        for file in folder.glob(f".patchline/runs/*/training/{_CHECKPOINT}")
-        if not (file.parent / "result.json").exists()
-    ]
+    """Return the id of the run whose training was killed."""
+    [training] = _trainings_under_way(folder)
     return str(json.loads((training / "job.json").read_text(encoding="utf-8"))["run_id"])
 
 
