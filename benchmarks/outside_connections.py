@@ -52,7 +52,7 @@ def commands_alone() -> list[list[str]]:
         ["predict", "shapes", "photos", "--out", "predictions.parquet"],
         ["evaluate", "shapes/1", "photos", "--json"],
         ["models"],
-        ["promote", "shapes", "--version", "2", "--force", "A trial"],
+        ["promote", "shapes", "--version", "2", "--force", "--reason", "A trial"],
         ["rollback", "shapes"],
         ["plugins", "list"],
         ["plugins", "show", "conv", "--picture", "conv.png"],
