@@ -201,7 +201,9 @@ def _supervise(folder: Path) -> None:
     line = services_folder(folder) / f"lifeline-{os.getpid()}-{time.time_ns()}"
     held: Any = lifeline.hold(line)
     try:
-        plan = Plan.model_validate_json(plan_file(folder).read_text(encoding="utf-8"))
+        written = plan_file(folder)
+        plan = Plan.model_validate_json(written.read_text(encoding="utf-8"))
+        written.unlink()  # it may name servers of the user's with their passwords
         supervisor = Supervisor(folder, plan, line)
         signal.signal(signal.SIGTERM, supervisor.stop)
         supervisor.run()
