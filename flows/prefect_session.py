@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
-from flows.notices import events
+from flows.notifications import events
 from flows.progress import display
 from pipeline import local_login, local_services
 from pipeline.errors import OrchestrationError

@@ -137,7 +137,7 @@ class Told:
 
     def advance(self, label: str, done: int, total: int, beside: str = "") -> None:
         """Move the bar here and the progress artifact of the task."""
-        from flows import prefect_progress
+        from flows.training import prefect_progress
 
         self._shown.advance(label, done, total, beside)
         artifact = prefect_progress.artifact()
@@ -147,7 +147,7 @@ class Told:
             artifact.show(percent, words, at_once=label == _TRAINING)
 
     def _log(self, text: str) -> None:
-        from flows import prefect_progress
+        from flows.training import prefect_progress
 
         prefect_progress.log(text)
 
@@ -209,7 +209,7 @@ def _epoch_words(values: dict[str, float]) -> str:
 def _log(text: str) -> None:
     """Write into the flow run's log what would be too much for a terminal."""
     if "prefect" in sys.modules:
-        from flows import prefect_progress
+        from flows.training import prefect_progress
 
         prefect_progress.log(text)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from flows import prefect_session
-from flows.closing import tell_closed
+from flows.closing.close_runs import tell_closed
 from flows.commands.promote import REFUSED, check_name, gates_of, one_line
 from flows.commands.switches import Json
 from flows.progress import display, shown
@@ -24,7 +24,7 @@ from pipeline.registry.registered_models import ModelReference, resolve, summari
 from pipeline.tracking.tracking_store import client, store_exists
 
 if TYPE_CHECKING:
-    from flows.promotion.approvals import Asked
+    from flows.approval.questions import Asked
 
 Run = Annotated[
     str,
@@ -57,15 +57,15 @@ def _answer(run: str, *, approved: bool, reason: str | None, as_json: bool) -> i
     words = one_line(reason or "")
     decision = "approve" if approved else "reject"
     with shown(), prefect_session.connected():
-        from flows.promotion import approvals
-        from flows.promotion.approval_form import Approval
+        from flows.approval import questions
+        from flows.approval.answer_form import Approval
 
-        approvals.expire_overdue()
+        questions.expire_overdue()
         asked = _question(run)
         display().stage(f"Answering the question about {asked.reference}")
         asked = _prepared(asked)
         approval = Approval(decision=decision, who=_user(), reason=words)
-        if not asked.waits or not approvals.answer(asked, approval):
+        if not asked.waits or not questions.answer(asked, approval):
             raise _too_late(_ended(asked))
         display().stage("The answer is recorded; the runner of `patchline up` carries it out")
         ended = _ended(asked)
@@ -86,12 +86,12 @@ def print_question(
     reference = resolve(f"{name}/{version}" if version is not None else f"{name}@{CHALLENGER}")
     gates = gates_of(reference, config, promotion)
     with prefect_session.connected():
-        from flows.promotion import approvals
+        from flows.approval import questions
 
-        sentence = approvals.ask(reference, gates)
+        sentence = questions.ask(reference, gates)
         asked = any(
             (each.name, each.version) == (reference.name, reference.version)
-            for each in approvals.open_questions()
+            for each in questions.open_questions()
         )
     champion = history.alias_of(client(), reference.name, CHAMPION)
     sentence = sentence or f"version {reference.version} is the champion already; nothing changed"
@@ -124,13 +124,13 @@ def _question(run: str) -> Asked:
     Raises:
         ModelReferenceError: if none or several match; it lists what waits.
     """
-    from flows.promotion import approvals
+    from flows.approval import questions
 
-    questions = approvals.open_questions()
-    found = [each for each in questions if run == each.reference]
+    waiting = questions.open_questions()
+    found = [each for each in waiting if run == each.reference]
     if not found:
-        found = [each for each in questions if _is_of_run(each, run)]
-    listed = ", ".join(each.reference for each in found or questions) or "nothing"
+        found = [each for each in waiting if _is_of_run(each, run)]
+    listed = ", ".join(each.reference for each in found or waiting) or "nothing"
     if not found:
         if "/" in run:
             _refuse_answered(resolve(run))  # or say that there is no such model or version
@@ -197,12 +197,12 @@ def _followed(asked: Asked, *, until_it_waits: bool) -> Asked:
     Raises:
         OrchestrationError: if nothing carries it out.
     """
-    from flows.promotion import approvals
+    from flows.approval import questions
 
     deadline, state = time.monotonic() + _PATIENCE_SECONDS, ""
-    now = asked if until_it_waits else approvals.look_at(asked)
+    now = asked if until_it_waits else questions.look_at(asked)
     while not (now.waits or now.is_over):
-        if approvals.given_up(now):
+        if questions.given_up(now):
             raise OrchestrationError(
                 f"The flow that asks about {asked.reference} failed again and again "
                 f"({now.message}). An answer that was given is kept; Retry on the page of its flow "
@@ -218,7 +218,7 @@ def _followed(asked: Asked, *, until_it_waits: bool) -> Asked:
             state = now.state
             display().note(f"its flow run: {state.lower()}")
         time.sleep(_POLL_SECONDS)
-        now = approvals.look_at(asked)
+        now = questions.look_at(asked)
     return now
 
 
@@ -234,7 +234,7 @@ def _too_late(ended: Asked) -> ModelReferenceError:
 
 
 def _print(ended: Asked, *, approved: bool, as_json: bool) -> int:
-    from flows.promotion.approval_flow import ALREADY, GONE, PROMOTED
+    from flows.approval.approval_flow import ALREADY, GONE, PROMOTED
 
     if ended.state == GONE:
         raise ModelReferenceError(ended.message)

@@ -74,7 +74,7 @@ def trigger(name: str, folder: Path) -> DeploymentEventTrigger:
     """Return what starts a watch from outside: the event `patchline.data.updated` about it."""
     from prefect.events import DeploymentEventTrigger
 
-    from flows.notices.events import DATA_UPDATED
+    from flows.notifications.events import DATA_UPDATED
 
     return DeploymentEventTrigger(
         name=f"Patchline watch: {name}",

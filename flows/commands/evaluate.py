@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.closing import tell_closed
+from flows.closing.close_runs import tell_closed
 from flows.commands.data_argument import data_settings
 from flows.commands.switches import Json, Switch
 from flows.progress import display, shown

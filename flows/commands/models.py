@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from flows.closing import tell_closed
+from flows.closing.close_runs import tell_closed
 from flows.commands.switches import Json
 from pipeline.registry.history import CHAMPION, AliasChange
 from pipeline.registry.registered_models import ModelSummary, VersionSummary, summaries

@@ -11,7 +11,7 @@ from flows import prefect_session
 from flows.commands.switches import Json
 
 if TYPE_CHECKING:
-    from flows.notices.notifications import Notification
+    from flows.notifications.webhooks import Notification
 
 
 def create(
@@ -36,9 +36,9 @@ def create(
         and refusals.
     """
     with prefect_session.connected():
-        from flows.notices import notifications
+        from flows.notifications import webhooks
 
-        created = notifications.create(name, webhook, on)
+        created = webhooks.create(name, webhook, on)
     if as_json:
         print(created.model_dump_json(indent=2))
     else:
@@ -48,9 +48,9 @@ def create(
 def list_notifications(*, as_json: Json = False) -> None:
     """List the notifications."""
     with prefect_session.connected():
-        from flows.notices import notifications
+        from flows.notifications import webhooks
 
-        found = notifications.notifications()
+        found = webhooks.notifications()
     if as_json:
         content = {"notifications": [each.model_dump(mode="json") for each in found]}
         print(json.dumps(content, indent=2))
@@ -69,9 +69,9 @@ def remove(name: str, /, *, as_json: Json = False) -> None:
         The notification.
     """
     with prefect_session.connected():
-        from flows.notices import notifications
+        from flows.notifications import webhooks
 
-        notifications.remove(name)
+        webhooks.remove(name)
     if as_json:
         print(json.dumps({"name": name, "removed": True}, indent=2))
     else:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from flows.closing import tell_closed
+from flows.closing.close_runs import tell_closed
 from flows.commands.switches import Json, Switch
 from flows.progress import display, shown
 from pipeline.errors import ConfigError, DataError

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from flows.closing import tell_closed
+from flows.closing.close_runs import tell_closed
 from flows.commands.switches import Json, Switch
-from flows.notices import events
+from flows.notifications import events
 from flows.progress import display, shown
 from pipeline import config_files
 from pipeline.errors import ConfigError, ModelReferenceError

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 from pydantic import BaseModel
 
-from flows import ahead
 from flows.commands.config_flags import composed_config, value_of_flag
 from flows.commands.data_argument import data_settings
 from flows.commands.switches import Json, Switch
 from flows.progress import display, shown
+from flows.training import ahead
 from pipeline import config_files, local_services
 from pipeline.config import RunConfig
 from pipeline.errors import ConfigError
@@ -30,7 +30,7 @@ from pipeline.workers import worker_start
 from pipeline.workspace import WORKSPACE
 
 if TYPE_CHECKING:
-    from flows.run_summary import RunSummary
+    from flows.training.run_summary import RunSummary
 
 
 Settings = dict[str, Any]
@@ -148,11 +148,11 @@ def _in_prefect(config: RunConfig, *, resume: str | None = None, fresh: bool) ->
     with prefect_session.server():
         from prefect import tags
 
-        from flows import closing
-        from flows.training_flow import training_flow
+        from flows.closing import close_runs
+        from flows.training.training_flow import training_flow
 
         with prefect_session.ready():
-            for sentence in closing.close_abandoned_runs():
+            for sentence in close_runs.close_abandoned_runs():
                 display().note(sentence)
             with live_runs.owner(WORKSPACE.resolve()) as owner, tags(owner):
                 return training_flow(config, resume=resume, fresh=fresh)

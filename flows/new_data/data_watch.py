@@ -208,7 +208,7 @@ def _see_to_it(sight: _Sight, flow_run_id: UUID) -> None:
 def _start(
     watch: DeploymentResponse, name: str, folder: Path, now: Snapshot, state: WatchState | None
 ) -> None:
-    from flows.notices import events
+    from flows.notifications import events
     from flows.schedules.deployments import start
 
     starts = (state.starts if state else 0) + 1

@@ -14,12 +14,12 @@ from prefect.client.schemas.objects import State
 from prefect.runtime import deployment, flow_run
 from prefect.states import Completed
 
-from flows import run_words
 from flows.failures import failed
 from flows.new_data import data_watch
-from flows.notices import events
+from flows.notifications import events
 from flows.prefect_client import asking, flow_runs
 from flows.progress import display
+from flows.training import run_words
 from pipeline.config import RunConfig
 from pipeline.data import earlier_manifests, ingestion, new_images
 from pipeline.data import manifest as manifests
@@ -69,7 +69,7 @@ def _train_if_enough(
     if not found.first and found.new < asked:
         return _skip(name, found, asked)
     _publish(name, found, "It is enough to train again." if not found.first else "")
-    from flows.training_flow import training_flow  # slow, and often not needed
+    from flows.training.training_flow import training_flow  # slow, and often not needed
 
     begun = _begun_before(data, workspace)
     summary = training_flow(config, resume=begun.run_id if begun else None)

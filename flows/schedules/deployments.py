@@ -19,6 +19,7 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import (
     DeploymentCreate,
     DeploymentScheduleCreate,
+    DeploymentUpdate,
     WorkPoolCreate,
 )
 from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterTags
@@ -51,6 +52,14 @@ NAME = "patchline.name"
 WATCH_FOLDER = "patchline.watch_folder"
 NAMED_KINDS = frozenset({"schedule", "watch"})
 """What a person has named, and `patchline schedule` lists."""
+
+_MOVED = {
+    "flows.training_flow.training_flow": "flows.training.training_flow.training_flow",
+    "flows.promotion.approval_flow.approve_promotion": (
+        "flows.approval.approval_flow.approve_promotion"
+    ),
+}
+"""Where flows are that deployments of earlier versions name by their old module."""
 
 _PREPARING_SECONDS = 600
 """How long a run may take from its turn to its first step before another may have its place."""
@@ -213,6 +222,19 @@ def is_paused(deployment: DeploymentResponse) -> bool:
     """Return whether nothing starts by itself: paused here, or its times in Prefect's pages."""
     times = deployment.schedules
     return deployment.paused or (bool(times) and not any(each.active for each in times))
+
+
+def follow_moved_flows() -> None:
+    """Point the deployments of this folder that an earlier version made to where their flows are.
+
+    Raises:
+        OrchestrationError: if the server does not answer.
+    """
+    found = deployments()
+    with asking() as client:
+        for each in found:
+            if moved := _MOVED.get(each.entrypoint or ""):
+                client.update_deployment(each.id, DeploymentUpdate(entrypoint=moved))
 
 
 def drop_missed() -> None:

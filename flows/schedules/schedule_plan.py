@@ -37,7 +37,7 @@ class Plan:
     def flow(self) -> Flow[..., Any]:
         """The flow that does it."""
         if self.kind == "train":
-            from flows.training_flow import training_flow
+            from flows.training.training_flow import training_flow
 
             return training_flow
         from flows.schedules.prediction_flow import predict_flow

@@ -23,7 +23,7 @@ def note(folder: Path, service: str, reason: str) -> None:
 
 def announce() -> None:
     """Send an event for each note, as soon as Prefect answers, and take the note away."""
-    from flows.notices import events
+    from flows.notifications import events
     from pipeline import local_services
 
     services = local_services.running()

@@ -18,6 +18,7 @@ from prefect.settings import PREFECT_API_URL
 from prefect.utilities.processutils import command_to_string
 from prefect.workers.process import ProcessJobConfiguration, ProcessWorker
 
+from flows.schedules import deployments
 from flows.services import child, family
 from pipeline.local_services import POOL, answers
 
@@ -67,6 +68,7 @@ async def _work(runs_at_once: int) -> None:
 def _main() -> None:
     _, _, [runs_at_once] = child.begin()
     child.wait_until(lambda: answers(f"{PREFECT_API_URL.value()}/health"))
+    deployments.follow_moved_flows()
     asyncio.run(_work(int(runs_at_once)))
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.browser.chromium import browser, missing
 from tests.conftest import patchline
-from tests.flows.promotion.approval_parts import champion, versions
+from tests.flows.approval.approval_parts import champion, versions
 
 pytestmark = [
     pytest.mark.slow,

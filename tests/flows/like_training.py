@@ -12,7 +12,7 @@ from pathlib import Path
 from prefect import flow, tags, task
 from prefect.runtime import flow_run
 
-from flows import closing
+from flows.closing import close_runs
 from pipeline.registry import registration
 from pipeline.run_memory import live_runs
 from pipeline.tracking import tracked_run
@@ -26,8 +26,8 @@ def work() -> None:
 
 @flow(
     name="Train and register",
-    on_crashed=[closing.on_crashed],
-    on_cancellation=[closing.on_cancellation],
+    on_crashed=[close_runs.on_crashed],
+    on_cancellation=[close_runs.on_cancellation],
 )
 def like_training(what: str) -> None:
     """Open a run with a model, and say so; then work, or end and linger; or only begin."""

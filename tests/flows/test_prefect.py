@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from flows.training_flow import training_flow
+from flows.training.training_flow import training_flow
 from pipeline.config import RunConfig
 from pipeline.run_memory import live_runs
 from tests.conftest import patchline, write_photos

@@ -81,5 +81,5 @@ def test_a_heavy_import_would_be_seen(tmp_path: Path) -> None:
 
 def test_the_process_of_a_flow_needs_no_torch() -> None:
     """Workers compute; the process that starts them does not wait for torch to be imported."""
-    script = "import sys, flows.training_flow; sys.exit('torch' in sys.modules)"
+    script = "import sys, flows.training.training_flow; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

@@ -20,7 +20,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Completed, Crashed, Failed, Running
 
 from flows.new_data import data_watch, watch_flow
-from flows.notices import events
+from flows.notifications import events
 from flows.schedules import deployments, second_tries
 from pipeline.config import RunConfig
 from pipeline.data import ingestion

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from flows.promotion import approval_words
-from flows.promotion.approval_form import NOBODY, Approval
+from flows.approval import question_text
+from flows.approval.answer_form import NOBODY, Approval
 from pipeline.errors import ModelReferenceError
-from pipeline.registry import approval
+from pipeline.registry import approval_question
 from pipeline.registry.history import CHAMPION, alias_of
 from pipeline.registry.promotion import Answer, Promotion, Request, promote
 from pipeline.registry.registered_models import ModelReference, summaries
@@ -82,9 +82,9 @@ def test_the_question_has_figures_gates_and_links(tmp_path: Path) -> None:
     make_version("roses", tmp_path, wrong=range(20), metrics={"accuracy": 0.9})
     figures = {"accuracy": 0.7, "accuracy_low": 0.6, "accuracy_high": 0.8}
     worse = make_version("roses", tmp_path, wrong=range(60), metrics=figures)
-    question = approval.pose(worse, "1", QUICK, tmp_path / "20261121")
+    question = approval_question.pose(worse, "1", QUICK, tmp_path / "20261121")
     assert [gate.name for gate in question.refusing] == ["better_than_champion", "no_class_worse"]
-    words = approval_words.summary(question, 72)
+    words = question_text.summary(question, 72)
     assert "2 of 2 gates refuse: `better_than_champion`, `no_class_worse`" in words
     assert "| accuracy on 200 common images | 90.0% (" in words
     assert "| right only here | 40 images | 0 images |" in words
@@ -92,20 +92,20 @@ def test_the_question_has_figures_gates_and_links(tmp_path: Path) -> None:
     assert "### Classes that lose most" in words
     assert "- **REFUSED** `better_than_champion`: of 200 images" in words
     assert "patchline approve roses/2" in words
-    form = approval_words.form_words(question, 72)
+    form = question_text.form_words(question, 72)
     assert "Images right only now: 0; right only before: 40." in form
     run_id = summaries("roses")[0].versions[0].run_id
     assert f"/runs/{run_id}/artifacts/approval/20261121/comparison.html?" in words
     stored = [item.path for item in client().list_artifacts(run_id, "approval/20261121")]
     assert "approval/20261121/comparison.html" in stored
-    assert question == approval.Question.model_validate_json(question.model_dump_json())
+    assert question == approval_question.Question.model_validate_json(question.model_dump_json())
 
 
 def test_without_a_champion_there_is_nothing_to_compare(tmp_path: Path) -> None:
     """The question then shows the version's own figures."""
     first = make_version("roses", tmp_path, wrong=range(20), metrics={"accuracy": 0.9})
     client().delete_registered_model_alias("roses", CHAMPION)
-    words = approval_words.summary(approval.pose(first, None, QUICK, tmp_path / "x"), 1)
+    words = question_text.summary(approval_question.pose(first, None, QUICK, tmp_path / "x"), 1)
     assert "There is no champion to compare with." in words
     assert "No gate was asked" in words
     assert "| Accuracy, own test images |  | 0.9 |" in words

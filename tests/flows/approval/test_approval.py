@@ -16,18 +16,16 @@ from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelled
 
+from flows.approval import answer_form, questions
+from flows.approval.answer_form import Approval
 from flows.commands import approve
-from flows.promotion import approval_form, approvals
-from flows.promotion.approval_form import Approval
 from flows.schedules import deployments
 from pipeline.errors import ModelReferenceError
 from pipeline.registry.history import CHAMPION
 from pipeline.registry.promotion import Answer, Request, promote
 from pipeline.registry.registered_models import summaries
 from pipeline.tracking.tracking_store import client
-from tests.flows.conftest import Command
-from tests.flows.lasting_server import PROOF, lasting_server
-from tests.flows.promotion.approval_parts import (
+from tests.flows.approval.approval_parts import (
     NO,
     YES,
     asked_about,
@@ -39,6 +37,8 @@ from tests.flows.promotion.approval_parts import (
     summary,
     versions,
 )
+from tests.flows.conftest import Command
+from tests.flows.lasting_server import PROOF, lasting_server
 from tests.pipeline.registry.made_versions import QUICK, make_version
 
 
@@ -111,8 +111,8 @@ def test_a_refusal_is_recorded_like_that_of_a_gate(here: Path) -> None:
     """The version says who refused it and why, the evidence lies with its run; once is enough."""
     _, better = versions("lilies", here, range(60), range(10))
     asked = asked_about(better)
-    assert approvals.answer(asked, NO)
-    assert not approvals.answer(asked, YES)
+    assert questions.answer(asked, NO)
+    assert not questions.answer(asked, YES)
     ended = carry_on(asked)
     assert (ended.state, ended.message) == ("Refused", "rejected by Ada: blurry")
     assert champion("lilies") == "1"
@@ -130,7 +130,7 @@ def test_gates_refuse_what_is_approved_without_force(here: Path) -> None:
     """An approval does not overrule a gate; one with force and a reason does."""
     _, equal = versions("tulips", here, range(60), range(60))
     asked = asked_about(equal)
-    assert approvals.answer(asked, YES)
+    assert questions.answer(asked, YES)
     ended = carry_on(asked)
     assert (ended.state, champion("tulips")) == ("Refused: the gates", "1")
     assert ended.message.startswith("of 200 images")
@@ -140,7 +140,7 @@ def test_gates_refuse_what_is_approved_without_force(here: Path) -> None:
     again = asked_about(equal)
     assert again.flow_run_id != asked.flow_run_id
     forced = Approval(decision="approve", who="Ada", reason="half the size", force=True)
-    assert approvals.answer(again, forced)
+    assert questions.answer(again, forced)
     assert (carry_on(again).state, champion("tulips")) == ("Promoted", "2")
     [model] = summaries("tulips")
     assert model.history[-1].action == "forced"
@@ -153,10 +153,10 @@ def test_an_approval_is_asked_for_again_when_the_champion_changed(here: Path) ->
     first, second, third = versions("asters", here, range(60), range(40), range(10))
     asked = asked_about(third)
     promote(Request(second, QUICK), here / "by_hand")
-    assert approvals.answer(asked, YES)
+    assert questions.answer(asked, YES)
     again = carry_on(asked)
     assert (again.waits, champion("asters")) == (True, second.version)
-    assert approvals.answer(again, NO)
+    assert questions.answer(again, NO)
     assert carry_on(again).state == "Refused"
     assert champion("asters") == second.version != first.version
 
@@ -168,15 +168,15 @@ def test_what_nobody_answers_in_time_is_refused(here: Path) -> None:
     _, other = versions("poppies", here, range(60), range(10))
     waiting = asked_about(other)
     overdue = asked_about(better, QUICK.model_copy(update={"approval_hours": 1e-6}))
-    approvals.expire_overdue()
-    assert approvals.look_at(waiting).waits
+    questions.expire_overdue()
+    assert questions.look_at(waiting).waits
     ended = carry_on(overdue)
     assert (ended.state, champion("irises")) == ("Refused: nobody answered", "1")
     assert ended.message == "nobody answered within 1e-06 hours"
     approval = summary(better).approval
     assert approval is not None
     assert approval["state"] == "expired"
-    assert approvals.answer(waiting, NO)
+    assert questions.answer(waiting, NO)
 
 
 @pytest.mark.slow
@@ -186,15 +186,15 @@ def test_a_question_that_is_cancelled_in_prefect_waits_no_longer(here: Path) -> 
     asked = asked_about(better)
     with get_client(sync_client=True) as prefect:
         prefect.set_flow_run_state(asked.flow_run_id, Cancelled())
-    approvals.expire_overdue()
+    questions.expire_overdue()
     approval = summary(better).approval
     assert approval is not None
     assert approval["state"] == "cancelled"
     again = asked_about(better)
     assert again.flow_run_id != asked.flow_run_id
-    approvals.expire_overdue()
+    questions.expire_overdue()
     assert (summary(better).approval or {})["state"] == "asked"
-    assert approvals.answer(again, NO)
+    assert questions.answer(again, NO)
 
 
 @pytest.mark.slow
@@ -202,12 +202,12 @@ def test_an_answer_survives_the_death_of_the_process(here: Path) -> None:
     """Killed after the answer, and again after the promotion, the flow goes on and ends right."""
     _, better = versions("violets", here, range(60), range(10))
     asked = asked_about(better)
-    assert approvals.answer(asked, YES)
+    assert questions.answer(asked, YES)
     kill(asked)
-    approvals.expire_overdue()
-    assert approvals.look_at(asked).state == "Crashed"  # not at once
-    approvals.go_on(approvals.look_at(asked), dt.datetime.now(dt.UTC) + dt.timedelta(minutes=1))
-    assert approvals.look_at(asked).state == "Resuming"
+    questions.expire_overdue()
+    assert questions.look_at(asked).state == "Crashed"  # not at once
+    questions.go_on(questions.look_at(asked), dt.datetime.now(dt.UTC) + dt.timedelta(minutes=1))
+    assert questions.look_at(asked).state == "Resuming"
     said = Answer(approved=True, words=YES.words, champion="1")
     promote(Request(better, QUICK, answer=said), here / "killed")  # what the process had done
     ended = carry_on(asked)
@@ -225,16 +225,16 @@ def test_a_question_killed_while_it_was_asked_can_be_answered(here: Path) -> Non
     _, better = versions("peonies", here, range(60), range(10))
     asked = asked_about(better)
     with get_client(sync_client=True) as prefect:
-        key = approval_form.question_key("1")
-        approval_form.forget_question(prefect, asked.flow_run_id, key)
-    assert approvals.answer(asked, NO)
+        key = answer_form.question_key("1")
+        answer_form.forget_question(prefect, asked.flow_run_id, key)
+    assert questions.answer(asked, NO)
     assert carry_on(asked).state == "Refused"
     again = asked_about(better)
     kill(again)
-    approvals.go_on(approvals.look_at(again), dt.datetime.now(dt.UTC) + dt.timedelta(minutes=1))
+    questions.go_on(questions.look_at(again), dt.datetime.now(dt.UTC) + dt.timedelta(minutes=1))
     again = carry_on(again)
     assert again.waits
-    assert approvals.answer(again, NO)
+    assert questions.answer(again, NO)
     assert carry_on(again).state == "Refused"
 
 
@@ -246,8 +246,8 @@ def test_a_newer_version_takes_the_place_of_an_older_one(here: Path) -> None:
     newer = start(third)
     assert start(third).flow_run_id == newer.flow_run_id
     assert carry_on(older).state == "Refused: a newer version waits"
-    assert "daisies/3, which is newer, waits" in str(approvals.ask(second, QUICK))
-    assert approvals.answer(carry_on(newer), NO)
+    assert "daisies/3, which is newer, waits" in str(questions.ask(second, QUICK))
+    assert questions.answer(carry_on(newer), NO)
 
 
 @pytest.mark.slow
@@ -260,7 +260,7 @@ def test_of_two_answers_at_once_one_counts(here: Path) -> None:
 
     def give(number: int) -> None:
         with temporary_settings({PREFECT_API_URL: os.environ["PREFECT_API_URL"]}):
-            told[number] = approvals.answer(asked, given[number])
+            told[number] = questions.answer(asked, given[number])
 
     threads = [threading.Thread(target=give, args=(number,)) for number in range(len(given))]
     for thread in threads:
@@ -277,7 +277,7 @@ def test_a_version_that_is_gone_ends_the_question_with_a_sentence(here: Path) ->
     _, better = versions("cosmos", here, range(60), range(10))
     asked = asked_about(better)
     client().delete_model_version("cosmos", better.version)
-    assert approvals.answer(asked, YES)
+    assert questions.answer(asked, YES)
     ended = carry_on(asked)
     assert ended.state == "Refused: the version is gone"
     assert "'cosmos' has no version 2" in ended.message
@@ -301,20 +301,20 @@ def test_what_cannot_be_answered_is_said(here: Path, run_here: Command) -> None:
         "waits for a person's answer: `patchline approve crocuses/2`"
         in run_here("models", "crocuses")[1]
     )
-    assert approvals.answer(asked, NO)
+    assert questions.answer(asked, NO)
     code, _, err = run_here("promote", "crocuses", "--ask", "--force", "--reason", "x")
     assert code == 2
     assert "--ask" in err
-    assert approvals.ask(versions("crocuses", here, range(60))[0], QUICK) is not None
+    assert questions.ask(versions("crocuses", here, range(60))[0], QUICK) is not None
 
 
 def test_a_champion_is_not_asked_about(here: Path) -> None:
     """The first version of a model is champion at once, so there is no question."""
     [first] = versions("freesias", here, range(60))
-    assert approvals.ask(first, QUICK) is None
+    assert questions.ask(first, QUICK) is None
     assert not deployments.runner_is_up()
     second = make_version("freesias", here, wrong=range(10))
-    sentence = approvals.ask(second, QUICK)
+    sentence = questions.ask(second, QUICK)
     assert sentence is not None
     assert "`patchline up`" in sentence
     assert "`patchline promote freesias --version 2 --ask`" in sentence

@@ -17,12 +17,12 @@ from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.client.schemas.responses import SetStateStatus
 from prefect.client.schemas.sorting import FlowRunSort
 
+from flows.approval import answer_form
+from flows.approval.answer_form import Approval
 from flows.prefect_client import asking, flow_runs
-from flows.promotion import approval_form
-from flows.promotion.approval_form import Approval
 from flows.schedules import deployments, second_tries
 from pipeline.errors import ModelReferenceError, OrchestrationError
-from pipeline.registry import approval, history
+from pipeline.registry import approval_question, history
 from pipeline.registry.config import PromotionConfig
 from pipeline.registry.registered_models import ModelReference, resolve
 from pipeline.tracking.tracking_store import client as registry
@@ -125,7 +125,7 @@ def _known(reference: ModelReference, others: list[Asked]) -> str | None:
 
 
 def _ask(reference: ModelReference, config: PromotionConfig, others: list[Asked]) -> str:
-    from flows.promotion.approval_flow import approve_promotion
+    from flows.approval.approval_flow import approve_promotion
 
     version = f"{reference.name}/{reference.version}"
     deployment_id = deployments.deploy(
@@ -148,10 +148,10 @@ def _ask(reference: ModelReference, config: PromotionConfig, others: list[Asked]
         idempotency_key=f"{deployment_id} {version} {earlier}",
         name=f"{reference.name}, version {reference.version}: champion?",
     )
-    approval.note(reference, "asked", flow_run_id=str(flow_run_id))
+    approval_question.note(reference, "asked", flow_run_id=str(flow_run_id))
     for other in others:
         if other.waits and other.version != reference.version:
-            answer(other, approval_form.superseded_by(reference.version))
+            answer(other, answer_form.superseded_by(reference.version))
     return (
         f"A person is asked whether {version} becomes champion: `patchline approve {version}`, "
         f"`patchline reject {version}`, or Resume in Prefect, within {config.approval_hours:g} h."
@@ -206,7 +206,7 @@ def answer(asked: Asked, approval: Approval) -> bool:
         result = client.resume_flow_run(asked.flow_run_id, run_input=given)
         reason = getattr(result.details, "reason", None) or ""
         if result.status == SetStateStatus.REJECT and "schema not found" in reason:
-            approval_form.restore_form(client, asked.flow_run_id)
+            answer_form.restore_form(client, asked.flow_run_id)
             result = client.resume_flow_run(asked.flow_run_id, run_input=given)
             reason = getattr(result.details, "reason", None) or ""
     if result.status == SetStateStatus.ACCEPT:
@@ -234,7 +234,7 @@ def expire_overdue() -> None:
     now = dt.datetime.now(dt.UTC)
     for asked in _all_questions(ids, (StateType.PAUSED, StateType.CANCELLED, *_FAILED)):
         if asked.waits and asked.due < now:
-            answer(asked, approval_form.expired(asked.hours))
+            answer(asked, answer_form.expired(asked.hours))
         elif asked.failed and now - asked.since < second_tries.LOOK_BACK:
             go_on(asked, now)
         elif asked.kind == StateType.CANCELLED and asked.flow_run_id not in _withdrawn:
@@ -245,7 +245,7 @@ def _withdraw(asked: Asked) -> None:
     """Write on the version that its question was cancelled: no process of its own could do it."""
     with contextlib.suppress(ModelReferenceError):  # the version is gone too
         reference = resolve(asked.reference)
-        approval.withdraw(reference, str(asked.flow_run_id), "the question was cancelled")
+        approval_question.withdraw(reference, str(asked.flow_run_id), "the question was cancelled")
     _withdrawn.add(asked.flow_run_id)
 
 

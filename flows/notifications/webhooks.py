@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 from uuid import UUID
 
-from flows.notices import events
+from flows.notifications import events
 from pipeline.errors import ConfigError
 from pipeline.section import Section
 

@@ -12,8 +12,9 @@ from prefect.client.orchestration import get_client
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from flows import prefect_progress, prefect_session, progress
-from flows.prefect_progress import ProgressArtifact
+from flows import prefect_session, progress
+from flows.training import prefect_progress
+from flows.training.prefect_progress import ProgressArtifact
 from tests.patience import patient
 
 

@@ -260,7 +260,7 @@ _PARENT = """
 import sys
 from pathlib import Path
 sys.path.insert(0, {root!r})
-from tests.flows.test_resume import train_here
+from tests.flows.training.test_resume import train_here
 train_here(Path(sys.argv[1]))
 """
 

@@ -16,17 +16,16 @@ import psutil
 import pytest
 from prefect.client.orchestration import get_client
 
+from flows.approval import questions
+from flows.approval.questions import Asked
 from flows.failures import was_interrupted
-from flows.promotion import approvals
-from flows.promotion.approvals import Asked
 from flows.schedules import deployments, second_tries
 from flows.schedules.deployments import POOL
 from pipeline.registry.registered_models import ModelReference
 from pipeline.run_memory import live_runs
 from pipeline.tracking.tracking_store import client
 from tests.conftest import patchline
-from tests.flows.lasting_server import lasting_server
-from tests.flows.promotion.approval_parts import (
+from tests.flows.approval.approval_parts import (
     YES,
     asked_about,
     carry_on,
@@ -34,6 +33,7 @@ from tests.flows.promotion.approval_parts import (
     parting_words,
     versions,
 )
+from tests.flows.lasting_server import lasting_server
 from tests.patience import patient
 from tests.pipeline.registry.made_versions import QUICK
 
@@ -92,13 +92,13 @@ def _wait_for(condition: Callable[[], bool], what: str) -> None:
 
 def _suspended(reference: ModelReference) -> Asked:
     """Ask through the worker, and return the question when it waits."""
-    said = approvals.ask(reference, QUICK)
+    said = questions.ask(reference, QUICK)
     assert said is not None
     assert "A person is asked" in said
     version = f"{reference.name}/{reference.version}"
-    [asked] = [each for each in approvals.open_questions() if each.reference == version]
-    _wait_for(lambda: approvals.look_at(asked).waits, "the question")
-    return approvals.look_at(asked)
+    [asked] = [each for each in questions.open_questions() if each.reference == version]
+    _wait_for(lambda: questions.look_at(asked).waits, "the question")
+    return questions.look_at(asked)
 
 
 def _flow_processes(asked: Asked) -> list[psutil.Process]:
@@ -156,17 +156,17 @@ def test_sigkill_right_after_the_answer_loses_nothing(here: Path) -> None:
     _, better = versions("violets", here, range(60), range(10))
     asked = _suspended(better)
     _wait_for(lambda: not _flow_processes(asked), "no process")
-    assert approvals.answer(asked, YES)
+    assert questions.answer(asked, YES)
     _wait_for(lambda: bool(_flow_processes(asked)), "the process that carries it out")
     for process in _flow_processes(asked):
         with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(signal.SIGKILL)
-    _wait_for(lambda: approvals.look_at(asked).failed, "Crashed")
+    _wait_for(lambda: questions.look_at(asked).failed, "Crashed")
     assert champion("violets") == "1"
 
     def promoted() -> bool:
-        approvals.expire_overdue()
-        return approvals.look_at(asked).state == "Promoted"
+        questions.expire_overdue()
+        return questions.look_at(asked).state == "Promoted"
 
     _wait_for(promoted, "the promotion")
     assert champion("violets") == "2"
@@ -187,8 +187,8 @@ def test_a_deadline_while_the_servers_are_down(
     time.sleep(1.5)
     with _server(tmp_path, empty_prefect):
         time.sleep(6)  # Prefect's own look at what was paused too long comes every 5 s
-        assert approvals.look_at(asked).waits
-        approvals.expire_overdue()
+        assert questions.look_at(asked).waits
+        questions.expire_overdue()
         ended = carry_on(asked)
         assert ended.state == "Refused: nobody answered"
         assert champion("irises") == "1"

@@ -8,7 +8,7 @@ from typing import Any
 import psutil
 import pytest
 
-from flows import ahead
+from flows.training import ahead
 from pipeline.workers import worker_start
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from prefect import Flow, State
     from prefect.client.schemas.objects import FlowRun
 
-    from flows.abandoned_flow_runs import Work
+    from flows.closing.prefect_runs import Work
 
 logger = logging.getLogger(__name__)
 
@@ -150,7 +150,7 @@ def _close_in_mlflow() -> list[str]:
 
 def _tell_killed(run_ids: list[str]) -> None:
     """Send an event for each run that was found dead."""
-    from flows.notices import events
+    from flows.notifications import events
 
     for run_id in run_ids:
         run = client().get_run(run_id)
@@ -165,10 +165,10 @@ def _close_in_prefect(workspace: Path) -> list[str]:
     with _prefect() as reachable:
         if not reachable:
             return []
-        from flows import abandoned_flow_runs
+        from flows.closing import prefect_runs
 
         try:
-            return abandoned_flow_runs.close(workspace, _work_of)
+            return prefect_runs.close(workspace, _work_of)
         except httpx.HTTPError as error:
             logger.warning("Prefect does not answer; closing goes on later: %s", error)
             return []
@@ -189,7 +189,7 @@ def _prefect() -> Iterator[bool]:
 
 def _work_of(flow_run_id: str) -> Work | None:
     """Return how far a flow run came in MLflow; none while MLflow does not answer."""
-    from flows.abandoned_flow_runs import Work
+    from flows.closing.prefect_runs import Work
 
     try:
         if not store_exists():

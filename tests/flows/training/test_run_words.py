@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from prefect import Task
 
-from flows import run_words, stages
+from flows.training import run_words, stages
 from pipeline.config import RunConfig
 
 

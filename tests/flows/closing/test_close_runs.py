@@ -25,9 +25,10 @@ from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.objects import TaskRun
 from prefect.states import Cancelling, Crashed, Pending, Running, Suspended
 
-from flows import abandoned_flow_runs, closing, prefect_session
+from flows import prefect_session
+from flows.closing import close_runs, prefect_runs
 from flows.schedules import deployments
-from flows.training_flow import training_flow
+from flows.training.training_flow import training_flow
 from pipeline.run_memory import live_runs
 from pipeline.tracking.tracking_store import client as mlflow_client
 from tests.conftest import PREFECT_DATABASE
@@ -122,10 +123,10 @@ def test_a_killed_run_is_closed_on_both_sides(prefect: SyncPrefectClient) -> Non
     """While it lives nothing happens; after SIGKILL both sides say so, once, and how to go on."""
     with _at_work() as run:
         _tasks(prefect, run.flow_run_id, 1)
-        assert closing.close_abandoned_runs() == []
+        assert close_runs.close_abandoned_runs() == []
         assert (_state(prefect, run.flow_run_id).name, run.status()) == ("Running", "RUNNING")
         run.kill()
-        said = closing.close_abandoned_runs()
+        said = close_runs.close_abandoned_runs()
     assert (_state(prefect, run.flow_run_id).name, run.status()) == ("Crashed", "KILLED")
     assert run.models() == {"FAILED"}
     assert {task.state_name for task in _tasks(prefect, run.flow_run_id, 1)} == {"Crashed"}
@@ -133,17 +134,17 @@ def test_a_killed_run_is_closed_on_both_sides(prefect: SyncPrefectClient) -> Non
     assert run.run_id in in_mlflow
     assert f"continue with `patchline run --resume {run.run_id}`" in in_prefect
     assert _live() == []
-    assert closing.close_abandoned_runs() == []
+    assert close_runs.close_abandoned_runs() == []
 
 
 def test_a_run_without_a_runner_can_be_cancelled_in_prefect(prefect: SyncPrefectClient) -> None:
     """Cancel in Prefect's pages ends the process of `patchline run` and closes both sides."""
     with _at_work() as run:
         prefect.set_flow_run_state(run.flow_run_id, Cancelling(), force=True)
-        closing.close_abandoned_runs()
+        close_runs.close_abandoned_runs()
         assert not psutil.pid_exists(run.process.pid)
         run.process.wait(patient(60))
-        closing.close_abandoned_runs()
+        close_runs.close_abandoned_runs()
         assert (_state(prefect, run.flow_run_id).name, run.status()) == ("Cancelled", "KILLED")
     assert _live() == []
 
@@ -151,9 +152,9 @@ def test_a_run_without_a_runner_can_be_cancelled_in_prefect(prefect: SyncPrefect
 def test_work_that_was_done_counts_as_done(prefect: SyncPrefectClient) -> None:
     """SIGKILL after the MLflow run has FINISHED leaves a Completed flow run, not a crashed one."""
     with _at_work("lingers") as run:
-        assert closing.close_abandoned_runs() == []
+        assert close_runs.close_abandoned_runs() == []
         run.kill()
-        closing.close_abandoned_runs()
+        close_runs.close_abandoned_runs()
     assert (_state(prefect, run.flow_run_id).name, run.status()) == ("Completed", "FINISHED")
 
 
@@ -163,7 +164,7 @@ def test_done_work_that_the_runner_called_crashed_is_completed(prefect: SyncPref
     with _at_work("lingers") as run:
         run.kill()
         prefect.set_flow_run_state(run.flow_run_id, Crashed(), force=True)
-        closing.close_abandoned_runs()
+        close_runs.close_abandoned_runs()
     assert (_state(prefect, run.flow_run_id).name, run.status()) == ("Completed", "FINISHED")
     assert _live() == []
 
@@ -178,7 +179,7 @@ def test_a_sub_flow_is_closed_with_its_parent(prefect: SyncPrefectClient) -> Non
         assert task.flow_run_id
         assert len(_live()) == 2
         run.kill()
-        closing.close_abandoned_runs()
+        close_runs.close_abandoned_runs()
     assert _state(prefect, run.flow_run_id).name == "Crashed"
     assert _state(prefect, task.flow_run_id).name == "Crashed"
     assert {each.state_name for each in _tasks(prefect, task.flow_run_id, 1)} == {"Crashed"}
@@ -190,10 +191,10 @@ def test_a_run_that_was_killed_before_its_record_is_closed_at_once(
 ) -> None:
     """Its tag names its owner from the first moment; while that one lives nothing happens."""
     with _at_work("begins") as run:
-        assert closing.close_abandoned_runs() == []
+        assert close_runs.close_abandoned_runs() == []
         assert (_state(prefect, run.flow_run_id).name, _live()) == ("Running", [])
         run.kill()
-        closing.close_abandoned_runs()
+        close_runs.close_abandoned_runs()
     assert _state(prefect, run.flow_run_id).name == "Crashed"
     assert "start it again" in str(_state(prefect, run.flow_run_id).message)
 
@@ -209,10 +210,10 @@ def test_a_run_of_another_folder_on_the_same_server_is_left_to_that_folder(
     with _at_work("begins", folder=other) as run:
         run.kill()
         time.sleep(1.1)
-        assert closing.close_abandoned_runs() == []
+        assert close_runs.close_abandoned_runs() == []
         assert _state(prefect, run.flow_run_id).name == "Running"
         monkeypatch.chdir(other)
-        closing.close_abandoned_runs()
+        close_runs.close_abandoned_runs()
         assert _state(prefect, run.flow_run_id).name == "Crashed"
 
 
@@ -229,7 +230,9 @@ def test_many_may_close_at_once(prefect: SyncPrefectClient) -> None:
     assert (_state(prefect, run.flow_run_id).name, run.status()) == ("Crashed", "KILLED")
 
 
-_CLOSE = "from flows import closing; print(*closing.close_abandoned_runs(), sep='\\n')"
+_CLOSE = (
+    "from flows.closing import close_runs; print(*close_runs.close_abandoned_runs(), sep='\\n')"
+)
 
 
 # -- runs that never had a process of ours ------------------------------------------------------
@@ -265,7 +268,7 @@ def _served(prefect: SyncPrefectClient, deployment: UUID, state: State) -> UUID:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a second count as long."""
     for seconds in ("_START_SECONDS", "_CANCEL_SECONDS"):
-        monkeypatch.setattr(abandoned_flow_runs, seconds, 1.0)
+        monkeypatch.setattr(prefect_runs, seconds, 1.0)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -277,7 +280,7 @@ def test_a_served_run_that_nothing_carries_out_is_closed(
     old = _served(prefect, deployed, state)
     time.sleep(1.1)
     young = _served(prefect, deployed, state)
-    closing.close_abandoned_runs()
+    close_runs.close_abandoned_runs()
     assert _state(prefect, old).name == "Crashed"
     assert "start it again" in str(_state(prefect, old).message)
     assert _state(prefect, young).name == state.name
@@ -290,7 +293,7 @@ def test_a_cancelled_run_that_nothing_carries_out_is_cancelled(
     """Cancelling does not stay when the runner is gone."""
     flow_run_id = _served(prefect, deployed, Cancelling())
     time.sleep(1.1)
-    closing.close_abandoned_runs()
+    close_runs.close_abandoned_runs()
     assert _state(prefect, flow_run_id).name == "Cancelled"
 
 
@@ -303,7 +306,7 @@ def test_a_served_run_that_is_only_slow_is_left_alone(
     environment = {**os.environ, "PREFECT__FLOW_RUN_ID": str(flow_run_id)}
     process = subprocess.Popen(["sleep", "60"], env=environment)
     try:
-        closing.close_abandoned_runs()
+        close_runs.close_abandoned_runs()
         assert _state(prefect, flow_run_id).name == "Pending"
     finally:
         process.kill()
@@ -317,7 +320,7 @@ def test_a_suspended_run_waits_without_a_process(
     """An approval that waits for a person is not dead, even if its process was killed."""
     flow_run_id = _served(prefect, deployed, Suspended())
     _dead_record(flow_run_id)
-    closing.close_abandoned_runs()
+    close_runs.close_abandoned_runs()
     assert _state(prefect, flow_run_id).name == "Suspended"
     assert _live() == []
 
@@ -328,7 +331,7 @@ def test_a_run_that_is_tried_again_is_left_alone(
     """The record of the killed attempt says nothing about the one that starts now."""
     flow_run_id = _served(prefect, deployed, Pending())
     _dead_record(flow_run_id, age=_LONG_AGO)
-    closing.close_abandoned_runs()
+    close_runs.close_abandoned_runs()
     assert _state(prefect, flow_run_id).name == "Pending"
 
 
@@ -345,7 +348,7 @@ def test_runs_of_others_are_left_alone(prefect: SyncPrefectClient) -> None:
     answer = prefect.request("POST", "/deployments/", json=_body(request))
     elsewhere = _served(prefect, UUID(answer.json()["id"]), Running())
     time.sleep(1.1)
-    closing.close_abandoned_runs()
+    close_runs.close_abandoned_runs()
     assert {_state(prefect, each).name for each in (elsewhere, ownerless)} == {"Running"}
 
 
@@ -355,7 +358,7 @@ def test_a_record_that_this_server_does_not_know_is_kept(prefect: SyncPrefectCli
     with contextlib.suppress(Exception):
         assert not prefect.read_flow_run(flow_run_id)
     _dead_record(flow_run_id)
-    closing.close_abandoned_runs()
+    close_runs.close_abandoned_runs()
     [record] = live_runs.records(Path(".patchline"))
     assert record.sought
 
@@ -367,7 +370,7 @@ def test_without_any_server_only_mlflow_is_closed(monkeypatch: pytest.MonkeyPatc
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
     with temporary_settings(restore_defaults={PREFECT_API_URL}):
-        assert closing.close_abandoned_runs() == []
+        assert close_runs.close_abandoned_runs() == []
 
 
 def _dead_record(flow_run_id: UUID, age: dt.timedelta = dt.timedelta(0)) -> None:

@@ -15,7 +15,7 @@ from mlflow.entities import Run
 
 from benchmarks.kill_targets import has_work
 from flows.new_data.watch_flow import retrain_when_new
-from flows.training_flow import training_flow
+from flows.training.training_flow import training_flow
 from pipeline import config_files
 from pipeline.config import RunConfig
 from pipeline.tracking import tracking_store

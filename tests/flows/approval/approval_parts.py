@@ -12,11 +12,11 @@ from prefect.flow_engine import run_flow
 from prefect.logging.handlers import APILogHandler
 from prefect.states import Crashed, Pending
 
-from flows.notices import events
-from flows.promotion import approvals
-from flows.promotion.approval_flow import approve_promotion
-from flows.promotion.approval_form import Approval
-from flows.promotion.approvals import Asked
+from flows.approval import questions
+from flows.approval.answer_form import Approval
+from flows.approval.approval_flow import approve_promotion
+from flows.approval.questions import Asked
+from flows.notifications import events
 from pipeline.registry import history
 from pipeline.registry.config import PromotionConfig
 from pipeline.registry.registered_models import ModelReference, VersionSummary, summaries
@@ -34,15 +34,15 @@ def versions(name: str, folder: Path, *wrong: range) -> list[ModelReference]:
 
 def start(reference: ModelReference, config: PromotionConfig = QUICK) -> Asked:
     """Start the flow that asks; nobody has carried it out yet."""
-    others = [each for each in approvals.open_questions() if each.name == reference.name]
-    approvals._ask(reference, config, others)
+    others = [each for each in questions.open_questions() if each.name == reference.name]
+    questions._ask(reference, config, others)
     return question(reference)
 
 
 def question(reference: ModelReference) -> Asked:
     """Return the one open question about a version."""
     version = f"{reference.name}/{reference.version}"
-    [found] = [each for each in approvals.open_questions() if each.reference == version]
+    [found] = [each for each in questions.open_questions() if each.reference == version]
     return found
 
 
@@ -53,7 +53,7 @@ def carry_on(asked: Asked) -> Asked:
         flow_run: FlowRun = prefect.read_flow_run(asked.flow_run_id)
     with contextlib.suppress(Pause):
         run_flow(approve_promotion, flow_run=flow_run, return_type="state")
-    return approvals.look_at(asked)
+    return questions.look_at(asked)
 
 
 def asked_about(reference: ModelReference, config: PromotionConfig = QUICK) -> Asked:

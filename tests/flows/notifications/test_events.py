@@ -14,7 +14,7 @@ from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from flows.notices import events
+from flows.notifications import events
 from tests.flows.lasting_server import LastingServer
 from tests.patience import patient, until
 
@@ -22,7 +22,7 @@ _PAGE = Path(__file__).parents[3] / "docs" / "events.md"
 _ROW = re.compile(r"^\| `(patchline\.[a-z._]+)` \| (.+?) \| `(.+?)` \| (.+?) \|$", re.MULTILINE)
 _EMITTING = """
 import sys
-from flows.notices import events
+from flows.notifications import events
 events.emit(events.MODEL_REFUSED, "patchline.model.short", {"name": "short", "version": "2"})
 print("prefect" in sys.modules)
 """

@@ -15,12 +15,13 @@ from pathlib import Path
 from prefect import flow
 from prefect.runtime import flow_run
 
-from flows import ahead, closing, run_words, stages
+from flows.approval import questions
+from flows.closing import close_runs
 from flows.failures import failed
-from flows.notices import events
+from flows.notifications import events
 from flows.progress import display
-from flows.promotion import approvals
-from flows.run_summary import RunSummary
+from flows.training import ahead, run_words, stages
+from flows.training.run_summary import RunSummary
 from pipeline import quiet_libraries, redaction
 from pipeline.browsing.outcome import Outcome
 from pipeline.config import RunConfig
@@ -85,8 +86,8 @@ class _Line:
     name="Train and register",
     flow_run_name=run_words.flow_name,
     description=run_words.FLOW_DESCRIPTION,
-    on_crashed=[closing.on_crashed],
-    on_cancellation=[closing.on_cancellation],
+    on_crashed=[close_runs.on_crashed],
+    on_cancellation=[close_runs.on_cancellation],
 )
 def training_flow(config: RunConfig, resume: str | None = None, fresh: bool = False) -> RunSummary:
     """Read the data, train, evaluate, package and register: one MLflow run owns the whole line.
@@ -277,7 +278,7 @@ def _promote(
     if promotion:
         events.tell_decision(promotion)
     if config.promotion.approval and not (promotion and promotion.promoted):
-        words = approvals.ask(registered.reference, config.promotion) or ""
+        words = questions.ask(registered.reference, config.promotion) or ""
         return promotion, words
     return promotion, ""
 

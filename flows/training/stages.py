@@ -15,9 +15,9 @@ from prefect.cache_policies import NO_CACHE
 from prefect.states import Completed
 from prefect.utilities.annotations import opaque, quote
 
-from flows import ahead, run_words
 from flows.failures import RETRYING
 from flows.progress import display, show_event
+from flows.training import ahead, run_words
 from pipeline.config import RunConfig
 from pipeline.data import ingestion
 from pipeline.data.ingestion import IngestedData, PreparedData

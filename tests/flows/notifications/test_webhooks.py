@@ -14,7 +14,7 @@ import pytest
 from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from flows.notices import events, notifications
+from flows.notifications import events, webhooks
 from tests.flows.conftest import Command
 from tests.flows.lasting_server import LastingServer
 from tests.patience import until
@@ -97,14 +97,14 @@ def _server(event_server: LastingServer) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _no_notifications(_server: None) -> None:
     """Begin without any, whatever an earlier test has left."""
-    for each in notifications.notifications():
-        notifications.remove(each.name)
+    for each in webhooks.notifications():
+        webhooks.remove(each.name)
 
 
 def test_each_of_twenty_events_becomes_one_post(receiver: Receiver) -> None:
     """Twenty events at once reach a receiver that takes its time, each once and whole."""
     receiver.seconds = 0.1
-    notifications.create("team", receiver.address, ["run.failed"])
+    webhooks.create("team", receiver.address, ["run.failed"])
     receiver.wait_until_expected(events.RUN_FAILED)
     for number in range(20):
         facts = {"name": "flowers", "run_id": str(number), "reason": 'a "bad" <disk>\nis full'}
@@ -124,7 +124,7 @@ def test_each_of_twenty_events_becomes_one_post(receiver: Receiver) -> None:
 
 def test_what_the_receiver_refuses_is_sent_again(receiver: Receiver) -> None:
     """An answer of 500 is a failure, and the message comes again."""
-    notifications.create("team", receiver.address, None)
+    webhooks.create("team", receiver.address, None)
     receiver.wait_until_expected(events.MODEL_REFUSED)
     receiver.refusals = 2
     events.emit(events.MODEL_REFUSED, "patchline.model.flowers", {"name": "flowers"})
@@ -141,7 +141,7 @@ def test_a_second_create_changes_the_first(run_here: Command, receiver: Receiver
     code, out, _ = run_here(*second, "--on", "patchline.data.changed", "--on", "run.killed")
     assert code == 0
     assert "on data.changed, run.killed" in out
-    [only] = notifications.notifications()
+    [only] = webhooks.notifications()
     assert only.events == ("data.changed", "run.killed")
     receiver.wait_until_expected(events.DATA_CHANGED)
     events.emit(events.DATA_CHANGED, "patchline.watch.photos", {"name": "photos"})
@@ -153,7 +153,7 @@ def test_an_event_from_outside_needs_no_sentence(receiver: Receiver) -> None:
     """What others emit under our names is told by the name of the event."""
     from prefect.events import emit_event
 
-    notifications.create("team", receiver.address, ["data.updated"])
+    webhooks.create("team", receiver.address, ["data.updated"])
     receiver.wait_until_expected(events.DATA_UPDATED)
     emit_event("patchline.data.updated", resource={"prefect.resource.id": "patchline.watch.x"})
     receiver.wait_for(1)
@@ -203,7 +203,7 @@ def test_one_that_is_switched_off_or_damaged_in_the_pages_is_shown_so(run_here: 
     assert "its address is gone: create it again" in out
     assert "switched off in Prefect's pages" in out
     run_here("notify", "create", "team", "--webhook", "https://example.org/1")
-    [only] = notifications.notifications()
+    [only] = webhooks.notifications()
     assert only.webhook == "https://example.org"
     assert only.enabled
 

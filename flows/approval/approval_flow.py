@@ -21,13 +21,13 @@ from prefect.flow_runs import suspend_flow_run
 from prefect.runtime import flow_run
 from prefect.states import Completed
 
+from flows.approval import answer_form, question_text, questions
+from flows.approval.answer_form import NEWER_VERSION, NOBODY, Approval
 from flows.failures import RETRYING
-from flows.notices import events
-from flows.promotion import approval_form, approval_words, approvals
-from flows.promotion.approval_form import NEWER_VERSION, NOBODY, Approval
+from flows.notifications import events
 from pipeline.errors import ModelReferenceError
-from pipeline.registry import approval, history, promotion
-from pipeline.registry.approval import Question
+from pipeline.registry import approval_question, history, promotion
+from pipeline.registry.approval_question import Question
 from pipeline.registry.config import PromotionConfig
 from pipeline.registry.promotion import Answer, Promotion, Request
 from pipeline.registry.registered_models import ModelReference, resolve
@@ -39,7 +39,7 @@ PROMOTED, ALREADY = "Promoted", "Champion already"
 REFUSED, BY_GATES = "Refused", "Refused: the gates"
 BY_NOBODY, SUPERSEDED = "Refused: nobody answered", "Refused: a newer version waits"
 GONE = "Refused: the version is gone"
-_ENDINGS: dict[str, tuple[approval.State, str]] = {
+_ENDINGS: dict[str, tuple[approval_question.State, str]] = {
     NOBODY: ("expired", BY_NOBODY),
     NEWER_VERSION: ("superseded", SUPERSEDED),
 }
@@ -55,7 +55,7 @@ _GRACE_SECONDS = 366 * 24 * 3600
 )
 def compare(reference: ModelReference, champion: str | None, config: PromotionConfig) -> Question:
     """Ask the gates and write the comparison's page."""
-    return approval.pose(reference, champion, config, _folder(reference))
+    return approval_question.pose(reference, champion, config, _folder(reference))
 
 
 @task(
@@ -80,7 +80,9 @@ def approve_promotion(name: str, version: str, config: PromotionConfig) -> State
         try:
             return _decide(reference, config)
         except ModelReferenceError as error:  # the records of one of the two are gone
-            approval.note(reference, "rejected", reason=str(error), flow_run_id=str(flow_run.id))
+            approval_question.note(
+                reference, "rejected", reason=str(error), flow_run_id=str(flow_run.id)
+            )
             return Completed(name=REFUSED, message=str(error))
 
 
@@ -92,7 +94,7 @@ def _decide(reference: ModelReference, config: PromotionConfig) -> State[Any]:
         if champion == reference.version:
             return _already(reference, given)
         refusal = next((each for each in given.values() if each.decision == "reject"), None)
-        answer = refusal or given.get(approval_form.question_key(champion)) or _outdated(reference)
+        answer = refusal or given.get(answer_form.question_key(champion)) or _outdated(reference)
         if answer is None:
             _ask(reference, champion, config)
             continue
@@ -103,19 +105,19 @@ def _decide(reference: ModelReference, config: PromotionConfig) -> State[Any]:
 
 def _answers() -> dict[str, Approval]:
     with get_client(sync_client=True) as prefect:
-        return dict(approval_form.answers(prefect, UUID(str(flow_run.id))))
+        return dict(answer_form.answers(prefect, UUID(str(flow_run.id))))
 
 
 def _outdated(reference: ModelReference) -> Approval | None:
     """Return the answer to a question that a newer version of the model has made idle."""
-    newer = approvals.newer_question(reference.name, reference.version)
-    return approval_form.superseded_by(newer) if newer else None
+    newer = questions.newer_question(reference.name, reference.version)
+    return answer_form.superseded_by(newer) if newer else None
 
 
 def _request(
     reference: ModelReference, champion: str | None, config: PromotionConfig, answer: Approval
 ) -> Request:
-    reason = approval_form.one_line(answer.reason) or "no reason given"
+    reason = answer_form.one_line(answer.reason) or "no reason given"
     said = Answer(answer.decision == "approve", answer.words, champion)
     return Request(reference, config, force_reason=reason if answer.force else None, answer=said)
 
@@ -125,17 +127,17 @@ def _ask(reference: ModelReference, champion: str | None, config: PromotionConfi
     question = compare(reference, champion, config)
     create_markdown_artifact(
         key="promotion-question",
-        markdown=approval_words.summary(question, config.approval_hours),
+        markdown=question_text.summary(question, config.approval_hours),
         description=f"{reference.name}, version {reference.version}, against the champion",
     )
-    approval.note(reference, "asked", flow_run_id=str(flow_run.id))
+    approval_question.note(reference, "asked", flow_run_id=str(flow_run.id))
     expires = dt.datetime.now(dt.UTC) + dt.timedelta(hours=config.approval_hours)
     when = expires.isoformat(timespec="minutes")
     _emit(events.APPROVAL_ASKED, reference, {"champion": champion, "expires": when})
-    key = approval_form.question_key(champion)
+    key = answer_form.question_key(champion)
     with get_client(sync_client=True) as prefect:
-        approval_form.forget_question(prefect, UUID(str(flow_run.id)), key)
-    words = approval_words.form_words(question, config.approval_hours)
+        answer_form.forget_question(prefect, UUID(str(flow_run.id)), key)
+    words = question_text.form_words(question, config.approval_hours)
     suspend_flow_run(
         wait_for_input=Approval.with_initial_data(description=words),
         timeout=round(config.approval_hours * 3600 + _GRACE_SECONDS),
@@ -155,7 +157,7 @@ def _already(reference: ModelReference, given: dict[str, Approval]) -> State[Any
         if answer.decision == "approve" and answer.words in reason:
             return _end(reference, answer, promoted=True, reason=reason)
     words = f"version {reference.version} became champion without this question's answer"
-    approval.note(reference, "superseded", reason=words, flow_run_id=str(flow_run.id))
+    approval_question.note(reference, "superseded", reason=words, flow_run_id=str(flow_run.id))
     return Completed(name=ALREADY, message=words)
 
 
@@ -164,11 +166,11 @@ def _end(reference: ModelReference, answer: Approval, promoted: bool, reason: st
     state, name = _ENDINGS.get(answer.who, ("rejected", REFUSED))
     if answer.decision == "approve":
         state, name = "approved", PROMOTED if promoted else BY_GATES
-    approval.note(
+    approval_question.note(
         reference,
         state,
-        by=approval_form.one_line(answer.who),
-        reason=approval_form.one_line(answer.reason),
+        by=answer_form.one_line(answer.who),
+        reason=answer_form.one_line(answer.reason),
         flow_run_id=str(flow_run.id),
     )
     kind = events.APPROVAL_EXPIRED if state == "expired" else events.APPROVAL_ANSWERED

@@ -8,7 +8,7 @@ from pipeline.evaluation.comparison import ClassChange, Comparison, p_value_text
 from pipeline.evaluation.decision import GateResult
 from pipeline.metrics.intervals import MetricEstimate
 from pipeline.metrics.names import METRICS
-from pipeline.registry.approval import Question
+from pipeline.registry.approval_question import Question
 
 _FIGURES = ("accuracy", "macro_f1", "log_loss", "ece")
 _CLASSES_SHOWN = 5

@@ -1,0 +1,1 @@
+"""A promotion that waits for a person: the question, the form for the answer, what follows it."""
