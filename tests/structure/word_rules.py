@@ -77,4 +77,5 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
 
 if __name__ == "__main__":
     root = Path(__file__).resolve().parents[2]
-    print(*stumbles([Path(path).resolve() for path in sys.argv[1:]], root), sep="\n")
+    for stumble in stumbles([Path(path).resolve() for path in sys.argv[1:]], root):
+        sys.stdout.write(f"{stumble}\n")
