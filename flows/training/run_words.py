@@ -117,8 +117,8 @@ def register_name(parameters: Parameters) -> str:
 
 
 @_named
-def welcome_name(parameters: Parameters) -> str:
-    """Return the name of the task that gives the aliases."""
+def aliases_name(parameters: Parameters) -> str:
+    """Return the name of the task that assigns the aliases."""
     registered = parameters["registered"]
     return f"Decide about {registered.name}, version {registered.version}"
 

@@ -1,1 +1,5 @@
-"""The registry: how a version gets there, who is champion, and why."""
+"""The model registry: registered versions, promotion to champion through gates, rollback, history.
+
+`promotion` decides; `promotion_gates` holds the gates, among them the paired test against the
+champion.
+"""

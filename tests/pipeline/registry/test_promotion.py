@@ -1,4 +1,4 @@
-"""A version becomes champion when the evidence is there, and stays out when it is not."""
+"""A version becomes champion if it passes the gates, and only then."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from pipeline.errors import ModelReferenceError
-from pipeline.registry import judgement
+from pipeline.registry import gate_evaluation
 from pipeline.registry import promotion as promotion_module
 from pipeline.registry.config import PromotionConfig
 from pipeline.registry.history import CHAMPION, alias_of
@@ -54,11 +54,11 @@ def test_a_better_version_is_promoted_and_an_equal_one_is_not(tmp_path: Path) ->
     assert (decision.promoted, decision.champion, _champion()) == (True, "1", better.version)
     [gate, _] = decision.gates
     assert gate.value == pytest.approx(30 / 200)
-    assert "30 are right only now and 0 were right only before" in gate.sentence
+    assert "30 are correct only now and 0 were correct only before" in gate.sentence
 
 
-def test_the_evidence_of_a_decision_is_kept(tmp_path: Path) -> None:
-    """Page and decision lie with the version's run, and the version says what was decided."""
+def test_a_decision_is_logged_with_its_comparison(tmp_path: Path) -> None:
+    """Comparison and decision are logged on the run, and the version records the outcome."""
     make_version("roses", tmp_path, wrong=range(40))
     worse = make_version("roses", tmp_path, wrong=range(80))
     decision = _decision(worse, tmp_path, QUICK)
@@ -117,8 +117,8 @@ def test_too_few_common_images_are_the_answer(tmp_path: Path) -> None:
     config = QUICK.model_copy(update={"min_images": 31})
     decision = _decision(challenger, tmp_path, config)
     assert not decision.promoted
-    assert "only 30 images are left" in decision.reason
-    assert "31 are asked" in decision.reason
+    assert "only 30 images were used by neither model" in decision.reason
+    assert "fewer than promotion.min_images 31" in decision.reason
 
 
 def test_a_class_that_loses_too_much_refuses(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_a_class_that_loses_too_much_refuses(tmp_path: Path) -> None:
     worse = make_version("roses", tmp_path, wrong=range(0, 120, 3))
     decision = _decision(worse, tmp_path, QUICK.model_copy(update={"better_than_champion": False}))
     assert decision.failed == ("no_class_worse",)
-    assert f"'{CLASSES[0]}' loses most" in decision.reason
+    assert f"'{CLASSES[0]}' has the largest loss" in decision.reason
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_a_class_that_loses_too_much_refuses(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_limits_on_its_own_figures(
+def test_limits_on_its_own_metrics(
     tmp_path: Path, settings: dict[str, dict[str, float]], passes: bool
 ) -> None:
     """A first version becomes champion only within the limits; a missing metric refuses."""
@@ -225,7 +225,7 @@ def test_a_rollback_goes_to_another_version_that_is_there(tmp_path: Path) -> Non
     store.delete_registered_model_alias("roses", CHAMPION)
     assert promoted(second, tmp_path)
     store.delete_model_version("roses", "1")
-    with pytest.raises(ModelReferenceError, match="no earlier champion"):
+    with pytest.raises(ModelReferenceError, match="no previous champion"):
         rollback("roses", None)
     assert _champion() == "2"
 
@@ -276,39 +276,41 @@ def test_a_champion_without_records_cannot_be_compared_with(tmp_path: Path) -> N
     [model] = summaries("roses")
     run = client().get_run(model.versions[1].run_id)
     shutil.rmtree(run.info.artifact_uri.removeprefix("file://"))
-    with pytest.raises(ModelReferenceError, match="version 1 was trained on is not recorded"):
+    with pytest.raises(
+        ModelReferenceError, match="training data of 'roses' version 1 is no longer recorded"
+    ):
         promote(Request(second, QUICK), tmp_path / "promotion")
     automatic = QUICK.model_copy(update={"automatic": True})
-    make_version("roses", tmp_path, config=automatic)  # a run goes on, and a person decides
+    make_version("roses", tmp_path, config=automatic)  # the run continues, and a person decides
     assert _champion() == "1"
 
 
-def test_a_decision_is_taken_again_when_the_champion_changed_meanwhile(
+def test_the_comparison_is_repeated_if_the_champion_changes_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another machine that is faster is noticed: the version is held against the new champion."""
+    """If another machine is faster, the version is compared with the new champion."""
     make_version("roses", tmp_path, wrong=range(60))
     best = make_version("roses", tmp_path)
     late = make_version("roses", tmp_path, wrong=range(30))
-    judge, rivals = judgement.judge, [best.version]
+    evaluate_gates, rivals = gate_evaluation.evaluate_gates, [best.version]
 
-    def judge_slowly(*values: object, **named: object) -> object:
-        judgement = judge(*values, **named)  # type: ignore[arg-type]  # passed on as they are
+    def evaluate_slowly(*values: object, **named: object) -> object:
+        evaluation = evaluate_gates(*values, **named)  # type: ignore[arg-type]  # passed on as they are
         if rivals:  # while we were looking, another machine promotes its version
             client().set_registered_model_alias("roses", CHAMPION, rivals.pop())
-        return judgement
+        return evaluation
 
-    monkeypatch.setattr(promotion_module, "judge", judge_slowly)
+    monkeypatch.setattr(promotion_module, "evaluate_gates", evaluate_slowly)
     notes: list[str] = []
     decision, entry = promote(Request(late, QUICK), tmp_path / "promotion", notes.append)
     assert decision is not None
     assert (decision.promoted, decision.champion, entry) == (False, best.version, None)
-    assert "the champion changed meanwhile; deciding again" in notes
+    assert "the champion changed; comparing again" in notes
     assert _champion() == best.version
 
 
 def test_the_decision_is_a_file_that_can_be_read_again(tmp_path: Path) -> None:
-    """decision.json holds the gates with their figures."""
+    """decision.json holds the gates with their values."""
     reference = make_version("roses", tmp_path)
     make_version("roses", tmp_path)
     _decision(resolve("roses/2"), tmp_path, QUICK)
