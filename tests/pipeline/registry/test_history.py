@@ -214,7 +214,7 @@ def test_a_history_in_visible_tags_of_earlier_versions_continues(tmp_path: Path)
         store.set_registered_model_tag(
             "roses", key.removeprefix("mlflow."), entry.model_dump_json()
         )
-    at = "2026-11-01T00:00:00+00:00"
+    at = "2020-11-01T00:00:00+00:00"
     old = json.dumps({"promoted": False, "reason": "an old decision", "at": at})
     before = _settled("roses")
     assert [(entry.sequence, entry.state) for entry in before] == [(1, "done"), (2, "done")]

@@ -93,7 +93,7 @@ def _explained() -> tuple[str | None, list[AliasChange]]:
 
 
 def _race(folder: Path, versions: list[ModelReference], rounds: int, **environment: str) -> None:
-    """Let two promoters loose at the same moment, again and again."""
+    """Let two promoters loose at the same moment, repeatedly."""
     first, second, third = versions
     rivals = [
         Promoter("roses", folder / name, **(environment | {"TMPDIR": str(folder / name)}))
