@@ -1,5 +1,1 @@
-"""The model registry: registered versions, promotion to champion through gates, rollback, history.
-
-`promotion` decides; `promotion_gates` holds the gates, among them the paired test against the
-champion.
-"""
+"""The model registry: versions, promotion through gates and the paired test, rollback, history."""

@@ -35,7 +35,7 @@ class Answer(Section):
     who: str = Field(min_length=1, max_length=100)
     """Your name, recorded in the model's history."""
     reason: str = Field(default="", max_length=LONGEST_REASON)
-    """Why, recorded in the model's history. Required to overrule gates."""
+    """Why, recorded in the model's history. Give a reason if you overrule gates."""
     force: bool = False
     """Approve even if a gate refuses; the history records it."""
 

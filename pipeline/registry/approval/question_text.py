@@ -25,8 +25,8 @@ def headline(question: Question) -> str:
     names = ", ".join(f"`{gate.name}`" for gate in refusing)
     verb = "refuses" if len(refusing) == 1 else "refuse"
     return (
-        f"{len(refusing)} of {count} gates {verb}: {names}. Approving it anyway requires force "
-        "and a reason."
+        f"{len(refusing)} of {count} gates {verb}: {names}. To approve it anyway, set force "
+        "and give a reason."
     )
 
 

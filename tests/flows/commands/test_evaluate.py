@@ -109,7 +109,10 @@ def test_other_classes_are_named_one_by_one(command: Command, tmp_path: Path) ->
     code, out, err = command("evaluate", "stripes", str(other), "--common-classes", "--json")
     answer = json.loads(out)
     assert (code, answer["images"]) == (0, 6), err
-    assert any("6 images were left out because the model does not have their class" in n for n in answer["notes"])
+    assert any(
+        "6 images were left out because the model does not have their class" in n
+        for n in answer["notes"]
+    )
 
 
 def test_an_empty_selection_is_said(command: Command, tmp_path: Path) -> None:
