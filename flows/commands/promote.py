@@ -84,7 +84,7 @@ def _promote(
         request = promotion.Request(reference, gates, force_reason)
         folder = promotion.decision_folder(reference)
         decision, _ = promotion.promote(request, folder, display().note)
-    if decision is None:  # only a request for an empty place can find it taken
+    if decision is None:  # requests without an answer and `only_first` always have one
         return REFUSED
     events.tell_decision(decision)
     if as_json:

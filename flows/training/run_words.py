@@ -120,7 +120,7 @@ def register_name(parameters: Parameters) -> str:
 def aliases_name(parameters: Parameters) -> str:
     """Return the name of the task that assigns the aliases."""
     registered = parameters["registered"]
-    return f"Decide about {registered.name}, version {registered.version}"
+    return f"Assign aliases of {registered.name}, version {registered.version}"
 
 
 def data_name(config: RunConfig) -> str:

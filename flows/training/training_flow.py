@@ -257,7 +257,7 @@ def _train_and_register(
         named = (run, model_id, str(config.name), package, _prefect_tags())
         registered: Registered = stages.step(stages.register_model, *named, after=package)
         _tell_registered(run, registered, evaluated)
-    with line.stage("promote", "Giving the version its aliases"):
+    with line.stage("promote", "Assigning aliases"):
         promotion, approval = _promote(config, registered, run)
     aliases = registered_models.aliases(registered.name, registered.version)
     outcome = Outcome(
