@@ -1,4 +1,4 @@
-"""The history of the aliases agrees with the aliases, wherever a process dies."""
+"""The alias history agrees with the aliases, wherever a process dies."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ WRITES = (
 
 
 class Crash(BaseException):
-    """The process dies here; no `except Exception` sees it."""
+    """The process dies here; `except Exception` does not catch it."""
 
 
 class DyingStore:
-    """Let the n-th write to the store be the last thing that a process does."""
+    """Let a process die at its n-th write to the store."""
 
     def __init__(self, patch: pytest.MonkeyPatch, last: int, *, done: bool) -> None:
         self.writes, self._last, self._done = 0, last, done
@@ -80,13 +80,13 @@ def _settled(name: str) -> list[AliasChange]:
 
 
 @pytest.mark.parametrize("done", [False, True], ids=["before the write", "after the write"])
-def test_a_crash_at_any_write_leaves_a_champion_that_the_history_explains(
+def test_after_a_crash_at_any_write_the_history_explains_the_champion(
     versions: tuple[str, list[ModelReference], Path],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     done: bool,
 ) -> None:
-    """Whatever write is the last one, the entries form a chain that ends at the champion."""
+    """Whichever write is the last, the entries form a chain that ends at the champion."""
     uri, [first, second], _ = versions
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     outcomes = set()
@@ -186,8 +186,8 @@ def test_rollbacks_go_back_one_promotion_each(changes: str, earlier: str) -> Non
 
 
 @pytest.mark.usefixtures("own_store")
-def test_entries_that_cannot_be_read_are_passed_over(tmp_path: Path) -> None:
-    """What somebody wrote under our key by hand does not stop a promotion."""
+def test_unreadable_entries_are_skipped(tmp_path: Path) -> None:
+    """A tag written by hand under our prefix does not stop a promotion."""
     reference = make_version("roses", tmp_path)
     store = client()
     store.set_registered_model_tag("roses", f"{history.HISTORY_PREFIX}000009", "not ours")

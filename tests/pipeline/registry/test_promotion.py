@@ -42,7 +42,7 @@ def _champion(name: str = "roses") -> str | None:
 
 
 def test_a_better_version_is_promoted_and_an_equal_one_is_not(tmp_path: Path) -> None:
-    """Fewer errors on the same images promote; a tie, and one image more, do not."""
+    """Fewer errors on the same images promote; a tie, or one image more, does not."""
     make_version("roses", tmp_path, wrong=range(40))
     equal = make_version("roses", tmp_path, wrong=range(40, 80))
     hardly = make_version("roses", tmp_path, wrong=range(1, 40))
@@ -74,8 +74,8 @@ def test_a_decision_is_logged_with_its_comparison(tmp_path: Path) -> None:
     assert files == {"comparison.html", "comparison.json", "decision.json"}
 
 
-def test_only_images_that_neither_has_seen_are_compared(tmp_path: Path) -> None:
-    """With other data the challenger's test images count, but for those the champion knew."""
+def test_only_images_unseen_by_both_versions_are_compared(tmp_path: Path) -> None:
+    """With different data, the challenger's test images count unless the champion has seen them."""
     old = made_manifest(test=range(200), train=range(1000, 1100))
     grown = made_manifest(test=range(100, 300), train=range(2000, 2100))
     known = grown[grown["sha256"].isin([digest(number) for number in range(100, 150)])].index
@@ -92,7 +92,7 @@ def test_only_images_that_neither_has_seen_are_compared(tmp_path: Path) -> None:
 
 
 def test_images_without_a_record_are_predicted_by_the_package(tmp_path: Path) -> None:
-    """An image that the champion has not predicted is read, if it still is what it was."""
+    """An image that the champion has not predicted is read, if the file is unchanged."""
     root = tmp_path / "photos"
     manifest = made_manifest(test=range(60))
     for position, row in manifest[manifest["split"] == "test"].iterrows():
@@ -110,8 +110,8 @@ def test_images_without_a_record_are_predicted_by_the_package(tmp_path: Path) ->
     assert decision.promoted
 
 
-def test_too_few_common_images_are_the_answer(tmp_path: Path) -> None:
-    """Nothing is decided on a handful of images, however clear they are."""
+def test_too_few_common_images_refuse(tmp_path: Path) -> None:
+    """A handful of images is not enough, however clear the result."""
     make_version("roses", tmp_path, wrong=range(200), manifest=made_manifest(test=range(30)))
     challenger = make_version("roses", tmp_path, manifest=made_manifest(test=range(30)))
     config = QUICK.model_copy(update={"min_images": 31})
@@ -122,7 +122,7 @@ def test_too_few_common_images_are_the_answer(tmp_path: Path) -> None:
 
 
 def test_a_class_that_loses_too_much_refuses(tmp_path: Path) -> None:
-    """Better on the whole is not enough where one class pays for it."""
+    """A better overall accuracy does not make up for a large loss in one class."""
     first_class = range(0, 60, 3)  # 20 of the 67 images of the first class
     others = [number for number in range(200) if number % 3]
     make_version("roses", tmp_path, wrong=range(others[0], 200))
@@ -162,7 +162,7 @@ def test_limits_on_its_own_metrics(
 
 
 def test_force_needs_a_reason_and_shows(tmp_path: Path) -> None:
-    """A person can overrule the gates; the history says so, and why, and which gates refused."""
+    """A person can overrule the gates; the history records why, and which gates refused."""
     make_version("roses", tmp_path, wrong=range(10))
     worse = make_version("roses", tmp_path, wrong=range(60))
     request = Request(worse, QUICK, force_reason="the old one has a bug")
@@ -176,7 +176,7 @@ def test_force_needs_a_reason_and_shows(tmp_path: Path) -> None:
 
 
 def test_promoting_the_champion_again_changes_nothing(tmp_path: Path) -> None:
-    """A script that is run twice finds its work done."""
+    """A script that runs twice changes nothing the second time."""
     reference = make_version("roses", tmp_path)
     before = summaries("roses")[0].history
     decision, entry = promote(Request(reference, QUICK), tmp_path / "promotion")
@@ -186,7 +186,7 @@ def test_promoting_the_champion_again_changes_nothing(tmp_path: Path) -> None:
     assert summaries("roses")[0].history == before
 
 
-def test_an_automatic_promotion_is_asked_for_in_the_config(tmp_path: Path) -> None:
+def test_automatic_promotion_is_a_setting(tmp_path: Path) -> None:
     """By default a better version waits for a person; with `automatic` it does not."""
     make_version("roses", tmp_path, wrong=range(60))
     make_version("roses", tmp_path, wrong=range(30))
@@ -199,7 +199,7 @@ def test_an_automatic_promotion_is_asked_for_in_the_config(tmp_path: Path) -> No
 
 
 def test_a_package_that_does_not_load_is_refused(tmp_path: Path) -> None:
-    """The package is tried in a clean process; a damaged one cannot become champion or be kept."""
+    """A damaged package does not load in a clean process, so its version is refused."""
     make_version("roses", tmp_path, wrong=range(60))
     second = make_version("roses", tmp_path)
     config = QUICK.model_copy(update={"package_check": True, "max_latency_ms": 10_000.0})
@@ -217,7 +217,7 @@ def test_a_package_that_does_not_load_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_rollback_goes_to_another_version_that_is_there(tmp_path: Path) -> None:
-    """Neither the champion itself nor a version that was deleted is gone back to."""
+    """The target is neither the champion itself nor a deleted version."""
     make_version("roses", tmp_path, wrong=range(60))
     second = make_version("roses", tmp_path)
     assert promoted(second, tmp_path)
@@ -242,7 +242,7 @@ def test_a_rollback_goes_to_another_version_that_is_there(tmp_path: Path) -> Non
 def test_a_damaged_package_is_not_promoted(
     tmp_path: Path, name: str, content: bytes | None, words: str
 ) -> None:
-    """Each file of a package is looked at, also those that a prediction does not need."""
+    """Each file of a package is checked, also those that prediction does not need."""
     make_version("roses", tmp_path, wrong=range(60))
     second = make_version("roses", tmp_path)
     file = _package(second) / "artifacts" / name
@@ -270,7 +270,7 @@ def test_a_version_whose_files_are_gone_is_named(tmp_path: Path) -> None:
 
 
 def test_a_champion_without_records_cannot_be_compared_with(tmp_path: Path) -> None:
-    """When the champion's run was deleted nobody knows what it has seen, so it is said."""
+    """If the champion's run was deleted, it is unknown what it has seen, which is an error."""
     make_version("roses", tmp_path, wrong=range(60))
     second = make_version("roses", tmp_path)
     [model] = summaries("roses")
