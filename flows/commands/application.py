@@ -95,15 +95,17 @@ COMMANDS = (
     Command(
         "evaluate", "evaluate:evaluate", "Report on a registered model on any labelled images."
     ),
-    Command("models", "models:models", "Show the registered models: versions, aliases, figures."),
+    Command(
+        "models",
+        "models:models",
+        "List registered models with their versions, aliases and metrics.",
+    ),
     Command(
         "promote",
         "promote:promote",
-        "Make a version champion if it passes the gates; the exit code is 3 if one refuses.",
+        "Promote a version to champion if it passes the gates; exit code 3 if one refuses.",
     ),
-    Command(
-        "rollback", "promote:rollback", "Make the champion before the present one champion again."
-    ),
+    Command("rollback", "promote:rollback", "Roll back to the previous champion."),
     Command(
         "up",
         "up:up",
@@ -142,9 +144,9 @@ COMMANDS = (
     Command(
         "approve",
         "approve:approve",
-        "Let a version become champion that waits for a person's answer.",
+        "Approve a pending promotion.",
     ),
-    Command("reject", "approve:reject", "Refuse a version that waits for a person's answer."),
+    Command("reject", "approve:reject", "Reject a pending promotion."),
     Command(
         "notify create",
         "notify:create",

@@ -20,7 +20,7 @@ from prefect.utilities.urls import url_for
 from flows import prefect_session
 from flows.progress import display
 from pipeline.browsing import pages
-from pipeline.browsing.outcome import Outcome, figures, lineage, links, recipe, verdict
+from pipeline.browsing.outcome import Outcome, lineage, links, metrics_table, recipe, verdict
 from pipeline.config import RunConfig
 from pipeline.data.ingestion import IngestedData, PreparedData
 from pipeline.metrics.names import METRICS
@@ -117,10 +117,10 @@ def register_name(parameters: Parameters) -> str:
 
 
 @_named
-def welcome_name(parameters: Parameters) -> str:
-    """Return the name of the task that gives the aliases."""
+def aliases_name(parameters: Parameters) -> str:
+    """Return the name of the task that assigns the aliases."""
     registered = parameters["registered"]
-    return f"Decide about {registered.name}, version {registered.version}"
+    return f"Assign aliases of {registered.name}, version {registered.version}"
 
 
 def data_name(config: RunConfig) -> str:
@@ -173,7 +173,7 @@ def _write_artifacts(outcome: Outcome) -> None:
         f"## {outcome.run_name}",
         verdict(outcome),
         links(outcome, f"{addresses.server()}/") if lasting else where,
-        figures(outcome),
+        metrics_table(outcome),
         lineage(outcome),
     )
     create_markdown_artifact(

@@ -151,11 +151,13 @@ def register_model(
 
 
 @task(
-    name="Give the version its aliases", task_run_name=run_words.welcome_name, cache_policy=NO_CACHE
+    name="Assign the version's aliases",
+    task_run_name=run_words.aliases_name,
+    cache_policy=NO_CACHE,
 )
-def welcome_version(config: RunConfig, registered: Registered, folder: Path) -> Promotion | None:
-    """Make the version challenger, and champion if the config lets it."""
-    return promotion.welcome(registered.reference, config.promotion, folder, display().note)
+def assign_aliases(config: RunConfig, registered: Registered, folder: Path) -> Promotion | None:
+    """Make the version challenger, and champion if the config allows it."""
+    return promotion.assign_aliases(registered.reference, config.promotion, folder, display().note)
 
 
 def prepare_ingredients(config: RunConfig, data: IngestedData) -> Ingredients:

@@ -15,7 +15,7 @@ from pathlib import Path
 from prefect import flow
 from prefect.runtime import flow_run
 
-from flows.approval import questions
+from flows.approval import requests
 from flows.closing import close_runs
 from flows.failures import failed
 from flows.notifications import events
@@ -257,7 +257,7 @@ def _train_and_register(
         named = (run, model_id, str(config.name), package, _prefect_tags())
         registered: Registered = stages.step(stages.register_model, *named, after=package)
         _tell_registered(run, registered, evaluated)
-    with line.stage("promote", "Giving the version its aliases"):
+    with line.stage("promote", "Assigning aliases"):
         promotion, approval = _promote(config, registered, run)
     aliases = registered_models.aliases(registered.name, registered.version)
     outcome = Outcome(
@@ -270,15 +270,15 @@ def _train_and_register(
 def _promote(
     config: RunConfig, registered: Registered, run: tracked_run.TrackedRun
 ) -> tuple[Promotion | None, str]:
-    """Give the version its aliases, and ask a person where the config says so."""
+    """Assign the version's aliases, and request approval if the config says so."""
     folder = run.folder / "promotion"
     promotion: Promotion | None = stages.step(
-        stages.welcome_version, config, registered, folder, after=registered
+        stages.assign_aliases, config, registered, folder, after=registered
     )
     if promotion:
         events.tell_decision(promotion)
     if config.promotion.approval and not (promotion and promotion.promoted):
-        words = questions.ask(registered.reference, config.promotion) or ""
+        words = requests.request_approval(registered.reference, config.promotion) or ""
         return promotion, words
     return promotion, ""
 

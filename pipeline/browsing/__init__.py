@@ -1,1 +1,1 @@
-"""What people see of runs and models in the MLflow UI: views, names, descriptions, images."""
+"""What the MLflow UI shows of runs and models: saved views, names, descriptions, image grids."""

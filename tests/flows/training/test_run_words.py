@@ -44,8 +44,10 @@ def test_every_stage_has_a_name_of_its_own_and_a_description() -> None:
         stages.evaluate_model,
         stages.package_model,
         stages.register_model,
-        stages.welcome_version,
+        stages.assign_aliases,
     ]
     assert all(callable(task.task_run_name) and task.description for task in tasks)
     registered = SimpleNamespace(name="flowers", version="3")
-    assert run_words.welcome_name({"registered": registered}) == "Decide about flowers, version 3"
+    assert (
+        run_words.aliases_name({"registered": registered}) == "Assign aliases of flowers, version 3"
+    )

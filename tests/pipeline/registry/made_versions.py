@@ -23,7 +23,7 @@ from pipeline.packaging.server_writer import write_server
 from pipeline.plugin_api import ImageSpec
 from pipeline.registry import registration
 from pipeline.registry.config import PromotionConfig
-from pipeline.registry.promotion import Request, promote, welcome
+from pipeline.registry.promotion import Request, assign_aliases, promote
 from pipeline.registry.registered_models import ModelReference
 from pipeline.tracking import tracked_run, tracking_store
 from pipeline.tracking.tracked_run import DATA_ROOT_TAG, NewRun
@@ -149,7 +149,7 @@ def make_version(
         model_id = registration.logged_model(run, name)
         package = made_package(run.folder / "package", seed=seed)
         registered = registration.register(run, model_id, name, package, {})
-    welcome(registered.reference, config, run.folder / "promotion")
+    assign_aliases(registered.reference, config, run.folder / "promotion")
     return registered.reference
 
 

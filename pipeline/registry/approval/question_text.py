@@ -1,4 +1,4 @@
-"""What a person reads who has to decide about a promotion: headline, figures, gates, links."""
+"""The question to the approver in Markdown: headline, metrics, gates, classes, links."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from pipeline.evaluation.comparison import ClassChange, Comparison, p_value_text
 from pipeline.evaluation.decision import GateResult
 from pipeline.metrics.intervals import MetricEstimate
 from pipeline.metrics.names import METRICS
-from pipeline.registry.approval_question import Question
+from pipeline.registry.approval.question import Question
 
-_FIGURES = ("accuracy", "macro_f1", "log_loss", "ece")
+_METRICS = ("accuracy", "macro_f1", "log_loss", "ece")
 _CLASSES_SHOWN = 5
 _NAMES_SHOWN = 20
 
 
 def headline(question: Question) -> str:
-    """Return the state of things in one sentence."""
-    refusing, asked = question.refusing, len(question.gates)
-    if not asked:
-        return "No gate was asked: nothing but your answer decides."
+    """Return the outcome of the gates in one sentence."""
+    refusing, count = question.refusing, len(question.gates)
+    if not count:
+        return "No gates are configured, so your answer alone decides."
     if not refusing:
-        return f"Every gate passes ({asked} of {asked}). The promotion waits for your answer alone."
+        return f"Every gate passes ({count} of {count}). The promotion needs only your approval."
     names = ", ".join(f"`{gate.name}`" for gate in refusing)
     verb = "refuses" if len(refusing) == 1 else "refuse"
     return (
-        f"{len(refusing)} of {asked} gates {verb}: {names}. To approve all the same takes force "
-        "and a reason."
+        f"{len(refusing)} of {count} gates {verb}: {names}. To approve it anyway, set force "
+        "and give a reason."
     )
 
 
-def summary(question: Question, hours: float) -> str:
-    """Return the whole question as markdown, for the page of the flow run."""
+def page_text(question: Question, hours: float) -> str:
+    """Return the complete question, for the page of the flow run."""
     parts = [
-        f"## Shall {question.name}, version {question.version}, become champion?",
+        f"## Should {question.name}, version {question.version}, become champion?",
         f"**{headline(question)}**",
-        _short_figures(question),
+        _comparison_sentence(question),
         _table(question),
         _gates(question.gates),
         _classes(question.comparison),
@@ -45,15 +45,15 @@ def summary(question: Question, hours: float) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def form_words(question: Question, hours: float) -> str:
-    """Return the question as short markdown, to stand above the form: no tables, it is narrow."""
+def form_text(question: Question, hours: float) -> str:
+    """Return a short version without tables, shown above the form, which is narrow."""
     parts = [
-        f"**Shall {question.name}, version {question.version}, become champion?**",
+        f"**Should {question.name}, version {question.version}, become champion?**",
         headline(question),
-        _short_figures(question),
+        _comparison_sentence(question),
         _flips(question.comparison),
         _links(question),
-        f"Without an answer within {hours:g} hours it is refused.",
+        f"Without an answer within {hours:g} hours, the request expires.",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -61,13 +61,13 @@ def form_words(question: Question, hours: float) -> str:
 def _how_to_answer(question: Question, hours: float) -> str:
     version = f"{question.name}/{question.version}"
     return (
-        "Answer with **Resume** on the page of the flow run, or on the command line: "
+        "Answer with **Resume** on this flow run's page, or on the command line: "
         f"`patchline approve {version}` or `patchline reject {version}`. Without an answer within "
-        f"{hours:g} hours it is refused."
+        f"{hours:g} hours, the request expires and the version is refused."
     )
 
 
-def _short_figures(question: Question) -> str:
+def _comparison_sentence(question: Question) -> str:
     if question.comparison is None:
         return "There is no champion to compare with."
     return question.comparison.sentence
@@ -77,11 +77,11 @@ def _flips(comparison: Comparison | None) -> str:
     if comparison is None:
         return ""
     pair = comparison.paired
-    return f"Images right only now: {pair.only_b_right}; right only before: {pair.only_a_right}."
+    return f"Correct only now: {pair.only_b_right}; correct only before: {pair.only_a_right}."
 
 
 def _table(question: Question) -> str:
-    """Return champion and challenger side by side; figures on common images come first."""
+    """Return champion and challenger side by side; metrics on common images come first."""
     champion = f"champion, version {question.champion}" if question.champion else "no champion"
     lines = [f"| | {champion} | challenger, version {question.version} |", "|---|---|---|"]
     comparison = question.comparison
@@ -90,19 +90,19 @@ def _table(question: Question) -> str:
         before, now = comparison.champion_accuracy, comparison.challenger_accuracy
         lines += [
             f"| accuracy on {images} common images | {_share(before)} | {_share(now)} |",
-            f"| difference in points | | {_difference(comparison)} |",
-            f"| right only here | {pair.only_a_right} images | {pair.only_b_right} images |",
+            f"| difference, percentage points | | {_difference(comparison)} |",
+            f"| correct only here | {pair.only_a_right} images | {pair.only_b_right} images |",
         ]
-    for name in _FIGURES:
-        own = _figure(question.metrics, name)
+    for name in _METRICS:
+        own = _metric(question.metrics, name)
         if own:
-            other = _figure(question.champion_metrics, name)
+            other = _metric(question.champion_metrics, name)
             lines.append(f"| {METRICS[name].title}, own test images | {other} | {own} |")
     return "\n".join(lines)
 
 
-def _figure(metrics: Mapping[str, float], name: str) -> str:
-    """Return a figure with its 95 % interval, or nothing where it was not recorded."""
+def _metric(metrics: Mapping[str, float], name: str) -> str:
+    """Return a metric with its 95 % interval; empty if it was not recorded."""
     value = metrics.get(f"test/{name}")
     if value is None:
         return ""
@@ -134,7 +134,7 @@ def _gates(gates: tuple[GateResult, ...]) -> str:
 
 
 def _classes(comparison: Comparison | None) -> str:
-    """Return the classes that lose most."""
+    """Return the classes with the largest loss of recall."""
     if comparison is None:
         return ""
     losing = sorted(
@@ -144,9 +144,9 @@ def _classes(comparison: Comparison | None) -> str:
     if not losing:
         return "No class loses recall."
     lines = [
-        "### Classes that lose most",
+        "### Largest losses of recall",
         "",
-        "| class | images | recall before | recall now | difference in points |",
+        "| class | images | recall before | recall now | difference, percentage points |",
         "|---|---|---|---|---|",
         *(_class_line(change) for change in losing[:_CLASSES_SHOWN]),
     ]
@@ -154,7 +154,7 @@ def _classes(comparison: Comparison | None) -> str:
         further = [_cell(change.name) for change in losing[_CLASSES_SHOWN:]]
         more = len(further) - _NAMES_SHOWN
         beside = f" and {more} more" if more > 0 else ""
-        lines += ["", f"Others that lose: {', '.join(further[:_NAMES_SHOWN])}{beside}."]
+        lines += ["", f"Other classes with a loss: {', '.join(further[:_NAMES_SHOWN])}{beside}."]
     return "\n".join(lines)
 
 
@@ -169,7 +169,7 @@ def _class_line(change: ClassChange) -> str:
 
 def _links(question: Question) -> str:
     links = [
-        ("the comparison with the images that changed", question.comparison_page),
+        ("comparison, with the images whose prediction changed", question.comparison_page),
         (f"MLflow run of version {question.version}", question.run_page),
         (f"MLflow run of the champion, version {question.champion}", question.champion_run_page),
     ]
@@ -177,5 +177,5 @@ def _links(question: Question) -> str:
 
 
 def _cell(text: str) -> str:
-    """Return text that stays in its cell of a table."""
+    """Return text escaped for a table cell."""
     return " ".join(text.split()).replace("|", "\\|")

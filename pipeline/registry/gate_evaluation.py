@@ -1,4 +1,4 @@
-"""Hold a version against the gates: its own figures, the champion's, its package."""
+"""Evaluate the gates for a version: its test metrics, the paired comparison, its package."""
 
 from __future__ import annotations
 
@@ -11,70 +11,74 @@ import numpy as np
 from pipeline.evaluation.comparison import Comparison, comparable_images, compare
 from pipeline.evaluation.decision import GateResult
 from pipeline.packaging.package_check import check_package
-from pipeline.registry import gates
+from pipeline.registry import promotion_gates
 from pipeline.registry.config import PromotionConfig
-from pipeline.registry.evidence import Evidence, gather, pixels_for_page, probabilities_of
 from pipeline.registry.registered_models import ModelReference, resolve
+from pipeline.registry.version_records import (
+    VersionRecords,
+    image_reader,
+    load_or_predict,
+    load_records,
+)
 
 Pixels = Callable[[int], "np.ndarray[Any, Any] | None"]
 OnNote = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Judgement:
-    """What the gates said, and what they looked at."""
+class GateEvaluation:
+    """The results of the gates, and the comparison behind them."""
 
     gates: list[GateResult]
     comparison: Comparison | None = None
-    """With the champion; none if there is no other champion."""
+    """With the champion; none if there is no other version that is champion."""
     pixels_of: Pixels | None = None
-    """Reads the image in a row of the comparison."""
+    """Reads the image in a row of the comparison; returns none if it is gone."""
     run_id: str | None = None
-    """The run of the version that was judged."""
+    """Of the version."""
 
 
-def judge(
+def evaluate_gates(
     reference: ModelReference,
     champion: str | None,
     config: PromotionConfig,
     on_note: OnNote = lambda _: None,
-) -> Judgement:
-    """Ask every gate that the config names.
+) -> GateEvaluation:
+    """Evaluate every gate in the config.
 
     Args:
-        reference: the version that wants to become champion.
+        reference: the version to promote.
         champion: the version that is champion now; none if there is none.
         config: the gates.
-        on_note: told what is being done.
+        on_note: called with progress messages.
 
     Raises:
-        ModelReferenceError: if the files or the records of a version are gone.
+        ModelReferenceError: if files or records of a version are missing.
     """
-    challenger = gather(reference)
-    results = gates.absolute_gates(config, challenger.metrics)
+    challenger = load_records(reference)
+    results = promotion_gates.absolute_gates(config, challenger.metrics)
     comparison, pixels_of = None, None
     if champion is not None and champion != reference.version:
         on_note(f"comparing with version {champion}, the champion")
-        other = gather(resolve(f"{reference.name}/{champion}"))
+        other = load_records(resolve(f"{reference.name}/{champion}"))
         comparison, pixels_of = compare_versions(other, challenger, on_note)
-        results += gates.comparison_gates(config, comparison)
+        results += promotion_gates.comparison_gates(config, comparison)
     if config.package_check or config.max_latency_ms is not None:
         on_note("loading the package in a clean process")
         check = check_package(challenger.folder, challenger.package)
-        results += gates.package_gates(config, check)
-    return Judgement(
+        results += promotion_gates.package_gates(config, check)
+    return GateEvaluation(
         gates=results, comparison=comparison, pixels_of=pixels_of, run_id=challenger.run_id
     )
 
 
 def compare_versions(
-    champion: Evidence, challenger: Evidence, on_note: OnNote = lambda _: None
+    champion: VersionRecords, challenger: VersionRecords, on_note: OnNote = lambda _: None
 ) -> tuple[Comparison, Pixels]:
-    """Compare two versions on the images that neither was trained or chosen on.
+    """Compare two versions on images that neither used for training or model selection.
 
-    The images are those of the challenger's test split, with its labels. What a version has said
-    about an image is taken from its own run's predictions; where it has not seen the image, its
-    package answers now.
+    The images are those of the challenger's test split, with its labels. A version's predictions
+    come from its own run; its package predicts the images that are missing there.
     """
     chosen = comparable_images(champion.manifest, challenger.manifest)
     images = chosen.images.reset_index(drop=True)
@@ -83,10 +87,10 @@ def compare_versions(
 
     def progress(done: int, total: int) -> None:
         if done == total:
-            on_note(f"{total} images were predicted for the comparison")
+            on_note(f"predicted {total} images for the comparison")
 
-    champion_NK = probabilities_of(champion, images, root, classes, progress)
-    challenger_NK = probabilities_of(challenger, images, root, classes, progress)
+    champion_NK = load_or_predict(champion, images, root, classes, progress)
+    challenger_NK = load_or_predict(challenger, images, root, classes, progress)
     there = ~(np.isnan(champion_NK).any(axis=1) | np.isnan(challenger_NK).any(axis=1))
     there &= images["label"].isin(classes).to_numpy(dtype=bool)
     left_out = dict(chosen.left_out)
@@ -104,4 +108,4 @@ def compare_versions(
         challenger_NK=challenger_NK[there],
         left_out=left_out,
     )
-    return comparison, pixels_for_page(images, root)
+    return comparison, image_reader(images, root)

@@ -1,4 +1,8 @@
-"""The gates of a promotion: each looks at one thing and says in a sentence what it found."""
+"""The gates of a promotion, each one check with its finding in a sentence.
+
+The paired test against the champion is `_better_than_champion`; it uses McNemar's exact test of
+`pipeline.metrics.paired`.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +17,11 @@ from pipeline.registry.config import PromotionConfig
 
 
 def absolute_gates(config: PromotionConfig, metrics: Mapping[str, float]) -> list[GateResult]:
-    """Return what the version's own test figures say, without looking at another version.
+    """Check the version's own test metrics against the limits in the config.
 
     Args:
-        config: which limits there are.
-        metrics: of the version's own test report, by bare name.
+        config: holds the limits.
+        metrics: from the version's own test report, without the prefix `test/`.
     """
     limits = [
         *((name, value, f"minimum_{name}") for name, value in config.minimum.items()),
@@ -30,17 +34,17 @@ def absolute_gates(config: PromotionConfig, metrics: Mapping[str, float]) -> lis
 
 
 def comparison_gates(config: PromotionConfig, comparison: Comparison) -> list[GateResult]:
-    """Return what the comparison with the champion says."""
+    """Check the comparison with the champion: the paired test, and recall per class."""
     gates = []
     if config.better_than_champion:
-        gates.append(_better(config, comparison))
+        gates.append(_better_than_champion(config, comparison))
     if config.max_class_drop is not None and comparison.images >= config.min_images:
         gates.append(_no_class_worse(config, config.max_class_drop, comparison))
     return gates
 
 
 def package_gates(config: PromotionConfig, check: PackageCheck) -> list[GateResult]:
-    """Return what the clean process says."""
+    """Check the package in a clean process: whether it works, and its latency."""
     gates = []
     if config.package_check:
         gates.append(
@@ -60,14 +64,14 @@ def package_gates(config: PromotionConfig, check: PackageCheck) -> list[GateResu
 def _limit(key: str, name: str, value: float | None, limit: float) -> GateResult:
     title = METRICS[name].title
     at_least = METRICS[name].higher_is_better
-    rule = f"at {'least' if at_least else 'most'} {limit:g} is asked"
+    rule = f"{'minimum' if at_least else 'maximum'} {limit:g}"
     if value is None:
         return GateResult(
             name=key,
             passed=False,
             value=None,
             threshold=limit,
-            sentence=f"{title} is not in the version's own report; {rule}",
+            sentence=f"{title} is not in the version's own test report; {rule}",
         )
     return GateResult(
         name=key,
@@ -78,22 +82,23 @@ def _limit(key: str, name: str, value: float | None, limit: float) -> GateResult
     )
 
 
-def _better(config: PromotionConfig, comparison: Comparison) -> GateResult:
+def _better_than_champion(config: PromotionConfig, comparison: Comparison) -> GateResult:
+    """Run the paired test: correct on more of the common images, and significantly so."""
     pair = comparison.paired
     enough = comparison.images >= config.min_images
     if not enough:
         sentence = (
-            f"only {comparison.images} images are left that neither model was trained or chosen "
-            f"on, and {config.min_images} are asked (promotion.min_images), so nothing can be "
-            "said; more images help"
+            f"only {comparison.images} images were used by neither model for training or model "
+            f"selection, fewer than promotion.min_images {config.min_images}, so the versions "
+            "cannot be compared; add test images"
         )
     else:
         sentence = (
-            f"of {comparison.images} images that neither model was trained or chosen on, "
-            f"{pair.only_b_right} are right only now and {pair.only_a_right} were right only "
-            f"before: {100 * pair.difference.value:+.1f} points (95 % interval "
+            f"of {comparison.images} images that neither model used for training or model "
+            f"selection, {pair.only_b_right} are correct only now and {pair.only_a_right} were "
+            f"correct only before: {100 * pair.difference.value:+.1f} points (95 % interval "
             f"{100 * pair.difference.low:+.1f} to {100 * pair.difference.high:+.1f}), "
-            f"{p_value_text(pair.p_value)}; at most {config.significance:g} is asked"
+            f"{p_value_text(pair.p_value)}; maximum {config.significance:g}"
         )
     return GateResult(
         name="better_than_champion",
@@ -105,21 +110,21 @@ def _better(config: PromotionConfig, comparison: Comparison) -> GateResult:
 
 
 def _no_class_worse(config: PromotionConfig, max_drop: float, comparison: Comparison) -> GateResult:
-    judged = [c for c in comparison.by_class if c.images >= config.class_min_images]
+    checked = [c for c in comparison.by_class if c.images >= config.class_min_images]
     small = [c for c in comparison.by_class if 0 < c.images < config.class_min_images]
-    beside = f"; too small to judge: {_names(small)}" if small else ""
-    if not judged:
+    beside = f"; too small to check: {_names(small)}" if small else ""
+    if not checked:
         return GateResult(
             name="no_class_worse",
             passed=True,
             value=None,
             threshold=max_drop,
-            sentence=f"no class has {config.class_min_images} comparable images, so none is judged",
+            sentence=f"no class has {config.class_min_images} comparable images; none checked",
         )
-    worst = min(judged, key=lambda change: change.difference.value)
+    worst = min(checked, key=lambda change: change.difference.value)
     drop = max(0.0, -worst.difference.value)
     lost = (
-        f"'{worst.name}' loses most: recall {worst.champion.value:.1%} before, "
+        f"'{worst.name}' has the largest loss: recall {worst.champion.value:.1%} before, "
         f"{worst.challenger.value:.1%} now, on {worst.images} images"
         if drop > 0
         else "no class loses recall"
@@ -129,7 +134,7 @@ def _no_class_worse(config: PromotionConfig, max_drop: float, comparison: Compar
         passed=drop <= max_drop + 1e-12,
         value=drop,
         threshold=max_drop,
-        sentence=f"{lost}; a loss of {max_drop:g} is allowed{beside}",
+        sentence=f"{lost}; maximum loss {max_drop:g}{beside}",
     )
 
 
@@ -141,7 +146,7 @@ def _latency(limit: float, check: PackageCheck) -> GateResult:
         passed=value is not None and value <= limit,
         value=value,
         threshold=limit,
-        sentence=f"one image {found} on this machine; at most {limit:g} ms are asked",
+        sentence=f"one image {found} on this machine; maximum {limit:g} ms",
     )
 
 

@@ -1,4 +1,4 @@
-"""What the registry and the runs behind it know about a version: data, predictions, figures."""
+"""What the run of a registered version recorded: its data, predictions and test metrics."""
 
 from __future__ import annotations
 
@@ -32,41 +32,41 @@ _TEST = "test/"
 
 
 @dataclass(frozen=True)
-class Evidence:
-    """What is known about a version."""
+class VersionRecords:
+    """What is recorded about a version."""
 
     reference: ModelReference
     run_id: str
     metrics: dict[str, float]
-    """Of the version's own test report, by bare name."""
+    """From the version's own test report, without the prefix `test/`."""
     manifest: pd.DataFrame
-    """The data that the version was trained, chosen and tested on."""
+    """Of the data used for training, model selection and testing."""
     predictions: pd.DataFrame
-    """Columns sha256 and probabilities, in the order of the package's classes; may be empty."""
+    """Columns sha256 and probabilities, in the package's class order; may be empty."""
     root: Path | None
-    """The folder that the manifest's paths are relative to, if it is still there."""
+    """The folder that the manifest's paths are relative to; none if it is gone."""
 
     @cached_property
     def folder(self) -> Path:
-        """The package as MLflow stores it, fetched when it is first needed."""
+        """The package as MLflow stores it, downloaded on first use."""
         return package_folder(self.reference)
 
     @cached_property
     def package(self) -> PackagedModel:
-        """The packaged model, opened when it is first needed."""
+        """The packaged model, loaded on first use."""
         return open_package(self.reference, self.folder)
 
     @property
     def label(self) -> str:
-        """The version as it is written: `flowers/3`."""
+        """The version as a reference: `flowers/3`."""
         return f"{self.reference.name}/{self.reference.version}"
 
 
-def gather(reference: ModelReference) -> Evidence:
-    """Return what the run of a version has recorded.
+def load_records(reference: ModelReference) -> VersionRecords:
+    """Load what the run of a version recorded.
 
     Raises:
-        ModelReferenceError: if its run or its manifest is gone.
+        ModelReferenceError: if its run or manifest is missing.
     """
     from mlflow.exceptions import MlflowException
 
@@ -89,7 +89,7 @@ def gather(reference: ModelReference) -> Evidence:
         if key.startswith(_TEST)
     }
     usable = predictions is not None and {"sha256", "probabilities"} <= set(predictions.columns)
-    return Evidence(
+    return VersionRecords(
         reference=reference,
         run_id=run.info.run_id,
         metrics=metrics,
@@ -101,42 +101,42 @@ def gather(reference: ModelReference) -> Evidence:
     )
 
 
-def probabilities_of(
-    evidence: Evidence,
+def load_or_predict(
+    records: VersionRecords,
     images: pd.DataFrame,
     root: Path | None,
     classes: tuple[str, ...],
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Array:
-    """Return what a version says about images, from its records or from its package.
+    """Return a version's probabilities: recorded ones, or computed now by its package.
 
     Args:
-        evidence: of the version.
+        records: of the version.
         images: columns path and sha256.
         root: the folder that the paths are relative to; none if the images are gone.
-        classes: the order of the columns that is wanted.
-        on_progress: sees how many of the images without a record are done.
+        classes: the order of the returned columns.
+        on_progress: called with the number of images predicted, and the number to predict.
 
     Returns:
-        Probabilities (N, K); a row of NaN where there is neither record nor image.
+        Probabilities (N, K); NaN in rows that have neither a recorded prediction nor an image.
     """
     known = dict(
-        zip(evidence.predictions["sha256"], evidence.predictions["probabilities"], strict=True)
+        zip(records.predictions["sha256"], records.predictions["probabilities"], strict=True)
     )
     rows = [known.get(sha256) for sha256 in images["sha256"]]
-    order = _order(evidence.package.classes if classes else [], classes)
-    answers = np.full((len(images), len(classes)), np.nan, np.float32)
+    order = _order(records.package.classes if classes else [], classes)
+    probabilities_NK = np.full((len(images), len(classes)), np.nan, np.float32)
     for position, row in enumerate(rows):
         if row is not None:
-            answers[position] = np.asarray(row)[order]
+            probabilities_NK[position] = np.asarray(row)[order]
     missing = [position for position, row in enumerate(rows) if row is None]
     if missing and root is not None:
-        _predict(evidence.package, images, root, missing, answers, order, on_progress)
-    return answers
+        _predict(records.package, images, root, missing, probabilities_NK, order, on_progress)
+    return probabilities_NK
 
 
-def pixels_for_page(images: pd.DataFrame, root: Path | None) -> Callable[[int], Array | None]:
-    """Return a function that reads the image in a row, or gives none where it is gone."""
+def image_reader(images: pd.DataFrame, root: Path | None) -> Callable[[int], Array | None]:
+    """Return a function that reads the image in a row; it returns none if the image is gone."""
 
     def pixels_of(position: int) -> Array | None:
         from pipeline.data.decoding import decode_image
@@ -166,7 +166,7 @@ def _predict(
     images: pd.DataFrame,
     root: Path,
     positions: list[int],
-    answers: Array,
+    probabilities_NK: Array,
     order: Array,
     on_progress: Callable[[int, int], None] | None,
 ) -> None:
@@ -177,11 +177,11 @@ def _predict(
             file = root / paths[position]
             if not _holds(file, digests[position]):
                 continue
-            with suppress(UndecodableImageError):  # its decoder is not the one of this program
+            with suppress(UndecodableImageError):  # the package decodes it differently
                 pixels.append(package.pixels(file))
                 chosen.append(position)
         if chosen:
-            answers[chosen] = package.probabilities(np.stack(pixels))[:, order]
+            probabilities_NK[chosen] = package.probabilities(np.stack(pixels))[:, order]
         if on_progress:
             on_progress(min(start + _BATCH, len(positions)), len(positions))
 
@@ -193,13 +193,13 @@ def _order(own: list[str], wanted: tuple[str, ...]) -> Array:
 
 def _gone(reference: ModelReference, reason: str) -> ModelReferenceError:
     return ModelReferenceError(
-        f"What '{reference.name}' version {reference.version} was trained on is not recorded any "
-        f"more ({reason}). Restore its run in MLflow, or use another version."
+        f"The training data of '{reference.name}' version {reference.version} is no longer "
+        f"recorded ({reason}). Restore its run in MLflow, or use another version."
     )
 
 
 def _holds(file: Path, sha256: str) -> bool:
-    """Return whether a regular file exists and has that SHA-256 in hexadecimal digits."""
+    """Return whether a regular file exists and has this hexadecimal SHA-256."""
     try:
         with open_regular(file) as opened:
             return sha256_of(opened) == sha256
