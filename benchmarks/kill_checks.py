@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
-from filelock import FileLock, Timeout
 
 from benchmarks import kill_targets
+from pipeline.files.file_locks import is_held
 from pipeline.registry import history
 from pipeline.registry.registered_models import FINGERPRINT_TAG
 from pipeline.run_memory import live_runs
 from pipeline.tracking import tracked_run
 from pipeline.tracking.tracking_store import client
+from pipeline.workspace import WORKSPACE
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -72,7 +73,7 @@ def flow_runs_of(prefect: SyncPrefectClient) -> list[FlowRun]:
 def _prefect_and_mlflow(folder: Path) -> Iterator[str]:
     from prefect.client.orchestration import get_client
 
-    records = {each.flow_run_id: each for each in live_runs.records(folder / ".patchline")}
+    records = {each.flow_run_id: each for each in live_runs.records(folder / WORKSPACE)}
     alive = {each for each, record in records.items() if record.is_alive}
     for dead in set(records) - alive:
         yield f"the record of flow run {dead} is that of a dead process"
@@ -156,15 +157,13 @@ def _orphans(folder: Path) -> Iterator[str]:
 
 
 def _held_locks(folder: Path) -> Iterator[str]:
-    records = live_runs.records(folder / ".patchline")
+    records = live_runs.records(folder / WORKSPACE)
     if any(record.is_alive for record in records):
         return
-    for file in (folder / ".patchline").rglob("*.lock"):
+    for file in (folder / WORKSPACE).rglob("*.lock"):
         if file.name in _FOR_EVER or "services" in file.parts:
             continue
-        try:
-            FileLock(file, timeout=2.0).acquire().lock.release()
-        except Timeout:
+        if is_held(file, wait_seconds=2.0):
             yield f"{file.relative_to(folder)} is held, and nothing works"
 
 

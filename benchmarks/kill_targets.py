@@ -9,9 +9,10 @@ from pathlib import Path
 
 import psutil
 
-from flows.services import family
+from flows.services import service_processes
 from pipeline.run_memory import live_runs
 from pipeline.workers.worker_start import LOG_FILE
+from pipeline.workspace import WORKSPACE
 
 SERVICES = {
     "runner": "runner",
@@ -53,9 +54,9 @@ def find(kind: str, folder: Path, command: psutil.Process | None) -> psutil.Proc
     if kind == "command":
         return command if command and _has_begun(command, folder) else None
     if kind in SERVICES:
-        found = family.members(folder, SERVICES[kind])
+        found = service_processes.members(folder, SERVICES[kind])
         return found[0] if found else None
-    runs = family.members(folder, family.FLOW_RUN)
+    runs = service_processes.members(folder, service_processes.FLOW_RUN)
     if kind == "flow":
         return runs[0] if runs else None
     for run in runs:
@@ -67,12 +68,12 @@ def find(kind: str, folder: Path, command: psutil.Process | None) -> psutil.Proc
 
 def stage(folder: Path) -> str:
     """Return what the folder's run does at the moment."""
-    for run in [*family.members(folder, family.FLOW_RUN), *_direct(folder)]:
+    for run in [*service_processes.members(folder, service_processes.FLOW_RUN), *_direct(folder)]:
         words = [" ".join(_words(child)) for child in _descendants(run) if has_work(child)]
         for name, module in WORKERS.items():
             if any(f"-m {module} " in word for word in words):
                 return name
-    alive = [record for record in live_runs.records(folder / ".patchline") if record.is_alive]
+    alive = [record for record in live_runs.records(folder / WORKSPACE) if record.is_alive]
     return "between workers" if alive else "before or after"
 
 
@@ -93,8 +94,8 @@ def all_of(folder: Path) -> list[psutil.Process]:
 
 def rightful(folder: Path) -> set[int]:
     """Return the processes that may be there: the servers, and what live runs have started."""
-    roots = family.members(folder)
-    for record in live_runs.records(folder / ".patchline"):
+    roots = service_processes.members(folder)
+    for record in live_runs.records(folder / WORKSPACE):
         with contextlib.suppress(psutil.Error):
             if record.is_alive:
                 roots.append(psutil.Process(record.pid))
@@ -112,14 +113,14 @@ def wait_for(condition: Callable[[], object], seconds: float) -> bool:
 
 
 def _direct(folder: Path) -> Iterator[psutil.Process]:
-    for record in live_runs.records(folder / ".patchline"):
+    for record in live_runs.records(folder / WORKSPACE):
         with contextlib.suppress(psutil.Error):
             yield psutil.Process(record.pid)
 
 
 def _has_begun(command: psutil.Process, folder: Path) -> bool:
     """Return whether the flow of a command has begun; before, there is nothing to close."""
-    pids = {record.pid for record in live_runs.records(folder / ".patchline")}
+    pids = {record.pid for record in live_runs.records(folder / WORKSPACE)}
     return command.pid in pids
 
 

@@ -15,20 +15,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from filelock import FileLock, Timeout
-
 from pipeline.errors import OrchestrationError, PipelineError, TrackingError
-from pipeline.files.atomic_files import storage_errors
+from pipeline.files.file_locks import try_lock
 from pipeline.run_memory import leftovers, live_runs
-from pipeline.tracking import tracked_run
+from pipeline.tracking import abandoned_mlflow_runs, tracked_run
 from pipeline.tracking.tracking_store import all_runs, client, store_exists
-from pipeline.workspace import WORKSPACE, make_folder
+from pipeline.workspace import WORKSPACE
 
 if TYPE_CHECKING:
     from prefect import Flow, State
     from prefect.client.schemas.objects import FlowRun
 
-    from flows.closing.prefect_runs import Work
+    from flows.closing.abandoned_prefect_runs import Work
 
 logger = logging.getLogger(__name__)
 
@@ -49,8 +47,8 @@ def close_abandoned_runs() -> list[str]:
         TrackingError: if MLflow does not answer; Prefect's side was done.
     """
     workspace = WORKSPACE.resolve()
-    with _alone(workspace) as alone:
-        if not alone:
+    with try_lock(workspace / _LOCK_FILE) as is_only_one:
+        if not is_only_one:
             return []
         said, failure = [], None
         try:
@@ -76,7 +74,7 @@ def close_before_command() -> list[str]:
     if local_services.running():
         return []  # its keeper does it within seconds, and tells who wants to know
     if not _left_open(workspace):
-        return tracking_sentences(tracked_run.close_abandoned())
+        return tracking_sentences(abandoned_mlflow_runs.close_abandoned())
     from flows import prefect_session
 
     with prefect_session.server(), prefect_session.ready():
@@ -109,7 +107,7 @@ def tracking_sentences(run_ids: list[str]) -> list[str]:
 def _close_work_of(flow_run_id: str) -> None:
     """Close what has no owner; a run that is still owned ends by itself."""
     try:
-        closed = tracked_run.close_abandoned()
+        closed = abandoned_mlflow_runs.close_abandoned()
         _tell_killed(closed)
         for run_id in closed:
             logger.info("closed the MLflow run %s after flow run %s", run_id, flow_run_id)
@@ -124,26 +122,8 @@ def _left_open(workspace: Path) -> bool:
     )
 
 
-@contextmanager
-def _alone(workspace: Path) -> Iterator[bool]:
-    """Hold the lock of closing, or say that somebody else does."""
-    lock_file = workspace / _LOCK_FILE
-    with storage_errors(lock_file):
-        make_folder(workspace)
-        lock = FileLock(lock_file)
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            yield False
-            return
-    try:
-        yield True
-    finally:
-        lock.release()
-
-
 def _close_in_mlflow() -> list[str]:
-    closed = tracked_run.close_abandoned()
+    closed = abandoned_mlflow_runs.close_abandoned()
     _tell_killed(closed)
     return tracking_sentences(closed)
 
@@ -165,10 +145,10 @@ def _close_in_prefect(workspace: Path) -> list[str]:
     with _prefect() as reachable:
         if not reachable:
             return []
-        from flows.closing import prefect_runs
+        from flows.closing import abandoned_prefect_runs
 
         try:
-            return prefect_runs.close(workspace, _work_of)
+            return abandoned_prefect_runs.close(workspace, _work_of)
         except httpx.HTTPError as error:
             logger.warning("Prefect does not answer; closing goes on later: %s", error)
             return []
@@ -189,7 +169,7 @@ def _prefect() -> Iterator[bool]:
 
 def _work_of(flow_run_id: str) -> Work | None:
     """Return how far a flow run came in MLflow; none while MLflow does not answer."""
-    from flows.closing.prefect_runs import Work
+    from flows.closing.abandoned_prefect_runs import Work
 
     try:
         if not store_exists():

@@ -98,8 +98,8 @@ def find(words: str, runs: Path) -> InterruptedRun:
     interrupted = _interrupted(found, runs)
     if owner_is_alive(interrupted.folder):
         raise ConfigError(
-            f"The run {found.info.run_id[:8]} is alive in another process. Wait for its end, or "
-            "stop it."
+            f"The run {found.info.run_id[:8]} is still running in another process. Wait "
+            "until it ends, or stop it."
         )
     return interrupted
 

@@ -23,23 +23,25 @@ import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from filelock import FileLock, Timeout
 from pydantic import PrivateAttr, ValidationError
 
 from pipeline.errors import OrchestrationError, StorageError
-from pipeline.files.atomic_files import storage_errors, write_text
-from pipeline.files.held_locks import is_held
+from pipeline.files.atomic_files import write_text
+from pipeline.files.file_locks import acquire, is_held, try_lock
 from pipeline.section import Section
-from pipeline.workspace import make_folder
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
 
 FOLDER = "live"
 OWNER = "owner:"
 """How the tag begins that leads from a flow run to the lock of its owner."""
 _ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _WAIT_SECONDS = 5.0
-_held_here: dict[Path, FileLock] = {}
+_held_here: dict[Path, BaseFileLock] = {}
 """The locks of this process, by file; those of ended runs too."""
 _ended_here: set[Path] = set()
 
@@ -88,16 +90,17 @@ class LiveRun(Section):
 
     def mark_sought(self) -> None:
         """Note in the record of a dead process that a Prefect server did not know it."""
-        with contextlib.suppress(Timeout), FileLock(self._lock_file, timeout=0):
-            if _record_file(self._lock_file).exists():
+        with try_lock(self._lock_file) as locked:
+            if locked and _record_file(self._lock_file).exists():
                 self.model_copy(update={"sought": _now()}).at(self._lock_file).write()
 
     def remove(self) -> None:
         """Take the record of a dead process away; that of a live one stays."""
         if not self.is_here:
             return
-        with contextlib.suppress(Timeout), FileLock(self._lock_file, timeout=0):
-            _unlink(self._lock_file)
+        with try_lock(self._lock_file) as locked:
+            if locked:
+                _unlink(self._lock_file)
 
 
 @contextmanager
@@ -173,16 +176,12 @@ def _folder_name(workspace: Path) -> str:
 def _hold(lock_file: Path, flow_run_id: str) -> None:
     for ended in list(_ended_here):  # Prefect knows how those went, or tries them again now
         _let_go(ended)
-    with storage_errors(lock_file):
-        make_folder(lock_file.parent)
-        lock = FileLock(lock_file, thread_local=False)
-        try:
-            lock.acquire(timeout=_WAIT_SECONDS)  # who looks whether it is held holds it a moment
-        except Timeout:
-            raise OrchestrationError(
-                f"Another process carries out the flow run {flow_run_id} (see {lock_file.parent}). "
-                "Let it end, or cancel it."
-            ) from None
+    lock = acquire(lock_file, _WAIT_SECONDS)
+    if lock is None:
+        raise OrchestrationError(
+            f"Another process is executing the flow run {flow_run_id} (see {lock_file.parent}). "
+            "Wait for it to end, or cancel it."
+        )
     _held_here[lock_file] = lock
 
 

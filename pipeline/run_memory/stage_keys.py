@@ -16,6 +16,7 @@ from importlib import metadata
 from pathlib import Path
 
 from pipeline.config import RunConfig
+from pipeline.files.file_digest import digest_of
 from pipeline.plugin_api import NO_PATCH_EMBEDDING
 from pipeline.plugin_system import plugin_loader
 from pipeline.plugin_system.plugin_loader import Kind, PluginEntry
@@ -173,7 +174,7 @@ def _digest(files: Iterable[Path], root: Path) -> str:
     digest = hashlib.sha256()
     for file in sorted(files):
         digest.update(str(file.relative_to(root) if file.is_relative_to(root) else file).encode())
-        digest.update(b"\0" + hashlib.sha256(file.read_bytes()).digest())
+        digest.update(b"\0" + bytes.fromhex(digest_of(file).sha256))
     return digest.hexdigest()[:16]
 
 

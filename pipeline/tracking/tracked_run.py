@@ -1,6 +1,7 @@
-"""One run in MLflow: open, log, close, and find those that a SIGKILL left open.
+"""One run in MLflow: opened, logged to, resumed, and closed whatever happens.
 
-Everything goes through `MlflowClient` with the run's id; there is no active run.
+Everything goes through `MlflowClient` with the run's id; there is no active run. A run that a
+SIGKILL left open is closed by `pipeline.tracking.abandoned_mlflow_runs`.
 """
 
 from __future__ import annotations
@@ -14,20 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from filelock import FileLock, Timeout
-
 from pipeline.config import RunConfig
 from pipeline.errors import RunError, TrackingError
 from pipeline.files.atomic_files import storage_errors, write_text
+from pipeline.files.file_locks import is_held, locked, try_lock
 from pipeline.redaction import redacted_values
 from pipeline.tracking import provenance
-from pipeline.tracking.tracking_store import all_runs, client, store_exists, unreachable, use_store
+from pipeline.tracking.tracking_store import client, unreachable, use_store
 from pipeline.workspace import make_folder
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Run
-
 
 HOST_TAG, FOLDER_TAG, HEARTBEAT_TAG = "patchline.host", "patchline.folder", "patchline.heartbeat"
 FLOW_RUN_TAG = "prefect.flow_run_id"
@@ -36,7 +34,6 @@ FLOW_RUNS_TAG = "patchline.flow_runs"
 DATA_ROOT_TAG = "patchline.data_root"
 _LOCK_FILE = "owner.lock"
 _LONGEST_PARAM = 6000
-_LONG_GONE_SECONDS = 24 * 3600
 _CLOSE_SECONDS = 10.0
 _LOCK_SECONDS = 5.0
 REQUEST_FILE = "request.json"
@@ -108,15 +105,11 @@ def open_run(new: NewRun, runs: Path) -> Iterator[TrackedRun]:
     with storage_errors(folder):
         make_folder(runs)
         folder.mkdir()
-        lock = FileLock(folder / _LOCK_FILE)
-        lock.acquire()
-    try:
+    with locked(owner_lock(folder)):
         if new.request:
             write_text(folder / REQUEST_FILE, new.request)
         with _closed_in_the_end(store, _create_run(store, new, folder)) as run:
             yield run
-    finally:
-        lock.release()
 
 
 @contextmanager
@@ -135,14 +128,12 @@ def continued_run(
         RunError: if its owner is alive, or it has finished.
     """
     store = client()
-    lock = FileLock(folder / _LOCK_FILE)
-    try:
-        lock.acquire(timeout=_LOCK_SECONDS)  # who looks whether it is held holds it for a moment
-    except Timeout as error:
-        raise RunError(
-            f"The run {run_id[:8]} is alive in another process. Wait for its end, or stop it."
-        ) from error
-    try:
+    with try_lock(owner_lock(folder), _LOCK_SECONDS) as is_owner:
+        if not is_owner:
+            raise RunError(
+                f"The run {run_id[:8]} is still running in another process. Wait until it "
+                "ends, or stop it."
+            )
         found = store.get_run(run_id)
         if found.info.status == "FINISHED":
             raise RunError(f"The run {run_id[:8]} has finished meanwhile. Nothing is left to do.")
@@ -152,8 +143,6 @@ def continued_run(
             _log_params(store, run_id, params)
             set_tags(run, {HOST_TAG: socket.gethostname(), HEARTBEAT_TAG: _now(), **tags})
             yield run
-    finally:
-        lock.release()
 
 
 @contextmanager
@@ -174,7 +163,7 @@ def _close(store: MlflowClient, run: TrackedRun, status: str) -> None:
     deadline = time.monotonic() + _CLOSE_SECONDS
     while True:
         try:
-            _end(store, run.run_id, run.experiment_id, status)
+            end_run(store, run.run_id, run.experiment_id, status)
         except Exception as error:
             if time.monotonic() > deadline:
                 raise unreachable(use_store(), error) from error
@@ -183,7 +172,7 @@ def _close(store: MlflowClient, run: TrackedRun, status: str) -> None:
             return
 
 
-def _end(store: MlflowClient, run_id: str, experiment_id: str, status: str) -> None:
+def end_run(store: MlflowClient, run_id: str, experiment_id: str, status: str) -> None:
     """Close a run; before that its models without files become FAILED.
 
     In this order, because only a run that is still open will be closed again by somebody.
@@ -197,34 +186,14 @@ def _end(store: MlflowClient, run_id: str, experiment_id: str, status: str) -> N
     store.set_terminated(run_id, status)
 
 
-def close_abandoned() -> list[str]:
-    """Close the runs whose owner was killed, and return their ids.
-
-    A run of this host is alive while its owner holds the lock in its folder. A run of another host
-    is left alone unless its last heartbeat is a day old.
-    """
-    if not store_exists():
-        return []
-    store = client()
-    closed = []
-    for run in list(all_runs("attributes.status = 'RUNNING'")):  # what is closed leaves the search
-        if HOST_TAG not in run.data.tags:
-            continue
-        with _abandoned(run) as abandoned:
-            # Looked at again while the lock is held: it may have ended, or been continued.
-            if abandoned and store.get_run(run.info.run_id).info.status == "RUNNING":
-                _end(store, run.info.run_id, run.info.experiment_id, "KILLED")
-                closed.append(run.info.run_id)
-    return closed
-
-
 def owner_is_alive(folder: Path) -> bool:
     """Return whether a process of this machine owns the run of a folder."""
-    try:
-        with FileLock(folder / _LOCK_FILE, timeout=1.0):  # who looks holds it for a moment, too
-            return False
-    except Timeout:
-        return True
+    return is_held(owner_lock(folder), wait_seconds=1.0)
+
+
+def owner_lock(folder: Path) -> Path:
+    """Return the file that the owner of a run holds a lock on."""
+    return folder / _LOCK_FILE
 
 
 def log_data(
@@ -310,26 +279,3 @@ def _log_params(store: MlflowClient, run_id: str, params: Mapping[str, str]) -> 
 
 def _now() -> str:
     return str(int(time.time()))
-
-
-@contextmanager
-def _abandoned(run: Run) -> Iterator[bool]:
-    """Tell whether a run's owner is gone; nobody can become its owner during the block."""
-    tags = run.data.tags
-    if tags[HOST_TAG] != socket.gethostname():
-        yield time.time() - float(tags.get(HEARTBEAT_TAG, "0")) > _LONG_GONE_SECONDS
-        return
-    lock_file = Path(tags.get(FOLDER_TAG, "")) / _LOCK_FILE
-    if not lock_file.exists():
-        yield True
-        return
-    lock = FileLock(lock_file)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        yield False
-        return
-    try:
-        yield True
-    finally:
-        lock.release()

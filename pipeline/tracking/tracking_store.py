@@ -10,11 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from filelock import FileLock
-
 from pipeline import local_login, local_services
 from pipeline.errors import PipelineError, ServerAwayError, TrackingError
 from pipeline.files.atomic_files import storage_errors
+from pipeline.files.file_locks import locked
 from pipeline.redaction import redacted, split_credentials
 from pipeline.workspace import WORKSPACE, make_folder
 
@@ -114,10 +113,10 @@ def client() -> MlflowClient:
         if database is None:
             return _answering_client()
         lock = database.parent / WORKSPACE / "mlflow.lock"
-        with storage_errors(lock.parent.parent / "mlflow.db"):
+        with storage_errors(database):
             make_folder(lock.parent)
-            lock.touch()  # says at once whether the folder can be written
-        with FileLock(lock):  # processes that meet a new SQLite file would crash each other
+            lock.touch()  # fails at once if the folder may not be written
+        with locked(lock):  # processes that create a SQLite file together would crash each other
             return _answering_client()
     except PipelineError:
         raise

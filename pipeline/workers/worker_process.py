@@ -21,11 +21,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
-from filelock import FileLock, Timeout
-
 from pipeline import redaction
 from pipeline.errors import PipelineError, RunError, StorageError, WorkerError, error_class
 from pipeline.files.atomic_files import storage_errors, write_text
+from pipeline.files.file_locks import try_lock
 from pipeline.section import Section
 from pipeline.workers import worker_start
 from pipeline.workers.event_log import Event, EventReader, EventWriter, LineReader
@@ -96,13 +95,12 @@ def _last_worker_gone(folder: Path) -> Iterator[None]:
     Raises:
         WorkerError: if it does not.
     """
-    try:
-        with FileLock(folder / LOCK_FILE, timeout=_LAST_WORKER_SECONDS):
-            yield
-    except Timeout as error:
-        raise WorkerError(
-            f"A process of an earlier attempt still works in {folder}. End it, then try again."
-        ) from error
+    with try_lock(folder / LOCK_FILE, _LAST_WORKER_SECONDS) as locked:
+        if not locked:
+            raise WorkerError(
+                f"A process of an earlier attempt still works in {folder}. End it, then try again."
+            )
+        yield
 
 
 def _result(folder: Path, code: int, module: str, result_class: type[Result]) -> Result:

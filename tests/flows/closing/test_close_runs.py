@@ -26,7 +26,7 @@ from prefect.client.schemas.objects import TaskRun
 from prefect.states import Cancelling, Crashed, Pending, Running, Suspended
 
 from flows import prefect_session
-from flows.closing import close_runs, prefect_runs
+from flows.closing import abandoned_prefect_runs, close_runs
 from flows.schedules import deployments
 from flows.training.training_flow import training_flow
 from pipeline.run_memory import live_runs
@@ -268,7 +268,7 @@ def _served(prefect: SyncPrefectClient, deployment: UUID, state: State) -> UUID:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a second count as long."""
     for seconds in ("_START_SECONDS", "_CANCEL_SECONDS"):
-        monkeypatch.setattr(prefect_runs, seconds, 1.0)
+        monkeypatch.setattr(abandoned_prefect_runs, seconds, 1.0)
 
 
 @pytest.mark.usefixtures("impatient")

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import websockets
 
-from flows.services import family
+from flows.services import service_processes
 from flows.temporary_server import TemporaryServer
 from pipeline import local_login
 from tests.browser.chromium import browser, missing
@@ -239,7 +239,7 @@ def test_the_secret_is_in_two_files_and_nowhere_else(servers: Servers) -> None:
             holding.add(file)
     private = {local_login.secret_file(servers.folder), local_login.login_file(servers.folder)}
     assert holding == private
-    for process in family.members(servers.folder):
+    for process in service_processes.members(servers.folder):
         assert not any(secret in word for word in process.cmdline())
 
 

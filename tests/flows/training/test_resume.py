@@ -238,7 +238,7 @@ def test_a_run_that_is_alive_is_not_continued(tmp_path: Path, run_here: Command)
     runs = tmp_path / ".patchline/runs"
     with tracked_run.owned_run(RunConfig(name="alive"), runs, {}, _request(RunConfig())) as run:
         code, _, err = run_here("run", "--resume", run.run_id)
-        assert (code, "is alive in another process" in err) == (2, True), err
+        assert (code, "is still running in another process" in err) == (2, True), err
         store = tracking_store.client()
         store.set_tag(run.run_id, tracked_run.HOST_TAG, "another-host")
         code, _, err = run_here("run", "--resume", run.run_id)
