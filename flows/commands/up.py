@@ -19,13 +19,15 @@ from pipeline.local_services import Services
 from pipeline.redaction import redacted
 from pipeline.server_access import sign_in_links
 
+_OLD_FLAG = "--runs-at-once"
+
 
 def up(
     *,
     prefect_port: int = 4200,
     mlflow_port: int = 5000,
     max_concurrent_runs: int = 2,
-    runs_at_once: Annotated[int | None, Parameter(show=False)] = None,
+    renamed: Annotated[int | None, Parameter(name=_OLD_FLAG, show=False)] = None,
     as_json: Json = False,
 ) -> None:
     """Start a Prefect server, an MLflow server and a runner for the schedules of this folder.
@@ -38,16 +40,16 @@ def up(
         Port for the MLflow UI; the next free port if it is taken.
     max_concurrent_runs
         Maximum concurrent runs of schedules and watches.
-    runs_at_once
+    renamed
         Deprecated name of `max_concurrent_runs`.
     """
-    if runs_at_once is not None:
+    if renamed is not None:
         print(
-            "--runs-at-once is deprecated and will be removed in the next release. Use "
+            f"{_OLD_FLAG} is deprecated and will be removed in the next release. Use "
             "--max-concurrent-runs.",
             file=sys.stderr,
         )
-        max_concurrent_runs = runs_at_once
+        max_concurrent_runs = renamed
     folder = Path.cwd().resolve()
     with shown():
         if local_services.running(folder) is None:

@@ -23,7 +23,7 @@ class Plan(Section):
     max_concurrent_runs: int = Field(
         validation_alias=AliasChoices("max_concurrent_runs", "runs_at_once")
     )
-    """Flow runs that the runner executes at the same time. Older versions write `runs_at_once`."""
+    """Flow runs that the runner executes at the same time; older versions used the second name."""
     prefect_api_url: str | None
     """The user's own Prefect server; none to start one."""
     mlflow_url: str | None

@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 HOST_TAG, FOLDER_TAG, HEARTBEAT_TAG = "patchline.host", "patchline.folder", "patchline.heartbeat"
 FLOW_RUN_TAG = "prefect.flow_run_id"
 FLOW_RUNS_TAG = "patchline.flow_runs"
-"""Every flow run that worked on a run: the one that began it, and those that continued it."""
+"""Every flow run that worked on a run: the one that started it, and those that resumed it."""
 DATA_ROOT_TAG = "patchline.data_root"
 _LOCK_FILE = "owner.lock"
 _LONGEST_PARAM = 6000
 _CLOSE_SECONDS = 10.0
 _LOCK_SECONDS = 5.0
 REQUEST_FILE = "request.json"
-"""In the run's folder: what is needed to continue it."""
+"""In the run's folder: what is needed to resume it."""
 
 
 @dataclass(frozen=True)
@@ -48,34 +48,34 @@ class TrackedRun:
     experiment_id: str
     folder: Path
     continued: bool = False
-    """Whether an earlier attempt has logged something already."""
+    """Whether an earlier attempt may have logged something."""
 
 
 @dataclass(frozen=True)
 class NewRun:
-    """What is written on a run when it is opened."""
+    """What is logged when a run is opened."""
 
     experiment: str
     name: str
     command: str
-    """That the user gave, such as `patchline run`."""
+    """The command that the user ran, such as `patchline run`."""
     params: Mapping[str, str]
     tags: Mapping[str, str]
     request: str = ""
-    """What is needed to continue it, kept in its folder before the run is opened."""
+    """What is needed to resume it, saved in its folder before the run is opened."""
 
 
 @contextmanager
 def owned_run(
     config: RunConfig, runs: Path, tags: Mapping[str, str], request: str = ""
 ) -> Iterator[TrackedRun]:
-    """Open the run of a training; see `open_run`.
+    """Open a training run; see `open_run`.
 
     Args:
         config: resolved; its name is the experiment, its settings are the params.
-        runs: the folder that gets a folder for this run.
-        tags: what else to write on the run.
-        request: what is needed to continue it.
+        runs: the folder in which this run gets a folder.
+        tags: additional tags.
+        request: what is needed to resume the run.
     """
     name = str(config.name)
     new = NewRun(
@@ -92,13 +92,13 @@ def owned_run(
 
 @contextmanager
 def open_run(new: NewRun, runs: Path) -> Iterator[TrackedRun]:
-    """Open a run, hold the lock that says it is alive, and close it whatever happens.
+    """Open a run, hold its owner's lock, and close it whatever happens.
 
     It ends FINISHED, FAILED after an error, KILLED after a signal.
 
     Args:
-        new: what to write on it.
-        runs: the folder that gets a folder for this run.
+        new: what to log when it is opened.
+        runs: the folder in which this run gets a folder.
     """
     store = client()
     folder = (runs / f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}").resolve()
@@ -116,16 +116,16 @@ def open_run(new: NewRun, runs: Path) -> Iterator[TrackedRun]:
 def continued_run(
     run_id: str, folder: Path, params: Mapping[str, str], tags: Mapping[str, str]
 ) -> Iterator[TrackedRun]:
-    """Open a run again that failed or was killed; it ends as `open_run` lets it end.
+    """Reopen a run that failed or was killed; it is closed as in `open_run`.
 
     Args:
-        run_id: of the run.
+        run_id: the id of the run.
         folder: its folder, which exists.
-        params: logged again, in case that it died before they were.
-        tags: what else to write on the run.
+        params: logged again, in case its process was killed before they were.
+        tags: additional tags.
 
     Raises:
-        RunError: if its owner is alive, or it has finished.
+        RunError: if its owner is alive, or it has already finished.
     """
     store = client()
     with try_lock(owner_lock(folder), _LOCK_SECONDS) as is_owner:
@@ -136,7 +136,9 @@ def continued_run(
             )
         found = store.get_run(run_id)
         if found.info.status == "FINISHED":
-            raise RunError(f"The run {run_id[:8]} has finished meanwhile. Nothing is left to do.")
+            raise RunError(
+                f"The run {run_id[:8]} has finished in the meantime. Nothing is left to do."
+            )
         run = TrackedRun(run_id, found.info.experiment_id, folder, continued=True)
         store.update_run(run_id, status="RUNNING")
         with _closed_in_the_end(store, run):
@@ -159,7 +161,7 @@ def _closed_in_the_end(store: MlflowClient, run: TrackedRun) -> Iterator[Tracked
 
 
 def _close(store: MlflowClient, run: TrackedRun, status: str) -> None:
-    """Close a run and fail its models that have no files, waiting a little for a store away."""
+    """Close a run; retry for ten seconds if the store does not answer."""
     deadline = time.monotonic() + _CLOSE_SECONDS
     while True:
         try:
@@ -173,9 +175,9 @@ def _close(store: MlflowClient, run: TrackedRun, status: str) -> None:
 
 
 def end_run(store: MlflowClient, run_id: str, experiment_id: str, status: str) -> None:
-    """Close a run; before that its models without files become FAILED.
+    """Set a run's logged models without files to FAILED, then close the run.
 
-    In this order, because only a run that is still open will be closed again by somebody.
+    The order matters: if this is interrupted, the run is still open and will be closed again.
     """
     from mlflow.entities import LoggedModelStatus
 
@@ -199,12 +201,12 @@ def owner_lock(folder: Path) -> Path:
 def log_data(
     run: TrackedRun, name: str, fingerprint: str, manifest_file: Path, context: str = "training"
 ) -> None:
-    """Log the data's version as the data set of the run, and its manifest as an artifact."""
+    """Log the data as the dataset of the run, and its manifest as an artifact."""
     from mlflow.data import sources
     from mlflow.data.meta_dataset import MetaDataset
     from mlflow.entities import DatasetInput, InputTag
 
-    # MLflow makes the class of a local folder while it runs, so no checker can see it.
+    # MLflow creates this class at run time, so type checkers cannot see it.
     source = sources.LocalArtifactDatasetSource(str(manifest_file.parent))  # type: ignore[attr-defined]
     dataset = MetaDataset(source, name=name, digest=fingerprint)  # type: ignore[abstract]
     entity = dataset._to_mlflow_entity()  # noqa: SLF001 - MlflowClient takes the entity only
@@ -220,7 +222,7 @@ def log_file(run: TrackedRun, file: Path, folder: str | None = None) -> None:
 
 
 def set_tags(run: TrackedRun, tags: Mapping[str, str]) -> None:
-    """Write tags on the run."""
+    """Set tags of the run."""
     from mlflow.entities import RunTag
 
     client().log_batch(run.run_id, tags=[RunTag(*tag) for tag in redacted_values(tags).items()])
@@ -228,7 +230,7 @@ def set_tags(run: TrackedRun, tags: Mapping[str, str]) -> None:
 
 @contextmanager
 def system_metrics(run: TrackedRun) -> Iterator[None]:
-    """Log the machine's load while the block runs."""
+    """Log system metrics while the block runs."""
     from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
     monitor: Any = SystemMetricsMonitor(  # type: ignore[no-untyped-call]

@@ -132,7 +132,7 @@ def test_a_killed_run_is_closed_on_both_sides(prefect: SyncPrefectClient) -> Non
     assert {task.state_name for task in _tasks(prefect, run.flow_run_id, 1)} == {"Crashed"}
     [in_mlflow, in_prefect] = said
     assert run.run_id in in_mlflow
-    assert f"continue with `patchline run --resume {run.run_id}`" in in_prefect
+    assert f"resume it with `patchline run --resume {run.run_id}`" in in_prefect
     assert _live() == []
     assert close_runs.close_abandoned_runs() == []
 
