@@ -1,4 +1,4 @@
-"""What must hold after a process was killed: a list of sentences, empty if all is well."""
+"""The conditions that must hold after a process was killed: a list of the violated ones."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _FITTING = {
 }
 _OPEN = ("RUNNING", "PENDING", "CANCELLING")
 _ARTIFACTS = {"model.onnx", "model.safetensors", "model.json"}
-_FOR_EVER = ("supervisor.lock", "lifeline", "line")
+_PERMANENT = ("supervisor.lock", "lifeline", "line")
 
 
 def violations(folder: Path, done: list[str]) -> list[str]:
@@ -52,7 +52,7 @@ def violations(folder: Path, done: list[str]) -> list[str]:
             *_orphans(folder),
             *_held_locks(folder),
         ]
-    except Exception as error:  # noqa: BLE001 - a server that is not back yet is a finding, too
+    except Exception as error:  # noqa: BLE001 - a server that has not restarted yet counts, too
         return [f"could not look: {type(error).__name__}: {str(error)[:200]}"]
 
 
@@ -63,7 +63,7 @@ def runs_of(store: MlflowClient) -> list[Run]:
 
 
 def flow_runs_of(prefect: SyncPrefectClient) -> list[FlowRun]:
-    """Return all flow runs that a schedule has not put into the future."""
+    """Return all flow runs that are not scheduled for the future."""
     found: list[FlowRun] = []
     while page := prefect.read_flow_runs(limit=200, offset=len(found)):
         found += page
@@ -146,14 +146,14 @@ def _files(store: MlflowClient, model_id: str, folder: str | None = None) -> Ite
 
 
 def _orphans(folder: Path) -> Iterator[str]:
-    # Who is rightful is asked last: what has just been started must not count as an orphan.
+    # Last, so that a process that has just been started does not count as an orphan.
     suspects = kill_targets.all_of(folder)
     rightful = kill_targets.rightful(folder)
     for process in suspects:
         with contextlib.suppress(psutil.Error):
             if process.pid not in rightful and process.is_running():
                 words = " ".join(process.cmdline())[:160]
-                yield f"process {process.pid} ({words}) belongs to nobody"
+                yield f"process {process.pid} ({words}) is an orphan"
 
 
 def _held_locks(folder: Path) -> Iterator[str]:
@@ -161,10 +161,10 @@ def _held_locks(folder: Path) -> Iterator[str]:
     if any(record.is_alive for record in records):
         return
     for file in (folder / WORKSPACE).rglob("*.lock"):
-        if file.name in _FOR_EVER or "services" in file.parts:
+        if file.name in _PERMANENT or "services" in file.parts:
             continue
         if is_held(file, wait_seconds=2.0):
-            yield f"{file.relative_to(folder)} is held, and nothing works"
+            yield f"{file.relative_to(folder)} is held while no run is active"
 
 
 def _process_of(flow_run_id: str) -> bool:

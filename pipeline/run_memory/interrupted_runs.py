@@ -130,8 +130,8 @@ def _named(words: str, runs: Path) -> Run:
         matches = [run for run in known if run.info.run_id.startswith(words)]
     if not matches:
         raise ConfigError(
-            f"There is no run '{words}' in this store. Give a run's id, the beginning of its id, its "
-            f"name, or `{LAST}`."
+            f"There is no run '{words}' in this store. Give a run's id, the beginning of its id, "
+            f"its name, or `{LAST}`."
         )
     if len(matches) > 1:
         listed = ", ".join(run.info.run_id[:8] for run in matches[:5])

@@ -58,8 +58,8 @@ def _local_server() -> str | None:
     served_here = "mlflow" in services.own
     if served_here and not local_services.answers(f"{services.mlflow_url}/health"):
         logger.warning(
-            "The MLflow server of `patchline up` at %s does not answer (see %s). Using its database "
-            "directly.",
+            "The MLflow server of `patchline up` at %s does not answer (see %s). Using its "
+            "database directly.",
             services.mlflow_url,
             local_services.logs_folder(services.folder) / "mlflow.log",
         )
@@ -92,8 +92,8 @@ def store_exists() -> bool:
     database = sqlite_file()
     if database is not None and not database.parent.is_dir():
         raise TrackingError(
-            f"The folder {database.parent} of the MLflow store {database.name} does not exist. Check "
-            "MLFLOW_TRACKING_URI."
+            f"The folder {database.parent} of the MLflow store {database.name} does not exist. "
+            "Check MLFLOW_TRACKING_URI."
         )
     return database is None or database.exists()
 
