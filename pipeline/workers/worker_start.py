@@ -1,8 +1,8 @@
 """Start worker processes, also ahead of time, and stop them.
 
-Imports would take most of the time of a short stage. So a worker can be prepared while another stage
-is still running: it imports what its module needs, prints an introduction of one line, and waits
-for the folder of its job. A prepared worker that is not needed is stopped; one that died is
+Imports would take most of the time of a short stage. So a worker can be prepared while another
+stage is still running: it imports what its module needs, prints an introduction of one line, and
+waits for the folder of its job. A prepared worker that is not needed is stopped; one that died is
 replaced by a worker that is started on demand.
 """
 

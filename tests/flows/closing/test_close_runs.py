@@ -120,7 +120,7 @@ def _live() -> list[str]:
 
 
 def test_a_killed_run_is_closed_on_both_sides(prefect: SyncPrefectClient) -> None:
-    """While it lives nothing happens; after SIGKILL both sides say so, once, and how to go on."""
+    """Nothing happens while it lives; after SIGKILL both sides are closed once, with the remedy."""
     with _at_work() as run:
         _tasks(prefect, run.flow_run_id, 1)
         assert close_runs.close_abandoned_runs() == []
@@ -138,7 +138,7 @@ def test_a_killed_run_is_closed_on_both_sides(prefect: SyncPrefectClient) -> Non
 
 
 def test_a_run_without_a_runner_can_be_cancelled_in_prefect(prefect: SyncPrefectClient) -> None:
-    """Cancel in Prefect's pages ends the process of `patchline run` and closes both sides."""
+    """Cancel in the Prefect UI ends the process of `patchline run` and closes both sides."""
     with _at_work() as run:
         prefect.set_flow_run_state(run.flow_run_id, Cancelling(), force=True)
         close_runs.close_abandoned_runs()

@@ -158,7 +158,7 @@ def listening(port: int) -> Iterator[None]:
 
 @contextmanager
 def nap(folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """Run a process that says, as `patchline run` does, that a run goes on."""
+    """Run a process that records an active run, as `patchline run` does."""
     with subprocess.Popen(
         [sys.executable, "-P", "-c", _NAP], cwd=folder, stdout=subprocess.PIPE, text=True
     ) as process:

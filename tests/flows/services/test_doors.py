@@ -245,7 +245,7 @@ def test_the_secret_is_in_two_files_and_nowhere_else(servers: Servers) -> None:
 
 @pytest.mark.skipif(bool(missing()), reason=missing())
 def test_a_browser_signs_in_by_the_link_and_goes_where_it_wanted(servers: Servers) -> None:
-    """A tab without a session says what to do; after a click on the link elsewhere it goes on."""
+    """A tab without a session explains how to sign in, and reloads after a sign-in elsewhere."""
     link = servers.up().json["prefect_login_url"]
     wanted = f"{servers.state.mlflow_url}/#/models"
     with browser() as window, serving({"/": f'<a href="{wanted}">a link</a>'}) as other:

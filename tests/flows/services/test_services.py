@@ -143,7 +143,7 @@ def test_what_is_killed_is_started_again(servers: Servers, name: str, module: st
 
 
 def test_down_waits_for_a_run_and_may_be_interrupted(servers: Servers) -> None:
-    """It names the run; Ctrl-C ends the waiting alone: run and servers go on."""
+    """It names the run; Ctrl-C only ends the waiting: run and servers keep running."""
     with nap(servers.folder) as run:
         down = servers.begin("down")
         assert down.stderr

@@ -307,7 +307,7 @@ def test_a_killed_training_goes_on_to_the_same_weights_and_logs_each_metric_once
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     for folder in (killed, whole):
         write_photos(folder / "photos", images=8, side=16)
-    root = str(Path(__file__).resolve().parents[2])
+    root = str(Path(__file__).resolve().parents[3])
     process = subprocess.Popen([sys.executable, "-c", _PARENT.format(root=root), str(killed)])
     deadline = time.monotonic() + _SECONDS
     runs = killed / ".patchline/runs"
