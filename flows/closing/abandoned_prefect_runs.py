@@ -151,9 +151,9 @@ class _Closer:
                 self._finish(flow_run, stopped=True)
             return
         state = flow_run.state
-        waits_for_nobody = flow_run.deployment_id is None and bool(state and state.is_scheduled())
-        finished_unheard = bool(state and state.is_final() and not state.is_completed())
-        if waits_for_nobody or (finished_unheard and self._was_done(flow_run)):
+        will_never_start = flow_run.deployment_id is None and bool(state and state.is_scheduled())
+        ended_unsuccessfully = bool(state and state.is_final() and not state.is_completed())
+        if will_never_start or (ended_unsuccessfully and self._was_done(flow_run)):
             self._finish(flow_run)
         elif self._work_of(record.flow_run_id) is not None:
             record.remove()

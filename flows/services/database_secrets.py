@@ -33,9 +33,9 @@ def kept_apart(database: Path) -> dict[str, str]:
     with locked(database.with_suffix(".key.lock")):
         is_new = not database.exists() or database.stat().st_size == 0
         make_private_file(database)
-        for beside in (f"{database.name}-wal", f"{database.name}-shm"):
-            if database.with_name(beside).exists():
-                make_private_file(database.with_name(beside))
+        for companion in (f"{database.name}-wal", f"{database.name}-shm"):
+            if database.with_name(companion).exists():
+                make_private_file(database.with_name(companion))
         if any(name in os.environ for name in _VARIABLES):
             return {}
         if is_new and not key_file.exists():

@@ -78,17 +78,17 @@ def library_code() -> str:
     return stage_keys.code(*_STAGES)
 
 
-def find(words: str, runs: Path) -> InterruptedRun:
+def find(reference: str, runs: Path) -> InterruptedRun:
     """Return the run that a user names: by its id, the beginning of its id, its name, or `last`.
 
     Args:
-        words: what the user typed.
+        reference: what the user typed.
         runs: the folder with the folders of this workspace's runs.
 
     Raises:
         ConfigError: if no run or several match, or if the run cannot be resumed.
     """
-    found = _named(words, runs)
+    found = _named(reference, runs)
     if found.info.status == "FINISHED":
         raise ConfigError(
             f"The run {found.info.run_id[:8]} ({found.info.run_name}) is FINISHED, so there is "
@@ -118,24 +118,24 @@ def of_flow_run(flow_run_id: str, runs: Path) -> InterruptedRun | None:
     return None
 
 
-def _named(words: str, runs: Path) -> Run:
+def _named(reference: str, runs: Path) -> Run:
     known = _training_runs()
-    if words == LAST:
+    if reference == LAST:
         here = [run for run in known if _folder(run).parent == runs.resolve()]
         if not here:
             raise ConfigError("This folder has no run to resume. Start one with `patchline run`.")
         return here[0]
-    matches = [run for run in known if words in {run.info.run_id, run.info.run_name}]
-    if not matches and _ID.fullmatch(words):
-        matches = [run for run in known if run.info.run_id.startswith(words)]
+    matches = [run for run in known if reference in {run.info.run_id, run.info.run_name}]
+    if not matches and _ID.fullmatch(reference):
+        matches = [run for run in known if run.info.run_id.startswith(reference)]
     if not matches:
         raise ConfigError(
-            f"There is no run '{words}' in this store. Give a run's id, the beginning of its id, "
-            f"its name, or `{LAST}`."
+            f"There is no run '{reference}' in this store. Give a run's id, the beginning of its "
+            f"id, its name, or `{LAST}`."
         )
     if len(matches) > 1:
         listed = ", ".join(run.info.run_id[:8] for run in matches[:5])
-        raise ConfigError(f"'{words}' matches {len(matches)} runs: {listed}. Give an id.")
+        raise ConfigError(f"'{reference}' matches {len(matches)} runs: {listed}. Give an id.")
     return matches[0]
 
 
