@@ -1,4 +1,4 @@
-"""Text from outside, file names above all, as a terminal may show it."""
+"""Make text from outside, such as file names, safe to print on a terminal."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 
 
 def visible(text: str, *, lines: bool = False) -> str:
-    r"""Return text in which whatever a terminal would obey is written out, as `\x1b` is.
+    r"""Return text with control and format characters escaped, such as `\x1b`.
 
     Args:
         text: a name, a reason, a sentence with names in it.
-        lines: whether line ends and tabs stay, in text of several lines that is our own.
+        lines: whether to keep line ends and tabs, for our own text of several lines.
     """
     if text.isascii() and text.isprintable():
         return text

@@ -111,9 +111,7 @@ COMMANDS = (
         "up:up",
         "Start a Prefect server, an MLflow server and a runner for the schedules of this folder.",
     ),
-    Command(
-        "down", "up:down", "Stop what `patchline up` started, when the runs that go on are done."
-    ),
+    Command("down", "up:down", "Stop the services once active runs finish."),
     Command(
         "schedule create", "schedule:create", "Train, or predict with the champion, on a schedule."
     ),

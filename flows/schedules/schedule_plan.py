@@ -5,13 +5,13 @@ Everything is checked when the schedule is created, at a desk, and not at two in
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pipeline.config import NAME_RULE, is_name
 from pipeline.errors import ConfigError
+from pipeline.files.file_digest import digest_of
 from pipeline.workspace import WORKSPACE
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def config_labels(file: Path) -> dict[str, str]:
 def digest(file: Path) -> str:
     """Return the SHA-256 of a file; an empty text if it cannot be read."""
     try:
-        return hashlib.sha256(file.read_bytes()).hexdigest()
+        return digest_of(file).sha256
     except OSError:
         return ""
 

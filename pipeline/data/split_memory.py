@@ -14,14 +14,13 @@ from pathlib import Path
 
 import pandas as pd
 import pyarrow.parquet
-from filelock import FileLock, Timeout
 
 from pipeline.data import manifest as manifests
 from pipeline.data import split
 from pipeline.data.same_images import PIXELS
 from pipeline.errors import DataError, StorageError
-from pipeline.files.atomic_files import replacing, storage_errors
-from pipeline.workspace import make_folder
+from pipeline.files.atomic_files import replacing
+from pipeline.files.file_locks import try_lock
 
 _LOCK_SECONDS = 600
 """How long another run may take to assign its images before this one gives up."""
@@ -75,29 +74,17 @@ def opened(
     """
     shares = "-".join(f"{name}-{share!r}" for name, share in sorted(wanted.items()))
     file = workspace / "splits" / f"rule-{split.RULE}-seed-{seed}-{shares}.parquet"
-    with storage_errors(file):
-        make_folder(file.parent)
-        lock = _held(file.with_suffix(".lock"))
-    try:
+    with try_lock(file.with_suffix(".lock"), _LOCK_SECONDS) as locked:
+        if not locked:
+            raise StorageError(
+                f"Another process has held {file.with_suffix('.lock')} for {_LOCK_SECONDS // 60} "
+                "minutes. End the run that is stuck, and run again."
+            )
         memory = SplitMemory(file)
         if memory.is_new:
             for manifest in [*earlier(), *_of_first_rule(workspace, wanted, seed)]:
                 memory.take_over(manifest)
         yield memory
-    finally:
-        lock.release()
-
-
-def _held(file: Path) -> FileLock:
-    lock = FileLock(file, timeout=_LOCK_SECONDS)
-    try:
-        lock.acquire()
-    except Timeout as error:
-        raise StorageError(
-            f"Another process has held {file} for {_LOCK_SECONDS // 60} minutes. End the run that "
-            "stands still, and run again."
-        ) from error
-    return lock
 
 
 def _read(file: Path) -> pd.DataFrame:

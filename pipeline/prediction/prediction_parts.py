@@ -18,14 +18,13 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
-from filelock import FileLock, Timeout
 from pydantic import ValidationError
 
 from pipeline.errors import ConfigError, StorageError
 from pipeline.files.atomic_files import replacing, storage_errors, write_text
+from pipeline.files.file_locks import try_lock
 from pipeline.prediction.image_files import ImageFile, Place, place
 from pipeline.section import Section
-from pipeline.workspace import make_folder
 
 _STATE_FILE, _LOCK_FILE, _MERGED_FILE = "state.json", "lock", "merged"
 _PART_SECONDS = 15.0
@@ -173,16 +172,11 @@ def open_parts(
         StorageError: if the place may not be written.
     """
     folder = parts_folder(out)
-    with storage_errors(folder):
-        make_folder(folder)
-        lock = FileLock(folder / _LOCK_FILE)
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
+    with try_lock(folder / _LOCK_FILE) as locked:
+        if not locked:
             raise ConfigError(
                 f"{out} is being written by another process. Wait for it, or name another --out."
-            ) from None
-    try:
+            )
         with storage_errors(folder):
             if restart:
                 _clear(folder)
@@ -190,8 +184,6 @@ def open_parts(
             _remove_unfinished(folder)
             write_text(folder / _STATE_FILE, state.model_dump_json(indent=2) + "\n")
         yield PredictionParts(folder, schema, rows)
-    finally:
-        lock.release()
 
 
 def parts_folder(out: Path) -> Path:

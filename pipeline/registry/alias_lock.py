@@ -19,15 +19,14 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from filelock import FileLock, Timeout
 
 from pipeline import local_services
 from pipeline.errors import TrackingError
 from pipeline.files.atomic_files import storage_errors
+from pipeline.files.file_locks import locked, try_lock
 from pipeline.tracking.tracking_store import client, sqlite_file, use_store
 from pipeline.workspace import WORKSPACE, make_folder
 
@@ -59,17 +58,11 @@ def machine_lock(name: str, on_wait: Callable[[], None] | None = None) -> Iterat
         make_folder(file.parent.parent)
         file.parent.mkdir(exist_ok=True, mode=0o700)
         file.touch(mode=0o600)
-    lock = FileLock(file)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        if on_wait:
+    with try_lock(file) as at_once:
+        if on_wait and not at_once:
             on_wait()
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
+        with nullcontext() if at_once else locked(file):
+            yield
 
 
 @contextmanager

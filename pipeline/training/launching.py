@@ -16,7 +16,7 @@ from pipeline.data.ingestion import IngestedData, PreparedData
 from pipeline.run_memory import stage_keys
 from pipeline.run_memory.stage_memory import Ingredients, StageMemory
 from pipeline.tracking import provenance, tracked_run
-from pipeline.tracking.sent_once import RunLog
+from pipeline.tracking.exactly_once_metrics import MetricSender
 from pipeline.training.job import TrainingJob
 from pipeline.training.machine import MODULE, choose_device, seen
 from pipeline.training.train_result import TrainResult
@@ -79,7 +79,7 @@ def _trained(
         run_id=run.run_id,
         folder=run.folder / FOLDER,
     )
-    log = RunLog(run)
+    log = MetricSender(run)
     for event in earlier_events(job.folder):
         _log(event, log, send=False)
     log.send()
@@ -101,7 +101,7 @@ def tell_again(run: tracked_run.TrackedRun) -> None:
     """Log what the training in the run's folder said when it was computed."""
     folder = run.folder / FOLDER
     job = TrainingJob.model_validate_json((folder / JOB_FILE).read_text(encoding="utf-8"))
-    log = RunLog(run)
+    log = MetricSender(run)
     for event in earlier_events(folder):
         if event["kind"] == "artifact":
             path = Path(event["path"])
@@ -111,7 +111,7 @@ def tell_again(run: tracked_run.TrackedRun) -> None:
     log.flush()
 
 
-def _log(event: Event, log: RunLog, *, send: bool = True) -> None:
+def _log(event: Event, log: MetricSender, *, send: bool = True) -> None:
     if event["kind"] == "metrics":
         log.add_metrics(event["values"], event["step"], event["time"], send=send)
     elif event["kind"] == "artifact" and Path(event["path"]).is_file():

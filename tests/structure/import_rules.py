@@ -17,6 +17,8 @@ _ROOMS: dict[str, set[str]] = {
     "models": {"plugin_system"},
     "data": {"plugin_system", "tracking"},
     "workers": set(),
+    "supervision": set(),
+    "server_access": set(),
     "tracking": {"plugin_system"},
     "run_memory": {"plugin_system", "tracking"},
     "training": {"metrics", "models", "data", "workers", "tracking", "run_memory"},

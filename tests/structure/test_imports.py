@@ -46,7 +46,7 @@ def test_every_room_says_what_it_is_for() -> None:
         ("pipeline/tracking/tracked_run.py", "from pipeline.training import loop"),
         ("pipeline/data/split.py", "from pipeline.training import loop"),
         ("pipeline/metrics/intervals.py", "from pipeline.evaluation.report import evaluate"),
-        ("pipeline/files/held_locks.py", "from pipeline.workers import event_log"),
+        ("pipeline/files/file_locks.py", "from pipeline.workers import event_log"),
         (
             "pipeline/plugin_system/plugin_loader.py",
             "from pipeline.plugin_system.contract import checks",

@@ -1,9 +1,10 @@
-"""Flow runs in Prefect whose process is gone: found, and given the state that fits MLflow's run.
+"""Prefect flow runs whose process was killed: found, and set to the state that fits MLflow's run.
 
-Whether a process is there is known from the records of `pipeline.run_memory.live_runs`. Some flow
-runs have no record: their process was killed before it wrote one, or never started. The owner's tag
-tells of a command's run; a deployment's is only judged on a server on this machine, where nothing
-that runs elsewhere can be meant. Any other run without a record is left alone.
+MLflow's side is `pipeline.tracking.abandoned_mlflow_runs`. The records of
+`pipeline.run_memory.live_runs` tell which processes are alive. Some flow runs have no record: their
+process was killed before it wrote one, or never started. A command's run is then known by its
+owner's tag. A deployment's run is only judged on a server on this machine, where its process cannot
+be elsewhere. Any other run without a record is left alone.
 """
 
 from __future__ import annotations
@@ -43,21 +44,21 @@ logger = logging.getLogger(__name__)
 _WORKING = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]
 _UNFINISHED = sorted(set(StateType) - TERMINAL_STATES)
 _START_SECONDS = 40.0
-"""How long a run may take from its turn to its record."""
+"""How long a run may take from its start to its record."""
 _CANCEL_SECONDS = 20.0
-"""How long a runner has to end a cancelled run before it is ended here."""
+"""How long a runner may take to end a cancelled run before it is ended here."""
 _STOP_SECONDS = 10.0
 _KEEP_SECONDS = 24 * 3600.0
 _ID_VARIABLE = "PREFECT__FLOW_RUN_ID"
 _SLACK_SECONDS = 2.0
 _CLOCK_SECONDS = 300.0
-"""By how much the clock of another machine may be wrong."""
+"""Maximum clock difference to another machine."""
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True)
 class Work:
-    """What MLflow has of a flow run: the newest run that it made."""
+    """The newest MLflow run of a flow run."""
 
     run_id: str | None
     status: str | None
@@ -65,20 +66,20 @@ class Work:
 
 
 WorkOf = Callable[[str], Work | None]
-"""From a flow run's id to its work; none while MLflow does not answer."""
+"""Maps a flow run's id to its MLflow run; none while MLflow does not answer."""
 
 
 def close(workspace: Path, work_of: WorkOf) -> list[str]:
-    """Close the flow runs of this folder whose process is gone, and end those that were cancelled.
+    """Close the flow runs of this folder whose process is gone, and end cancelled ones.
 
     Args:
         workspace: the folder `.patchline`.
-        work_of: tells how far a flow run came.
+        work_of: returns the MLflow run of a flow run.
 
     Returns:
         A sentence for each that was closed.
     """
-    # The records first: a run's record is there until Prefect knows the outcome.
+    # Records first: a run's record exists until Prefect knows the outcome.
     records = {record.flow_run_id: record for record in live_runs.records(workspace)}
     with get_client(sync_client=True) as client:
         closer = _Closer(client, work_of, records)
@@ -95,7 +96,7 @@ def close(workspace: Path, work_of: WorkOf) -> list[str]:
 
 
 class _Closer:
-    """One look at all flow runs, with what is known of each."""
+    """One pass over all flow runs and their records."""
 
     def __init__(
         self, client: SyncPrefectClient, work_of: WorkOf, records: Mapping[str, LiveRun]
@@ -107,7 +108,7 @@ class _Closer:
         self.said: list[str] = []
 
     def look_at(self, flow_run: FlowRun) -> None:
-        """Close a working run whose record is that of a dead process; end a cancelled one."""
+        """Close an active run whose record belongs to a dead process; end a cancelled one."""
         record = self._records.get(str(flow_run.id))
         if record is not None and not record.is_here:
             self._follow_other_machine(flow_run)
@@ -119,9 +120,9 @@ class _Closer:
             self._finish(flow_run, stopped=True)
 
     def look_at_recordless(self, flow_run: FlowRun, workspace: Path) -> None:
-        """Close a working run without a record, if it is this folder's and nothing carries it out.
+        """Close an active run without a record if it is this folder's and no process executes it.
 
-        A sub-flow ends with its parent.
+        A subflow ends with its parent.
         """
         if live_runs.owner_is_gone(workspace, flow_run.tags):
             self._finish(flow_run)
@@ -138,7 +139,7 @@ class _Closer:
                 self._finish(flow_run, stopped=True)
 
     def look_at_record(self, record: LiveRun) -> None:
-        """Take away the record of a dead process whose run is over, and correct the run's state."""
+        """Remove the record of a dead process whose run has ended, and correct the run's state."""
         try:
             flow_run = self._client.read_flow_run(UUID(record.flow_run_id))
         except (ObjectNotFound, ValueError):
@@ -150,21 +151,21 @@ class _Closer:
                 self._finish(flow_run, stopped=True)
             return
         state = flow_run.state
-        waits_for_nobody = flow_run.deployment_id is None and bool(state and state.is_scheduled())
-        finished_unheard = bool(state and state.is_final() and not state.is_completed())
-        if waits_for_nobody or (finished_unheard and self._was_done(flow_run)):
+        will_never_start = flow_run.deployment_id is None and bool(state and state.is_scheduled())
+        ended_unsuccessfully = bool(state and state.is_final() and not state.is_completed())
+        if will_never_start or (ended_unsuccessfully and self._was_done(flow_run)):
             self._finish(flow_run)
         elif self._work_of(record.flow_run_id) is not None:
             record.remove()
 
     def _finish(self, flow_run: FlowRun, *, stopped: bool = False) -> None:
-        """Give a run the state that fits MLflow's run, with its tasks and sub-flows.
+        """Set a run, its tasks and its subflows to the state that fits MLflow's run.
 
-        A process that was stopped here has called its run crashed on its way out.
+        A process that was stopped here has already marked its run as crashed while it ended.
         """
         before, now = flow_run.state, self._client.read_flow_run(flow_run.id).state
         if before is None or now is None or (now.id != before.id and not stopped):
-            return  # somebody is faster; the next look sees the outcome
+            return  # another process was faster; the next pass sees the outcome
         work = self._work_of(str(flow_run.id))
         state = _final_state(before, work)
         self._client.set_flow_run_state(flow_run.id, state, force=True)
@@ -205,7 +206,7 @@ class _Closer:
         return bool(parent.state and parent.state.is_final())
 
     def _follow_other_machine(self, flow_run: FlowRun) -> None:
-        """Close a run of another machine only when MLflow's run says that it is over for a day."""
+        """Close a run of another machine only a day after its MLflow run was killed."""
         work = self._work_of(str(flow_run.id))
         if work and work.status == "KILLED" and _age(flow_run) > _KEEP_SECONDS:
             self._finish(flow_run)
@@ -236,28 +237,28 @@ def _working(client: SyncPrefectClient) -> list[FlowRun]:
 
 
 def _final_state(now: State, work: Work | None) -> State:
-    """Return the state for a run whose process is gone."""
+    """Return the final state of a run whose process is gone."""
     status = work.status if work else None
     if status == "FINISHED":
-        return Completed(message="its work was done; its process was killed before it said so")
+        return Completed(message="it had finished when its process was killed")
     if status == "FAILED":
-        return Failed(message="it failed, and its process was killed before it said so")
+        return Failed(message="it had failed when its process was killed")
     if now.is_cancelling() or now.is_cancelled():
         return Cancelled(message="it was cancelled and its process has ended")
     if work is None or work.run_id is None:
         return Crashed(message="its process was killed; start it again")
     return Crashed(
-        message=f"its process was killed; continue with `patchline run --resume {work.run_id}`"
+        message=f"its process was killed; resume it with `patchline run --resume {work.run_id}`"
     )
 
 
 def _age(flow_run: FlowRun) -> float:
-    """Return for how many seconds a run has been in its state."""
+    """Return how many seconds a run has been in its state."""
     return time.time() - flow_run.state.timestamp.timestamp() if flow_run.state else 0.0
 
 
 def _began_again(flow_run: FlowRun, record: LiveRun) -> bool:
-    """Return whether a record is that of an earlier attempt at a run that is tried again."""
+    """Return whether a record belongs to an earlier attempt at a run that is being retried."""
     state = flow_run.state
     if state is None or state.is_cancelling():
         return False
@@ -279,7 +280,7 @@ def _was_cancelled(flow_run: FlowRun) -> bool:
 
 
 def _process(record: LiveRun) -> psutil.Process | None:
-    """Return the process of a record; none if it is gone or its number belongs to another."""
+    """Return the process of a record; none if it is gone or its id was reused."""
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(record.pid)
         if abs(process.create_time() - record.process_started) < 1:
@@ -288,7 +289,7 @@ def _process(record: LiveRun) -> psutil.Process | None:
 
 
 def _stop(process: psutil.Process | None) -> bool:
-    """End a process, and say whether it has ended; it stops its workers by itself."""
+    """End a process, which stops its own workers; return whether it has ended."""
     if process is None:
         return True
     if process.pid == os.getpid():
@@ -309,7 +310,7 @@ def _server_is_here() -> bool:
 
 
 def _processes_of(flow_run: FlowRun) -> list[psutil.Process]:
-    """Return the processes of this user that a runner started for a run."""
+    """Return this user's processes that a runner started for a run."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):

@@ -1,4 +1,4 @@
-"""One process that the supervisor keeps going: started, watched, started again when it dies."""
+"""One process that the supervisor keeps running: started, checked, and restarted when it dies."""
 
 from __future__ import annotations
 
@@ -13,49 +13,50 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 _SILENT_SECONDS = 60.0
-"""How long a process may give no sign before it counts as stuck."""
+"""How long a process may fail its health check before it counts as stuck."""
 _START_SECONDS = 240.0
 """How long it may take after a start until it is well."""
-_LOOK_SECONDS = 3.0
+_CHECK_SECONDS = 3.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 _WELL_SECONDS = 300.0
-"""After so long without trouble the next pause is the first one again."""
+"""After running this long, the next restart is as quick as the first."""
 _GRACE_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
 class Program:
-    """What to start, and how to see that it is well."""
+    """What to start, and how to check that it is well."""
 
     name: str
     command: Sequence[str]
     environment: Mapping[str, str]
     log: Path
     is_well: Callable[[], bool]
-    """Asked by a thread; may take some seconds."""
+    """Called in a thread; may take some seconds."""
     silent_seconds: float = _SILENT_SECONDS
 
 
 @dataclass
-class ManagedProcess:
-    """A program that runs, or is about to run again."""
+class SupervisedProcess:
+    """A program that is running, or waits for its restart."""
 
     program: Program
-    process: subprocess.Popen[bytes] | None = None
+    popen: subprocess.Popen[bytes] | None = None
+    """None while it waits for its restart."""
     well_at: float = 0.0
-    """When it was last seen well, by the clock that never jumps."""
+    """When it last passed its health check, by the monotonic clock."""
     was_well: bool = False
-    """Whether it has been seen well since it was started."""
+    """Whether it has passed its health check since it was started."""
     _started: float = 0.0
     _start_at: float = 0.0
     _pause: float = _FIRST_PAUSE
-    _asking: threading.Thread | None = field(default=None, repr=False)
-    _asked: float = 0.0
+    _check: threading.Thread | None = field(default=None, repr=False)
+    _checked: float = 0.0
 
     def start(self) -> None:
-        """Start it, in a group of its own."""
+        """Start it in a process group of its own."""
         with self.program.log.open("ab") as log:
-            self.process = subprocess.Popen(
+            self.popen = subprocess.Popen(
                 self.program.command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -67,87 +68,86 @@ class ManagedProcess:
         self.was_well = False
 
     def look(self) -> str:
-        """See how it is, start it again when that is due; return what happened, mostly nothing."""
-        if self.process is None:
+        """Check it, restart it when that is due, and return what happened; mostly nothing."""
+        if self.popen is None:
             if time.monotonic() < self._start_at:
                 return ""
             self.start()
             return "is started again"
-        code = self.process.poll()
+        code = self.popen.poll()
         if code is not None:
-            return self._fell(_ending(code))
-        self._ask()
+            return self._plan_restart(_ending(code))
+        self._start_check()
         silent = time.monotonic() - self.well_at
         if silent > (self.program.silent_seconds if self.was_well else _START_SECONDS):
             self.kill()
-            return self._fell(f"has given no answer for {silent:.0f} s")
+            return self._plan_restart(f"has given no answer for {silent:.0f} s")
         return ""
 
     def end_code(self) -> int | None:
         """Return the exit code if it has ended."""
-        return self.process.poll() if self.process else None
+        return self.popen.poll() if self.popen else None
 
-    def ask_now(self) -> bool:
-        """Return whether it has been seen well since its start, looking again if not."""
-        self._ask()
+    def check_now(self) -> bool:
+        """Return whether it has been well since its start; start another check if not."""
+        self._start_check()
         return self.was_well
 
     def stop(self) -> None:
-        """Ask it to end; `wait` goes on from there."""
-        if self.process and self.process.poll() is None:
+        """Ask it to end; `wait` waits for that."""
+        if self.popen and self.popen.poll() is None:
             self._signal(signal.SIGTERM)
 
     def wait(self) -> None:
-        """Wait until it has ended, with all of its group; kill what does not end."""
-        if self.process is None:
+        """Wait until it has ended with its whole group; kill what does not end."""
+        if self.popen is None:
             return
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(_GRACE_SECONDS)
+            self.popen.wait(_GRACE_SECONDS)
         self.kill()
 
     def kill(self) -> None:
         """Kill it and its group."""
-        if self.process:
+        if self.popen:
             self._signal(signal.SIGKILL)
-            self.process.wait()
+            self.popen.wait()
 
-    def last_words(self) -> str:
+    def last_log_line(self) -> str:
         """Return the last line of its log."""
         with contextlib.suppress(OSError):
             lines = self.program.log.read_text(encoding="utf-8", errors="replace").split("\n")
             return next((line.strip()[:400] for line in reversed(lines) if line.strip()), "")
         return ""
 
-    def _fell(self, why: str) -> str:
-        """Plan the next start."""
+    def _plan_restart(self, why: str) -> str:
         self.kill()
         if time.monotonic() - self._started > _WELL_SECONDS:
             self._pause = _FIRST_PAUSE
-        self.process = None
+        self.popen = None
         self._start_at = time.monotonic() + self._pause
-        words = f"{why}; it starts again in {self._pause:.0f} s"
+        happened = f"{why}; it starts again in {self._pause:.0f} s"
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
-        return words
+        return happened
 
-    def _ask(self) -> None:
-        """Look at it in a thread, so that one that is stuck does not hold up the others."""
-        busy = self._asking is not None and self._asking.is_alive()
-        pause = _LOOK_SECONDS if self.was_well else 0.0
-        if not busy and time.monotonic() - self._asked >= pause:
-            self._asked = time.monotonic()
-            self._asking = threading.Thread(target=self._ask_and_note, daemon=True)
-            self._asking.start()
+    def _start_check(self) -> None:
+        """Check it in a thread, so that a process that is stuck does not delay the others."""
+        busy = self._check is not None and self._check.is_alive()
+        pause = _CHECK_SECONDS if self.was_well else 0.0
+        if not busy and time.monotonic() - self._checked >= pause:
+            self._checked = time.monotonic()
+            self._check = threading.Thread(target=self._note_health, daemon=True)
+            self._check.start()
 
-    def _ask_and_note(self) -> None:
-        asked = self.process
-        if self.program.is_well() and asked is self.process:
+    def _note_health(self) -> None:
+        checked = self.popen
+        if self.program.is_well() and checked is self.popen:
             self.well_at = time.monotonic()
             self.was_well = True
 
     def _signal(self, number: signal.Signals) -> None:
-        if self.process:
+        if self.popen:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.process.pid, number)
+                os.killpg(self.popen.pid, number)
 
 
 def _ending(code: int) -> str:

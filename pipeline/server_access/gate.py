@@ -1,9 +1,9 @@
-"""The gate before a server on loopback: who may ask, from which page, and with which proof.
+"""The gate before a server on loopback: it decides which requests and WebSockets reach the server.
 
-A page of any other origin, a name that only leads to this machine, and whoever does not know the
-folder's secret are refused before Prefect or MLflow sees the request, WebSockets included. Proof is
-the secret itself (programs: HTTP Basic, as Prefect's and MLflow's clients send it) or a session
-cookie (browsers), which a link with a one-time code gives.
+Requests from pages of other origins, requests under other host names, and requests without
+credentials are refused before Prefect or MLflow sees them. Credentials are the folder's secret
+(programs: HTTP Basic, as Prefect's and MLflow's clients send it) or a session cookie (browsers),
+which a link with a one-time code sets.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qs
 
-from flows.services import ports
-from flows.services.gate_answers import Answer, refusal, sign_in_page
-from flows.services.gate_sessions import Sessions
-from flows.services.gate_sockets import FirstMessage
 from pipeline.local_login import USER
+from pipeline.local_services import HOST
+from pipeline.server_access.browser_sessions import Sessions
+from pipeline.server_access.gate_answers import Answer, refusal, sign_in_page
+from pipeline.server_access.websocket_login import FirstMessage
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -30,25 +30,25 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 LOGIN, CODES, SESSION = "/patchline/login", "/patchline/login-codes", "/patchline/session"
-_NAMES = (ports.HOST, "localhost", "[::1]")
+_NAMES = (HOST, "localhost", "[::1]")
 _READING = ("GET", "HEAD")
 _OWN_SITE = ("same-origin", "none")
 
 
 @dataclass(frozen=True)
 class Guarded:
-    """What is behind the gate."""
+    """The server behind the gate."""
 
     app: App
     port: int
     health: str
-    """The path that says without a proof whether the server is well."""
+    """The path of the health check, which needs no credentials."""
     home: str | None = "/"
-    """Where a browser goes after it has logged in; none if there are no pages."""
+    """Where a browser is sent after signing in; none if the server has no pages."""
 
 
 class Gate:
-    """An ASGI application that lets the right requests through to another one."""
+    """An ASGI application that passes permitted requests to another one."""
 
     def __init__(self, guarded: Guarded, secret: str) -> None:
         self._guarded = guarded
@@ -58,7 +58,7 @@ class Gate:
         self._hosts = {f"{name}:{guarded.port}" for name in _NAMES}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, refuse, or let through."""
+        """Answer, refuse or pass on a request."""
         if scope["type"] == "http":
             await self._http(scope, receive, send)
         elif scope["type"] == "websocket":
@@ -71,19 +71,19 @@ class Gate:
         answer = self._foreign(scope, headers)
         if answer is None:
             if scope["path"] == self._guarded.health and scope["method"] in _READING:
-                await self._guarded.app(scope, receive, self._closed(send))
+                await self._guarded.app(scope, receive, self._isolated(send))
                 return
-            answer = self._elsewhere(scope, headers) or self._own(scope, headers)
-        if answer is None and self._is_proven(scope, headers):
-            await self._guarded.app(_without_proof(scope), receive, self._closed(send))
+            answer = self._redirected(scope, headers) or self._own(scope, headers)
+        if answer is None and self._has_credentials(scope, headers):
+            await self._guarded.app(_without_secret(scope), receive, self._isolated(send))
             return
-        await (answer or self._unproven(scope, headers)).send(send)
+        await (answer or self._without_credentials(scope, headers)).send(send)
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = _Headers(scope)
         if self._foreign(scope, headers) is None:
-            if self._is_proven(scope, headers):
-                await self._guarded.app(_without_proof(scope), receive, send)
+            if self._has_credentials(scope, headers):
+                await self._guarded.app(_without_secret(scope), receive, send)
                 return
             if "origin" not in headers and "prefect" in scope.get("subprotocols", ()):
                 first = FirstMessage(self._token, receive, send)
@@ -92,16 +92,16 @@ class Gate:
         await send({"type": "websocket.close", "code": 1008})
 
     def _foreign(self, scope: Scope, headers: _Headers) -> Answer | None:
-        """Return the refusal of a request that another name or another origin's page has led here.
+        """Return the refusal of a request under another host name or from another origin's page.
 
-        Ports are different origins and the same site, so what is only of the same site is foreign.
-        A link on another page may be followed; nothing else comes from there.
+        Ports are different origins of the same site, so a request that is merely same-site is
+        refused, too. A link on another page may be followed; nothing else is allowed from there.
         """
         if headers.get("host") not in self._hosts:
-            return refusal(HTTPStatus.FORBIDDEN, "This name is none of the server's own.")
+            return refusal(HTTPStatus.FORBIDDEN, "The server is not known by this host name.")
         own = f"http://{headers['host']}"
         if "origin" in headers and headers.all("origin") != [own]:
-            return refusal(HTTPStatus.FORBIDDEN, "Pages of other origins may not ask this server.")
+            return refusal(HTTPStatus.FORBIDDEN, "Pages of other origins may not call this server.")
         if headers.get("sec-fetch-site", "none") not in _OWN_SITE:
             followed = (
                 scope["type"] == "http"
@@ -110,12 +110,12 @@ class Gate:
                 and headers.get("sec-fetch-dest") == "document"
             )
             if not followed:
-                return refusal(HTTPStatus.FORBIDDEN, "Other sites may not ask this server.")
+                return refusal(HTTPStatus.FORBIDDEN, "Other sites may not call this server.")
         return None
 
-    def _elsewhere(self, scope: Scope, headers: _Headers) -> Answer | None:
-        """Return the way to the one name that the pages ask themselves and sessions are for."""
-        name = f"{ports.HOST}:{self._guarded.port}"
+    def _redirected(self, scope: Scope, headers: _Headers) -> Answer | None:
+        """Return the redirect to the one host name that pages call and sessions are valid for."""
+        name = f"{HOST}:{self._guarded.port}"
         if headers["host"] == name or not _is_navigation(scope, headers):
             return None
         query = scope.get("query_string", b"").decode("latin-1")
@@ -124,35 +124,35 @@ class Gate:
         return Answer(HTTPStatus.TEMPORARY_REDIRECT, headers={"location": where})
 
     def _own(self, scope: Scope, headers: _Headers) -> Answer | None:
-        """Return the answer of the gate's own addresses."""
+        """Return the answer of an address that the gate itself serves."""
         path, method = scope["path"], scope["method"]
         if path == SESSION:
-            known = self._is_proven(scope, headers)
+            known = self._has_credentials(scope, headers)
             return Answer(HTTPStatus.NO_CONTENT if known else HTTPStatus.UNAUTHORIZED)
         if path == CODES and method == "POST" and self._knows_secret(headers):
             text = json.dumps({"code": self._sessions.new_code()})
             return Answer(HTTPStatus.CREATED, text, {"content-type": "application/json"})
         if path == LOGIN and self._guarded.home is not None:
-            if method != "GET" or "sec-purpose" in headers:  # a preview of the link is no click
+            if method != "GET" or "sec-purpose" in headers:  # a link preview is not a click
                 return refusal(HTTPStatus.SERVICE_UNAVAILABLE, "Open the link in a browser.")
-            return self._log_in(scope, headers, self._guarded.home)
+            return self._sign_in(scope, headers, self._guarded.home)
         return None
 
-    def _log_in(self, scope: Scope, headers: _Headers, home: str) -> Answer:
+    def _sign_in(self, scope: Scope, headers: _Headers, home: str) -> Answer:
         query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
         inside = {"location": home}
         if self._sessions.take_code(query.get("code", [""])[0]):
             inside["set-cookie"] = self._sessions.new_cookie(_ends(scope))
-        elif not self._is_proven(scope, headers):
+        elif not self._has_credentials(scope, headers):
             return sign_in_page("used")
         return Answer(HTTPStatus.SEE_OTHER, headers=inside)
 
-    def _is_proven(self, scope: Scope, headers: _Headers) -> bool:
+    def _has_credentials(self, scope: Scope, headers: _Headers) -> bool:
         if self._knows_secret(headers):
             return True
         reads = scope["type"] == "http" and scope["method"] in _READING
         if not (reads or "origin" in headers):
-            return False  # a browser names the page that asks for more than to read
+            return False  # browsers name the origin of anything but reads
         return self._sessions.is_open(headers.all("cookie"), _ends(scope))
 
     def _knows_secret(self, headers: _Headers) -> bool:
@@ -160,11 +160,11 @@ class Gate:
         right = hmac.compare_digest(given.strip().encode("latin-1"), self._basic)
         return right and scheme.lower() == "basic"
 
-    def _closed(self, send: Send) -> Send:
-        """Return a `send` whose pages no other origin may read, embed or frame.
+    def _isolated(self, send: Send) -> Send:
+        """Return a `send` whose answers no other origin may read, embed or frame.
 
-        That holds for what a browser has cached, too: ports of one host share a cache. The pages
-        themselves ask this server alone; those of Prefect and MLflow would tell their makers.
+        This covers what a browser has cached, too: the ports of one host share a cache. The pages
+        may connect to this server only, which blocks the telemetry of Prefect's and MLflow's UIs.
         """
         asked = " ".join(f"ws://{host}" for host in sorted(self._hosts))
         fixed = [
@@ -186,17 +186,17 @@ class Gate:
 
         return sent
 
-    def _unproven(self, scope: Scope, headers: _Headers) -> Answer:
+    def _without_credentials(self, scope: Scope, headers: _Headers) -> Answer:
         if self._guarded.home is not None and _is_navigation(scope, headers):
             return sign_in_page("unknown")
-        answer = refusal(HTTPStatus.UNAUTHORIZED, "This server needs its secret.")
-        if "sec-fetch-mode" not in headers:  # a browser would open a window for a password
+        answer = refusal(HTTPStatus.UNAUTHORIZED, "This server requires its secret.")
+        if "sec-fetch-mode" not in headers:  # a browser would open a password prompt
             answer.headers["www-authenticate"] = f'Basic realm="{USER}"'
         return answer
 
 
 class _Headers:
-    """The headers of a request; one that comes twice has no value."""
+    """The headers of a request; a header that occurs twice has no value."""
 
     def __init__(self, scope: Scope) -> None:
         self._values: dict[str, list[str]] = {}
@@ -206,25 +206,25 @@ class _Headers:
             )
 
     def all(self, name: str) -> list[str]:
-        """Return each value of a header."""
+        """Return all values of a header."""
         return self._values.get(name, [])
 
     def get(self, name: str, default: str = "") -> str:
-        """Return the value of a header that comes once."""
+        """Return the value of a header that occurs once."""
         values = self.all(name)
         return values[0] if len(values) == 1 else "" if values else default
 
     def __getitem__(self, name: str) -> str:
-        """Return the value of a header that comes once."""
+        """Return the value of a header that occurs once."""
         return self.get(name)
 
     def __contains__(self, name: str) -> bool:
-        """Return whether a header is there."""
+        """Return whether the request has a header."""
         return name in self._values
 
 
 def _is_navigation(scope: Scope, headers: _Headers) -> bool:
-    """Return whether a person opens a page."""
+    """Return whether the request opens a page in a browser."""
     if scope["method"] != "GET":
         return False
     return headers.get("sec-fetch-mode", "navigate") == "navigate" and (
@@ -233,14 +233,14 @@ def _is_navigation(scope: Scope, headers: _Headers) -> bool:
 
 
 def _ends(scope: Scope) -> tuple[tuple[str, int], tuple[str, int]] | None:
-    """Return the client's and the server's end of a connection."""
+    """Return the client's and the server's address of a connection."""
     client, server = scope.get("client"), scope.get("server")
     if not client or not server:
         return None
     return (client[0], client[1]), (server[0], server[1])
 
 
-def _without_proof(scope: Scope) -> Scope:
-    """Return the request without the secret, which nobody behind the gate needs to know."""
+def _without_secret(scope: Scope) -> Scope:
+    """Return the request without the secret, which nothing behind the gate needs."""
     kept = [pair for pair in scope["headers"] if pair[0].lower() != b"authorization"]
     return {**scope, "headers": kept}

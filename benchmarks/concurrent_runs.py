@@ -1,10 +1,10 @@
-"""Start many trainings at the same moment on the servers of one folder, and count every metric.
+"""Start many training runs at the same moment on the servers of one folder, and count every metric.
 
-    python -m benchmarks.runs_at_once [RUNS]
+    python -m benchmarks.concurrent_runs [RUNS]
 
-Eight by default. `patchline up` runs on its SQLite files; each run is a `patchline run` of its own
-with its own seed. It prints the seconds, and fails if a run fails, if a version is missing, or if a
-metric of a step is missing or stands twice.
+Eight by default. `patchline up` serves its SQLite files; each run is a separate `patchline run`
+with its own seed. The benchmark prints the seconds, and fails if a run fails, if a version is
+missing, or if a metric of a step is missing or logged twice.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main() -> None:
         wrong = _measured(runs)
     finally:
         subprocess.run([str(PATCHLINE), "down", "--now"], check=False)
-    print("\n".join(wrong) or "every run finished, every metric stands exactly once")
+    print("\n".join(wrong) or "every run finished, every metric was logged exactly once")
     sys.exit(bool(wrong))
 
 
@@ -71,7 +71,7 @@ def _measured(runs: int) -> list[str]:
 
 
 def _wrong_metrics(summary: dict[str, Any]) -> list[str]:
-    """Compare what the training wrote down with what MLflow has."""
+    """Compare the metrics in the training's events with those in MLflow."""
     run_id = summary["run_id"]
     events = read_events(Path(summary["config"]).parent / "training" / "events.jsonl")
     written = Counter(
@@ -87,7 +87,7 @@ def _wrong_metrics(summary: dict[str, Any]) -> list[str]:
         for metric in store.get_metric_history(run_id, key)
     )
     return [
-        f"run {run_id}: {key} of step {step} stands {kept[key, step]} times, not {count}"
+        f"run {run_id}: {key} of step {step} was logged {kept[key, step]} times, not {count}"
         for (key, step), count in written.items()
         if kept[key, step] != count
     ]

@@ -1,8 +1,8 @@
-"""Sessions of browsers: one-time codes that open them, and cookies that nobody can forge.
+"""Browser sessions: one-time codes that open them, and signed cookies that hold them.
 
-A browser sends the cookies of 127.0.0.1 to every port there, to another user's server too. So a
-cookie is good only on connections of the user whose browser got it, where the kernel tells whose a
-connection is (Linux).
+A browser sends the cookies of 127.0.0.1 to every port there, even to another user's server. So a
+cookie is only valid on connections of the user whose browser received it, where the kernel tells
+who owns a connection (Linux).
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ import secrets
 import time
 from http.cookies import CookieError, SimpleCookie
 
-from flows.services import peer
+from pipeline.server_access import connection_owner
 
-Ends = tuple[peer.Address, peer.Address]
+Ends = tuple[connection_owner.Address, connection_owner.Address]
 
 CODE_SECONDS = 3600
-"""How long a link is good."""
+"""How long a link is valid."""
 SESSION_SECONDS = 30 * 24 * 3600
 _MOST_CODES = 1000
 _ANYBODY = "-"
 
 
 class Sessions:
-    """What the gates of one folder's servers share: they have the same secret."""
+    """The sessions of the servers of one folder, which share a secret."""
 
     def __init__(self, secret: str) -> None:
         self._key = secret.encode()
@@ -33,23 +33,21 @@ class Sessions:
         self.cookie = f"patchline_{self._sign('name')[:8]}"
 
     def new_code(self) -> str:
-        """Return a code that opens one session, within the hour."""
+        """Return a code that opens one session within an hour."""
         now = time.monotonic()
         self._codes = {code: end for code, end in self._codes.items() if end > now}
         while len(self._codes) >= _MOST_CODES:
             self._codes.pop(next(iter(self._codes)))
-        code = secrets.token_hex(
-            24
-        )  # no sign at the end that a terminal takes for no part of a link
+        code = secrets.token_hex(24)  # terminals would cut punctuation off the end of a link
         self._codes[_digest(code)] = now + CODE_SECONDS
         return code
 
     def take_code(self, code: str) -> bool:
-        """Return whether a code is good; from now on it is not."""
+        """Return whether a code is valid, and make it invalid."""
         return self._codes.pop(_digest(code), 0.0) > time.monotonic()
 
     def new_cookie(self, ends: Ends | None) -> str:
-        """Return the header that gives a browser a session."""
+        """Return the value of the Set-Cookie header that opens a session."""
         user = _user(ends)
         content = f"{int(time.time()) + SESSION_SECONDS}.{user}.{secrets.token_urlsafe(12)}"
         value = f"{content}.{self._sign(content)}"
@@ -57,7 +55,7 @@ class Sessions:
         return f"{self.cookie}={value}; {flags}"
 
     def is_open(self, cookies: list[str], ends: Ends | None) -> bool:
-        """Return whether the cookies of a request hold a session of whoever sends it."""
+        """Return whether the cookies of a request hold a valid session of the user who sends it."""
         content, _, signature = self._given(cookies).rpartition(".")
         if not hmac.compare_digest(signature.encode(), self._sign(content).encode()):
             return False
@@ -83,5 +81,5 @@ def _digest(code: str) -> str:
 
 
 def _user(ends: Ends | None) -> str:
-    user = peer.user_of(*ends) if ends else None
+    user = connection_owner.user_of(*ends) if ends else None
     return _ANYBODY if user is None else str(user)

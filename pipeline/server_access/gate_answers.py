@@ -1,4 +1,4 @@
-"""What the gate answers itself: refusals, and the page for a browser without a session."""
+"""The answers of the gate itself: refusals, and the sign-in page for a browser."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _FIXED = {
 _TITLES = {"unknown": "Sign in to Patchline", "used": "This link is no longer valid"}
 _WORDS = {
     "unknown": "Run <code>patchline up</code> in the folder of these servers and open one of the "
-    "links that it prints; servers that run already keep running. This page then opens by itself.",
-    "used": "A link works once, for an hour. Run <code>patchline up</code> again in the folder of "
-    "these servers: it prints new links.",
+    "links that it prints; running servers are not restarted. This page then reloads.",
+    "used": "A link works once, within an hour. Run <code>patchline up</code> again in the folder "
+    "of these servers to get new links.",
 }
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -51,7 +51,7 @@ async function look() {{
       if (location.pathname === "/patchline/login") location.replace("/"); else location.reload();
       return;
     }}
-  }} catch {{ /* the server is away for a moment */ }}
+  }} catch {{ /* the server is restarting */ }}
   setTimeout(look, 1500);
 }}
 look();
@@ -63,14 +63,14 @@ look();
 
 @dataclass
 class Answer:
-    """A short answer."""
+    """A short answer to a request."""
 
     status: HTTPStatus
     text: str = ""
     headers: dict[str, str] = field(default_factory=dict)
 
     async def send(self, send: Callable[[MutableMapping[str, Any]], Awaitable[None]]) -> None:
-        """Send it; no browser stores it, and no page behind it hears of its address."""
+        """Send it; browsers do not store it, and linked pages do not learn its address."""
         body = self.text.encode()
         length = {"content-length": str(len(body))} if self.status != HTTPStatus.NO_CONTENT else {}
         headers = [
@@ -82,12 +82,12 @@ class Answer:
 
 
 def refusal(status: HTTPStatus, reason: str) -> Answer:
-    """Return the refusal of a program's request."""
+    """Return the refusal of a request, as JSON."""
     return Answer(status, json.dumps({"detail": reason}), {"content-type": "application/json"})
 
 
 def sign_in_page(why: Literal["unknown", "used"]) -> Answer:
-    """Return the page that says how to sign in, and goes on by itself after that."""
+    """Return the page that explains how to sign in and reloads once the browser is signed in."""
     nonce = secrets.token_urlsafe(12)
     policy = (
         f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; "

@@ -1,4 +1,4 @@
-"""Whose a connection over loopback is, as the kernel tells it."""
+"""The user who owns a loopback connection, according to the kernel."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ Address = tuple[str, int]
 
 _TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 _LOCAL, _REMOTE, _STATE, _USER = 1, 2, 3, 7
-"""Columns of the tables."""
+"""Columns of the kernel's tables."""
 _ESTABLISHED = "01"
 _MAPPED = "0000000000000000FFFF0000"
-"""An IPv4 address in a table of IPv6, before its own four bytes."""
+"""What precedes an IPv4 address in the table for IPv6."""
 
 
 def user_of(client: Address, server: Address) -> int | None:
-    """Return the id of the user who holds the other end of a connection.
+    """Return the id of the user who owns the client's end of a connection.
 
     Returns:
-        None if the kernel does not say: not Linux, not IPv4, or not connected any more.
+        None if the kernel does not tell: not Linux, not IPv4, or no longer connected.
     """
     try:
         ends = (_written(client), _written(server))
@@ -45,7 +45,7 @@ def _written(address: Address) -> str:
     """Return an IPv4 address and port as the tables write them.
 
     Raises:
-        OSError: if it is none.
+        OSError: if it is not an IPv4 address.
     """
     number = int.from_bytes(socket.inet_aton(address[0]), sys.byteorder)
     return f"{number:08X}:{address[1]:04X}"

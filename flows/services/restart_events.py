@@ -1,6 +1,7 @@
-"""Tell Prefect that a server had to be started again: the supervisor notes it, the keeper sends it.
+"""Prefect events for restarts of services: the supervisor notes a restart, the keeper sends it.
 
-The supervisor knows neither Prefect nor MLflow, so that it is small and hardly anything can end it.
+The supervisor imports neither Prefect nor MLflow, so that it stays small and hardly anything can
+end it.
 """
 
 from __future__ import annotations
@@ -16,19 +17,19 @@ _FOLDER = "restarts"
 
 
 def note(folder: Path, service: str, reason: str) -> None:
-    """Leave a note of a restart; of the reason what happened, not when it starts again."""
+    """Write a note about a restart; of the reason only the part before the first semicolon."""
     file = services_folder(folder) / _FOLDER / f"{time.time_ns()}.json"
     write_text(file, json.dumps({"service": service, "reason": reason.partition(";")[0]}))
 
 
 def announce() -> None:
-    """Send an event for each note, as soon as Prefect answers, and take the note away."""
+    """Send an event for each note, once Prefect answers, and delete the note."""
     from flows.notifications import events
     from pipeline import local_services
 
     services = local_services.running()
     if services is None or not local_services.answers(f"{services.prefect_api_url}/health"):
-        return  # what is sent now would be lost
+        return  # events that are sent now would be lost
     for file in sorted((services_folder() / _FOLDER).glob("*.json")):
         noted = json.loads(file.read_text(encoding="utf-8"))
         resource = f"patchline.service.{noted['service']}"

@@ -1,18 +1,18 @@
-"""Ports on the loopback interface: which are free."""
+"""Free ports on the loopback interface."""
 
 from __future__ import annotations
 
 import socket
 
 from pipeline.errors import OrchestrationError
+from pipeline.local_services import HOST
 
-HOST = "127.0.0.1"
 LAST = 65535
-_FARTHEST = 100
+_TRIED = 100
 
 
 def is_free(port: int) -> bool:
-    """Return whether a server could listen there; closing connections of a former one are none."""
+    """Return whether a server could listen on a port; closing connections do not count."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -22,17 +22,24 @@ def is_free(port: int) -> bool:
     return True
 
 
+def any_free() -> int:
+    """Return a free port that the operating system chooses."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
 def first_free(wanted: int, avoid: frozenset[int] = frozenset()) -> int:
-    """Return the wanted port, or the next one that is free.
+    """Return the wanted port, or the next free one.
 
     Raises:
         OrchestrationError: if a hundred in a row are taken.
     """
-    candidates = range(wanted, min(wanted + _FARTHEST, LAST + 1))
+    candidates = range(wanted, min(wanted + _TRIED, LAST + 1))
     for port in candidates:
         if port not in avoid and is_free(port):
             return port
     raise OrchestrationError(
-        f"The ports {wanted} to {candidates[-1]} are all taken, or may not be used. Choose others "
-        "with --prefect-port and --mlflow-port."
+        f"Ports {wanted} to {candidates[-1]} are all taken or may not be used. Choose others with "
+        "--prefect-port and --mlflow-port."
     )

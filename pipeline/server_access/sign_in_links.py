@@ -1,4 +1,4 @@
-"""Links that sign a browser in: `patchline up` asks each server for a code that works once."""
+"""Links that sign a browser in, each with a one-time code that the server issues."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ import json
 import urllib.error
 import urllib.request
 
-from flows.services.gate import CODES, LOGIN
 from pipeline import local_login
 from pipeline.local_services import Services
+from pipeline.server_access.gate import CODES, LOGIN
 
 _SECONDS = 20.0
 
 
 def prefect_link(services: Services) -> str:
-    """Return where a click opens Prefect's pages."""
+    """Return a link that opens the Prefect UI."""
     return _link(services, "prefect", services.prefect_url)
 
 
 def mlflow_link(services: Services) -> str:
-    """Return where a click opens MLflow's pages."""
+    """Return a link that opens the MLflow UI."""
     return _link(services, "mlflow", services.mlflow_url)
 
 
 def _link(services: Services, name: str, url: str) -> str:
-    """Return a link with a code; the plain address of a server of the user's own or one away."""
+    """Return a link with a code; the plain address if the server is the user's or is down."""
     secret = local_login.secret(services.folder)
     if name not in services.own or secret is None:
         return url
-    proof = base64.b64encode(f"{local_login.USER}:{secret}".encode()).decode()
-    request = urllib.request.Request(  # noqa: S310 - a server of our own
-        f"{url}{CODES}", method="POST", headers={"authorization": f"Basic {proof}"}
+    credentials = base64.b64encode(f"{local_login.USER}:{secret}".encode()).decode()
+    request = urllib.request.Request(  # noqa: S310 - our own server
+        f"{url}{CODES}", method="POST", headers={"authorization": f"Basic {credentials}"}
     )
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:

@@ -1,4 +1,7 @@
-"""Which processes belong to the servers of a folder, told by their command lines."""
+"""Find the processes of a folder's services by their command lines, whatever version started them.
+
+The command line of each is `python -P -m flows.services.MODULE FOLDER ...`.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +18,17 @@ if TYPE_CHECKING:
 
 _PREFIX = "flows.services."
 FLOW_RUN, SUPERVISOR = "flow_run_process", "supervisor"
-_LOOK_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 
 
 def command(module: str, folder: Path, *arguments: object) -> list[str]:
-    """Return the command line of a process of the family: `-m flows.services.MODULE FOLDER ...`."""
+    """Return the command line that starts a module of this package for a folder."""
     words = (str(argument) for argument in arguments)
     return [sys.executable, "-P", "-m", f"{_PREFIX}{module}", str(folder), *words]
 
 
 def members(folder: Path, *modules: str) -> list[psutil.Process]:
-    """Return the living processes of a folder's servers, those of the named modules or all."""
+    """Return the living processes of a folder's services: of the named modules, or all of them."""
     import psutil
 
     found = []
@@ -39,41 +42,21 @@ def members(folder: Path, *modules: str) -> list[psutil.Process]:
     return found
 
 
-def end(processes: list[psutil.Process], grace_seconds: float) -> None:
-    """Ask processes to end, wait, and kill those that do not with the groups that they lead."""
-    import psutil
-
-    for process in processes:
-        with contextlib.suppress(psutil.Error):
-            process.terminate()
-    _, alive = psutil.wait_procs(processes, timeout=grace_seconds)
-    for process in alive:
-        kill(process)
-    psutil.wait_procs(alive, timeout=grace_seconds)
-
-
-def kill(process: psutil.Process) -> None:
-    """Kill a process, and the group if it leads one."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        if os.getpgid(process.pid) == process.pid:
-            os.killpg(process.pid, signal.SIGKILL)
-        else:
-            os.kill(process.pid, signal.SIGKILL)
-
-
 def clear(folder: Path, grace_seconds: float) -> None:
-    """Wait until the orphans of a dead supervisor have ended by themselves; kill the rest."""
+    """Wait for the orphans of a dead supervisor, which end by themselves; kill what is left."""
     deadline = time.monotonic() + grace_seconds
     while time.monotonic() < deadline:
         if not members(folder):
             return
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
     for process in members(folder):
-        kill(process)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            leads_group = os.getpgid(process.pid) == process.pid
+            (os.killpg if leads_group else os.kill)(process.pid, signal.SIGKILL)
 
 
 def _module(words: list[str], folder: Path) -> str:
-    """Return which program of the family a command line starts; empty if none of this folder."""
+    """Return the module that a command line starts; empty unless it serves this folder."""
     for position, word in enumerate(words[:-2]):
         if word == "-m" and words[position + 1].startswith(_PREFIX):
             named = words[position + 2] == str(folder)

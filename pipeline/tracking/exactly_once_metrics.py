@@ -1,4 +1,8 @@
-"""What a run tells MLflow while it goes on: metrics and files, each once."""
+"""Send a run's metrics to MLflow exactly once: queued, retried after an outage, deduplicated.
+
+The key and the step identify a metric. What the store already has, from this attempt or from one
+that was interrupted, is not sent again. Files take the same queue.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +26,11 @@ _RETRY_SECONDS = 5.0
 _FLUSH_SECONDS = 60.0
 _HEARTBEAT_SECONDS = 60.0
 _MOST_METRICS = 500
-"""In one request; MLflow takes 1000."""
+"""Metrics in one request; MLflow accepts 1000."""
 
 
-class RunLog:
-    """Send metrics and files to a run; an outage of the store delays them and loses none.
-
-    Each metric has one value at each step: what is there already, from this attempt or an earlier
-    one, is not sent again.
-    """
+class MetricSender:
+    """Send metrics and files to a run; an outage of the store delays them but loses none."""
 
     def __init__(self, run: TrackedRun) -> None:
         self._run = run
@@ -44,7 +44,7 @@ class RunLog:
     def add_metrics(
         self, values: Mapping[str, float], step: int, seconds: float, *, send: bool = True
     ) -> None:
-        """Queue metrics of one moment (seconds since the epoch), and send what is queued."""
+        """Queue metrics that were logged at `seconds` since the epoch, and send what is queued."""
         from mlflow.entities import Metric
 
         self._metrics += [
@@ -70,15 +70,15 @@ class RunLog:
             try:
                 self._send_all(now)
             except Exception as error:  # noqa: BLE001 - a store fails in many ways; all mean "later"
-                logger.warning("MLflow does not answer; the training goes on: %s", error)
+                logger.warning("MLflow does not answer; the training continues: %s", error)
                 self._retry_after = now + _RETRY_SECONDS
         return not (self._metrics or self._files)
 
     def flush(self) -> None:
-        """Send everything, waiting for a store that is away for up to a minute.
+        """Send everything; wait up to a minute for a store that does not answer.
 
         Raises:
-            ServerAwayError: if it does not come back.
+            ServerAwayError: if it does not answer by then.
         """
         deadline = time.monotonic() + _FLUSH_SECONDS
         while not self.send():
@@ -106,7 +106,7 @@ class RunLog:
             self._last_heartbeat = now
 
     def _there(self, key: str) -> set[int]:
-        """Return the steps at which the store has a value; an earlier attempt may have sent it."""
+        """Return the steps of a metric that the store already has, from any attempt at the run."""
         if key not in self._steps:
             sent = (
                 self._client.get_metric_history(self._run.run_id, key)

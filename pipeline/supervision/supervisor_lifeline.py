@@ -1,8 +1,8 @@
-"""A lock that the supervisor holds: every process of `patchline up` ends when it is let go.
+"""A lock that the supervisor holds: every process of `patchline up` ends when it is released.
 
-The operating system lets go of the lock of a process that ends in whatever way. A pipe would say
-the same, but only to direct children; the runs that the runner starts have to end too, and must not
-end with the runner.
+The operating system releases the lock of a process that ends, however it ends. A pipe would do the
+same for direct children only. The runs that the runner starts must end with the supervisor, too,
+but must survive the runner.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _FAILURE = 1
 
 
 def hold(file: Path) -> int:
-    """Hold the lifeline as long as this process lives; return what keeps it, an open file."""
-    import fcntl  # not there on Windows
+    """Hold the lifeline while this process lives; return the open file that holds it."""
+    import fcntl  # not available on Windows
 
     make_folder(file.parent)
     handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -38,7 +38,7 @@ def _wait_and_end(file: Path) -> None:
     try:
         handle = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
         fcntl.flock(handle, fcntl.LOCK_SH)
-    finally:  # a lifeline that is gone says the same as one that nobody holds
+    finally:  # a missing lifeline means the same as a released one
         if os.getpgid(0) == os.getpid():
             os.killpg(os.getpid(), signal.SIGKILL)
         os._exit(_FAILURE)
