@@ -25,6 +25,7 @@ from flows.approval import answer_form, question_text, questions
 from flows.approval.answer_form import NEWER_VERSION, NOBODY, Approval
 from flows.failures import RETRYING
 from flows.notifications import events
+from pipeline.automation import event_kinds
 from pipeline.errors import ModelReferenceError
 from pipeline.registry import approval_question, history, promotion
 from pipeline.registry.approval_question import Question
@@ -133,7 +134,7 @@ def _ask(reference: ModelReference, champion: str | None, config: PromotionConfi
     approval_question.note(reference, "asked", flow_run_id=str(flow_run.id))
     expires = dt.datetime.now(dt.UTC) + dt.timedelta(hours=config.approval_hours)
     when = expires.isoformat(timespec="minutes")
-    _emit(events.APPROVAL_ASKED, reference, {"champion": champion, "expires": when})
+    _emit(event_kinds.APPROVAL_ASKED, reference, {"champion": champion, "expires": when})
     key = answer_form.question_key(champion)
     with get_client(sync_client=True) as prefect:
         answer_form.forget_question(prefect, UUID(str(flow_run.id)), key)
@@ -173,16 +174,16 @@ def _end(reference: ModelReference, answer: Approval, promoted: bool, reason: st
         reason=answer_form.one_line(answer.reason),
         flow_run_id=str(flow_run.id),
     )
-    kind = events.APPROVAL_EXPIRED if state == "expired" else events.APPROVAL_ANSWERED
+    kind = event_kinds.APPROVAL_EXPIRED if state == "expired" else event_kinds.APPROVAL_ANSWERED
     _emit(kind, reference, {"answer": state, "reason": answer.words})
-    outcome = events.MODEL_PROMOTED if promoted else events.MODEL_REFUSED
+    outcome = event_kinds.MODEL_PROMOTED if promoted else event_kinds.MODEL_REFUSED
     _emit(outcome, reference, {"reason": reason})
     return Completed(name=name, message=reason)
 
 
 def _emit(event: str, reference: ModelReference, facts: dict[str, Any]) -> None:
     known = {"name": reference.name, "version": reference.version, **facts}
-    if "flow_run_id" in events.KINDS[event].payload:
+    if "flow_run_id" in event_kinds.KINDS[event].payload:
         known["flow_run_id"] = str(flow_run.id)
     events.emit(event, f"patchline.model.{reference.name}", known)
 

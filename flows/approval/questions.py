@@ -20,7 +20,7 @@ from prefect.client.schemas.sorting import FlowRunSort
 from flows.approval import answer_form
 from flows.approval.answer_form import Approval
 from flows.prefect_client import asking, flow_runs
-from flows.schedules import deployments, second_tries
+from flows.schedules import deployments, retries
 from pipeline.errors import ModelReferenceError, OrchestrationError
 from pipeline.registry import approval_question, history
 from pipeline.registry.config import PromotionConfig
@@ -191,8 +191,8 @@ def given_up(asked: Asked) -> bool:
         OrchestrationError: if the server does not answer.
     """
     with asking() as client:
-        failed = second_tries.failures(client, asked.flow_run_id, _has_failed)
-    return asked.failed and failed >= second_tries.MOST_FAILURES
+        failed = retries.count_failures(client, asked.flow_run_id, _has_failed)
+    return asked.failed and failed >= retries.MAX_FAILURES
 
 
 def answer(asked: Asked, approval: Approval) -> bool:
@@ -235,7 +235,7 @@ def expire_overdue() -> None:
     for asked in _all_questions(ids, (StateType.PAUSED, StateType.CANCELLED, *_FAILED)):
         if asked.waits and asked.due < now:
             answer(asked, answer_form.expired(asked.hours))
-        elif asked.failed and now - asked.since < second_tries.LOOK_BACK:
+        elif asked.failed and now - asked.since < retries.LOOK_BACK:
             go_on(asked, now)
         elif asked.kind == StateType.CANCELLED and asked.flow_run_id not in _withdrawn:
             _withdraw(asked)
@@ -252,7 +252,7 @@ def _withdraw(asked: Asked) -> None:
 def go_on(asked: Asked, now: dt.datetime) -> None:
     """Start the flow of a question once more; an answer that was given counts."""
     with asking() as client:
-        second_tries.go_on(client, asked.flow_run_id, _has_failed, now)
+        retries.retry_when_due(client, asked.flow_run_id, _has_failed, now)
 
 
 def _has_failed(state: State[Any]) -> bool:

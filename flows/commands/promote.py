@@ -14,6 +14,7 @@ from flows.commands.switches import Json, Switch
 from flows.notifications import events
 from flows.progress import display, shown
 from pipeline import config_files
+from pipeline.automation import event_kinds
 from pipeline.errors import ConfigError, ModelReferenceError
 from pipeline.evaluation.decision import GateResult
 from pipeline.registry.config import PromotionConfig
@@ -112,7 +113,7 @@ def _print_promotion(
         )
     if decision is None:  # only a request for an empty place can find it taken
         return REFUSED
-    events.tell_decision(decision)
+    events.emit_decision(decision)
     if as_json:
         print(decision.model_dump_json(indent=2))
     else:
@@ -140,7 +141,7 @@ def rollback(name: str, /, *, reason: str | None = None, as_json: Json = False) 
         display().stage(f"Going back to the champion of {name} before the present one")
         entry = roll_back(name, reason, display().note)
     facts = {"version": entry.to_version, "before": entry.from_version, "reason": entry.reason}
-    events.emit(events.MODEL_ROLLED_BACK, f"patchline.model.{name}", {"name": name, **facts})
+    events.emit(event_kinds.MODEL_ROLLED_BACK, f"patchline.model.{name}", {"name": name, **facts})
     if as_json:
         content = {"name": name, "champion": entry.to_version, **entry.model_dump(mode="json")}
         print(json.dumps(content, indent=2))
