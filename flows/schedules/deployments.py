@@ -100,8 +100,7 @@ def deploy(
     """
     folder = str(Path.cwd().resolve())
     with asking() as client:
-        with contextlib.suppress(ObjectAlreadyExists):
-            client.create_work_pool(WorkPoolCreate(name=POOL, type="process"))
+        _ensure_pool(client)
         flow_id = client.create_flow_from_name(flow.name)
         existing = _existing(client, name, labels[KIND], folder)
         request = DeploymentCreate(
@@ -121,13 +120,17 @@ def deploy(
             entrypoint=f"{flow.fn.__module__}.{flow.fn.__name__}",
             job_variables={"working_dir": folder, "env": _environment()},
         )
-        content = request.model_dump(mode="json", exclude_unset=True)
-        deployment_id = UUID(client.request("POST", "/deployments/", json=content).json()["id"])
+        deployment_id = _create(client, request)
         if existing and existing.id != deployment_id:
             _remove(client, existing.id)
         _cancel_due(client, deployment_id, "The schedule was changed.")
         _set_triggers(client, deployment_id, triggers)
     return deployment_id
+
+
+def _create(client: SyncPrefectClient, request: DeploymentCreate) -> UUID:
+    content = request.model_dump(mode="json", exclude_unset=True)
+    return UUID(client.request("POST", "/deployments/", json=content).json()["id"])
 
 
 def _concurrency(strategy: str) -> ConcurrencyOptions:
@@ -308,6 +311,11 @@ def _free_name(client: SyncPrefectClient, flow_name: str, name: str, folder: str
     except ObjectNotFound:
         return name
     return f"{name}-{hashlib.sha256(folder.encode()).hexdigest()[:6]}"
+
+
+def _ensure_pool(client: SyncPrefectClient) -> None:
+    with contextlib.suppress(ObjectAlreadyExists):
+        client.create_work_pool(WorkPoolCreate(name=POOL, type="process"))
 
 
 def _environment() -> dict[str, str]:
