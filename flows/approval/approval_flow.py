@@ -23,6 +23,7 @@ from flows.approval import answers, requests
 from flows.approval.answers import Approval
 from flows.failures import RETRYING
 from flows.notifications import events
+from pipeline.automation import event_kinds
 from pipeline.errors import ModelReferenceError
 from pipeline.registry import history, promotion
 from pipeline.registry.approval import question_text
@@ -124,7 +125,7 @@ def _ask(reference: ModelReference, champion: str | None, config: PromotionConfi
     note(reference, "asked", flow_run_id=str(flow_run.id))
     expires = dt.datetime.now(dt.UTC) + dt.timedelta(hours=config.approval_hours)
     when = expires.isoformat(timespec="minutes")
-    _emit(events.APPROVAL_ASKED, reference, {"champion": champion, "expires": when})
+    _emit(event_kinds.APPROVAL_ASKED, reference, {"champion": champion, "expires": when})
     key = answers.key_against(champion)
     with get_client(sync_client=True) as prefect:
         answers.clear(prefect, UUID(str(flow_run.id)), key)
@@ -156,9 +157,9 @@ def _end(reference: ModelReference, answer: Answer, *, promoted: bool, reason: s
     """Record the outcome, and return the flow run's final state."""
     state = answer.state
     note(reference, state, by=answer.who, reason=answer.reason, flow_run_id=str(flow_run.id))
-    kind = events.APPROVAL_EXPIRED if state == "expired" else events.APPROVAL_ANSWERED
+    kind = event_kinds.APPROVAL_EXPIRED if state == "expired" else event_kinds.APPROVAL_ANSWERED
     _emit(kind, reference, {"answer": state, "reason": answer.text})
-    outcome = events.MODEL_PROMOTED if promoted else events.MODEL_REFUSED
+    outcome = event_kinds.MODEL_PROMOTED if promoted else event_kinds.MODEL_REFUSED
     _emit(outcome, reference, {"reason": reason})
     name = PROMOTED if promoted and answer.approves else _ENDINGS[state]
     return Completed(name=name, message=reason)
@@ -166,6 +167,6 @@ def _end(reference: ModelReference, answer: Answer, *, promoted: bool, reason: s
 
 def _emit(event: str, reference: ModelReference, facts: dict[str, Any]) -> None:
     known = {"name": reference.name, "version": reference.version, **facts}
-    if "flow_run_id" in events.KINDS[event].payload:
+    if "flow_run_id" in event_kinds.KINDS[event].payload:
         known["flow_run_id"] = str(flow_run.id)
     events.emit(event, f"patchline.model.{reference.name}", known)

@@ -12,7 +12,7 @@ from prefect.client.schemas.objects import State, StateType
 from flows.approval import answers, requests
 from flows.approval.requests import FAILED, ApprovalRequest
 from flows.prefect_client import asking
-from flows.schedules import deployments, second_tries
+from flows.schedules import deployments, retries
 from pipeline.errors import ModelReferenceError
 from pipeline.registry.approval.answer import expired, note_cancelled
 from pipeline.registry.registered_models import resolve
@@ -35,7 +35,7 @@ def expire_overdue() -> None:
     for request in requests.find(ids, (StateType.PAUSED, StateType.CANCELLED, *FAILED)):
         if request.waits and request.due < now:
             answers.submit(request, expired(request.hours))
-        elif request.failed and now - request.since < second_tries.LOOK_BACK:
+        elif request.failed and now - request.since < retries.LOOK_BACK:
             retry(request, now)
         elif request.kind == StateType.CANCELLED and request.flow_run_id not in _cancelled:
             _record_cancelled(request)
@@ -44,7 +44,7 @@ def expire_overdue() -> None:
 def retry(request: ApprovalRequest, now: dt.datetime) -> None:
     """Retry the flow run of a request when its time has come; an answer already given counts."""
     with asking() as client:
-        second_tries.go_on(client, request.flow_run_id, _is_retried, now)
+        retries.retry_when_due(client, request.flow_run_id, _is_retried, now)
 
 
 def retries_exhausted(request: ApprovalRequest) -> bool:
@@ -54,8 +54,8 @@ def retries_exhausted(request: ApprovalRequest) -> bool:
         OrchestrationError: if the server does not respond.
     """
     with asking() as client:
-        failures = second_tries.failures(client, request.flow_run_id, _is_retried)
-    return request.failed and failures >= second_tries.MOST_FAILURES
+        failures = retries.count_failures(client, request.flow_run_id, _is_retried)
+    return request.failed and failures >= retries.MAX_FAILURES
 
 
 def _is_retried(state: State[Any]) -> bool:

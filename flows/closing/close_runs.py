@@ -132,12 +132,13 @@ def _close_in_mlflow() -> list[str]:
 def _tell_killed(run_ids: list[str]) -> None:
     """Send an event for each run whose process was found dead."""
     from flows.notifications import events
+    from pipeline.automation import event_kinds
 
     for run_id in run_ids:
         run = client().get_run(run_id)
         name = client().get_experiment(run.info.experiment_id).name
         facts = {"name": name, "run_id": run_id, "reason": "its process was found dead"}
-        events.emit(events.RUN_KILLED, f"patchline.run.{run_id}", facts)
+        events.emit(event_kinds.RUN_KILLED, f"patchline.run.{run_id}", facts)
 
 
 def _close_in_prefect(workspace: Path) -> list[str]:

@@ -58,9 +58,9 @@ class Command:
 
 GROUPS = {
     "plugins": "What is installed, what it costs, and how to write more.",
-    "schedule": "Run something again and again; needs `patchline up`.",
-    "data": "Look after the data.",
-    "notify": "Be told what happened; needs `patchline up`.",
+    "schedule": "Manage schedules; requires `patchline up`.",
+    "data": "Dataset commands.",
+    "notify": "Manage webhook notifications; requires `patchline up`.",
 }
 COMMANDS = (
     Command(
@@ -113,31 +113,33 @@ COMMANDS = (
     ),
     Command("down", "up:down", "Stop the services once active runs finish."),
     Command(
-        "schedule create", "schedule:create", "Train, or predict with the champion, on a schedule."
+        "schedule create",
+        "schedule:create",
+        "Create or update a schedule that trains or predicts.",
     ),
     Command(
         "schedule list",
         "schedule:list_schedules",
-        "List the schedules: when they run next, and whether their config file has changed since.",
+        "List the schedules and watches: what they do, when they run next, how the last run ended.",
     ),
-    Command(
-        "schedule pause", "schedule:pause", "Let a schedule start nothing until it is resumed."
-    ),
+    Command("schedule pause", "schedule:pause", "Pause a schedule; an active run continues."),
     Command(
         "schedule resume",
         "schedule:resume",
-        "Let a paused schedule go on; what it missed is not made up for.",
+        "Resume a paused schedule; missed runs are not caught up on.",
     ),
     Command(
-        "schedule remove", "schedule:remove", "Remove a schedule; its runs and their models stay."
+        "schedule remove", "schedule:remove", "Remove a schedule; its runs and models are kept."
     ),
     Command(
-        "schedule run-now", "schedule:run_now", "Start a schedule's run now, beside its times."
+        "schedule run-now",
+        "schedule:run_now",
+        "Start a run of a schedule now, in addition to its scheduled times.",
     ),
     Command(
         "data watch",
         "data_watch:watch",
-        "Train again whenever enough images of a folder are new; `schedule remove` ends it.",
+        "Watch a folder and train when enough images are new; end with `schedule remove`.",
     ),
     Command(
         "approve",
@@ -148,7 +150,7 @@ COMMANDS = (
     Command(
         "notify create",
         "notify:create",
-        "Send a message to a web address whenever something happens.",
+        "Create or update a notification: events are posted as JSON to a webhook.",
     ),
     Command("notify list", "notify:list_notifications", "List the notifications."),
     Command("notify remove", "notify:remove", "Remove a notification."),

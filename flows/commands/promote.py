@@ -9,6 +9,7 @@ from flows.closing.close_runs import tell_closed
 from flows.commands.switches import Json, Switch
 from flows.notifications import events
 from flows.progress import display, shown
+from pipeline.automation import event_kinds
 from pipeline.errors import ConfigError
 from pipeline.registry.config import PromotionConfig
 from pipeline.registry.gate_settings import gates_for
@@ -86,7 +87,7 @@ def _promote(
         decision, _ = promotion.promote(request, folder, display().note)
     if decision is None:  # requests without an answer and `only_first` always have one
         return REFUSED
-    events.tell_decision(decision)
+    events.emit_decision(decision)
     if as_json:
         print(decision.model_dump_json(indent=2))
     else:
@@ -143,7 +144,7 @@ def rollback(name: str, /, *, reason: str | None = None, as_json: Json = False) 
         display().stage(f"Rolling back to the previous champion of {name}")
         entry = roll_back(name, reason, display().note)
     facts = {"version": entry.to_version, "before": entry.from_version, "reason": entry.reason}
-    events.emit(events.MODEL_ROLLED_BACK, f"patchline.model.{name}", {"name": name, **facts})
+    events.emit(event_kinds.MODEL_ROLLED_BACK, f"patchline.model.{name}", {"name": name, **facts})
     if as_json:
         content = {"name": name, "champion": entry.to_version, **entry.model_dump(mode="json")}
         print(json.dumps(content, indent=2))

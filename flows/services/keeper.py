@@ -64,9 +64,9 @@ class Duty:
 DUTIES = (
     ("flows.closing.close_runs:close_abandoned_runs", 10.0),
     ("flows.approval.expiry:expire_overdue", 10.0),
-    ("flows.schedules.deployments:drop_missed", 10.0),
-    ("flows.schedules.deployments:continue_interrupted", 5.0),
-    ("flows.new_data.data_watch:look", 2.0),
+    ("flows.schedules.missed_runs:drop_missed", 10.0),
+    ("flows.schedules.missed_runs:continue_interrupted", 5.0),
+    ("flows.new_data.watched_folders:look", 2.0),
     (f"{restart_events.__name__}:announce", 5.0),
 )
 

@@ -26,6 +26,7 @@ def announce() -> None:
     """Send an event for each note, once Prefect answers, and delete the note."""
     from flows.notifications import events
     from pipeline import local_services
+    from pipeline.automation import event_kinds
 
     services = local_services.running()
     if services is None or not local_services.answers(f"{services.prefect_api_url}/health"):
@@ -33,5 +34,5 @@ def announce() -> None:
     for file in sorted((services_folder() / _FOLDER).glob("*.json")):
         noted = json.loads(file.read_text(encoding="utf-8"))
         resource = f"patchline.service.{noted['service']}"
-        events.emit(events.SERVICES_RESTARTED, resource, noted)
+        events.emit(event_kinds.SERVICES_RESTARTED, resource, noted)
         file.unlink(missing_ok=True)

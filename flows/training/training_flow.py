@@ -23,6 +23,7 @@ from flows.progress import display
 from flows.training import ahead, run_words, stages
 from flows.training.run_summary import RunSummary
 from pipeline import quiet_libraries, redaction
+from pipeline.automation import event_kinds
 from pipeline.browsing.outcome import Outcome
 from pipeline.config import RunConfig
 from pipeline.data import ingestion
@@ -154,7 +155,7 @@ def _whole_line(line: _Line) -> RunSummary:
         "accuracy": accuracy,
         "seconds": round(sum(summary.seconds.values()), 1),
     }
-    events.emit(events.RUN_FINISHED, f"patchline.run.{summary.run_id}", payload)
+    events.emit(event_kinds.RUN_FINISHED, f"patchline.run.{summary.run_id}", payload)
     return summary
 
 
@@ -204,7 +205,7 @@ def _opened(line: _Line, data: IngestedData) -> Iterator[tracked_run.TrackedRun]
             "run_id": run.run_id,
             "data": data.fingerprint,
         }
-        events.emit(events.RUN_STARTED, f"patchline.run.{run.run_id}", payload)
+        events.emit(event_kinds.RUN_STARTED, f"patchline.run.{run.run_id}", payload)
         yield run
 
 
@@ -276,7 +277,7 @@ def _promote(
         stages.assign_aliases, config, registered, folder, after=registered
     )
     if promotion:
-        events.tell_decision(promotion)
+        events.emit_decision(promotion)
     if config.promotion.approval and not (promotion and promotion.promoted):
         words = requests.request_approval(registered.reference, config.promotion) or ""
         return promotion, words
@@ -322,7 +323,7 @@ def _tell_registered(
         "run_id": run.run_id,
         "accuracy": evaluated.report.metrics["test/accuracy"].value,
     }
-    events.emit(events.MODEL_REGISTERED, f"patchline.model.{registered.name}", payload)
+    events.emit(event_kinds.MODEL_REGISTERED, f"patchline.model.{registered.name}", payload)
 
 
 def _tell_end(line: _Line, error: BaseException) -> None:
@@ -334,7 +335,7 @@ def _tell_end(line: _Line, error: BaseException) -> None:
         "run_id": run_id,
         "reason": str(error) if failed else "it was stopped by a signal",
     }
-    event = events.RUN_FAILED if failed else events.RUN_KILLED
+    event = event_kinds.RUN_FAILED if failed else event_kinds.RUN_KILLED
     events.emit(event, f"patchline.run.{run_id or flow_run.id}", payload)
     if run_id:
         display().note(f"continue it with: patchline run --resume {run_id[:8]}")

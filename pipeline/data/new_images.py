@@ -39,6 +39,26 @@ class NewImages(Section):
         parts += [f"{self.relabelled} relabelled"] if self.relabelled else []
         return ", ".join(parts)
 
+    def markdown(self, name: str, verdict: str) -> str:
+        """Return a report on these counts.
+
+        Args:
+            name: of the experiment.
+            verdict: what follows from the counts, in a sentence.
+        """
+        if self.first:
+            return f"## {name}\n\nThe first training: {self.images} images.\n"
+        lines = [f"## {name}", "", f"**{self.words()}** since the last training. {verdict}", ""]
+        if self.new_by_class:
+            lines += ["| class | new images |", "|---|---|"]
+            lines += [f"| {label} | {count} |" for label, count in self.new_by_class.items()]
+            lines.append("")
+        if self.relabelled_examples:
+            files = ", ".join(f"`{path}`" for path in self.relabelled_examples)
+            lines += [f"Relabelled: {files}.", ""]
+        lines.append(f"The folder holds {self.images} different images.")
+        return "\n".join(lines) + "\n"
+
 
 def compare(before: pd.DataFrame | None, now: pd.DataFrame) -> NewImages:
     """Count what is new, gone and relabelled between two manifests.

@@ -34,6 +34,7 @@ _ROOMS: dict[str, set[str]] = {
     },
     "prediction": {"packaging", "data"},
     "registry": {"packaging", "evaluation", "metrics", "models", "data", "tracking"},
+    "automation": {"prediction", "registry", "packaging", "data"},
     "browsing": {"registry", "packaging", "evaluation", "metrics", "data", "tracking"},
     "visual_guide": {"plugin_system", "models"},
 }

@@ -19,7 +19,7 @@ from prefect.client.orchestration import get_client
 from flows.approval import answers, expiry, requests
 from flows.approval.requests import ApprovalRequest
 from flows.failures import was_interrupted
-from flows.schedules import deployments, second_tries
+from flows.schedules import deployments, retries
 from flows.schedules.deployments import POOL
 from pipeline.registry.registered_models import ModelReference
 from pipeline.run_memory import live_runs
@@ -171,7 +171,7 @@ def test_sigkill_right_after_the_answer_loses_nothing(here: Path) -> None:
     _wait_for(promoted, "the promotion")
     assert champion("violets") == "2"
     with get_client(sync_client=True) as prefect:
-        assert second_tries.failures(prefect, asked.flow_run_id, was_interrupted) == 1
+        assert retries.count_failures(prefect, asked.flow_run_id, was_interrupted) == 1
 
 
 def test_a_deadline_while_the_servers_are_down(

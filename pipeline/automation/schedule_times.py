@@ -1,15 +1,13 @@
-"""When a schedule fires: a cron expression, an interval, a time zone as a person writes them.
+"""When a schedule runs: a cron expression, an interval and a time zone, as people write them.
 
-What Prefect's own parser says about a wrong expression names no field, so cronsim is asked first.
+Prefect's own error for a wrong cron expression names no field, so cronsim checks each field first.
 """
 
 from __future__ import annotations
 
-import asyncio
 import datetime as dt
 import difflib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfoNotFoundError, available_timezones
 
 import tzlocal
@@ -17,9 +15,6 @@ from cronsim import CronSim, CronSimError
 
 from pipeline.errors import ConfigError
 from pipeline.training.config import duration_seconds
-
-if TYPE_CHECKING:
-    from prefect.client.schemas.schedules import SCHEDULE_TYPES
 
 SHORTEST_SECONDS = 10.0
 LONGEST_SECONDS = 366 * 86400.0
@@ -30,12 +25,12 @@ _FIELDS = {
     "month": "1 to 12, or jan to dec",
     "day of the week": "0 to 7, or sun to sat",
 }
-"""The fields of a cron expression, in their order, and what may stand in each."""
+"""The fields of a cron expression, in order, with the values that each accepts."""
 
 
 @dataclass(frozen=True)
 class Times:
-    """When a schedule fires: a cron expression or an interval, and whose clock it means."""
+    """When a schedule runs: a cron expression or an interval, and a time zone."""
 
     cron: str | None
     interval: dt.timedelta | None
@@ -48,19 +43,19 @@ class Times:
 
 
 def times(cron: str | None, interval: str | None, timezone: str | None) -> Times:
-    """Return when a schedule fires.
+    """Return the checked times of a schedule.
 
     Raises:
-        ConfigError: if not exactly one of cron and interval is given, or one of the three is wrong.
+        ConfigError: unless exactly one of cron and interval is given, and every value is valid.
     """
     if cron is None and interval is None:
-        raise ConfigError('Say when: --cron "0 2 * * *" or --interval 2h.')
+        raise ConfigError('Set when it runs: --cron "0 2 * * *" or --interval 2h.')
     if cron is not None and interval is not None:
-        raise ConfigError("--cron and --interval exclude each other. Give one of them.")
+        raise ConfigError("--cron and --interval are mutually exclusive. Give only one.")
     if interval is not None and timezone is not None:
         raise ConfigError(
-            f"--timezone {timezone} belongs to --cron; an interval is the same by every clock. "
-            "Leave one of the two out."
+            f"--timezone {timezone} applies to --cron only: intervals do not depend on time zones. "
+            "Remove one of the two."
         )
     zone = checked_timezone(timezone) if timezone is not None else own_timezone()
     if cron is not None:
@@ -72,7 +67,7 @@ def checked_interval(text: str) -> dt.timedelta:
     """Return an interval such as `90s`, `20m`, `2h` or `1d`.
 
     Raises:
-        ConfigError: for anything else, and for less than ten seconds or more than a year.
+        ConfigError: for anything else, and outside 10 seconds to 366 days.
     """
     try:
         days = text.endswith("d")
@@ -84,13 +79,13 @@ def checked_interval(text: str) -> dt.timedelta:
     if not SHORTEST_SECONDS <= seconds <= LONGEST_SECONDS:
         raise ConfigError(
             f"--interval is '{text}', but must be from {SHORTEST_SECONDS:.0f}s to "
-            f"{LONGEST_SECONDS / 86400:.0f}d. Choose another one."
+            f"{LONGEST_SECONDS / 86400:.0f}d. Choose an interval in that range."
         )
     return dt.timedelta(seconds=seconds)
 
 
 def duration_words(interval: dt.timedelta) -> str:
-    """Return an interval as it is written on the command line: the largest unit that fits."""
+    """Return an interval in the largest unit that fits: `20m`, `2h`, `1d`."""
     seconds = interval.total_seconds()
     for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
         if seconds >= size and seconds % size == 0:
@@ -99,16 +94,16 @@ def duration_words(interval: dt.timedelta) -> str:
 
 
 def checked_cron(text: str) -> str:
-    """Return a cron expression of five fields, with single spaces between them.
+    """Return a five-field cron expression with single spaces.
 
     Raises:
-        ConfigError: naming the field that is wrong and what it may be.
+        ConfigError: naming the invalid field and what it accepts.
     """
     parts = text.split()
     if len(parts) != len(_FIELDS):
         raise ConfigError(
             f"--cron is '{text}', which has {_counted(len(parts))}, but must have five: minute, "
-            'hour, day of the month, month, day of the week. "0 2 * * *" is every night at two.'
+            'hour, day of the month, month, day of the week. "0 2 * * *" is every night at 02:00.'
         )
     for position, (part, field) in enumerate(zip(parts, _FIELDS, strict=True)):
         for item in part.split(","):
@@ -117,15 +112,15 @@ def checked_cron(text: str) -> str:
             try:
                 CronSim(" ".join(alone), dt.datetime.now(dt.UTC))
             except CronSimError:
-                raise _wrong(text, f"{field} {item or 'nothing'}: {_FIELDS[field]}") from None
+                raise invalid_cron(text, f"{field} {item or 'nothing'}: {_FIELDS[field]}") from None
     return " ".join(parts)
 
 
 def checked_timezone(name: str) -> str:
-    """Return the name of a time zone.
+    """Return the name of a time zone if it exists.
 
     Raises:
-        ConfigError: if there is none of that name, with the nearest one.
+        ConfigError: if it does not, naming the closest match.
     """
     known = available_timezones()
     if name in known:
@@ -135,66 +130,31 @@ def checked_timezone(name: str) -> str:
     wanted = name.lower().replace(" ", "_")
     close = difflib.get_close_matches(wanted, [*by_lower, *cities], n=1)
     found = by_lower.get(close[0]) or cities[close[0]] if close else None
-    hint = f"Did you mean {found}?" if found else "Give one such as Europe/Berlin or UTC."
+    hint = f"Did you mean {found}?" if found else "Use a name such as Europe/Berlin or UTC."
     raise ConfigError(f"There is no time zone '{name}'. {hint}")
 
 
 def own_timezone() -> str:
-    """Return the name of this machine's time zone; UTC if it has none that is known.
+    """Return the name of this machine's time zone; UTC if that is unknown.
 
     Raises:
-        ConfigError: if its settings name several.
+        ConfigError: if its settings contradict each other.
     """
     try:
         name = tzlocal.get_localzone_name()
     except ZoneInfoNotFoundError as error:
         raise ConfigError(
-            f"This machine's time zone is not clear ({error.args[0]}). Set TZ, such as "
-            "TZ=Europe/Berlin."
+            f"This machine's time zone is ambiguous ({error.args[0]}). Set the variable TZ, for "
+            "example TZ=Europe/Berlin."
         ) from error
     return name if name in available_timezones() else "UTC"
 
 
-def prefect_schedule(chosen: Times) -> SCHEDULE_TYPES:
-    """Return the schedule as Prefect keeps it; an interval begins now.
-
-    Raises:
-        ConfigError: if the time never comes, as the 31st of February.
-    """
-    from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule
-
-    if chosen.interval is not None:
-        return IntervalSchedule(interval=chosen.interval, timezone=chosen.timezone)
-    try:
-        schedule = CronSchedule(cron=str(chosen.cron), timezone=chosen.timezone)
-    except ValueError as error:  # what cronsim takes, and Prefect does not, such as LW
-        raise _wrong(str(chosen.cron), "Prefect does not take it") from error
-    if not next_times(schedule):
-        raise ConfigError(
-            f"--cron is '{chosen.cron}', which never comes. Choose a day that its months have."
-        )
-    return schedule
-
-
-def next_times(
-    schedule: SCHEDULE_TYPES, count: int = 1, after: dt.datetime | None = None
-) -> list[dt.datetime]:
-    """Return when a schedule fires next, as Prefect's server computes it; none if never."""
-    from prefect.server.schemas import schedules
-
-    server_side = getattr(schedules, type(schedule).__name__)
-    same = server_side.model_validate(schedule.model_dump(exclude_none=True))
-    try:
-        found: list[dt.datetime] = asyncio.run(same.get_dates(count, after))
-    except ValueError:  # croniter's for a date that does not come within fifty years
-        return []
-    return found
-
-
-def _wrong(text: str, fault: str) -> ConfigError:
+def invalid_cron(text: str, reason: str) -> ConfigError:
+    """Return the error for a cron expression that cannot be used."""
     return ConfigError(
-        f"--cron is '{text}', which is no time ({fault}). Correct that field; lists 1,2, ranges "
-        "from low to high 1-5 and steps */2 are possible too."
+        f"--cron is '{text}', which is not a valid cron expression ({reason}). Correct that field; "
+        "lists (1,2), ascending ranges (1-5) and steps (*/2) are allowed too."
     )
 
 
