@@ -16,7 +16,7 @@ from pipeline import config_errors
 from pipeline.config import AUTO, RunConfig
 from pipeline.errors import ConfigError
 from pipeline.files.atomic_files import write_text
-from pipeline.plugin_system.plugin_loader import patch_embedding_name
+from pipeline.plugin_system.plugin_loader import installed, patch_embedding_name
 from pipeline.plugin_system.plugin_settings import checked_plugins
 from pipeline.presets import preset
 
@@ -114,6 +114,51 @@ def _with_own_embedding(settings: Settings, flags: Settings) -> Settings:
     if wanted is None or patch_embedding_name(asked.get("name", model["name"]), AUTO) != wanted:
         return settings
     return merged(settings, {"model": {"patch_embedding": {**embedding, "name": wanted}}})
+
+
+def requested(
+    data: str | None,
+    *,
+    preset_name: str | None = None,
+    file: Path | None = None,
+    flags: Settings | None = None,
+) -> RunConfig:
+    """Return the checked config of a run.
+
+    Args:
+        data: the data to train on, as the argument DATA of a command names it.
+        preset_name: the weakest settings above the defaults.
+        file: a YAML file, which overrides the preset.
+        flags: nested settings, which override both.
+
+    Raises:
+        ConfigError: for a setting that is unknown or has a bad value.
+        PluginError: for a plugin that is unknown or broken.
+    """
+    given = flags or {}
+    named = data_settings(data, given.get("data", {}).get("source"))
+    strongest = merged(given, named)
+    return validated(assemble(preset_name=preset_name, file=file, flags=strongest))
+
+
+def data_settings(data: str | None, source: str | None) -> Settings:
+    """Return the settings that the argument DATA stands for: a path, a source, or SOURCE:NAME.
+
+    Args:
+        data: the argument; None sets nothing.
+        source: the data source that is chosen already; it reads whatever DATA says.
+    """
+    if data is None:
+        return {}
+    if source is not None:
+        return {"data": {"source": source, "path": data}}
+    sources = {entry.name for entry in installed("data_source")}
+    named, colon, name = data.partition(":")
+    if colon and named in sources and not Path(data).exists():
+        return {"data": {"source": named, "path": name or None}}
+    if data in sources and not Path(data).exists():
+        return {"data": {"source": data, "path": None}}
+    return {"data": {"source": "image_folder", "path": data}}
 
 
 def validated(settings: Settings) -> RunConfig:

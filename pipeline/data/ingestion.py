@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -14,7 +15,7 @@ import pandas as pd
 from pipeline.config import RunConfig
 from pipeline.data import earlier_manifests, prepared_store, split, split_memory
 from pipeline.data import manifest as manifests
-from pipeline.data.same_images import content_numbers
+from pipeline.data.leakage import notes_on_leakage
 from pipeline.errors import DataError, PluginError
 from pipeline.files.atomic_files import storage_errors
 from pipeline.plugin_api import DataTraits, ImageListing, ImageSpec, SourceContext
@@ -57,7 +58,23 @@ class IngestedData(Section):
     example_image: str
     """A test image, to try the model on."""
     notes: tuple[str, ...]
-    """What a person should know: files left out, splits carved, duplicates."""
+    """What a person should know: files left out, small splits, leakage."""
+    split_origin: str = ""
+    """Where the splits come from: `test and validation split off from train`."""
+
+    def findings(self) -> list[str]:
+        """Return how many images there are and how they are split, then what is unusual."""
+        total = sum(self.counts.values())
+        parts = ", ".join(f"{count:,} {split}" for split, count in self.counts.items())
+        counted = f"{total:,} images in {len(self.classes):,} classes: {parts}"
+        return [f"{counted} ({self.split_origin})", *self.notes]
+
+
+class SourceCounts(NamedTuple):
+    """What a source lists; nothing of it has been opened yet."""
+
+    files: int
+    classes: int
 
 
 @dataclass(frozen=True)
@@ -78,18 +95,17 @@ class PreparedData(Section):
     image: ImageSpec
 
 
-def check_source(config: RunConfig, workspace: Path, *, to_train: bool = True) -> None:
-    """List the source without opening an image, so that a wrong path is answered at once.
+def check_source(config: RunConfig, workspace: Path, *, to_train: bool = True) -> SourceCounts:
+    """List the source without opening an image, so that a wrong path fails at once.
 
     Raises:
-        DataError: if there is nothing there, or nothing to train on.
+        DataError: if there are no images, or only one class and `to_train` is set.
     """
     listing = _listing(config, workspace)
-    if not to_train:
-        return
     labels = {listed.label for listed in listing.images} - {""}
-    if len(labels) == 1:
+    if to_train and len(labels) == 1:
         raise _one_class(listing, labels)
+    return SourceCounts(files=len(listing.images), classes=len(labels))
 
 
 def scan(
@@ -133,7 +149,12 @@ def ingest(
     manifest = manifests.scan(listing, scan_progress)
     notes = [*_notes_on_files(manifest), *_notes_on_empty_classes(manifest, listing)]
     _check_classes(manifest, listing)
-    manifest, split_notes = _split(manifest, config, listing.name, workspace, remember=remember)
+    data = config.data
+    wanted = split.wanted_splits(manifest, data.validation_fraction, data.test_fraction)
+    split_origin = split.origin(manifest, wanted)
+    manifest, split_notes = _split(
+        manifest, config, wanted, listing.name, workspace, remember=remember
+    )
     fingerprint = manifests.fingerprint(manifest)
     file = workspace / "manifests" / f"{fingerprint}.parquet"
     manifests.save(manifest, file)
@@ -150,42 +171,43 @@ def ingest(
         greyscale=bool(rows["mode"].isin(_GREY_MODES).all()),
         mirror_symmetric=listing.mirror_symmetric,
         example_image=str(listing.root / rows.loc[rows["split"] == "test", "path"].iloc[0]),
-        notes=(*notes, *split_notes, *_notes_on_leakage(rows), *_notes_on_size(rows)),
+        notes=(*notes, *split_notes, *notes_on_leakage(rows), *_notes_on_size(rows)),
+        split_origin=split_origin,
     )
 
 
 def _split(
-    manifest: pd.DataFrame, config: RunConfig, data_name: str, workspace: Path, *, remember: bool
+    manifest: pd.DataFrame,
+    config: RunConfig,
+    wanted: dict[str, float],
+    data_name: str,
+    workspace: Path,
+    *,
+    remember: bool,
 ) -> tuple[pd.DataFrame, list[str]]:
-    """Assign every usable image, as far as earlier runs have not, and remember it."""
+    """Assign every usable image that earlier runs have not assigned, and remember its split."""
     data = config.data
-    fractions = (data.validation_fraction, data.test_fraction)
-    wanted = split.wanted_splits(manifest, *fractions)
+    assign = partial(
+        split.assign,
+        manifest,
+        validation_fraction=data.validation_fraction,
+        test_fraction=data.test_fraction,
+        seed=data.split_seed,
+    )
     if not wanted:
-        return split.assign(
-            manifest,
-            validation_fraction=data.validation_fraction,
-            test_fraction=data.test_fraction,
-            seed=data.split_seed,
-        )
-    movable = split.movable_rows(manifest)
+        return assign()
 
     def earlier() -> list[pd.DataFrame]:
         params = {key: config.flat()[key] for key in _SPLIT_SETTINGS}
         last = earlier_manifests.manifest_of_last_run(config.name or data_name, params)
         return [] if last is None else [last]
 
+    movable = split.movable_rows(manifest)
     with split_memory.opened(workspace, wanted, data.split_seed, earlier) as memory:
-        manifest, notes = split.assign(
-            manifest,
-            validation_fraction=data.validation_fraction,
-            test_fraction=data.test_fraction,
-            seed=data.split_seed,
-            remembered=memory.table,
-        )
+        assigned, notes = assign(remembered=memory.table)
         if remember:
-            memory.remember(manifest[movable])
-    return manifest, notes
+            memory.remember(assigned[movable])
+    return assigned, notes
 
 
 def resolve(config: RunConfig, data: IngestedData) -> RunConfig:
@@ -351,27 +373,3 @@ def _notes_on_empty_classes(manifest: pd.DataFrame, listing: ImageListing) -> li
         return []
     words = "class folder has" if len(empty) == 1 else "class folders have"
     return [f"{len(empty)} {words} no image: {manifests.examples(empty, _NAMED_FILES)}"]
-
-
-def _notes_on_leakage(rows: pd.DataFrame) -> list[str]:
-    """Name the images that lie in two splits, as one file or with the same pixels, and groups."""
-    notes = []
-    shared = _in_several_splits(rows, content_numbers(rows)[0])
-    if shared.any():
-        count = int(content_numbers(rows[shared])[0].nunique())
-        verb = " lies" if count == 1 else "s lie"
-        where = f"{count} image{verb} in more than one split, so the test metrics are optimistic"
-        notes.append(f"{where}: {manifests.examples(rows.loc[shared, 'path'])}")
-    grouped = rows[rows["group"] != ""]
-    groups = sorted(set(grouped.loc[_in_several_splits(grouped, grouped["group"]), "group"]))
-    if groups:
-        verb = " lies" if len(groups) == 1 else "s lie"
-        where = (
-            f"{len(groups)} group{verb} in more than one split, so the test metrics are optimistic"
-        )
-        notes.append(f"{where}: {manifests.examples(groups)}")
-    return notes
-
-
-def _in_several_splits(rows: pd.DataFrame, by: pd.Series[Any]) -> pd.Series[bool]:
-    return rows["split"].groupby(by).transform("nunique") > 1

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,7 @@ def assign(
     seed: int,
     remembered: pd.DataFrame | None = None,
 ) -> tuple[pd.DataFrame, list[str]]:
-    """Return the manifest with every usable image in a split, and notes on what was carved.
+    """Return the manifest with every usable image in a split, and notes on what is unusual.
 
     Splits that the source gives are kept. A missing test or validation split is carved from train.
     An image that is remembered stays in its split.
@@ -57,7 +58,6 @@ def assign(
     """
     manifest = manifest.copy()
     usable = manifest["status"] == "ok"
-    has_given = bool((manifest.loc[usable, "split"] != "").any())
     wanted = wanted_splits(manifest, validation_fraction, test_fraction)
     movable = movable_rows(manifest)
     rows = manifest[movable]
@@ -65,14 +65,8 @@ def assign(
     codes, notes = _decided(rows, wanted, seed, memory)
     manifest.loc[movable, "split"] = np.array(SPLITS, dtype=object)[codes]
     manifest.loc[~usable, "split"] = ""
-    of_its = f"of its {len(rows)} {'training ' if has_given else ''}images"
-    carved = [
-        f"the data has no {split} split: {int((manifest['split'] == split).sum())} {of_its} were "
-        "taken for it"
-        for split in wanted
-    ]
     _check_training_images(manifest[usable])
-    return manifest, [*carved, *notes, *_notes_on_gaps(manifest[movable], wanted)]
+    return manifest, [*notes, *_notes_on_gaps(manifest[movable], wanted)]
 
 
 def wanted_splits(
@@ -82,6 +76,20 @@ def wanted_splits(
     given = set(manifest.loc[manifest["status"] == "ok", "split"])
     fractions = {"test": test_fraction, "validation": validation_fraction}
     return {split: share for split, share in fractions.items() if split not in given}
+
+
+def origin(manifest: pd.DataFrame, wanted: Iterable[str]) -> str:
+    """Return where the splits come from, in a few words.
+
+    Args:
+        manifest: with the splits that the source gives.
+        wanted: the splits that it does not give.
+    """
+    split_off = " and ".join(wanted)
+    if not split_off:
+        return "as given by the data"
+    has_given = (manifest.loc[manifest["status"] == "ok", "split"] != "").any()
+    return f"{split_off} split off from {'train' if has_given else 'all images'}"
 
 
 def movable_rows(manifest: pd.DataFrame) -> pd.Series[bool]:

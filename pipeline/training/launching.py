@@ -154,6 +154,16 @@ def replayable(config: RunConfig, result: TrainResult) -> RunConfig:
     return config.model_copy(update={"training": training})
 
 
+def record_training(
+    config: RunConfig, result: TrainResult, run: tracked_run.TrackedRun
+) -> tuple[RunConfig, Path]:
+    """Tag the run with what the machine decided, and log the config that reproduces the run."""
+    names = ("precision", "device", "threads", "parameters", "stopped_because", "steps")
+    tracked_run.set_tags(run, {f"training.{name}": str(getattr(result, name)) for name in names})
+    reproducible = replayable(config, result)
+    return reproducible, log_config(reproducible, run)
+
+
 def log_config(config: RunConfig, run: tracked_run.TrackedRun) -> Path:
     """Write the resolved config into the run's folder and log it."""
     file = run.folder / CONFIG_FILE

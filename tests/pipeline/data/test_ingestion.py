@@ -319,8 +319,8 @@ def test_image_in_two_given_splits_is_noted(tmp_path: Path) -> None:
     assert "test/across/000.png" in notes[0]
 
 
-def test_missing_test_folder_is_carved_and_noted(tmp_path: Path) -> None:
-    """With folders for train and validation alone, a test split is taken from train."""
+def test_missing_test_folder_is_split_off_from_train(tmp_path: Path) -> None:
+    """With folders for train and validation alone, a test split is split off; that is no remark."""
     folder = tmp_path / "given"
     write_photos(folder / "train", classes=2, images=30)
     write_photos(folder / "val", classes=2, images=5)
@@ -328,7 +328,8 @@ def test_missing_test_folder_is_carved_and_noted(tmp_path: Path) -> None:
     assert data.counts["validation"] == 10
     assert data.counts["test"] > 0
     assert data.counts["train"] + data.counts["test"] == 60
-    assert any("no test split" in note for note in data.notes)
+    assert data.split_origin == "test split off from train"
+    assert not any("split off" in note for note in data.notes)
 
 
 def test_prepared_images_are_measured_on_the_training_split(photos: Path, tmp_path: Path) -> None:

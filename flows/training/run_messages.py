@@ -18,11 +18,9 @@ from prefect.tasks import TaskRunNameCallbackWithParameters
 from prefect.utilities.urls import url_for
 
 from flows import prefect_session
-from flows.progress import display
 from pipeline.browsing import pages
 from pipeline.browsing.outcome import Outcome, figures, lineage, links, recipe, verdict
 from pipeline.config import RunConfig
-from pipeline.data.ingestion import IngestedData, PreparedData
 from pipeline.metrics.names import METRICS
 from pipeline.run_memory import live_runs
 from pipeline.tracking import addresses, tracked_run, tracking_store
@@ -37,27 +35,8 @@ champion. One MLflow run holds everything; the artifact *summary* leads there.
 Parameters = dict[str, Any]
 
 
-def note_data(data: IngestedData) -> None:
-    """Say how many images there are and what is odd about them."""
-    total = sum(data.counts.values())
-    parts = ", ".join(f"{count} {split}" for split, count in data.counts.items())
-    display().note(f"{total} images in {len(data.classes)} classes: {parts}")
-    for words in data.notes:
-        display().note(words)
-
-
-def note_reuse(prepared: PreparedData) -> None:
-    """Say it if nothing had to be decoded."""
-    if prepared.reused:
-        display().note("nothing changed: the images decoded before are used again")
-
-
-def training_words(config: RunConfig) -> str:
+def training_recipe(config: RunConfig) -> str:
     """Return what is trained, and for how long."""
-    return f"Training {_training(config)}"
-
-
-def _training(config: RunConfig) -> str:
     length = config.training.time_limit or f"{config.training.epochs} epochs"
     if config.training.step_plan:
         length = f"{config.training.step_plan[-1][2]} steps, as recorded"
@@ -94,7 +73,7 @@ def decode_name(parameters: Parameters) -> str:
 @_named
 def train_name(parameters: Parameters) -> str:
     """Return the name of the task that trains."""
-    return f"Train {_training(parameters['config'])}"
+    return f"Train {training_recipe(parameters['config'])}"
 
 
 @_named
@@ -117,7 +96,7 @@ def register_name(parameters: Parameters) -> str:
 
 
 @_named
-def welcome_name(parameters: Parameters) -> str:
+def assign_aliases_name(parameters: Parameters) -> str:
     """Return the name of the task that gives the aliases."""
     registered = parameters["registered"]
     return f"Decide about {registered.name}, version {registered.version}"
