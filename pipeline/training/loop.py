@@ -176,6 +176,11 @@ class Training:
             return
         per_epoch = self.order.steps_per_epoch
         epochs = -(-state.plan.last_step // per_epoch)
+        timed: dict[str, float | bool] = {}
+        if self.planner:
+            limit = self.planner.limit_seconds
+            settled = self.planner.is_settled
+            timed = {"seconds": self.elapsed, "limit_seconds": limit, "settled": settled}
         self.events.progress(
             state.step,
             state.plan.last_step,
@@ -185,6 +190,7 @@ class Training:
             loss=round(state.sums.mean_loss, 4),
             accuracy=round(state.sums.accuracy, 4),
             images_per_second=round(state.sums.total_images / max(state.training_seconds, 1e-9), 1),
+            **timed,
         )
 
     # -- validation and checkpoints ------------------------------------------------------------

@@ -22,6 +22,8 @@ _REPLANS = 40
 """Shares of the time limit after which the end is planned again,"""
 _REPLANS_TO_GO = 4
 """or shares of the steps to go, whichever comes first: so near the end it is planned more often."""
+_SETTLED_KNOTS, _SETTLED_SPREAD = 4, 1.05
+"""The end counts as settled when the last four plans differ by at most 5 %."""
 _FEWEST_GUESSED = 20
 """Steps: the first one warms up caches, and a guess of few would jump over the warm-up."""
 
@@ -106,6 +108,12 @@ class TimePlanner:
     def has_measured(self) -> bool:
         """Whether the plan is more than the guess before the first update."""
         return len(self.plan.knots) > 1
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the planned end has stopped jumping, so that it is worth showing."""
+        ends = [end for _, _, end in self.plan.knots[-_SETTLED_KNOTS:]]
+        return len(ends) == _SETTLED_KNOTS and max(ends) <= _SETTLED_SPREAD * min(ends)
 
     def before_first_update(self, seconds: float) -> None:
         """Guess the end from how long the first gradient took, so that the first update counts."""
