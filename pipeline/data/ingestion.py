@@ -1,4 +1,4 @@
-"""The stages before training, each one function from small values to small values."""
+"""The stages before training: read and split the data, resolve the config, decode the images."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from pipeline.workspace import make_folder
 logger = logging.getLogger(__name__)
 
 _SIZES = (8, 16, 32, 64, 96)
-"""Image sizes that are chosen by default: the largest that most images reach without enlarging."""
+"""Default image sizes; the largest that most images reach without enlarging is chosen."""
 _GREY_MODES = ["1", "L", "LA", "I", "I;16", "I;16B", "I;16L"]
 _NAMED_FILES = 20
 _FEW_IMAGES = 50
 _SPLIT_SETTINGS = ("data.split_seed", "data.validation_fraction", "data.test_fraction")
-"""A run with the same values has split its images as this one would."""
+"""A run with the same values splits its images in the same way."""
 StageProgress = Callable[[str, int, int], None]
-"""Called with what is being done, how much of it is done, and how much there is."""
+"""Called with a label, the number of items done, and the number of all items."""
 
 
 class IngestedData(Section):
-    """A manifest on disk, and what it says in numbers."""
+    """A manifest on disk and its statistics."""
 
     name: str
-    """What the source calls the data."""
+    """The source's name of the data."""
     manifest_file: Path
     fingerprint: str
     root: Path
@@ -79,7 +79,7 @@ class SourceCounts(NamedTuple):
 
 @dataclass(frozen=True)
 class ScannedData:
-    """What a source holds, without splits of ours."""
+    """The content of a source, with only the splits that it gives."""
 
     name: str
     root: Path
@@ -88,7 +88,7 @@ class ScannedData:
 
 
 class PreparedData(Section):
-    """A store on disk and the images that it holds."""
+    """A prepared store on disk and the format of its images."""
 
     store: Path
     reused: bool
@@ -111,7 +111,7 @@ def check_source(config: RunConfig, workspace: Path, *, to_train: bool = True) -
 def scan(
     config: RunConfig, workspace: Path, on_progress: StageProgress | None = None
 ) -> ScannedData:
-    """List the source and describe every file; nothing is split, and one class is enough.
+    """List the source and describe every file, without splitting; one class is enough.
 
     Raises:
         DataError: if the source cannot be read.
@@ -136,10 +136,10 @@ def ingest(
     """List the source, describe every file, split, and save the manifest.
 
     Args:
-        config: names the source, and how it is split.
+        config: the source and the split settings.
         workspace: the folder `.patchline`.
-        on_progress: sees how far the reading has come.
-        remember: keep the split of every image for later runs.
+        on_progress: called while the images are read.
+        remember: save the split of every image for later runs.
 
     Raises:
         DataError: if the images or labels cannot be used; nothing is saved then.
@@ -211,7 +211,7 @@ def _split(
 
 
 def resolve(config: RunConfig, data: IngestedData) -> RunConfig:
-    """Fill in every setting that depends on the data: size, channels, name, plugin settings.
+    """Fill in the settings that depend on the data: size, channels, name, plugin settings.
 
     Raises:
         ConfigError: if a setting does not fit the images.
@@ -243,14 +243,14 @@ def prepare(
     *,
     fresh: bool = False,
 ) -> PreparedData:
-    """Decode the images into the store, unless a whole one exists, and measure the training split.
+    """Decode the images into the store, unless it exists, and measure the training split.
 
-    With `fresh` they are decoded whatever exists.
+    With `fresh`, the images are always decoded.
     """
     rows = manifests.usable(manifests.load(data.manifest_file))
     size, channels = config.data.image_size, config.data.channels
     if size is None or channels is None:
-        raise DataError("The image size is not known yet. Resolve the config first.")
+        raise DataError("The image size is unknown. Resolve the config first.")
     spec = prepared_store.StoreSpec(channels, size, size, config.data.resize)
     store, reused = prepared_store.prepare(
         rows,
@@ -269,7 +269,7 @@ def prepare(
 
 
 def default_image_size(median_side: int) -> int:
-    """Return the largest of 8, 16, 32, 64 and 96 pixels that is not above the median side."""
+    """Return the largest of 8, 16, 32, 64 and 96 pixels that is at most the median side."""
     return max([size for size in _SIZES if size <= median_side], default=_SIZES[0])
 
 
@@ -291,8 +291,8 @@ def _listing(config: RunConfig, workspace: Path) -> ImageListing:
         RunConfig(name=listing.name)
     except ValueError as error:
         raise PluginError(
-            f"The data source '{config.data.source}' calls the data {listing.name!r}, which is no "
-            "valid name. Repair the plugin, or choose a --name."
+            f"The data source '{config.data.source}' calls the data {listing.name!r}, which is not "
+            "a valid name. Repair the plugin, or choose a --name."
         ) from error
     return listing
 
@@ -324,7 +324,7 @@ def _check_classes(manifest: pd.DataFrame, listing: ImageListing) -> None:
 
 def _one_class(listing: ImageListing, labels: set[str]) -> DataError:
     return DataError(
-        f"{listing.root} holds one class only, '{next(iter(labels))}'. A classifier needs at "
+        f"{listing.root} has only one class, '{next(iter(labels))}'. A classifier needs at "
         "least two folders of images, one for each class."
     )
 
@@ -353,8 +353,8 @@ def _notes_on_files(manifest: pd.DataFrame) -> list[str]:
 def _notes_on_size(rows: pd.DataFrame) -> list[str]:
     counts = rows["split"].value_counts()
     words = {
-        "validation": "the best epoch and the calibration hang on chance",
-        "test": "the test figures are rough",
+        "validation": "the best epoch and the calibration vary a lot",
+        "test": "the test metrics are imprecise",
     }
     return [
         f"only {counts[split]} {split} images: {meaning}"
@@ -364,7 +364,7 @@ def _notes_on_size(rows: pd.DataFrame) -> list[str]:
 
 
 def _notes_on_empty_classes(manifest: pd.DataFrame, listing: ImageListing) -> list[str]:
-    """Name the class folders without an image; a model of this data does not know such a class."""
+    """Name the class folders without images; the model will not know these classes."""
     labelled = manifest[manifest["label"] != ""]
     foreign = labelled["status"] == "foreign"
     without = sorted(set(labelled.loc[foreign, "label"]) - set(labelled.loc[~foreign, "label"]))

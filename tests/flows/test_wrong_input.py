@@ -50,7 +50,7 @@ def _nothing_left(folder: Path) -> None:
         (["run", "--training.time-limit", "5 min"], ["training.time_limit", "5 min", "20m"]),
         (["run", "--model.size", "huge"], ["model.size", "huge", "'h'"]),
         (["run", "--model.name", "vti"], ["vti", "Did you mean 'vit'"]),
-        (["down", "now", "please"], ["'now please' is more than the command takes", "--help"]),
+        (["down", "now", "please"], ["Unexpected argument 'now please'", "--help"]),
         (["run", "--model.patch-embedding.name", "konv"], ["konv", "conv"]),
         (["run", "--model.patch-embedding.patch-sise", "4"], ["patch-sise", "patch-size"]),
         (["run", "--data.source", "digit"], ["digit", "digits"]),

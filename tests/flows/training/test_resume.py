@@ -251,7 +251,7 @@ def test_settings_beside_resume_are_refused(beside: list[str], run_here: Command
     """A run goes on with its own settings, so others are an error that names the first."""
     code, _, err = run_here("run", "--resume", "last", *beside)
     assert code == 2
-    assert f"'{beside[0]}' stands beside --resume" in err
+    assert f"'{beside[0]}' cannot be combined with --resume" in err
 
 
 # -- the training alone, without Prefect -------------------------------------------------------

@@ -172,7 +172,7 @@ def test_damaged_and_foreign_files_are_named_and_left_out(photos: Path) -> None:
     assert "down/cut.png (the file ends too early)" in notes
     assert "down/empty.png (the file is empty)" in notes
     assert "down/notes.txt (not an image)" in notes
-    assert "readme.txt (lies in no class folder)" in notes
+    assert "readme.txt (is not in a class folder)" in notes
     assert ".hidden" not in notes
     assert data.class_counts == {"across": 20, "down": 20, "rising": 20}
 
