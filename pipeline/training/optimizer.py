@@ -27,7 +27,7 @@ def _adamw(groups: Groups, config: OptimizerConfig) -> torch.optim.Optimizer:
 OPTIMIZERS: dict[str, Callable[[Groups, OptimizerConfig], torch.optim.Optimizer]] = {
     "adamw": _adamw,
 }
-"""By the names that `OptimizerConfig.name` accepts."""
+"""The function that builds each optimizer, by the names that `OptimizerConfig.name` accepts."""
 
 
 def build_optimizer(config: OptimizerConfig, model: nn.Module) -> torch.optim.Optimizer:
@@ -41,10 +41,10 @@ def build_optimizer(config: OptimizerConfig, model: nn.Module) -> torch.optim.Op
 
 
 def is_weight_matrix(name: str, parameter: nn.Parameter) -> bool:
-    """Return whether a parameter multiplies features: a matrix or a kernel, called so.
+    """Return whether a parameter is a weight matrix or a kernel, by its shape and name.
 
     Biases, norms and layer scales have one dimension; tokens, registers, position embeddings and
-    rotary frequencies have more, but another name.
+    rotary frequencies have more dimensions but other names.
     """
     own = name.rpartition(".")[2]
     return parameter.ndim > 1 and (own.endswith("weight") or own.startswith("kernel"))

@@ -111,7 +111,7 @@ def test_an_empty_folder_and_one_class_only_are_refused(ended: Command, tmp_path
     (tmp_path / "empty").mkdir()
     _refused(ended("run", "empty"), "empty", "class folder")
     write_photos(tmp_path / "single", classes=1)
-    _refused(ended("run", "single"), "one class only", "across", "two folders")
+    _refused(ended("run", "single"), "only one class", "across", "two folders")
     _nothing_left(tmp_path)
 
 

@@ -327,4 +327,4 @@ def test_a_killed_training_goes_on_to_the_same_weights_and_logs_each_metric_once
     lines = (folder / "training/events.jsonl").read_text(encoding="utf-8").splitlines()
     events = [json.loads(line) for line in lines]
     assert [event["seq"] for event in events] == list(range(len(events)))
-    assert any("going on from step" in event.get("message", "") for event in events)
+    assert any("resuming from step" in event.get("message", "") for event in events)

@@ -117,7 +117,7 @@ def test_a_resumed_training_ends_where_an_uninterrupted_one_does(
     result = _trained(job)
     events = read_events(tmp_path / "events.jsonl")
     said = [event["message"] for event in events if event["kind"] == "warning"]
-    assert said == ([f"going on from step {resumed_at}"] if resumed_at else [])
+    assert said == ([f"resuming from step {resumed_at}"] if resumed_at else [])
     assert [event["seq"] for event in events] == list(range(len(events)))
     assert _figures(result) == _figures(reference[1])
     assert result.best_step == reference[1].best_step
@@ -151,7 +151,7 @@ def test_a_damaged_checkpoint_is_left_out(
     result = _trained(job)
     events = read_events(tmp_path / "events.jsonl")
     [said] = [event["message"] for event in events if event["kind"] == "warning"]
-    how = "going on from step 5" if damage in ("last", "cut") else "starting from the beginning"
+    how = "resuming from step 5" if damage in ("last", "cut") else "starting from the beginning"
     assert said.startswith(f"{how} (last.safetensors or its best weights are damaged)")
     assert _figures(result) == _figures(reference[1])
     assert _same(_weights(job), _weights(reference[0]))
