@@ -2,8 +2,8 @@
 
 A plan is a list of knots (step, progress, end): from that step, progress rises linearly from that
 value to 1 at the end. A run limited by epochs has one knot. A run limited by time measures its
-speed, moves the end accordingly, and adds a knot each time. The knots are saved in the resolved config; a
-run with the same knots reproduces the same steps with exactly the same progress.
+speed, moves the end accordingly, and adds a knot each time. The knots are saved in the resolved
+config; a run with the same knots reproduces the same steps with exactly the same progress.
 
 The progress of a step is that of its middle, so the first step is after the start and the last step
 before the end, where the learning rate is 0.

@@ -1,4 +1,4 @@
-"""A run that was killed goes on where it stood, in the same MLflow run."""
+"""A run that was killed resumes where it stopped, in the same MLflow run."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def histories(folder: Path, run_id: str) -> dict[str, list[tuple[int, float]]]:
 def test_a_run_that_is_killed_in_every_stage_ends_as_if_nothing_had_happened(
     tmp_path: Path,
 ) -> None:
-    """Killed five times and resumed five times: same weights, same figures, one of everything."""
+    """Killed five times and resumed five times: same weights, same metrics, one of everything."""
     from mlflow import MlflowClient
 
     killed, whole = tmp_path / "killed", tmp_path / "whole"
@@ -248,7 +248,7 @@ def test_a_run_that_is_alive_is_not_continued(tmp_path: Path, run_here: Command)
 
 @pytest.mark.parametrize("beside", [["photos"], ["--seed", "2"], ["--fresh"], ["--dry-run"]])
 def test_settings_beside_resume_are_refused(beside: list[str], run_here: Command) -> None:
-    """A run goes on with its own settings, so others are an error that names the first."""
+    """A resumed run keeps its settings, so others are an error that names the first."""
     code, _, err = run_here("run", "--resume", "last", *beside)
     assert code == 2
     assert f"'{beside[0]}' cannot be combined with --resume" in err

@@ -108,7 +108,7 @@ def test_a_resumed_training_ends_where_an_uninterrupted_one_does(
     stop_after: int,
     resumed_at: int | None,
 ) -> None:
-    """Stopped in the middle of an epoch or around its end, it goes on to the same bits."""
+    """Stopped in the middle of an epoch or around its end, it resumes to the same bits."""
     monkeypatch.setattr(checkpoint, "_PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(checkpoint, "_SHARE", math.inf)  # one after each step; epochs have 4
     job = make_job(tmp_path, model=RANDOM_MODEL)
@@ -132,7 +132,7 @@ def test_a_damaged_checkpoint_is_left_out(
     monkeypatch: pytest.MonkeyPatch,
     damage: str,
 ) -> None:
-    """One changed byte: it resumes from the checkpoint before, or begins anew, to the same bits."""
+    """One changed byte: it resumes from the checkpoint before, or starts from scratch, to the same bits."""
     monkeypatch.setattr(checkpoint, "_PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(checkpoint, "_SHARE", math.inf)
     job = make_job(tmp_path, model=RANDOM_MODEL)
