@@ -132,7 +132,7 @@ def test_a_damaged_checkpoint_is_left_out(
     monkeypatch: pytest.MonkeyPatch,
     damage: str,
 ) -> None:
-    """One changed byte: it resumes from the checkpoint before, or starts from scratch, to the same bits."""
+    """One changed byte: it resumes from the previous checkpoint, or starts from scratch."""
     monkeypatch.setattr(checkpoint, "_PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(checkpoint, "_SHARE", math.inf)
     job = make_job(tmp_path, model=RANDOM_MODEL)
