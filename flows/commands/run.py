@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 from pydantic import BaseModel
@@ -20,6 +20,9 @@ from pipeline.errors import ConfigError
 from pipeline.plugin_system.composed_config import composed_config, value_of_flag
 from pipeline.plugin_system.plugin_loader import plugin_files
 from pipeline.workspace import WORKSPACE
+
+if TYPE_CHECKING:
+    from pipeline.browsing.run_summary import RunSummary
 
 
 def build(arguments: list[str]) -> Callable[..., None]:
@@ -77,12 +80,7 @@ def build(arguments: list[str]) -> Callable[..., None]:
             summary = (
                 resume_training(resume) if resume is not None else run_training(asked, fresh=fresh)
             )
-        if as_json:
-            print(summary.model_dump_json(indent=2))
-            return
-        from pipeline.browsing.closing_words import closing_words
-
-        print(closing_words(summary, time.monotonic() - began, plugin_files()))
+        _print_summary(summary, began, as_json=as_json)
 
     # The composed class exists only here, so the annotation is not a name that could be looked up.
     run.__annotations__["settings"] = Annotated[chosen | None, Parameter(name="*")]
@@ -110,6 +108,15 @@ def _check_alone(arguments: list[str]) -> None:
                 f"'{argument}' cannot be combined with --resume: a resumed run keeps the settings "
                 "it was started with. Leave it out, or start a new run."
             )
+
+
+def _print_summary(summary: RunSummary, began: float, *, as_json: bool) -> None:
+    if as_json:
+        print(summary.model_dump_json(indent=2))
+        return
+    from pipeline.browsing.closing_words import closing_words
+
+    print(closing_words(summary, time.monotonic() - began, plugin_files()))
 
 
 def _print_plan(config: RunConfig) -> None:
