@@ -13,7 +13,7 @@ from typing import Any
 from cyclopts import App
 
 _EPILOGUE = """\
-Everywhere: --debug shows the trace of an error, --plugin FILE.py adds a plugin from a file.
+Global flags: --debug shows the traceback of an error; --plugin FILE.py loads a plugin from a file.
 """
 _HELP = ("--help", "-h")
 

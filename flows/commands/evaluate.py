@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flows.closing.close_runs import tell_closed
-from flows.commands.data_argument import data_settings
 from flows.commands.switches import Json, Switch
 from flows.progress import display, shown
 from pipeline.config import RunConfig
+from pipeline.config_files import data_settings
 from pipeline.errors import ConfigError
 from pipeline.evaluation.config import EvaluationConfig, SplitChoice
 from pipeline.metrics.names import METRICS

@@ -14,11 +14,11 @@ from typing import Annotated, Any, TypeVar
 from cyclopts import Parameter
 from pydantic import BaseModel, create_model
 
-from flows.commands.config_flags import composed_config
 from pipeline import config_files
 from pipeline.config import RunConfig
 from pipeline.errors import ConfigError, PluginError
 from pipeline.plugin_system import plugin_loader
+from pipeline.plugin_system.composed_config import composed_config
 from pipeline.plugin_system.plugin_loader import KINDS, Kind, PluginEntry, installed
 from pipeline.section import Section
 

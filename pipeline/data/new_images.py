@@ -1,6 +1,6 @@
-"""What is new in a folder of images: two manifests compared by content.
+"""Find new images in a folder by comparing two manifests by content.
 
-A copy, another name, another date or another file format with the same pixels is not new.
+A copy, a renamed file, a new date or another file format with the same pixels is not new.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ _NAMED_FILES = 5
 
 
 class NewImages(Section):
-    """How the images of now differ from those of an earlier manifest, each content counted once."""
+    """How the current images differ from an earlier manifest; each content is counted once."""
 
     first: bool
-    """Whether there is no earlier manifest: everything is new then."""
+    """Whether there is no earlier manifest, so that everything is new."""
     images: int
-    """Usable images of now."""
+    """Usable images."""
     new: int
-    """Those that were not there before."""
+    """Images that are not in the earlier manifest."""
     removed: int
-    """Those of before that are gone."""
+    """Images of the earlier manifest that are gone."""
     relabelled: int
-    """Those that lie in another class, or in more or fewer classes, than before."""
+    """Images whose class, or set of classes, has changed."""
     new_by_class: dict[str, int]
-    """New images by the class that they lie in."""
+    """New images by class."""
     relabelled_examples: tuple[str, ...]
     """A few paths of images whose class has changed."""
 
     def words(self) -> str:
-        """Return the counts as a person reads them: `3 new images, 1 removed, 2 relabelled`."""
+        """Return the counts as text: `3 new images, 1 removed, 2 relabelled`."""
         parts = [f"{self.new} new image{'' if self.new == 1 else 's'}"]
         parts += [f"{self.removed} removed"] if self.removed else []
         parts += [f"{self.relabelled} relabelled"] if self.relabelled else []
@@ -61,11 +61,11 @@ class NewImages(Section):
 
 
 def compare(before: pd.DataFrame | None, now: pd.DataFrame) -> NewImages:
-    """Count what is new, gone and relabelled between two manifests.
+    """Count the new, removed and relabelled images between two manifests.
 
     Args:
-        before: the manifest of the last training, or none.
-        now: the manifest of the folder as it is; only usable images count, in both.
+        before: the manifest of the last training run, or None.
+        now: the manifest of the folder; only usable images count, in both.
     """
     rows = manifests.usable(now)
     earlier = rows.iloc[:0] if before is None else manifests.usable(before)
@@ -92,6 +92,6 @@ def compare(before: pd.DataFrame | None, now: pd.DataFrame) -> NewImages:
 
 
 def _labels(rows: pd.DataFrame, numbers: pd.Series[int]) -> dict[int, frozenset[str]]:
-    """Return the classes that each content lies in, by its number."""
+    """Return the classes of each content, by its number."""
     labels = rows["label"].groupby(numbers).agg(frozenset)
     return {int(number): found for number, found in labels.items()}  # type: ignore[call-overload]

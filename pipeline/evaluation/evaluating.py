@@ -85,7 +85,7 @@ def ingredients(
     return {
         **model_ingredients(config, data, prepared, trained),
         **config.flat(),
-        "notes": "\n".join(data.notes),
+        "notes": "\n".join((data.split_origin, *data.notes)),
         "training": trained.model_dump_json(exclude={"best"}),
         "code": stage_keys.code(*_CODE),
     }
@@ -211,6 +211,7 @@ def _page(
     facts = {
         "Images": f"{counts['train']} to train, {counts['validation']} to choose, "
         f"{counts['test']} to test",
+        "Splits": data.split_origin,
         "Classes": str(len(data.classes)),
         "Size": f"{image.height}x{image.width} pixels, {colours}",
         "Model": f"{config.model.name}, {trained.parameters:,} parameters",

@@ -124,7 +124,7 @@ def test_setting_of_the_default_plugin_needs_no_name(section: str, values: dict[
 def test_two_lengths_at_once_are_refused() -> None:
     """Whoever asks for epochs and for a time is told, instead of getting one of them."""
     flags = {"training": {"epochs": 3, "time_limit": "1m"}}
-    with pytest.raises(ConfigError, match="both say how long"):
+    with pytest.raises(ConfigError, match="both set the length"):
         assemble(preset_name=None, file=None, flags=flags)
 
 

@@ -15,7 +15,7 @@ _ROOMS: dict[str, set[str]] = {
     "plugin_system": set(),
     "plugin_system.contract": {"plugin_system", "models", "data"},
     "models": {"plugin_system"},
-    "data": {"plugin_system", "tracking"},
+    "data": {"plugin_system", "tracking", "run_memory"},
     "workers": set(),
     "supervision": set(),
     "server_access": set(),

@@ -10,10 +10,10 @@ import pytest
 import yaml
 
 from flows.command_line import run_command_line
-from flows.commands.config_flags import composed_config
 from pipeline import config_files
 from pipeline.config import ModelChoice, RunConfig
 from pipeline.errors import ConfigError
+from pipeline.plugin_system.composed_config import composed_config
 from pipeline.plugin_system.plugin_loader import FILES_VARIABLE, installed
 from pipeline.plugin_system.plugin_settings import named_patch_embedding
 from tests.conftest import Run, write_photos

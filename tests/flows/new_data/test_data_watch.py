@@ -270,7 +270,7 @@ def test_the_folder_beats_the_path_in_the_file(
         (("nowhere",), "There is no folder nowhere."),
         (("run.yaml",), "run.yaml is not a folder."),
         (("photos/across",), "has no class folder"),
-        (("one",), "holds one class only"),
+        (("one",), "has only one class"),
         (("..",), "holds the working directory"),
         (("photos", "--config", "none.yaml"), "Config file none.yaml does not exist."),
         (("photos", "--config", "run.yaml"), "Did you mean training.epochs?"),

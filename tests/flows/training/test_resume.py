@@ -1,4 +1,4 @@
-"""A run that was killed goes on where it stood, in the same MLflow run."""
+"""A run that was killed resumes where it stopped, in the same MLflow run."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def histories(folder: Path, run_id: str) -> dict[str, list[tuple[int, float]]]:
 def test_a_run_that_is_killed_in_every_stage_ends_as_if_nothing_had_happened(
     tmp_path: Path,
 ) -> None:
-    """Killed five times and resumed five times: same weights, same figures, one of everything."""
+    """Killed five times and resumed five times: same weights, same metrics, one of everything."""
     from mlflow import MlflowClient
 
     killed, whole = tmp_path / "killed", tmp_path / "whole"
@@ -248,10 +248,10 @@ def test_a_run_that_is_alive_is_not_continued(tmp_path: Path, run_here: Command)
 
 @pytest.mark.parametrize("beside", [["photos"], ["--seed", "2"], ["--fresh"], ["--dry-run"]])
 def test_settings_beside_resume_are_refused(beside: list[str], run_here: Command) -> None:
-    """A run goes on with its own settings, so others are an error that names the first."""
+    """A resumed run keeps its settings, so others are an error that names the first."""
     code, _, err = run_here("run", "--resume", "last", *beside)
     assert code == 2
-    assert f"'{beside[0]}' stands beside --resume" in err
+    assert f"'{beside[0]}' cannot be combined with --resume" in err
 
 
 # -- the training alone, without Prefect -------------------------------------------------------
@@ -327,4 +327,4 @@ def test_a_killed_training_goes_on_to_the_same_weights_and_logs_each_metric_once
     lines = (folder / "training/events.jsonl").read_text(encoding="utf-8").splitlines()
     events = [json.loads(line) for line in lines]
     assert [event["seq"] for event in events] == list(range(len(events)))
-    assert any("going on from step" in event.get("message", "") for event in events)
+    assert any("resuming from step" in event.get("message", "") for event in events)

@@ -1,8 +1,8 @@
-"""Compose the command line's settings from the chosen plugins' config classes.
+"""Compose the settings of the command line from the config classes of the chosen plugins.
 
-The names of the plugins are read first, from the flags and the file. Then one pydantic model is
-made in which each plugin's settings stand beside its name, so that they have types, help and
-"did you mean" like every other setting.
+The plugin names are read first, from the flags and the file. Then one pydantic model is built in
+which each plugin's settings are next to its name, so that they have types, help and spelling
+suggestions like every other setting.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ def value_of_flag(arguments: Sequence[str], flag: str) -> str | None:
 
 
 def composed_config(arguments: Sequence[str], settings: Settings) -> type[BaseModel]:
-    """Return the class of the settings that these arguments may set.
+    """Return the class of the settings that can be set together with these arguments.
 
     Args:
-        arguments: of the command line; plugin names are looked for.
-        settings: of preset and file; the arguments beat them.
+        arguments: of the command line; only the plugin names are read from them.
+        settings: of preset and file; the arguments override them.
 
     Raises:
         PluginError: for a plugin that is unknown or broken.
@@ -92,7 +92,7 @@ def _embedding_class(name: str) -> type[BaseModel]:
 def _choice_class(
     kind: Kind, name: str, choice: type[PluginChoice], **inner: Any
 ) -> type[BaseModel]:
-    """Return a plugin's config class with the plugin's name as one more field in front."""
+    """Return a plugin's config class with the plugin's name as an additional first field."""
     plugin_class = config_class(kind, name)
     fields: dict[str, Any] = {"name": (str, _documented(choice, "name", name))}
     fields |= inner
@@ -102,11 +102,11 @@ def _choice_class(
 
 
 def _replaced(section: type[BaseModel], **classes: type[BaseModel]) -> type[BaseModel]:
-    """Return the section with other classes for some of its fields."""
+    """Return the section with some of its fields replaced by other classes."""
     fields: dict[str, Any] = {}
     for key, field in section.model_fields.items():
         if key in classes:
-            # A plugin without settings has no flag of its own.
+            # A plugin without settings has no flag.
             shown = Parameter(show=bool(classes[key].model_fields))
             fields[key] = (Annotated[classes[key], shown], _documented(section, key, None))
         else:
@@ -119,6 +119,6 @@ def _annotation(field: FieldInfo) -> Any:
 
 
 def _documented(section: type[BaseModel], key: str, default: Any) -> FieldInfo:
-    """Return a field with the help text of another and the given default."""
+    """Return a field with the help text of a section's field and the given default."""
     description = section.model_fields[key].description
     return FieldInfo(default=default, description=description, validate_default=False)

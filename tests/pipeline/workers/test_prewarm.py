@@ -8,8 +8,7 @@ from typing import Any
 import psutil
 import pytest
 
-from flows.training import ahead
-from pipeline.workers import worker_start
+from pipeline.workers import prewarm, worker_start
 
 
 @pytest.fixture
@@ -26,7 +25,7 @@ def _progress(seconds: float, done: int, total: int) -> dict[str, Any]:
 
 def test_workers_are_prepared_when_a_quarter_of_a_minute_is_left(prepared: list[str]) -> None:
     """The time that is left comes from the steps' own rate, the first ones not counted."""
-    see = ahead.following_stages(lambda _: None)
+    see = prewarm.following_stages(lambda _: None)
     for seconds, done in ((5, 1), (15, 11), (65, 61), (88, 84)):
         see(_progress(seconds, done, total=100))
     assert not prepared
@@ -36,7 +35,7 @@ def test_workers_are_prepared_when_a_quarter_of_a_minute_is_left(prepared: list[
 
 def test_a_short_training_has_them_prepared_after_its_first_steps(prepared: list[str]) -> None:
     """One event says nothing about the rate; the second one does. Other events say nothing."""
-    see = ahead.following_stages(lambda _: None)
+    see = prewarm.following_stages(lambda _: None)
     see(_progress(5, 1, total=10))
     see({"kind": "metrics", "time": 1006})
     assert not prepared
@@ -47,17 +46,17 @@ def test_a_short_training_has_them_prepared_after_its_first_steps(prepared: list
 def test_nothing_is_prepared_where_memory_is_short(
     prepared: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The training that goes on is worth more than the seconds of those that come after it."""
+    """A running training is worth more than the seconds that prewarming saves."""
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=2**30))
-    see = ahead.following_stages(lambda _: None)
+    see = prewarm.following_stages(lambda _: None)
     for seconds in (5, 6, 7):
         see(_progress(seconds, done=seconds, total=10))
     assert not prepared
 
 
-def test_a_training_that_went_on_counts_its_own_steps(prepared: list[str]) -> None:
+def test_a_resumed_training_counts_its_own_steps(prepared: list[str]) -> None:
     """Steps of an earlier attempt took time that nobody has measured here."""
-    see = ahead.following_stages(lambda _: None)
+    see = prewarm.following_stages(lambda _: None)
     see(_progress(5, 900, total=1000))
     see(_progress(15, 905, total=1000))
     assert not prepared

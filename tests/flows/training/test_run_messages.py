@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from prefect import Task
 
-from flows.training import run_words, stages
+from flows.training import run_messages, stages
 from pipeline.config import RunConfig
 
 
@@ -25,14 +25,14 @@ def test_the_training_task_says_what_is_trained_and_for_how_long(
     """Model, patch embedding and length stand in the task's name."""
     model = {"name": "vit", "patch_embedding": {"name": "linear"}}
     config = RunConfig.model_validate({"model": model, **settings})
-    assert run_words.train_name({"config": config}) == words
+    assert run_messages.train_name({"config": config}) == words
 
 
 def test_the_data_task_names_the_folder_without_its_way() -> None:
     """A path's last part is enough; a built-in source has its own name."""
     folder = RunConfig.model_validate({"data": {"path": "/far/away/flowers"}})
-    assert run_words.read_name({"config": folder}) == "Read flowers"
-    assert run_words.read_name({"config": RunConfig()}) == "Read digits"
+    assert run_messages.read_name({"config": folder}) == "Read flowers"
+    assert run_messages.read_name({"config": RunConfig()}) == "Read digits"
 
 
 def test_every_stage_has_a_name_of_its_own_and_a_description() -> None:
@@ -49,5 +49,6 @@ def test_every_stage_has_a_name_of_its_own_and_a_description() -> None:
     assert all(callable(task.task_run_name) and task.description for task in tasks)
     registered = SimpleNamespace(name="flowers", version="3")
     assert (
-        run_words.aliases_name({"registered": registered}) == "Assign aliases of flowers, version 3"
+        run_messages.assign_aliases_name({"registered": registered})
+        == "Assign aliases of flowers, version 3"
     )

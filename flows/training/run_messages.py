@@ -1,4 +1,4 @@
-"""What a run says to the people who watch it: lines on the terminal, words in the Prefect UI."""
+"""What the Prefect UI shows of a training run: names, descriptions, artifacts, links."""
 
 from __future__ import annotations
 
@@ -18,11 +18,9 @@ from prefect.tasks import TaskRunNameCallbackWithParameters
 from prefect.utilities.urls import url_for
 
 from flows import prefect_session
-from flows.progress import display
 from pipeline.browsing import pages
 from pipeline.browsing.outcome import Outcome, lineage, links, metrics_table, recipe, verdict
 from pipeline.config import RunConfig
-from pipeline.data.ingestion import IngestedData, PreparedData
 from pipeline.metrics.names import METRICS
 from pipeline.run_memory import live_runs
 from pipeline.tracking import addresses, tracked_run, tracking_store
@@ -31,33 +29,14 @@ logger = logging.getLogger(__name__)
 
 FLOW_DESCRIPTION = """\
 From a folder of labelled images to a registered model: read and check the data, decode the images,
-train, evaluate on images that were never trained on, package, register, and decide about the
-champion. One MLflow run holds everything; the artifact *summary* leads there.
+train, evaluate on images that were not used for training, package, register, and decide about the
+champion. One MLflow run holds everything; the artifact *summary* links to it.
 """
 Parameters = dict[str, Any]
 
 
-def note_data(data: IngestedData) -> None:
-    """Say how many images there are and what is odd about them."""
-    total = sum(data.counts.values())
-    parts = ", ".join(f"{count} {split}" for split, count in data.counts.items())
-    display().note(f"{total} images in {len(data.classes)} classes: {parts}")
-    for words in data.notes:
-        display().note(words)
-
-
-def note_reuse(prepared: PreparedData) -> None:
-    """Say it if nothing had to be decoded."""
-    if prepared.reused:
-        display().note("nothing changed: the images decoded before are used again")
-
-
-def training_words(config: RunConfig) -> str:
+def training_recipe(config: RunConfig) -> str:
     """Return what is trained, and for how long."""
-    return f"Training {_training(config)}"
-
-
-def _training(config: RunConfig) -> str:
     length = config.training.time_limit or f"{config.training.epochs} epochs"
     if config.training.step_plan:
         length = f"{config.training.step_plan[-1][2]} steps, as recorded"
@@ -68,12 +47,12 @@ def _training(config: RunConfig) -> str:
 
 
 def _named(words: Callable[[Parameters], str]) -> TaskRunNameCallbackWithParameters:
-    """Mark a function as one that names a task run by the task's arguments."""
+    """Mark a function that names a task run after the task's arguments."""
     return cast("TaskRunNameCallbackWithParameters", words)
 
 
 def flow_name() -> str:
-    """Return the name of a flow run that begins: its data and its model."""
+    """Return the name of a new flow run: its data and its model."""
     config = flow_run.parameters.get("config")
     checked = config if isinstance(config, RunConfig) else RunConfig.model_validate(config or {})
     return f"{checked.name or data_name(checked)} {recipe(checked)}"
@@ -94,7 +73,7 @@ def decode_name(parameters: Parameters) -> str:
 @_named
 def train_name(parameters: Parameters) -> str:
     """Return the name of the task that trains."""
-    return f"Train {_training(parameters['config'])}"
+    return f"Train {training_recipe(parameters['config'])}"
 
 
 @_named
@@ -117,19 +96,19 @@ def register_name(parameters: Parameters) -> str:
 
 
 @_named
-def aliases_name(parameters: Parameters) -> str:
+def assign_aliases_name(parameters: Parameters) -> str:
     """Return the name of the task that assigns the aliases."""
     registered = parameters["registered"]
     return f"Assign aliases of {registered.name}, version {registered.version}"
 
 
 def data_name(config: RunConfig) -> str:
-    """Return what the data is called before it is read: its folder, or its source."""
+    """Return the name of data that has not been read yet: its folder, or its source."""
     return Path(config.data.path).name if config.data.path else config.data.source
 
 
 def tag_flow_run(run: tracked_run.TrackedRun, config: RunConfig) -> None:
-    """Name the flow run after data and model, and lead from Prefect to MLflow."""
+    """Name the flow run after its data and model, and tag it with its MLflow run."""
     _update_flow_run(f"{config.name} {recipe(config)}", run)
 
 
@@ -141,19 +120,19 @@ def _update_flow_run(name: str, run: tracked_run.TrackedRun) -> None:
 
 
 def flow_page() -> str:
-    """Return the address of this flow run in the Prefect UI; empty where it will not last."""
+    """Return the address of this flow run in the Prefect UI; empty on a temporary server."""
     if prefect_session.is_temporary() or not flow_run.id:
         return ""
     return url_for("flow-run", flow_run.id) or ""
 
 
-# -- what a finished run leaves ----------------------------------------------------------------
+# -- a finished run ----------------------------------------------------------------
 
 
 def publish(outcome: Outcome) -> None:
-    """Write the pages of a finished run: names and images in MLflow, the summary in Prefect.
+    """Write about a finished run: descriptions and images in MLflow, the summary in Prefect.
 
-    The model is registered by now, so a server that fails costs words, never the run.
+    The model is registered already, so a server error costs descriptions, never the run.
     """
     pages.write_pages(outcome)
     try:
@@ -167,7 +146,7 @@ def _write_artifacts(outcome: Outcome) -> None:
     lasting = tracking_store.use_store().startswith("http")  # a file's server has no address yet
     where = (
         f"Run `{outcome.run.run_id}` in the experiment *{outcome.config.name}* of this folder's "
-        "MLflow, whose address `patchline up` prints, or `mlflow ui`."
+        "MLflow; `patchline up` prints its address, and `mlflow ui` shows it without servers."
     )
     parts = (
         f"## {outcome.run_name}",
@@ -177,13 +156,13 @@ def _write_artifacts(outcome: Outcome) -> None:
         lineage(outcome),
     )
     create_markdown_artifact(
-        key="summary", markdown="\n\n".join(parts) + "\n", description="The verdict on this run"
+        key="summary", markdown="\n\n".join(parts) + "\n", description="The results of this run"
     )
     create_table_artifact(
         key="test-metrics",
         table=[
             {
-                "figure": METRICS[key.removeprefix("test/")].title,
+                "metric": METRICS[key.removeprefix("test/")].title,
                 "value": round(estimate.value, 4),
                 "low": round(estimate.low, 4),
                 "high": round(estimate.high, 4),
@@ -192,7 +171,7 @@ def _write_artifacts(outcome: Outcome) -> None:
             }
             for key, estimate in outcome.evaluated.report.metrics.items()
         ],
-        description="Figures on the test images with 95 % intervals",
+        description="Metrics on the test images with 95 % confidence intervals",
     )
     if lasting:
         page = addresses.run_page(outcome.run)

@@ -1,4 +1,4 @@
-"""Prepare the worker of the next stage while this one works, so that nobody waits for imports."""
+"""Start the worker of the next stage early, so that its imports cost no time."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from pipeline.workers.event_log import Event
 
 OnEvent = Callable[[Event], None]
 _AHEAD_SECONDS = 15.0
-"""Imports take 3 to 6 of them on an idle machine; this one is busy training."""
+"""Imports take 3 to 6 seconds on an idle machine; this one is busy training."""
 _ROOM_BYTES = 3 * 2**30
-"""The two take 0.8 GB; a training must not end for want of it."""
+"""The two workers take 0.8 GB; training must not run out of memory because of them."""
 
 
 def training() -> None:
-    """Prepare the training process; it also tells what this machine has, see `machine.seen`."""
+    """Start the training process; it also describes this machine, see `machine.seen`."""
     worker_start.prepare("pipeline.training")
 
 
 def following_stages(show: OnEvent) -> OnEvent:
-    """Return what shows the events of a training, and prepares the next workers before its end."""
+    """Return a function that shows training events and starts the next workers before the end."""
     first: Event | None = None
 
     def see(event: Event) -> None:
