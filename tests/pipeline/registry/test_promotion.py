@@ -235,7 +235,7 @@ def test_a_rollback_goes_to_another_version_that_is_there(tmp_path: Path) -> Non
     [
         ("model.safetensors", None, "lacks|missing"),
         ("model.safetensors", b"cut", "damaged"),
-        ("model.onnx", None, "lacks its file model.onnx"),
+        ("model.onnx", None, "lacks the file model.onnx"),
         ("model.onnx", b"cut", "damaged"),
     ],
 )
