@@ -169,7 +169,7 @@ _PREDICT = "x --interval 2h --predict m"
         (f"create {_PREDICT}", "also needs --images"),
         (f"create {_PREDICT} --images photos", "also needs --out"),
         (f"create {_TRAIN} --out a.csv", "--out is for predictions"),
-        (f"create {_TRAIN} --predict m", "--predict for predicting"),
+        (f"create {_TRAIN} --predict m", "--predict predicts"),
         (f"create {_PREDICT} --images photos --out a.txt", "must end in .csv or .parquet"),
         (f"create {_PREDICT} --images none --out a.csv", "There is no file or folder"),
         (f"create {_PREDICT} --images photos --out a.csv", "no registered model 'm'"),
