@@ -15,7 +15,7 @@ from flows.notifications import events
 from flows.progress import display, shown
 from pipeline import config_files
 from pipeline.errors import ConfigError, ModelReferenceError
-from pipeline.evaluation.decision import GateResult
+from pipeline.evaluation.promotion_decision import GateResult
 from pipeline.registry.config import PromotionConfig
 from pipeline.registry.history import CHALLENGER
 from pipeline.registry.registered_models import ModelReference, resolve

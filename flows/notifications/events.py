@@ -22,7 +22,7 @@ from pipeline import local_login
 from pipeline.redaction import redacted
 
 if TYPE_CHECKING:
-    from pipeline.evaluation.decision import Decision
+    from pipeline.evaluation.promotion_decision import Decision
 
 logger = logging.getLogger(__name__)
 

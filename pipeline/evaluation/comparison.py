@@ -13,7 +13,7 @@ import numpy as np
 
 from pipeline.data.same_images import content_numbers
 from pipeline.metrics.intervals import MetricEstimate, proportion, proportions
-from pipeline.metrics.paired import PairedDifference, difference, paired_difference
+from pipeline.metrics.paired_test import PairedDifference, difference, paired_difference
 from pipeline.section import Section
 
 if TYPE_CHECKING:

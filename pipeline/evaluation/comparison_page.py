@@ -16,8 +16,8 @@ from pipeline.evaluation.comparison import (
     p_value_text,
     points,
 )
-from pipeline.evaluation.decision import Decision
 from pipeline.evaluation.html_page import render, thumbnail
+from pipeline.evaluation.promotion_decision import Decision
 from pipeline.files.atomic_files import write_text
 from pipeline.metrics.intervals import MetricEstimate
 

@@ -12,8 +12,8 @@ import pandas as pd
 from pipeline.config import RunConfig
 from pipeline.data.ingestion import IngestedData, PreparedData
 from pipeline.data.prepared_store import open_images
-from pipeline.evaluation.figures import write_figures
 from pipeline.evaluation.html_report import PixelsOf, ReportPage, write_html
+from pipeline.evaluation.plots import write_plots
 from pipeline.evaluation.predictions import (
     PredictionJob,
     PredictionResult,
@@ -186,7 +186,7 @@ def write_report(
     """
     save_predictions(table, folder / "predictions.parquet")
     save(report, folder / "report.json")
-    write_figures(report, pixels_of, folder, history)
+    write_plots(report, pixels_of, folder, history)
     html = folder / "report.html"
     write_html(report, page, pixels_of, html, history=history, preview=preview)
     return html

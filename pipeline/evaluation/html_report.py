@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipeline.evaluation.charts import curve_charts, reliability_chart
 from pipeline.evaluation.config import SLICE_COLUMNS
-from pipeline.evaluation.confusions import confused_pairs, shown_matrix
+from pipeline.evaluation.confusion_matrix import confused_pairs, shown_matrix
 from pipeline.evaluation.galleries import GalleryImage
 from pipeline.evaluation.html_page import picture, render, thumbnail
 from pipeline.evaluation.report import EvaluationReport
 from pipeline.evaluation.slices import Slice
+from pipeline.evaluation.svg_charts import curve_charts, reliability_chart
 from pipeline.files.atomic_files import write_text
-from pipeline.metrics.classification import ClassFigures
+from pipeline.metrics.classification import ClassMetrics
 from pipeline.metrics.intervals import MetricEstimate
 from pipeline.metrics.names import METRICS, MetricName
 from pipeline.section import Section
@@ -96,7 +96,7 @@ def write_html(
     write_text(file, text)
 
 
-def _worst_first(figures: ClassFigures) -> tuple[bool, float, float]:
+def _worst_first(figures: ClassMetrics) -> tuple[bool, float, float]:
     """Sort by F1, then recall; classes without images last."""
     return figures.images == 0, figures.f1.value, figures.recall.value
 

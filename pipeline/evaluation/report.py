@@ -26,7 +26,7 @@ from pipeline.metrics.calibration import (
 )
 from pipeline.metrics.class_areas import Areas
 from pipeline.metrics.classification import (
-    ClassFigures,
+    ClassMetrics,
     by_class,
     confusion_matrix,
     metrics,
@@ -49,7 +49,7 @@ class EvaluationReport(Section):
     classes: tuple[str, ...]
     metrics: dict[str, MetricEstimate]
     """By name, the split in front: `test/accuracy`."""
-    by_class: tuple[ClassFigures, ...]
+    by_class: tuple[ClassMetrics, ...]
     """In the order of the classes."""
     confusion: tuple[tuple[int, ...], ...]
     """Rows are true classes, columns predicted ones; empty with more than 1,000 classes."""

@@ -32,7 +32,7 @@ def explicit_attention(
     key_BHNd: torch.Tensor,
     value_BHNd: torch.Tensor,
     *,
-    forbidden_NN: torch.Tensor | None = None,
+    attn_mask: torch.Tensor | None = None,
     dropout: float = 0.0,
 ) -> AttentionValues:
     """Attend step by step, as the paper writes it: softmax(q k' / sqrt(d)) v.
@@ -41,8 +41,8 @@ def explicit_attention(
     """
     head_dim = query_BHNd.shape[-1]
     scores_BHNN = query_BHNd @ key_BHNd.transpose(-2, -1) / head_dim**0.5
-    if forbidden_NN is not None:
-        scores_BHNN = scores_BHNN.masked_fill(forbidden_NN, float("-inf"))
+    if attn_mask is not None:
+        scores_BHNN = scores_BHNN.masked_fill(attn_mask, float("-inf"))
     weights_BHNN = torch.softmax(scores_BHNN, dim=-1)
     mixed_BHNd = functional.dropout(weights_BHNN, dropout) @ value_BHNd
     return AttentionValues(query_BHNd, key_BHNd, value_BHNd, scores_BHNN, weights_BHNN, mixed_BHNd)
@@ -53,11 +53,11 @@ def fused_attention(
     key_BHNd: torch.Tensor,
     value_BHNd: torch.Tensor,
     *,
-    forbidden_NN: torch.Tensor | None = None,
+    attn_mask: torch.Tensor | None = None,
     dropout: float = 0.0,
 ) -> torch.Tensor:
     """Attend by torch's fused kernel, which never holds the whole score matrix."""
-    allowed_NN = None if forbidden_NN is None else ~forbidden_NN
+    allowed_NN = None if attn_mask is None else ~attn_mask
     return functional.scaled_dot_product_attention(
         query_BHNd, key_BHNd, value_BHNd, attn_mask=allowed_NN, dropout_p=dropout
     )
@@ -111,15 +111,15 @@ class MultiHeadSelfAttention(nn.Module):
         query_BHNd: torch.Tensor,
         key_BHNd: torch.Tensor,
         value_BHNd: torch.Tensor,
-        forbidden_NN: torch.Tensor | None = None,
+        attn_mask: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Mix the values, concatenate the heads and project: (B, N, D)."""
         dropout = self.dropout if self.training else 0.0
         inputs = (query_BHNd, key_BHNd, value_BHNd)
         if self.observer is None:
-            mixed_BHNd = fused_attention(*inputs, forbidden_NN=forbidden_NN, dropout=dropout)
+            mixed_BHNd = fused_attention(*inputs, attn_mask=attn_mask, dropout=dropout)
         else:
-            values = explicit_attention(*inputs, forbidden_NN=forbidden_NN, dropout=dropout)
+            values = explicit_attention(*inputs, attn_mask=attn_mask, dropout=dropout)
             self.observer(values)
             mixed_BHNd = values.mixed_BHNd
         projected_BND: torch.Tensor = self.projection(mixed_BHNd.transpose(1, 2).flatten(2))

@@ -96,7 +96,7 @@ def rotated(values_BHNd: torch.Tensor, angles_HNF: torch.Tensor) -> torch.Tensor
     return turned.flatten(-2).to(values_BHNd.dtype)
 
 
-def grid_places(grid: tuple[int, int], device: torch.device | None = None) -> torch.Tensor:
+def grid_positions(grid: tuple[int, int], device: torch.device | None = None) -> torch.Tensor:
     """Return the place (x, y) of each token of a grid, row by row, in steps: (N, 2)."""
     rows, columns = grid
     y, x = torch.meshgrid(

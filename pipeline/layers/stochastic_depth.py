@@ -22,6 +22,6 @@ class StochasticDepth(nn.Module):
         return branch_BND * kept_B11 / keep
 
 
-def rising_rates(last: float, depth: int) -> list[float]:
+def drop_path_rates(last: float, depth: int) -> list[float]:
     """Return the drop probability of each block, rising linearly from 0 (section 3)."""
     return [last * block / max(1, depth - 1) for block in range(depth)]

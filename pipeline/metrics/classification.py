@@ -23,7 +23,7 @@ from pipeline.section import Section
 Array = np.ndarray[Any, Any]
 
 
-class ClassFigures(Section):
+class ClassMetrics(Section):
     """What the model does on one class."""
 
     name: str
@@ -105,7 +105,7 @@ def by_class(
     labels_N: Array,
     names: tuple[str, ...],
     areas: Areas | None = None,
-) -> tuple[ClassFigures, ...]:
+) -> tuple[ClassMetrics, ...]:
     """Return the figures of every class, in the order of the K names."""
     cells = ConfusionCells.of_answers(labels_N, probabilities_NK.argmax(axis=1), len(names))
     hits, predicted, images = cells.hits, cells.predicted, cells.images
@@ -117,7 +117,7 @@ def by_class(
         f1_scores(hits, predicted + images - hits),
     )
     return tuple(
-        ClassFigures(
+        ClassMetrics(
             name=name,
             images=int(images[k]),
             predicted=int(predicted[k]),

@@ -18,7 +18,7 @@ from pipeline.config import ModelChoice, PatchEmbeddingChoice
 from pipeline.errors import PluginError
 from pipeline.models.model_building import build_model, build_on_meta
 from pipeline.plugin_api import NO_PATCH_EMBEDDING, DataTraits, ImageSpec, PluginConfig
-from pipeline.plugin_system.plugin_loader import Kind, blamed
+from pipeline.plugin_system.plugin_loader import Kind, plugin_errors
 from pipeline.plugin_system.plugin_settings import named_patch_embedding, settings_of
 from pipeline.section import Section
 
@@ -52,7 +52,7 @@ def resolved_choice(choice: ModelChoice, traits: DataTraits) -> ModelChoice:
 
     def resolved(kind: Kind, chosen: Any, prefix: str) -> Any:
         settings: PluginConfig = settings_of(kind, chosen, prefix)
-        with blamed(kind, chosen.name, "failed to resolve its settings"):
+        with plugin_errors(kind, chosen.name, "failed to resolve its settings"):
             settings = settings.resolved_for(traits)
         return chosen.with_settings(settings.model_dump())
 

@@ -208,7 +208,7 @@ def _load_file(file: str) -> Plugin:
 
 
 @contextmanager
-def blamed(kind: Kind, name: str, what: str) -> Iterator[None]:
+def plugin_errors(kind: Kind, name: str, what: str) -> Iterator[None]:
     """Turn whatever a plugin's own code raises into a sentence that names the plugin.
 
     Args:

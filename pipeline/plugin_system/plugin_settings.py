@@ -11,7 +11,12 @@ from pipeline import config_errors
 from pipeline.config import ModelChoice, PatchEmbeddingChoice, PluginChoice, RunConfig
 from pipeline.errors import ConfigError
 from pipeline.plugin_api import NO_PATCH_EMBEDDING, DataTraits, PluginConfig
-from pipeline.plugin_system.plugin_loader import Kind, blamed, config_class, patch_embedding_name
+from pipeline.plugin_system.plugin_loader import (
+    Kind,
+    config_class,
+    patch_embedding_name,
+    plugin_errors,
+)
 
 Choice = TypeVar("Choice", bound=PluginChoice)
 _Change = Callable[[PluginConfig], PluginConfig]
@@ -68,7 +73,7 @@ def _parsed(kind: Kind, name: str, settings: dict[str, object], prefix: str) -> 
 def _with_settings(config: RunConfig, change: _Change) -> RunConfig:
     def changed(choice: Choice, kind: Kind, prefix: str) -> Choice:
         parsed = settings_of(kind, choice, prefix)
-        with blamed(kind, choice.name, "failed to resolve its settings"):
+        with plugin_errors(kind, choice.name, "failed to resolve its settings"):
             settings = change(parsed).model_dump(mode="json")
         return choice.with_settings(settings)
 
@@ -80,7 +85,7 @@ def _with_settings(config: RunConfig, change: _Change) -> RunConfig:
         else changed(named, "patch_embedding", "model.patch_embedding")
     )
     parsed = _parsed("data_source", config.data.source, config.data.options, "data.options")
-    with blamed("data_source", config.data.source, "failed to resolve its settings"):
+    with plugin_errors("data_source", config.data.source, "failed to resolve its settings"):
         options = change(parsed).model_dump(mode="json")
     return config.model_copy(
         update={

@@ -10,7 +10,7 @@ from typing import Literal
 
 from pipeline.evaluation.comparison import Comparison
 from pipeline.evaluation.comparison_page import PAGE, write_comparison
-from pipeline.evaluation.decision import GateResult
+from pipeline.evaluation.promotion_decision import GateResult
 from pipeline.registry.config import PromotionConfig
 from pipeline.registry.judgement import judge
 from pipeline.registry.registered_models import APPROVAL_TAG, ModelReference, summaries

@@ -17,7 +17,7 @@ from PIL import Image
 
 from pipeline.evaluation.comparison import COPY, SEEN_BY_CHAMPION, Comparison, compare
 from pipeline.evaluation.comparison_page import _axis, write_comparison
-from pipeline.evaluation.decision import Decision, GateResult
+from pipeline.evaluation.promotion_decision import Decision, GateResult
 from pipeline.metrics.intervals import MetricEstimate
 
 CLASSES = ("across", "down", "rising")

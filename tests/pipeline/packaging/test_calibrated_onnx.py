@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from pipeline.errors import PackagingError
-from pipeline.packaging.export import ProbabilityModel, export_onnx, largest_difference
+from pipeline.packaging.calibrated_onnx import ProbabilityModel, export_onnx, largest_difference
 from tests.pipeline.conftest import CLASSES, SIDE, Exported, image_spec, random_model
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline.evaluation.confusions import shown_matrix
+from pipeline.evaluation.confusion_matrix import shown_matrix
 from pipeline.evaluation.galleries import GalleryImage
 from pipeline.evaluation.report import EvaluationReport
 from pipeline.files.atomic_files import replacing
@@ -31,27 +31,27 @@ _SIDE, _GAP, _WORDS = 1.55, 0.08, 0.5
 _INK, _BLUE, _ORANGE, _GREY = "#1b1f24", "#2563a8", "#c2571a", "#8a929c"
 
 
-def write_figures(
+def write_plots(
     report: EvaluationReport,
     pixels_of: Callable[[int], np.ndarray[Any, np.dtype[np.uint8]]],
     folder: Path,
     history: Sequence[Mapping[str, Any]] = (),
 ) -> None:
     """Write every picture under its fixed name; training curves only with a history."""
-    confusion_figure(report, folder / CONFUSION)
-    confusion_figure(report, folder / CONFUSION_SHARES, shares=True)
-    reliability_figure(report, folder / RELIABILITY)
+    plot_confusion_matrix(report, folder / CONFUSION)
+    plot_confusion_matrix(report, folder / CONFUSION_SHARES, shares=True)
+    plot_reliability(report, folder / RELIABILITY)
     for images, name in (
         (report.most_confident_errors, ERRORS),
         (report.least_certain, UNCERTAIN),
         (report.likely_label_errors, LABEL_ERRORS),
     ):
-        gallery_figure(images, pixels_of, folder / name)
+        plot_gallery(images, pixels_of, folder / name)
     if history:
-        curves_figure(history, folder / CURVES)
+        plot_training_curves(history, folder / CURVES)
 
 
-def confusion_figure(report: EvaluationReport, file: Path, *, shares: bool = False) -> Path:
+def plot_confusion_matrix(report: EvaluationReport, file: Path, *, shares: bool = False) -> Path:
     """Draw the confusion matrix, shaded by the share of each true class.
 
     Of more than 30 classes, those of the most confused pairs. The numbers in it are images, or with
@@ -79,7 +79,7 @@ def confusion_figure(report: EvaluationReport, file: Path, *, shares: bool = Fal
     return _save(figure, file)
 
 
-def reliability_figure(report: EvaluationReport, file: Path) -> Path:
+def plot_reliability(report: EvaluationReport, file: Path) -> Path:
     """Draw how often the model is right against how sure it is, with intervals."""
     figure = _figure(5.2, 5.6)
     axes, below = figure.subplots(2, 1, sharex=True, height_ratios=(5, 1))
@@ -113,7 +113,7 @@ def reliability_figure(report: EvaluationReport, file: Path) -> Path:
     return _save(figure, file)
 
 
-def curves_figure(history: Sequence[Mapping[str, Any]], file: Path) -> Path:
+def plot_training_curves(history: Sequence[Mapping[str, Any]], file: Path) -> Path:
     """Draw loss and accuracy over the epochs, of training and validation."""
     figure = _figure(9.0, 3.4)
     epochs = [record["epoch"] for record in history]
@@ -130,7 +130,7 @@ def curves_figure(history: Sequence[Mapping[str, Any]], file: Path) -> Path:
     return _save(figure, file)
 
 
-def gallery_figure(
+def plot_gallery(
     images: Sequence[GalleryImage],
     pixels_of: Callable[[int], np.ndarray[Any, np.dtype[np.uint8]]],
     file: Path,
