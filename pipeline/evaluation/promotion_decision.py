@@ -1,4 +1,8 @@
-"""The answer to "may this version become champion?": every gate with its figures, and a reason."""
+"""The decision about a promotion: the result of every gate, and the reason.
+
+These are the values only. The gates that decide, the paired test against the champion among them,
+are in `pipeline/registry/gates.py`.
+"""
 
 from __future__ import annotations
 
@@ -6,37 +10,37 @@ from pipeline.section import Section
 
 
 class GateResult(Section):
-    """What one gate found."""
+    """The result of one gate."""
 
     name: str
     """Such as `better_than_champion`."""
     passed: bool
     value: float | None
-    """The figure that was judged; none where it could not be had."""
+    """The value that was checked; None if it is not available."""
     threshold: float | None
-    """What the figure was held against; none where the gate has no number."""
+    """The threshold for the value; None for a gate without one."""
     sentence: str
-    """The finding in words, with its figures."""
+    """The result in words, with its values."""
 
 
 class Decision(Section):
     """Whether a version becomes champion, and why."""
 
     name: str
-    """Of the registered model."""
+    """Name of the registered model."""
     version: str
     champion: str | None
-    """The champion that it was held against; none if there was none."""
+    """The champion it was compared with; None if there was none."""
     promoted: bool
     forced: bool = False
-    """Whether a person overruled gates that refused."""
+    """Whether a person overruled failed gates."""
     reason: str
-    """In one sentence."""
+    """The reason in one sentence."""
     gates: tuple[GateResult, ...]
     decided_at: str
     """ISO 8601, UTC."""
 
     @property
     def failed(self) -> tuple[str, ...]:
-        """The names of the gates that refused."""
+        """The names of the failed gates."""
         return tuple(gate.name for gate in self.gates if not gate.passed)
