@@ -27,8 +27,8 @@ logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
 _OTHER_NUM_CLASSES = 2
 
 
-class ModelFigures(Section):
-    """What one RGB image costs in a model."""
+class ModelCost(Section):
+    """The cost of a model for one RGB image."""
 
     parameters: int
     """With 1000 classes."""
@@ -63,7 +63,7 @@ def resolved_choice(choice: ModelChoice, traits: DataTraits) -> ModelChoice:
     return model.model_copy(update={"patch_embedding": embedding})
 
 
-def model_figures(choice: ModelChoice, image_size: int) -> ModelFigures:
+def model_cost(choice: ModelChoice, image_size: int) -> ModelCost:
     """Count a model for square RGB images of a size and 1000 classes.
 
     Raises:
@@ -89,9 +89,9 @@ def model_figures(choice: ModelChoice, image_size: int) -> ModelFigures:
     except Exception as error:
         raise PluginError(
             f"The model plugin '{choice.name}' fails on a {image_size}x{image_size} image: "
-            f"{type(error).__name__}: {error}. Try `patchline plugins check model {choice.name}`."
+            f"{type(error).__name__}: {error}. Run `patchline plugins check model {choice.name}`."
         ) from error
-    return ModelFigures(
+    return ModelCost(
         parameters=parameters,
         parameters_without_head=round(parameters - NUM_CLASSES * for_a_class),
         tokens=tokens,

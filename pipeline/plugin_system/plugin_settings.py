@@ -1,4 +1,4 @@
-"""Hold the settings of the chosen plugins against the plugins' own config classes."""
+"""Validate the settings of the chosen plugins with the plugins' config classes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def checked_plugins(config: RunConfig) -> RunConfig:
     """Check the plugins' settings and fill in their defaults.
 
     Raises:
-        ConfigError: for the first setting that is unknown or has a bad value.
+        ConfigError: for the first setting that is unknown or has an invalid value.
         PluginError: for a plugin that is unknown or broken.
     """
     return _with_settings(config, lambda settings: settings)
@@ -52,13 +52,13 @@ def named_patch_embedding(model: ModelChoice) -> PatchEmbeddingChoice:
     if name == NO_PATCH_EMBEDDING and chosen.settings:
         raise ConfigError(
             f"model.patch_embedding.{next(iter(chosen.settings))} is set, but the model "
-            f"{model.name} takes no patch embedding. Leave it out."
+            f"{model.name} takes no patch embedding. Omit it."
         )
     return chosen if name == chosen.name else chosen.model_copy(update={"name": name})
 
 
 def settings_of(kind: Kind, choice: PluginChoice, prefix: str) -> PluginConfig:
-    """Return the settings beside a plugin's name as the plugin's own config class."""
+    """Return a plugin's settings as an instance of its config class."""
     return _parsed(kind, choice.name, choice.settings, prefix)
 
 

@@ -53,7 +53,7 @@ def _check(exceptions: dict[str, str], name: str = _CHANGES) -> Check:
 
 def test_a_failure_without_an_exception_is_an_assertion_error() -> None:
     """A broken rule raises what pytest shows as a failed assertion, with the sentence."""
-    with pytest.raises(CheckError, match="12 keys give the same image") as raised:
+    with pytest.raises(CheckError, match="12 seeds give the same image") as raised:
         _check({})()
     assert isinstance(raised.value, AssertionError)
     result = _check({}).result()
@@ -205,5 +205,5 @@ def test_the_test_of_the_documentation_passes_and_fails(tmp_path: Path) -> None:
         assert f"test_sound.py::test_keeps_the_contract[{name}] PASSED" in out
         outcome = "FAILED" if name == _CHANGES else "PASSED"
         assert f"test_faulty.py::test_keeps_the_contract[{name}] {outcome}" in out
-    assert "CheckError: 12 keys give the same image. Change something, or declare" in out
+    assert "CheckError: 12 seeds give the same image. Change the image, or add" in out
     assert f"1 failed, {2 * len(names) - 1} passed" in out
