@@ -28,7 +28,7 @@ METRICS: dict[str, MetricName] = {
     ),
     "top5_accuracy": MetricName(
         "Top-5 accuracy",
-        "share of the images whose true class is among the five most probable",
+        "share with the true class among the five most probable",
         True,
         _MID_P,
     ),
@@ -55,11 +55,9 @@ METRICS: dict[str, MetricName] = {
         "probability that an image of a class ranks above an image of another class, mean over the "
         "classes",
         True,
-        "score interval",
+        _EFFECTIVE,
     ),
-    "pr_auc": MetricName(
-        "PR AUC", "average precision, mean over the classes", True, "score interval"
-    ),
+    "pr_auc": MetricName("PR AUC", "average precision, mean over classes", True, _EFFECTIVE),
     "mcc": MetricName(
         "MCC",
         "Matthews correlation coefficient of labels and predictions; 0 is chance level",
