@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class RotaryVisionTransformer(nn.Module):
-    """A ViT that turns queries and keys by their place: `images_BCHW -> logits_BK`."""
+    """A ViT that rotates queries and keys by position: `images_BCHW -> logits_BK`."""
 
     def __init__(self, config: RopeVitConfig, context: ModelContext) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A ViT with register tokens: room to compute in, so that patches keep to what they show.
+"""A ViT with register tokens, which keep artifacts out of the attention to patches.
 
 Settings and plugin; the network is in `plugins.models.vit_registers_module`.
 """

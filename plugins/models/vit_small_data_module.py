@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class SmallDataVisionTransformer(nn.Module):
-    """A ViT whose tokens look at each other, never at themselves: `images_BCHW -> logits_BK`."""
+    """A ViT whose tokens attend to each other, never to themselves: `images_BCHW -> logits_BK`."""
 
     def __init__(self, config: VitSmallDataConfig, context: ModelContext) -> None:
         super().__init__()
