@@ -1,4 +1,4 @@
-"""What the paired gate does: how often it promotes an equal model, and one that is better.
+"""How often the paired promotion gate promotes an equally good model, and a better one.
 
 python -m benchmarks.paired_gate
 """

@@ -24,7 +24,7 @@ from pipeline.section import Section
 PixelsOf = Callable[[int], np.ndarray[Any, np.dtype[np.uint8]]]
 """Returns the image (H, W, C) of a row of the table of predictions."""
 
-_KEY_FIGURES = ("balanced_accuracy", "macro_f1", "mcc", "roc_auc", "log_loss", "ece")
+_KEY_METRICS = ("balanced_accuracy", "macro_f1", "mcc", "roc_auc", "log_loss", "ece")
 _MOST_OPEN_CLASSES, _MOST_LISTED_CLASSES = 12, 500
 _OPEN_IMAGES = 12
 _MOST_NAMED_CLASSES = 5
@@ -77,7 +77,7 @@ def write_html(
         report=report,
         page=page,
         notes=[*page.notes, *_notes(report, page)],
-        key_figures=[row for row in _metric_rows(report) if row[0] in _KEY_FIGURES],
+        key_metrics=[row for row in _metric_rows(report) if row[0] in _KEY_METRICS],
         metrics=_metric_rows(report),
         pairs=confused_pairs(report.cells, report.classes),
         matrix=shown_matrix(report.cells, report.classes),

@@ -1,6 +1,6 @@
-"""What a model costs: parameters, tokens, multiplications, memory.
+"""Compute the cost of a model: parameters, tokens, multiply-accumulates, activation memory.
 
-Everything is counted on tensors that have shapes and no values: Huge takes seconds, not gigabytes.
+Everything is computed on fake tensors without values: ViT-Huge takes seconds, not gigabytes.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class ModelCost(Section):
     parameters: int
     """With 1000 classes."""
     parameters_without_head: int
-    """Those whose number does not depend on the number of classes."""
+    """Parameters that do not depend on the number of classes."""
     tokens: int
     """Patches of one image; 0 for a model without a patch embedding."""
     macs: int
     """Multiply-accumulate operations of matrix products and convolutions, forward."""
     activation_bytes: int
-    """What training keeps for the backward pass, in float32; fused attention keeps no scores."""
+    """Bytes kept for the backward pass in training, float32; fused attention keeps no scores."""
 
 
 def resolved_choice(choice: ModelChoice, traits: DataTraits) -> ModelChoice:
@@ -64,7 +64,7 @@ def resolved_choice(choice: ModelChoice, traits: DataTraits) -> ModelChoice:
 
 
 def model_cost(choice: ModelChoice, image_size: int) -> ModelCost:
-    """Count a model for square RGB images of a size and 1000 classes.
+    """Compute the cost of a model for square RGB images and 1000 classes.
 
     Raises:
         ConfigError: if a setting does not fit the images.

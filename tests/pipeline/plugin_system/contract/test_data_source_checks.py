@@ -175,7 +175,7 @@ FAULTS = [
     Fault(
         "a path with a backslash",
         _plugin(_changing(_first(path="dark\\1.png"))),
-        {_PATHS: "is not relative with forward slashes.", _DECODES: ""},
+        {_PATHS: "must be relative and use forward slashes.", _DECODES: ""},
     ),
     Fault(
         "a path that climbs",
