@@ -4,8 +4,8 @@
 
 Four measurements: the seconds until `patchline up` is ready, in a fresh and in a used folder;
 the seconds that a training of 60 s takes in addition to its 60 s, from the command to the
-registered version, with the servers up; and the seconds from a new image in a watched folder to the start of
-the run.
+registered version, with the servers up; and the seconds from a new image in a watched folder to the
+start of the run.
 """
 
 from __future__ import annotations
