@@ -171,7 +171,7 @@ FAULTS = [
         _plugin(_changing(lambda listing: replace(listing, images=[]))),
         {_LISTS: "The example has the classes []. At least two are required."},
     ),
-    Fault("an absolute path", _plugin(_changing(_absolute)), {_PATHS: "is not relative with"}),
+    Fault("an absolute path", _plugin(_changing(_absolute)), {_PATHS: "must be relative and use"}),
     Fault(
         "a path with a backslash",
         _plugin(_changing(_first(path="dark\\1.png"))),
