@@ -1,4 +1,4 @@
-"""Go on with a workspace that an older commit has left.
+"""Continue in a workspace that was created by an older commit.
 
     python -m benchmarks.upgrade [COMMIT] [--folder FOLDER]
 

@@ -57,7 +57,7 @@ class Command:
 
 
 GROUPS = {
-    "plugins": "What is installed, what it costs, and how to write more.",
+    "plugins": "List, inspect, check and create plugins.",
     "schedule": "Manage schedules; requires `patchline up`.",
     "data": "Dataset commands.",
     "notify": "Manage webhook notifications; requires `patchline up`.",
@@ -72,28 +72,30 @@ COMMANDS = (
     Command(
         "plugins list",
         "plugins_list:list_plugins",
-        "List the installed plugins; nothing is imported.",
+        "List the installed plugins without importing them.",
     ),
     Command(
         "plugins show",
         "plugins_show:build",
-        "Show a plugin's settings, and what a model or a patch embedding costs with them.",
+        "Show a plugin's settings, and the cost of a model or patch embedding.",
         composed=True,
     ),
     Command(
         "plugins check",
         "plugins_check:build",
-        "Hold a plugin against its contract; the exit code is 1 if it breaks a rule.",
+        "Run the plugin's conformance checks; exits with code 1 if one fails.",
         composed=True,
     ),
     Command(
         "plugins new",
         "plugins_new:new_plugin",
-        "Write a package with a new plugin that works: its code, its settings, its test.",
+        "Create a package with a new, working plugin: code, settings and tests.",
     ),
     Command("predict", "predict:predict", "Label images with a registered model."),
     Command(
-        "evaluate", "evaluate:evaluate", "Report on a registered model on any labelled images."
+        "evaluate",
+        "evaluate:evaluate",
+        "Evaluate a registered model on labelled images and write a report.",
     ),
     Command(
         "models",

@@ -40,24 +40,24 @@ def evaluate(
     as_json: Json = False,
     evaluation: EvaluationConfig | None = None,
 ) -> None:
-    """Report on a registered model on any labelled images.
+    """Evaluate a registered model on labelled images and write a report.
 
     Parameters
     ----------
     model
-        NAME, NAME@ALIAS, NAME/VERSION or models:/NAME@ALIAS; a bare NAME means its champion.
+        NAME, NAME@ALIAS, NAME/VERSION or models:/NAME@ALIAS; NAME alone means its champion.
     data
         A folder with one subfolder of images for each class, or SOURCE:NAME.
     split
-        A split that the data itself names; auto takes its test split if it has one, else all.
+        The split of the data to evaluate; auto means the test split if there is one, else all.
     seen_images
-        Evaluate also on images that the model was trained or chosen on.
+        Include images used for training or model selection.
     common_classes
-        Leave out images of classes that the model does not know.
+        Leave out images of classes that the model does not have.
     out
-        A folder that gets a copy of the report.
+        Folder for a copy of the report.
     evaluation
-        What the report shows.
+        Contents of the report.
     """
     from pipeline.registry.version_evaluation import EvaluationChoices
 
@@ -73,12 +73,12 @@ def evaluate(
 def _print_evaluation(
     model: str, data: str, choices: EvaluationChoices, *, out: Path | None, as_json: bool
 ) -> None:
-    """Evaluate in an MLflow run of its own, and print the figures."""
+    """Evaluate in a new MLflow run, and print the metrics."""
     from pipeline.data import ingestion
     from pipeline.registry.version_evaluation import choose_images, evaluate_version
 
     if out is not None and out.exists() and not out.is_dir():
-        raise ConfigError(f"--out is {out}, which is a file. Name a folder for the report.")
+        raise ConfigError(f"--out {out} is a file. Set it to a folder for the report.")
     config = RunConfig.model_validate(data_settings(data, None))
     workspace = WORKSPACE.resolve()
     ingestion.check_source(config, workspace, to_train=False)
@@ -160,12 +160,12 @@ def _lines(found: VersionEvaluation) -> list[str]:
         estimate = report.metrics.get(f"{report.split}/{key}")
         if estimate is not None:
             lines.append(
-                f"  {METRICS[key].title:<28} {estimate.value:.3f}  (95 % interval "
+                f"  {METRICS[key].title:<28} {estimate.value:.3f}  (95 % confidence interval "
                 f"{estimate.low:.3f} to {estimate.high:.3f})"
             )
     lines += [f"  note: {note}" for note in found.selection.notes]
     if report.warning:
-        lines.append(f"  take care: {report.warning}")
+        lines.append(f"  warning: {report.warning}")
     path = os.path.relpath(found.html)
     lines.append(f"  report: {found.html if path.startswith('..') else path}")
     return lines

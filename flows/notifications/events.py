@@ -21,7 +21,7 @@ from pipeline import local_login
 from pipeline.automation import event_kinds
 
 if TYPE_CHECKING:
-    from pipeline.evaluation.decision import Decision
+    from pipeline.evaluation.promotion_decision import Decision
 
 logger = logging.getLogger(__name__)
 

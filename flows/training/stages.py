@@ -23,9 +23,9 @@ from pipeline.data import ingestion, prepare_stage
 from pipeline.data.ingestion import IngestedData, PreparedData
 from pipeline.evaluation import evaluating
 from pipeline.evaluation.evaluating import Evaluated
-from pipeline.packaging import packaging_stage
+from pipeline.packaging import stage as packaging_stage
+from pipeline.packaging.job import Package
 from pipeline.packaging.model_card import CardFacts
-from pipeline.packaging.packaging_job import Package
 from pipeline.registry import promotion, registration
 from pipeline.registry.promotion import Promotion
 from pipeline.registry.registration import Registered

@@ -31,8 +31,8 @@ from pipeline.data.ingestion import IngestedData, PreparedData
 from pipeline.errors import DataError, PipelineError
 from pipeline.evaluation.evaluating import Evaluated
 from pipeline.files.atomic_files import write_text
+from pipeline.packaging.job import Package
 from pipeline.packaging.model_card import CardFacts
-from pipeline.packaging.packaging_job import Package
 from pipeline.plugin_system import plugin_settings
 from pipeline.plugin_system.plugin_loader import plugin_files
 from pipeline.registry import registered_models, registration
@@ -330,7 +330,7 @@ def _card(
     return CardFacts(
         name=str(config.name),
         images=data.counts,
-        figures=evaluated.report.metrics,
+        metrics=evaluated.report.metrics,
         training=f"{trained.steps} steps on {trained.device}, {trained.precision}",
         commit=provenance.commit()[0][:12],
     )

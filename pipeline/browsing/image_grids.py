@@ -14,7 +14,7 @@ import numpy as np
 
 from pipeline.browsing.charts import AUGMENTATION, ERRORS, UNCERTAIN
 from pipeline.browsing.outcome import Outcome
-from pipeline.evaluation import figures
+from pipeline.evaluation import plots
 from pipeline.tracking.tracking_store import client
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
@@ -61,11 +61,11 @@ def grid_images(outcome: Outcome) -> Iterator[GridImage]:
             yield GridImage(AUGMENTATION, step, pixels)
     report, folder = outcome.evaluated.report, outcome.evaluated.folder
     for key, images, name in (
-        (ERRORS, report.most_confident_errors, figures.ERRORS),
-        (UNCERTAIN, report.least_certain, figures.UNCERTAIN),
+        (ERRORS, report.most_confident_errors, plots.ERRORS),
+        (UNCERTAIN, report.least_certain, plots.UNCERTAIN),
     ):
         if images and (folder / name).exists():
-            rows = figures.gallery_rows(len(images))
+            rows = plots.gallery_rows(len(images))
             for step, pixels in enumerate(_slices(_read(folder / name), rows)[:_GALLERY_STEPS]):
                 yield GridImage(key, step, _stacked(pixels))
 

@@ -11,7 +11,7 @@ import numpy as np
 from pipeline.config import PluginChoice
 from pipeline.errors import PluginError
 from pipeline.plugin_api import AugmentationContext, ImageSpec
-from pipeline.plugin_system.plugin_loader import blamed, load_augmentation
+from pipeline.plugin_system.plugin_loader import load_augmentation, plugin_errors
 from pipeline.plugin_system.plugin_settings import settings_of
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
@@ -29,7 +29,7 @@ class SeededAugmentation:
         settings = settings_of("augmentation", choice, "augmentation")
         context = AugmentationContext(image.channels, image.height, image.width)
         plugin = load_augmentation(choice.name)
-        with blamed("augmentation", choice.name, "failed to build"):
+        with plugin_errors("augmentation", choice.name, "failed to build"):
             transform = plugin.build(settings, context)
         self._transform = SeededTransform(transform, context, choice.name)
         self._seed = seed

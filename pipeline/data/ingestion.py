@@ -279,7 +279,9 @@ def _listing(config: RunConfig, workspace: Path) -> ImageListing:
     work_dir = workspace / "sources" / config.data.source
     with storage_errors(workspace.parent):
         make_folder(work_dir)
-    with plugin_loader.blamed("data_source", config.data.source, "failed to list its images"):
+    with plugin_loader.plugin_errors(
+        "data_source", config.data.source, "failed to list its images"
+    ):
         source = plugin.build(options, SourceContext(path=config.data.path, work_dir=work_dir))
         listing = source.list_images()
     if not isinstance(listing, ImageListing):

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from pipeline.evaluation.comparison import Comparison, comparable_images, compare
-from pipeline.evaluation.decision import GateResult
-from pipeline.packaging.package_check import check_package
+from pipeline.evaluation.promotion_decision import GateResult
+from pipeline.packaging.clean_process_check import check_package
 from pipeline.registry import promotion_gates
 from pipeline.registry.config import PromotionConfig
 from pipeline.registry.registered_models import ModelReference, resolve

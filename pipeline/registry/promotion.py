@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from pipeline.errors import ModelReferenceError, TrackingError
 from pipeline.evaluation.comparison_page import DECISION, write_comparison
-from pipeline.evaluation.decision import Decision, GateResult
+from pipeline.evaluation.promotion_decision import Decision, GateResult
 from pipeline.files.atomic_files import write_text
-from pipeline.packaging.package_check import check_package
+from pipeline.packaging.clean_process_check import check_package
 from pipeline.registry import history
 from pipeline.registry.alias_lock import claimed, machine_lock
 from pipeline.registry.approval.answer import Answer

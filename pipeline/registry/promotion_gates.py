@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pipeline.evaluation.comparison import ClassChange, Comparison, p_value_text
-from pipeline.evaluation.decision import GateResult
+from pipeline.evaluation.promotion_decision import GateResult
 from pipeline.metrics.names import METRICS
-from pipeline.metrics.paired import is_better
-from pipeline.packaging.package_check import PackageCheck
+from pipeline.metrics.paired_test import is_better
+from pipeline.packaging.clean_process_check import PackageCheck
 from pipeline.registry.config import PromotionConfig
 
 

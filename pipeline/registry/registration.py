@@ -17,8 +17,8 @@ import yaml
 
 from pipeline.evaluation.report import EvaluationReport
 from pipeline.models.model_description import load_description
-from pipeline.packaging.packaging_job import Package
-from pipeline.packaging.server_writer import requirements
+from pipeline.packaging.job import Package
+from pipeline.packaging.standalone_file import requirements
 from pipeline.registry.registered_models import (
     COMMIT_TAG,
     FINGERPRINT_TAG,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from pipeline.evaluation.decision import GateResult
+from pipeline.evaluation.promotion_decision import GateResult
 from pipeline.registry.history import CHAMPION, AliasChange
 from pipeline.registry.promotion import Promotion
 from pipeline.registry.registered_models import ModelSummary, VersionSummary

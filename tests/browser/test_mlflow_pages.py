@@ -92,7 +92,7 @@ def test_the_report_is_shown_among_the_artifacts(opened: Opened) -> None:
     """The link to the report opens it inside the run's page, drawn as HTML."""
     opened.window.open(
         f"{opened.server}/{addresses.report_path(opened.run)}",
-        *("photos: test report", "test images recognised", "Balanced accuracy"),
+        *("photos: test report", "test images classified correctly", "Balanced accuracy"),
     )
     assert opened.window.count("iframe") == 1
 

@@ -215,7 +215,7 @@ def test_takes_no_patch_embedding(library: str) -> None:
         validated({"model": chosen})
     assert str(caught.value) == (
         f"model.patch_embedding.name is conv, but the model {library} takes no patch embedding. "
-        "Set it to none, or leave it out."
+        "Set it to none, or omit it."
     )
 
 

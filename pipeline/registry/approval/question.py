@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pipeline.evaluation.comparison import Comparison
 from pipeline.evaluation.comparison_page import PAGE, write_comparison
-from pipeline.evaluation.decision import GateResult
+from pipeline.evaluation.promotion_decision import GateResult
 from pipeline.registry.config import PromotionConfig
 from pipeline.registry.gate_evaluation import evaluate_gates
 from pipeline.registry.registered_models import ModelReference, summaries

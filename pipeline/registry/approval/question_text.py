@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pipeline.evaluation.comparison import ClassChange, Comparison, p_value_text, points
-from pipeline.evaluation.decision import GateResult
+from pipeline.evaluation.promotion_decision import GateResult
 from pipeline.metrics.intervals import MetricEstimate
 from pipeline.metrics.names import METRICS
 from pipeline.registry.approval.question import Question

@@ -106,7 +106,7 @@ def test_settings_of_the_own_embedding_need_no_name() -> None:
     [
         ({"name": "conv"}, ["model.patch_embedding.name is conv", "torchvision", "none"]),
         ({"patch_size": 4}, ["model.patch_embedding.patch_size is set", "torchvision", "Leave"]),
-        ({"name": "none", "patch_size": 4}, ["patch_size is set", "torchvision", "Leave it out"]),
+        ({"name": "none", "patch_size": 4}, ["patch_size is set", "torchvision", "Omit it"]),
     ],
 )
 def test_a_model_without_an_embedding_refuses_one(

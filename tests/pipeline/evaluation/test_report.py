@@ -159,7 +159,7 @@ def test_a_model_that_is_no_better_than_one_answer_is_said() -> None:
     """A report warns when naming the commonest class for every image would do as well."""
     labels = [0] * 60 + [1] * 40
     lazy = _evaluate(made_of(np.tile([0.6, 0.4], (100, 1)), labels))
-    assert "not clearly better than always answering 'class 0'" in lazy.warning
+    assert "not clearly better than always predicting 'class 0'" in lazy.warning
     assert lazy.commonest[0] == "class 0"
     assert lazy.commonest[1] == pytest.approx(0.6)
     knowing = np.array([[0.9, 0.1]] * 60 + [[0.1, 0.9]] * 40)

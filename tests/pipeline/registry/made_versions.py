@@ -18,8 +18,8 @@ from pipeline.data import manifest as manifests
 from pipeline.evaluation import predictions
 from pipeline.files.atomic_files import write_text
 from pipeline.models.model_description import ModelDescription
-from pipeline.packaging.packaging_job import Package
-from pipeline.packaging.server_writer import write_server
+from pipeline.packaging.job import Package
+from pipeline.packaging.standalone_file import write_model_server
 from pipeline.plugin_api import ImageSpec
 from pipeline.registry import registration
 from pipeline.registry.config import PromotionConfig
@@ -107,7 +107,7 @@ def made_package(folder: Path, classes: tuple[str, ...] = CLASSES, seed: int = 0
     description = ModelDescription(model=ModelChoice(), plugins=(), classes=classes, image=image)
     write_text(folder / "model.json", description.model_dump_json())
     write_text(folder / "model_card.md", "# A model for tests\n")
-    write_server(folder / "model_server.py")
+    write_model_server(folder / "model_server.py")
     return Package(folder=folder, largest_difference=0.0, checked_images=0, bytes=0)
 
 

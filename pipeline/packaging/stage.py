@@ -1,4 +1,4 @@
-"""The packaging stage: export and check in a process of its own."""
+"""The packaging stage of a run: export and check the model in a worker process."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from pathlib import Path
 from pipeline.config import RunConfig
 from pipeline.data.ingestion import IngestedData, PreparedData
 from pipeline.evaluation.evaluating import Evaluated, model_ingredients
+from pipeline.packaging.job import Package, PackagingJob
 from pipeline.packaging.model_card import CardFacts
-from pipeline.packaging.packaging_job import Package, PackagingJob
 from pipeline.run_memory import stage_keys
 from pipeline.run_memory.stage_memory import StageMemory
 from pipeline.training.train_result import TrainResult
 from pipeline.workers.event_log import Event
 from pipeline.workers.worker_process import run_worker
 
-_CODE = ("pipeline.packaging.__main__", "pipeline.packaging.model_server", "pipeline.layers")
+_CODE = ("pipeline.packaging.__main__", "pipeline.packaging.mlflow_classifier", "pipeline.layers")
 
 
 def package_run(
@@ -30,10 +30,10 @@ def package_run(
     memory: StageMemory,
     on_event: Callable[[Event], None],
 ) -> Package:
-    """Package a run's model, unless the package is known.
+    """Package a run's model, or reuse the package of an identical earlier stage.
 
     Raises:
-        PackagingError: if the model cannot be exported, or the package differs by more than 1e-4.
+        PackagingError: if the model cannot be exported, or a probability differs by more than 1e-4.
     """
     folder, temperature = run_folder / "package", evaluated.report.temperature
     ingredients = {
@@ -60,12 +60,12 @@ def package_model(
     on_event: Callable[[Event], None],
     card: CardFacts | None = None,
 ) -> Package:
-    """Write the package of a trained model and compare it with the model on real test images.
+    """Write the package of a trained model and compare the two on real test images.
 
-    `card` holds what its model card tells beyond the model's own description.
+    `card` holds facts for the model card that are not in the model's description.
 
     Raises:
-        PackagingError: if the model cannot be exported, or the package differs by more than 1e-4.
+        PackagingError: if the model cannot be exported, or a probability differs by more than 1e-4.
     """
     job = PackagingJob(
         model_folder=model_folder.resolve(),

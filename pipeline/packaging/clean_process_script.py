@@ -1,9 +1,10 @@
-"""Load a package as MLflow does, in a process that has nothing else, and answer for some images.
+"""Load a package with MLflow in an clean process and predict a few images.
 
-Started as `python -I clean_process.py PACKAGE IMAGES ROUNDS`, where IMAGES is a JSON list of paths.
-It imports nothing of Patchline, so that a package that secretly needs it fails here. Prints one
-JSON object: `answers` (each with the whole `top_k`), `milliseconds` of every single-image
-prediction, and `modules` that a package must not need but has loaded.
+Run by `clean_process_check.py` as `python -I clean_process_script.py PACKAGE IMAGES ROUNDS`, where
+IMAGES is a JSON list of paths. It imports nothing from Patchline, so a package that depends on it
+fails here. Prints one JSON object: `answers` (each with the whole `top_k`), `milliseconds` of every
+single-image prediction, and `modules`: modules that are loaded although a package must not need
+them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _UNWANTED = ("torch", "pipeline", "flows", "plugins")
 
 
 def main(package: str, images_file: str, rounds: int) -> None:
-    """Predict all images at once, then the first ones again one by one."""
+    """Predict all images in one batch, then time ROUNDS predictions of a single image."""
     import mlflow.pyfunc
     import pandas as pd
 
@@ -33,7 +34,7 @@ def main(package: str, images_file: str, rounds: int) -> None:
         model.predict(table)
         milliseconds.append(1000 * (time.perf_counter() - began))
     modules = [name for name in _UNWANTED if name in sys.modules]
-    print(json.dumps({"answers": answers, "milliseconds": milliseconds, "modules": modules}))  # noqa: T201 - its answer
+    print(json.dumps({"answers": answers, "milliseconds": milliseconds, "modules": modules}))  # noqa: T201 - the output
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""Where the lines and marks of the page's drawings go; the templates draw them."""
+"""Compute the coordinates of the report's inline SVG charts; `parts.html.j2` draws them.
+
+The PNG plots, the confusion matrix among them, are drawn by `plots.py`.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from pipeline.metrics.calibration import ReliabilityBin
 
 
 class Frame(NamedTuple):
-    """A plot's inner area in the drawing's units, and the numbers at its edges."""
+    """A chart's inner area in SVG units, and the values at its edges."""
 
     left: float
     top: float
@@ -23,12 +26,12 @@ class Frame(NamedTuple):
     y_high: float = 1.0
 
     def x(self, value: float) -> float:
-        """Return the place of a number from left to right."""
+        """Return the horizontal coordinate of a value."""
         share = (value - self.x_low) / ((self.x_high - self.x_low) or 1.0)
         return round(self.left + share * (self.right - self.left), 1)
 
     def y(self, value: float) -> float:
-        """Return the place of a number, larger ones higher."""
+        """Return the vertical coordinate of a value; larger values are higher."""
         share = (value - self.y_low) / ((self.y_high - self.y_low) or 1.0)
         return round(self.bottom - share * (self.bottom - self.top), 1)
 
@@ -43,7 +46,7 @@ class Mark(NamedTuple):
     column_left: float
     column_width: float
     column_height: float
-    """Of the histogram below, from 0 to 1."""
+    """Height in the histogram below, from 0 to 1."""
     words: str
 
 
@@ -53,9 +56,9 @@ class ReliabilityChart(NamedTuple):
     frame: Frame
     marks: list[Mark]
     uncalibrated: str
-    """Points of the line."""
-    sureness: float
-    """Mean of the highest probabilities."""
+    """Points of the polyline."""
+    mean_confidence: float
+    """Mean of the highest probability of each image."""
 
 
 class Curve(NamedTuple):
@@ -68,7 +71,7 @@ class Curve(NamedTuple):
 
 
 class CurveChart(NamedTuple):
-    """A figure over the epochs, in training and validation."""
+    """A metric by epoch, in training and validation."""
 
     title: str
     frame: Frame
@@ -78,7 +81,7 @@ class CurveChart(NamedTuple):
 
 
 def reliability_chart(report: EvaluationReport) -> ReliabilityChart:
-    """Return the diagram of the calibrated probabilities, and the line of the uncalibrated."""
+    """Return the diagram of the calibrated probabilities and the line of the uncalibrated ones."""
     frame = Frame(left=44, top=12, right=348, bottom=262)
     most = max(bin_.images for bin_ in report.reliability)
     total = sum(bin_.images for bin_ in report.reliability)
@@ -90,7 +93,7 @@ def reliability_chart(report: EvaluationReport) -> ReliabilityChart:
             for bin_ in report.uncalibrated_reliability
             if bin_.images
         ),
-        sureness=sum(bin_.images * bin_.confidence for bin_ in report.reliability) / total,
+        mean_confidence=sum(bin_.images * bin_.confidence for bin_ in report.reliability) / total,
     )
 
 
@@ -104,12 +107,13 @@ def _mark(frame: Frame, bin_: ReliabilityBin, most: int) -> Mark:
         column_left=left + 1,
         column_width=round(right - left - 2, 1),
         column_height=bin_.images / most,
-        words=f"{bin_.confidence:.0%} sure, {bin_.accuracy.value:.0%} right, {bin_.images} images",
+        words=f"confidence {bin_.confidence:.0%}, accuracy {bin_.accuracy.value:.0%}, "
+        f"{bin_.images} images",
     )
 
 
 def curve_charts(history: Sequence[Mapping[str, Any]]) -> list[CurveChart]:
-    """Return loss and accuracy over the epochs; nothing without a history."""
+    """Return charts of loss and accuracy by epoch; none without a history."""
     if not history:
         return []
     return [_curve_chart(history, key) for key in ("loss", "accuracy")]

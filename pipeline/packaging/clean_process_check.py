@@ -1,4 +1,7 @@
-"""Does a registered package load and predict in a clean process, and how fast?"""
+"""Check that a registered package loads and predicts in an clean process, and how fast.
+
+The process runs `clean_process_script.py`, which imports nothing from Patchline.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,12 @@ import numpy as np
 
 from pipeline.errors import DamagedFileError
 from pipeline.files.sealed_files import verify
-from pipeline.packaging import clean_process
+from pipeline.packaging import clean_process_script
 from pipeline.packaging.packaged_model import PackagedModel
 from pipeline.section import Section
 
 TOLERANCE = 1e-4
-"""Largest difference of a probability between two ways of running one package."""
+"""Largest allowed difference in probability between the clean process and this one."""
 _IMAGES = 8
 _ROUNDS = 20
 _SECONDS = 180
@@ -35,23 +38,23 @@ _ENVIRONMENT = {
 
 
 class PackageCheck(Section):
-    """What the clean process found."""
+    """The result of the check."""
 
     passed: bool
     largest_difference: float | None
-    """Of a probability, against the same package run here."""
+    """Largest difference in probability from the same package in this process."""
     milliseconds: float | None
-    """Median for one image, decoding included."""
+    """Median time for one image, decoding included."""
     finding: str
-    """In words, for the gate."""
+    """The result in words, shown by the `package` gate."""
 
 
 def check_package(folder: Path, package: PackagedModel) -> PackageCheck:
-    """Run a package on generated photographs in a process with nothing else in it.
+    """Predict generated photographs with a package in an clean process.
 
     Args:
-        folder: the package as MLflow stores it.
-        package: the same package, opened in this process, to compare with.
+        folder: the package as stored by MLflow.
+        package: the same package opened in this process, for comparison.
     """
     damage = _damage(folder / "artifacts")
     if damage:
@@ -65,7 +68,7 @@ def check_package(folder: Path, package: PackagedModel) -> PackageCheck:
                 [
                     sys.executable,
                     "-I",
-                    str(clean_process.__file__),
+                    str(clean_process_script.__file__),
                     str(folder),
                     str(listed),
                     str(_ROUNDS),
@@ -78,7 +81,7 @@ def check_package(folder: Path, package: PackagedModel) -> PackageCheck:
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            return _failed(f"it did not answer within {_SECONDS} s")
+            return _failed(f"it did not finish within {_SECONDS} s")
         if done.returncode != 0:
             last = done.stderr.strip().splitlines() or ["no message"]
             return _failed(f"it fails to load or to predict: {last[-1][:300]}")
@@ -101,7 +104,9 @@ def _damage(artifacts: Path) -> str:
 def _judged(found: dict[str, Any], package: PackagedModel, images: list[Path]) -> PackageCheck:
     milliseconds = statistics.median(found["milliseconds"])
     if found["modules"]:
-        return _failed(f"it needs {', '.join(found['modules'])}, which a package must not")
+        return _failed(
+            f"it imports {', '.join(found['modules'])}, which a package must not depend on"
+        )
     here = package.answers(list(images), top_k=len(package.classes))
     largest = max(
         _difference(own, other) for own, other in zip(here, found["answers"], strict=True)
@@ -111,18 +116,18 @@ def _judged(found: dict[str, Any], package: PackagedModel, images: list[Path]) -
             passed=False,
             largest_difference=None if np.isnan(largest) else largest,
             milliseconds=milliseconds,
-            finding=f"its probabilities differ by {largest:.2g} in another process",
+            finding=f"its probabilities differ by {largest:.2g} in an clean process",
         )
     return PackageCheck(
         passed=True,
         largest_difference=largest,
         milliseconds=milliseconds,
-        finding=f"it loads and predicts in a clean process, {milliseconds:.1f} ms an image",
+        finding=f"it loads and predicts in an clean process, {milliseconds:.1f} ms per image",
     )
 
 
 def _difference(own: dict[str, Any], other: dict[str, Any]) -> float:
-    """Return the largest difference of a class's probability, NaN if one is not a number."""
+    """Return the largest difference in a class's probability; NaN if any is NaN."""
     theirs = {each["label"]: each["probability"] for each in other["top_k"]}
     return float(
         np.max([abs(each["probability"] - theirs[each["label"]]) for each in own["top_k"]])
@@ -130,7 +135,7 @@ def _difference(own: dict[str, Any], other: dict[str, Any]) -> float:
 
 
 def _photographs(folder: Path) -> list[Path]:
-    """Write JPEGs of several sizes with shapes and noise; the same ones each time."""
+    """Write JPEGs of two sizes with smooth random colours; the same images each time."""
     import cv2
 
     generator = np.random.default_rng(0)

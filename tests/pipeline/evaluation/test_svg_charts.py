@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.evaluation.charts import Frame, curve_charts, reliability_chart
+from pipeline.evaluation.svg_charts import Frame, curve_charts, reliability_chart
 from tests.pipeline.evaluation.conftest import report_of
 
 
@@ -29,7 +29,7 @@ def test_every_bin_with_images_has_a_mark(tmp_path: Path) -> None:
         assert mark.high <= mark.y <= mark.low
     assert max(mark.column_height for mark in chart.marks) == 1
     mean = sum(bin_.images * bin_.confidence for bin_ in bins) / report.images
-    assert chart.sureness == pytest.approx(mean)
+    assert chart.mean_confidence == pytest.approx(mean)
 
 
 def test_curves_lie_inside_their_frame() -> None:

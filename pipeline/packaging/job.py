@@ -1,4 +1,4 @@
-"""What the packaging process is given, and what it gives back."""
+"""Input and output of the packaging worker: `PackagingJob` and `Package`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pipeline.section import Section
 
 
 class PackagingJob(Section):
-    """A trained model, the images to check it on, and where the package goes."""
+    """A trained model, the images to check it with, and the output folder."""
 
     model_folder: Path
     manifest_file: Path
@@ -17,11 +17,11 @@ class PackagingJob(Section):
     temperature: float
     folder: Path
     card: CardFacts = CardFacts()
-    """What the model card tells beyond the model's description."""
+    """Facts for the model card that are not in the model's description."""
 
 
 class Package(Section):
-    """The files of a package and how close it is to the trained model."""
+    """A package's folder, and how closely it matches the trained model."""
 
     folder: Path
     largest_difference: float

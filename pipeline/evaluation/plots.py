@@ -1,4 +1,8 @@
-"""Pictures of an evaluation, as PNG files under fixed names so that runs can be compared."""
+"""Plot an evaluation as PNG files: confusion matrix, reliability, training curves, galleries.
+
+The file names are fixed, so that runs can be compared. The HTML report draws its own charts: its
+confusion matrix is a table in `parts.html.j2`, its SVG coordinates come from `svg_charts.py`.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline.evaluation.confusions import shown_matrix
+from pipeline.evaluation.confusion_matrix import shown_matrix
 from pipeline.evaluation.galleries import GalleryImage
 from pipeline.evaluation.report import EvaluationReport
 from pipeline.files.atomic_files import replacing
@@ -27,35 +31,35 @@ _MOST_NUMBERED_CLASSES = 21
 _MOST_TILES, _COLUMNS = 24, 6
 _TILE_WIDTH, _TILE_HEIGHT = 1.7, 2.15
 _SIDE, _GAP, _WORDS = 1.55, 0.08, 0.5
-"""Inches of a tile: longest side of its image, space, and height of the words above it."""
+"""Inches in a tile: longest side of the image, gap, and height of the caption above it."""
 _INK, _BLUE, _ORANGE, _GREY = "#1b1f24", "#2563a8", "#c2571a", "#8a929c"
 
 
-def write_figures(
+def write_plots(
     report: EvaluationReport,
     pixels_of: Callable[[int], np.ndarray[Any, np.dtype[np.uint8]]],
     folder: Path,
     history: Sequence[Mapping[str, Any]] = (),
 ) -> None:
-    """Write every picture under its fixed name; training curves only with a history."""
-    confusion_figure(report, folder / CONFUSION)
-    confusion_figure(report, folder / CONFUSION_SHARES, shares=True)
-    reliability_figure(report, folder / RELIABILITY)
+    """Write every plot under its fixed name; training curves only with a history."""
+    plot_confusion_matrix(report, folder / CONFUSION)
+    plot_confusion_matrix(report, folder / CONFUSION_SHARES, shares=True)
+    plot_reliability(report, folder / RELIABILITY)
     for images, name in (
         (report.most_confident_errors, ERRORS),
         (report.least_certain, UNCERTAIN),
         (report.likely_label_errors, LABEL_ERRORS),
     ):
-        gallery_figure(images, pixels_of, folder / name)
+        plot_gallery(images, pixels_of, folder / name)
     if history:
-        curves_figure(history, folder / CURVES)
+        plot_training_curves(history, folder / CURVES)
 
 
-def confusion_figure(report: EvaluationReport, file: Path, *, shares: bool = False) -> Path:
-    """Draw the confusion matrix, shaded by the share of each true class.
+def plot_confusion_matrix(report: EvaluationReport, file: Path, *, shares: bool = False) -> Path:
+    """Plot the confusion matrix, shaded by the share of each true class.
 
-    Of more than 30 classes, those of the most confused pairs. The numbers in it are images, or with
-    `shares` percent of the true class.
+    With more than 30 classes, only those of the most confused pairs are shown. The numbers are
+    images, or percent of the true class with `shares`.
     """
     matrix = shown_matrix(report.cells, report.classes)
     rows, columns = len(matrix.rows), len(matrix.columns)
@@ -79,8 +83,8 @@ def confusion_figure(report: EvaluationReport, file: Path, *, shares: bool = Fal
     return _save(figure, file)
 
 
-def reliability_figure(report: EvaluationReport, file: Path) -> Path:
-    """Draw how often the model is right against how sure it is, with intervals."""
+def plot_reliability(report: EvaluationReport, file: Path) -> Path:
+    """Plot the reliability diagram: accuracy against confidence, with intervals."""
     figure = _figure(5.2, 5.6)
     axes, below = figure.subplots(2, 1, sharex=True, height_ratios=(5, 1))
     bins = [bin_ for bin_ in report.reliability if bin_.images]
@@ -89,7 +93,7 @@ def reliability_figure(report: EvaluationReport, file: Path) -> Path:
     axes.plot(
         [bin_.confidence for bin_ in before],
         [bin_.accuracy.value for bin_ in before],
-        color=_ORANGE, linestyle="--", linewidth=1.2, label="without temperature",
+        color=_ORANGE, linestyle="--", linewidth=1.2, label="without temperature scaling",
     )  # fmt: skip
     sure = [bin_.confidence for bin_ in bins]
     axes.vlines(
@@ -100,12 +104,12 @@ def reliability_figure(report: EvaluationReport, file: Path) -> Path:
     )  # fmt: skip
     right = [bin_.accuracy.value for bin_ in bins]
     axes.plot(sure, right, "o", color=_BLUE, label="calibrated, 95 % interval")
-    axes.set_ylabel("how often it is right")
+    axes.set_ylabel("accuracy")
     axes.legend(frameon=False, loc="upper left")
     middles = [(bin_.low + bin_.high) / 2 for bin_ in report.reliability]
     below.bar(middles, [bin_.images for bin_ in report.reliability], width=0.09, color=_BLUE)
     below.set_ylabel("images")
-    below.set_xlabel("how sure the model is")
+    below.set_xlabel("confidence")
     below.set_xlim(0, 1)
     axes.set_ylim(-0.02, 1.04)
     _plain(axes)
@@ -113,8 +117,8 @@ def reliability_figure(report: EvaluationReport, file: Path) -> Path:
     return _save(figure, file)
 
 
-def curves_figure(history: Sequence[Mapping[str, Any]], file: Path) -> Path:
-    """Draw loss and accuracy over the epochs, of training and validation."""
+def plot_training_curves(history: Sequence[Mapping[str, Any]], file: Path) -> Path:
+    """Plot training and validation loss and accuracy by epoch."""
     figure = _figure(9.0, 3.4)
     epochs = [record["epoch"] for record in history]
     for place, key, title in ((1, "loss", "Loss"), (2, "accuracy", "Accuracy")):
@@ -130,18 +134,18 @@ def curves_figure(history: Sequence[Mapping[str, Any]], file: Path) -> Path:
     return _save(figure, file)
 
 
-def gallery_figure(
+def plot_gallery(
     images: Sequence[GalleryImage],
     pixels_of: Callable[[int], np.ndarray[Any, np.dtype[np.uint8]]],
     file: Path,
 ) -> Path:
-    """Draw at most 24 images of a gallery, with their label and what the model said."""
+    """Plot at most 24 images of a gallery, each with its label and prediction."""
     shown = images[:_MOST_TILES]
     rows = gallery_rows(len(images))
     figure = _figure(_TILE_WIDTH * _COLUMNS, _TILE_HEIGHT * rows, layout="none")
     if not shown:
         figure.text(0.5, 0.5, "no images", ha="center", color=_GREY)
-    axes = figure.add_axes((0, 0, 1, 1))  # one for all: an axes a tile takes ten times as long
+    axes = figure.add_axes((0, 0, 1, 1))  # one for all tiles: one each takes ten times as long
     for place, image in enumerate(shown):
         row, column = divmod(place, _COLUMNS)
         left, top = column * _TILE_WIDTH + _GAP, row * _TILE_HEIGHT + _WORDS
@@ -150,16 +154,16 @@ def gallery_figure(
         scale = _SIDE / max(height, width)
         extent = (left, left + width * scale, top + height * scale, top)
         axes.imshow(pixels.squeeze(), cmap="gray", vmin=0, vmax=255, extent=extent)
-        said = f"{_short(image.label)} → {_short(image.predicted)}\n{image.probability:.0%} sure"
+        caption = f"{_short(image.label)} → {_short(image.predicted)}\n{image.probability:.0%}"
         middle = left + _SIDE / 2
-        axes.text(middle, top - _GAP / 2, said, ha="center", size=9, parse_math=False)
+        axes.text(middle, top - _GAP / 2, caption, ha="center", size=9, parse_math=False)
     axes.set(xlim=(0, _TILE_WIDTH * _COLUMNS), ylim=(_TILE_HEIGHT * rows, 0), aspect="auto")
     axes.set_axis_off()
     return _save(figure, file)
 
 
 def gallery_rows(images: int) -> int:
-    """Return how many rows of equal height the picture of a gallery has."""
+    """Return the number of rows, of equal height, in the plot of a gallery."""
     return max(1, -(-min(images, _MOST_TILES) // _COLUMNS))
 
 

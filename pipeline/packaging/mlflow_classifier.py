@@ -1,8 +1,9 @@
-"""What MLflow loads from a package.
+"""The MLflow model of a package.
 
-In a package this module stands alone: the texts of the modules that it imports from Patchline stand
-in their place, and a last line hands the model to MLflow. So a package needs numpy, onnxruntime,
-OpenCV, Pillow and MLflow only: no torch, no Patchline, no plugin, no pickle.
+`standalone_file.py` writes this module into every package as `model_server.py`: the modules that it
+imports from Patchline are inlined, and a last line registers the model with MLflow. So a package
+needs only numpy, onnxruntime, OpenCV, Pillow and MLflow: no torch, no Patchline, no plugin, no
+pickle.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ import pandas as pd
 from pipeline.packaging.packaged_model import PackagedModel
 
 _SERVING = "_MLFLOW_IS_IN_SERVING_ENVIRONMENT"
-"""Set to `true` by MLflow's server, which must not read its own files for whoever asks."""
+"""Set to `true` in MLflow's scoring server, where a client must not read the server's files."""
 
 
 class ImageClassifier(mlflow.pyfunc.PythonModel):  # type: ignore[name-defined,misc]  # MLflow is loosely typed
-    """What `mlflow.pyfunc.load_model` returns: a column `image` in, one answer a row out."""
+    """The model that `mlflow.pyfunc.load_model` returns: one answer per row of a column `image`."""
 
     def load_context(self, context: Any) -> None:
         """Open the ONNX file of the package."""
@@ -32,8 +33,8 @@ class ImageClassifier(mlflow.pyfunc.PythonModel):  # type: ignore[name-defined,m
     def predict(
         self, context: Any, model_input: pd.DataFrame, params: dict[str, Any] | None = None
     ) -> list[dict[str, Any]]:
-        """Answer for a table with a column `image`, or for a list of images."""
-        del context  # `load_context` has used it
+        """Predict a table with a column `image`, or a list of images."""
+        del context  # used by `load_context`
         has_column = hasattr(model_input, "columns")
         images = list(model_input["image"]) if has_column else list(model_input)
         top_k = int((params or {}).get("top_k", 5))

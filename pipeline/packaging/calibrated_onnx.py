@@ -1,4 +1,4 @@
-"""Export a trained model to ONNX: uint8 images in, calibrated probabilities out."""
+"""Export a trained model to ONNX (uint8 images in, calibrated probabilities out); check parity."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from pipeline.models.onnx_export import write_onnx
 from pipeline.plugin_api import ImageSpec
 
 TOLERANCE = 1e-4
-"""Largest difference of a probability between the package and the trained model."""
+"""Largest allowed difference in probability between the package and the trained model."""
 
 
 class ProbabilityModel(nn.Module):
-    """The whole way of an image: uint8 (B, H, W, C) to probabilities (B, K)."""
+    """Normalise, classify and calibrate: uint8 (B, H, W, C) -> probabilities (B, K)."""
 
     def __init__(self, model: nn.Module, image: ImageSpec, temperature: float) -> None:
         super().__init__()
@@ -34,10 +34,10 @@ class ProbabilityModel(nn.Module):
 
 
 def export_onnx(model: ProbabilityModel, file: Path) -> None:
-    """Write the model with a dynamic batch dimension, weights inside the file.
+    """Write the model as one ONNX file with a dynamic batch dimension.
 
     Raises:
-        PackagingError: if torch cannot export it.
+        PackagingError: if torch cannot export the model.
     """
     image = model.image
     example = torch.zeros((2, image.height, image.width, image.channels), dtype=torch.uint8)
@@ -45,12 +45,12 @@ def export_onnx(model: ProbabilityModel, file: Path) -> None:
 
 
 def largest_difference(model: ProbabilityModel, file: Path, images: np.ndarray[Any, Any]) -> float:
-    """Return the largest difference of a probability, package against torch, on real images.
+    """Return the largest difference in probability between ONNX Runtime and torch.
 
-    Batches of 1, 2, 7 and the rest show that the batch size is free.
+    Predicts batches of 1, 2, 7 and the remaining images, to cover several batch sizes.
 
     Raises:
-        PackagingError: if it is more than 1e-4.
+        PackagingError: if the difference exceeds 1e-4.
     """
     from pipeline.models.onnx_session import open_session
 
@@ -64,11 +64,12 @@ def largest_difference(model: ProbabilityModel, file: Path, images: np.ndarray[A
         with torch.inference_mode():
             expected = model(torch.from_numpy(batch)).numpy()
         packaged = session.run(None, {"images": batch})[0]
-        # np.maximum keeps what is not a number, so that it fails the comparison below
+        # np.maximum propagates NaN, which then fails the comparison below
         largest = float(np.maximum(largest, np.abs(expected - packaged).max()))
     if not largest <= TOLERANCE:
         raise PackagingError(
-            f"The packaged model differs from the trained one by {largest:.2g} in a probability; "
-            f"{TOLERANCE:g} is allowed. Report this with the model's settings."
+            f"A probability of the packaged model differs from the trained model's by "
+            f"{largest:.2g}; at most {TOLERANCE:g} is allowed. Report this with the model's "
+            "settings."
         )
     return largest

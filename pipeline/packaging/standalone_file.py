@@ -1,4 +1,4 @@
-"""Write `model_server.py` for a package: one file that stands alone."""
+"""Write a package's `model_server.py`: the MLflow classifier as one self-contained file."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ _OWN_IMPORT = re.compile(r"^from pipeline\.([a-z_.]+) import [^\n(]*\n", re.MULT
 _FUTURE = "from __future__ import annotations\n"
 _LAST_LINES = """
 
-# Hand the model to MLflow, which loads models from code: nothing is unpickled.
+# Register the model with MLflow, which loads it from code: nothing is unpickled.
 mlflow.models.set_model(ImageClassifier())
 """
 _DISTRIBUTIONS = ("mlflow", "numpy", "onnxruntime", "opencv-python-headless", "pillow")
 _LIBRARY = Path(__file__).resolve().parent.parent
 
 
-def write_server(file: Path) -> None:
-    """Write the server with the texts of our own modules in place of their imports."""
-    text = _standing_alone("packaging.model_server", set())
+def write_model_server(file: Path) -> None:
+    """Write `mlflow_classifier.py` with the modules it imports from Patchline inlined."""
+    text = _standing_alone("packaging.mlflow_classifier", set())
     text = text.replace("import mlflow.pyfunc\n", "import mlflow.models\nimport mlflow.pyfunc\n", 1)
     write_text(file, f"{_FUTURE}\n{text}{_LAST_LINES}")
 
 
 def requirements() -> list[str]:
-    """Return what the server needs, in the versions that it was checked with."""
+    """Return the requirements of a package, pinned to the versions it was checked with."""
     return [f"{name}=={metadata.version(name)}" for name in _DISTRIBUTIONS]
 
 
 def _standing_alone(module: str, written: set[str]) -> str:
-    """Return a module's text with those that it imports before it, each of them once."""
+    """Return a module's source with the modules it imports inlined, each once."""
     if module in written:
         return ""
     written.add(module)

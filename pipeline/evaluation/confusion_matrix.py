@@ -1,4 +1,7 @@
-"""Which classes are taken for which: pairs, and the part of a large matrix worth looking at."""
+"""Summarise a confusion matrix: the most confused pairs, and the rows and columns to show.
+
+`plots.plot_confusion_matrix` draws it as PNG, `parts.html.j2` as a table in the HTML report.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +22,13 @@ Confusion = Sequence[Sequence[int]]
 
 
 class ConfusedPair(NamedTuple):
-    """Images of one class that were taken for another."""
+    """Images of one class that were predicted as another."""
 
     label: str
     predicted: str
     images: int
     of: int
-    """Images of the true class."""
+    """Number of images of the true class."""
 
 
 class ShownMatrix(NamedTuple):
@@ -33,15 +36,15 @@ class ShownMatrix(NamedTuple):
 
     rows: list[str]
     columns: list[str]
-    """The same, and in a part of a matrix one more: everything else."""
+    """The rows; in a part of a matrix also one column for all other classes."""
     counts: list[list[int]]
     shares: list[list[float]]
-    """Of the true class; 0 where it has no image."""
+    """Shares of the true class; 0 if it has no image."""
     is_part: bool
 
 
 def cells_of(confusion: Confusion | ConfusionCells) -> ConfusionCells:
-    """Return the cells of a whole matrix; cells stay as they are."""
+    """Return the cells of a matrix; cells are returned unchanged."""
     if isinstance(confusion, ConfusionCells):
         return confusion
     return ConfusionCells.of_matrix(confusion)
@@ -50,7 +53,7 @@ def cells_of(confusion: Confusion | ConfusionCells) -> ConfusionCells:
 def confused_pairs(
     confusion: Confusion | ConfusionCells, classes: Sequence[str], limit: int = 10
 ) -> list[ConfusedPair]:
-    """Return the most frequent confusions, most images first."""
+    """Return the most frequent confusions in descending order."""
     cells = cells_of(confusion)
     totals, errors = cells.images, cells.errors
     most = _most_frequent(errors)[:limit]
@@ -63,7 +66,7 @@ def confused_pairs(
 
 
 def shown_matrix(confusion: Confusion | ConfusionCells, classes: Sequence[str]) -> ShownMatrix:
-    """Return the whole matrix, or of more than 30 classes 20 of the most confused pairs."""
+    """Return the whole matrix, or with more than 30 classes the 20 in the most confused pairs."""
     cells = cells_of(confusion)
     is_part = len(classes) > MOST_SHOWN_CLASSES
     chosen = _in_the_most_frequent_pairs(cells) if is_part else np.arange(len(classes))
@@ -78,15 +81,17 @@ def shown_matrix(confusion: Confusion | ConfusionCells, classes: Sequence[str]) 
 
 
 def _most_frequent(errors: ConfusionCells) -> Array:
-    """Return the places of the cells, most images first."""
+    """Return the indices of the cells, most images first."""
     order: Array = np.argsort(-errors.counts_M, kind="stable")
     return order
 
 
 def _in_the_most_frequent_pairs(cells: ConfusionCells) -> Array:
-    """Return the classes of the most frequent confusions, in order, until there are enough."""
+    """Return the classes of the most frequent confusions, up to the number shown."""
     errors = cells.errors
     order = _most_frequent(errors)
     named = np.column_stack([errors.rows_M[order], errors.columns_M[order]]).ravel()
-    every = np.concatenate([named, np.arange(cells.num_classes)])  # with few confusions, others too
+    every = np.concatenate(
+        [named, np.arange(cells.num_classes)]
+    )  # fill up if there are few confusions
     return np.sort(list(dict.fromkeys(every.tolist()))[:_CLASSES_OF_LARGE_MATRIX])

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from pipeline.errors import PackagingError
-from pipeline.packaging.export import ProbabilityModel, export_onnx, largest_difference
+from pipeline.packaging.calibrated_onnx import ProbabilityModel, export_onnx, largest_difference
 from tests.pipeline.conftest import CLASSES, SIDE, Exported, image_spec, random_model
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
@@ -86,7 +86,7 @@ def test_a_faithful_export_differs_by_rounding_alone(exported_rgb: Exported) -> 
 def test_a_file_of_another_model_is_refused(exported_rgb: Exported) -> None:
     """A package that answers otherwise than the trained model is an error with the difference."""
     other = random_model(3, seed=1)
-    with pytest.raises(PackagingError, match=r"differs .* by 0\.\d+ .* 0\.0001 is allowed"):
+    with pytest.raises(PackagingError, match=r"differs .* by 0\.\d+; at most 0\.0001 is allowed"):
         largest_difference(other, exported_rgb.onnx_file, _images(25, 3))
 
 

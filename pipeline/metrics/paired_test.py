@@ -1,4 +1,7 @@
-"""Two classifiers on the same images: is the one better than the other?"""
+"""The paired test of two classifiers on the same images: McNemar's exact test.
+
+`is_better` decides the promotion gate `better_than_champion` (`pipeline/registry/gates.py`).
+"""
 
 from __future__ import annotations
 
@@ -16,16 +19,16 @@ _Z = 1.959963984540054
 
 
 class PairedDifference(Section):
-    """What two classifiers, a and b, do on the same images."""
+    """The paired comparison of two classifiers, a and b."""
 
     difference: MetricEstimate
-    """Accuracy of b minus that of a."""
+    """Accuracy of b minus accuracy of a."""
     only_a_right: int
-    """Images that a alone gets right."""
+    """Images that only a gets right."""
     only_b_right: int
-    """Images that b alone gets right."""
+    """Images that only b gets right."""
     p_value: float
-    """McNemar's exact test, two-sided: how probable so uneven a count is for equal classifiers."""
+    """Two-sided p-value of McNemar's exact test."""
 
 
 def paired_difference(a_right_N: Array, b_right_N: Array) -> PairedDifference:
@@ -35,10 +38,10 @@ def paired_difference(a_right_N: Array, b_right_N: Array) -> PairedDifference:
     the interval is Tango's score interval (Tango 1998, Statistics in Medicine 17).
 
     Args:
-        a_right_N: whether a is right, by image.
-        b_right_N: whether b is right, on the same images in the same order.
+        a_right_N: whether a is right on each image.
+        b_right_N: whether b is right on the same images, in the same order.
 
-    With no images the interval is everything and the p-value 1.
+    With no images, the interval spans its whole range and the p-value is 1.
     """
     from scipy.stats import binomtest
 
@@ -58,19 +61,21 @@ def paired_difference(a_right_N: Array, b_right_N: Array) -> PairedDifference:
 
 @functools.lru_cache(maxsize=4096)
 def difference(gained: int, lost: int, n: int) -> MetricEstimate:
-    """Return the difference with Tango's interval; many classes have the same three counts.
+    """Return the difference with Tango's interval.
+
+    Cached, because many classes have the same three counts.
 
     Args:
-        gained: images that the second classifier alone gets right.
-        lost: images that the first one alone gets right.
-        n: images.
+        gained: number of images that only the second classifier gets right.
+        lost: number of images that only the first classifier gets right.
+        n: number of images.
     """
     low, high = _tango(gained, lost, n)
     return MetricEstimate(value=(gained - lost) / n if n else 0.0, low=low, high=high, n=n)
 
 
 def is_better(pair: PairedDifference, significance: float = 0.05) -> bool:
-    """Return whether b is better than a; a tie is never better."""
+    """Return whether b is more accurate than a, with a p-value below `significance`."""
     return pair.difference.value > 0 and pair.p_value < significance
 
 
