@@ -14,7 +14,7 @@ from flows.commands.switches import Json, Switch
 from flows.notifications import events
 from flows.progress import display, shown
 from pipeline import config_files
-from pipeline.errors import ConfigError, ModelReferenceError
+from pipeline.errors import ConfigError, ModelReferenceError, RunError
 from pipeline.evaluation.decision import GateResult
 from pipeline.registry.config import PromotionConfig
 from pipeline.registry.history import CHALLENGER
@@ -92,6 +92,27 @@ def _print_promotion(
     as_json: bool,
 ) -> int:
     """Promote a version; return 3 if a gate refuses."""
+    with shown():
+        decision = promote_version(
+            name, version=version, config=config, promotion=promotion, force=force, reason=reason
+        )
+    if as_json:
+        print(decision.model_dump_json(indent=2))
+    else:
+        print("\n".join(_lines(decision)))
+    return 0 if decision.promoted else REFUSED
+
+
+def promote_version(
+    name: str,
+    *,
+    version: int | str | None,
+    config: Path | None,
+    promotion: PromotionConfig | None,
+    force: bool,
+    reason: str | None,
+) -> Promotion:
+    """Decide whether a version becomes champion; the arguments are those of the command."""
     if force and not (reason or "").strip():
         raise ConfigError("--force overrules the gates, so it needs --reason TEXT. Say why.")
     if reason is not None and not force:
@@ -101,23 +122,16 @@ def _print_promotion(
     tell_closed()
     reference = resolve(f"{name}/{version}" if version is not None else f"{name}@{CHALLENGER}")
     gates = gates_of(reference, config, promotion)
-    folder = _folder(reference)
-    with shown():
-        from pipeline.registry.promotion import Request
-        from pipeline.registry.promotion import promote as promote_version
+    from pipeline.registry.promotion import Request
+    from pipeline.registry.promotion import promote as decide
 
-        display().stage(f"Deciding about {reference.name}, version {reference.version}")
-        decision, _ = promote_version(
-            Request(reference, gates, reason if force else None), folder, display().note
-        )
-    if decision is None:  # only a request for an empty place can find it taken
-        return REFUSED
+    display().stage(f"Deciding about {reference.name}, version {reference.version}")
+    request = Request(reference, gates, reason if force else None)
+    decision, _ = decide(request, _folder(reference), display().note)
+    if decision is None:  # cannot be: only a request for an empty place finds it taken
+        raise RunError(f"The champion of '{name}' changed meanwhile. Try again.")
     events.tell_decision(decision)
-    if as_json:
-        print(decision.model_dump_json(indent=2))
-    else:
-        print("\n".join(_lines(decision)))
-    return 0 if decision.promoted else REFUSED
+    return decision
 
 
 def rollback(name: str, /, *, reason: str | None = None, as_json: Json = False) -> None:

@@ -1,0 +1,85 @@
+"""Show progress in a notebook: one output that is redrawn, with a bar below its lines.
+
+It is plain HTML, so it needs no widget library, works in every kind of notebook, and stays in the
+saved file.
+"""
+
+from __future__ import annotations
+
+import html
+import sys
+import time
+from typing import Any
+
+from pipeline.redaction import redacted
+from pipeline.terminal_words import visible
+
+_INTERVAL_SECONDS = 0.2
+_LINES = "font-family: monospace; font-size: 90%; line-height: 1.4; white-space: pre-wrap"
+_DIM = "opacity: 0.65"
+
+
+def is_notebook() -> bool:
+    """Return whether this process is the kernel of a notebook."""
+    interactive = sys.modules.get("IPython")
+    shell = interactive.get_ipython() if interactive else None
+    return getattr(shell, "kernel", None) is not None
+
+
+class NotebookLines:
+    """A line for each stage and note, and a bar for the work in progress."""
+
+    def __init__(self) -> None:
+        self._lines: list[tuple[str, str]] = []
+        self._bar = ""
+        self._bar_text = ""
+        self._started = time.monotonic()
+        self._drawn = 0.0
+        self._output: Any = None
+
+    def stage(self, name: str) -> None:
+        """Write the stage with the seconds since the start, and remove the bar."""
+        seconds = time.monotonic() - self._started
+        self._lines.append((f"{seconds:5.0f} s  {visible(name)}", ""))
+        self._end_bar()
+
+    def note(self, text: str) -> None:
+        """Write the text."""
+        self._lines.append((f"         {visible(redacted(text))}", _DIM))
+        self._draw()
+
+    def advance(self, label: str, done: int, total: int, beside: str = "") -> None:
+        """Move the bar, at most five times a second."""
+        self._bar_text = f"{label}: {done:,} of {total:,}{'; ' + beside if beside else ''}"
+        self._bar = f'<progress value="{done}" max="{max(1, total)}"></progress>'
+        if time.monotonic() - self._drawn >= _INTERVAL_SECONDS:
+            self._draw()
+
+    def close(self) -> None:
+        """Remove the bar; the lines stay."""
+        self._end_bar()
+
+    def _end_bar(self) -> None:
+        self._bar = self._bar_text = ""
+        if self._lines:
+            self._draw()
+
+    def _draw(self) -> None:
+        from IPython.display import display
+
+        self._drawn = time.monotonic()
+        content = {"text/html": self._html(), "text/plain": self._text()}
+        if self._output is None:
+            self._output = display(content, raw=True, display_id=True)  # type: ignore[no-untyped-call]
+        else:
+            self._output.update(content, raw=True)
+
+    def _html(self) -> str:
+        lines = "\n".join(
+            f'<span style="{style}">{html.escape(line)}</span>' for line, style in self._lines
+        )
+        bar = f"\n         {self._bar} {html.escape(self._bar_text)}" if self._bar else ""
+        return f'<div style="{_LINES}">{lines}{bar}</div>'
+
+    def _text(self) -> str:
+        return "\n".join(line for line, _ in (*self._lines, (self._bar_text, "")) if line)
