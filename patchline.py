@@ -132,7 +132,6 @@ def run(
     """
     with session(), shown():
         from flows.training.run_training import resume_training, run_training
-
         from pipeline.config_files import requested
         from pipeline.plugin_system.plugin_loader import use_plugin_files
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pipeline.browsing.run_summary import RunSummary
-
     from pipeline.evaluation.decision import GateResult
     from pipeline.metrics.intervals import MetricEstimate
     from pipeline.registry.promotion import Promotion
@@ -43,8 +42,8 @@ class Report:
         if len(page) > _MOST_INLINE_BYTES:
             return f"<p>The report is too large to show here. Open {name} in a browser.</p>"
         return (
-            f'<iframe sandbox srcdoc="{html.escape(page)}" title="Report {name}" '
-            f'style="width: 100%; height: {_FRAME_PIXELS}px; border: 1px solid #8888"></iframe>'
+            f'<iframe sandbox srcdoc="{html.escape(_own_links(page))}" title="Report {name}" '
+            f'style="width: 100%; height: {_FRAME_PIXELS}px; box-sizing: border-box; border: 1px solid #8888"></iframe>'
         )
 
 
@@ -185,6 +184,11 @@ def decision_of(promotion: Promotion) -> Decision:
         gates=promotion.gates,
         report=Report(Path(promotion.report)) if promotion.report else None,
     )
+
+
+def _own_links(page: str) -> str:
+    """Let links to a part of the page stay in the frame; they would open the notebook in it."""
+    return page.replace("<head>", '<head><base href="about:srcdoc">', 1)
 
 
 def _passed(gate: GateResult) -> str:

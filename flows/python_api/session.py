@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 import threading
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -44,6 +45,8 @@ def session() -> Iterator[None]:
     with ExitStack() as stack:
         for kept in (_one_at_a_time, _environment(), _logging(), _hooks(), _no_running_loop()):
             stack.enter_context(kept)
+        stack.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", message="IProgress not found")  # of tqdm, unused here
         quiet_libraries.apply()
         redaction.install()
         workspace.tighten()
