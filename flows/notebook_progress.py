@@ -17,6 +17,8 @@ from pipeline.terminal_words import visible
 _INTERVAL_SECONDS = 0.2
 _LINES = "font-family: monospace; font-size: 90%; line-height: 1.4; white-space: pre-wrap"
 _DIM = "opacity: 0.65"
+_PULSE = "<progress></progress>"
+"""A bar without a value moves to and fro."""
 
 
 def is_notebook() -> bool:
@@ -27,7 +29,7 @@ def is_notebook() -> bool:
 
 
 class NotebookLines:
-    """A line for each stage and note, and a bar for the work in progress."""
+    """A line for each stage and note, and below them a bar that moves as long as a stage runs."""
 
     def __init__(self) -> None:
         self._lines: list[tuple[str, str]] = []
@@ -38,28 +40,31 @@ class NotebookLines:
         self._output: Any = None
 
     def stage(self, name: str) -> None:
-        """Write the stage with the seconds since the start, and remove the bar."""
+        """Write the stage with the seconds since the start, and let a bar move."""
         seconds = time.monotonic() - self._started
         self._lines.append((f"{seconds:5.0f} s  {visible(name)}", ""))
-        self._end_bar()
+        self._bar, self._bar_text = _PULSE, ""
+        self._draw()
 
     def note(self, text: str) -> None:
         """Write the text."""
         self._lines.append((f"         {visible(redacted(text))}", _DIM))
         self._draw()
 
-    def advance(self, label: str, done: int, total: int, beside: str = "") -> None:
-        """Move the bar, at most five times a second."""
-        self._bar_text = f"{label}: {done:,} of {total:,}{'; ' + beside if beside else ''}"
-        self._bar = f'<progress value="{done}" max="{max(1, total)}"></progress>'
+    def advance(
+        self, label: str, done: int, total: int, beside: str = "", *, unit: str = ""
+    ) -> None:
+        """Move the bar, at most five times a second; once all is done, show that work continues."""
+        after = f"; {beside}" if beside else ""
+        self._bar, self._bar_text = _PULSE, ""
+        if done < total:
+            self._bar = f'<progress value="{done}" max="{total}"></progress>'
+            self._bar_text = f"{f'{label}: {done:,} of {total:,} {unit}'.rstrip()}{after}"
         if time.monotonic() - self._drawn >= _INTERVAL_SECONDS:
             self._draw()
 
     def close(self) -> None:
         """Remove the bar; the lines stay."""
-        self._end_bar()
-
-    def _end_bar(self) -> None:
         self._bar = self._bar_text = ""
         if self._lines:
             self._draw()

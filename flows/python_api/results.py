@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _MOST_INLINE_BYTES = 5_000_000
 """A notebook keeps a copy of each report that it shows, so a larger one is only named."""
-_FRAME_PIXELS = 640
+_FRAME = "width: 100%; height: 640px; box-sizing: border-box; border: 1px solid #8888"
 
 
 @dataclass(frozen=True, repr=False)
@@ -43,7 +43,7 @@ class Report:
             return f"<p>The report is too large to show here. Open {name} in a browser.</p>"
         return (
             f'<iframe sandbox srcdoc="{html.escape(_own_links(page))}" title="Report {name}" '
-            f'style="width: 100%; height: {_FRAME_PIXELS}px; box-sizing: border-box; border: 1px solid #8888"></iframe>'
+            f'style="{_FRAME}"></iframe>'
         )
 
 
