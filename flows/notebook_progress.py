@@ -75,7 +75,7 @@ class NotebookLines:
         self._drawn = time.monotonic()
         content = {"text/html": self._html(), "text/plain": self._text()}
         if self._output is None:
-            self._output = display(content, raw=True, display_id=True)  # type: ignore[no-untyped-call]
+            self._output = display(content, raw=True, display_id=True)
         else:
             self._output.update(content, raw=True)
 

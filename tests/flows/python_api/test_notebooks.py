@@ -28,9 +28,7 @@ patchline.models()
 
 def executed(cells: list[str], folder: Path) -> Any:
     """Return a notebook with the outputs that a kernel has given its cells."""
-    notebook = nbformat.v4.new_notebook(  # type: ignore[no-untyped-call]
-        cells=[nbformat.v4.new_code_cell(cell) for cell in cells]  # type: ignore[no-untyped-call]
-    )
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     return _run(notebook, folder)
 
 
@@ -60,7 +58,7 @@ def test_progress_and_tables_are_shown_in_a_notebook(tmp_path: Path) -> None:
 def test_the_example_notebook_works(tmp_path: Path) -> None:
     """Every cell of it; a run shows its progress, its result and its report."""
     file = ROOT / "examples" / "notebook.ipynb"
-    notebook = nbformat.read(file, as_version=4)  # type: ignore[no-untyped-call]
+    notebook = nbformat.read(file, as_version=4)
     assert not any(cell.get("outputs") for cell in notebook.cells), "save it without outputs"
     done = _run(notebook, tmp_path)
     outputs = [

@@ -216,7 +216,7 @@ def test_the_store_that_the_caller_has_set_is_used(
     try:
         assert len(patchline.models()) == 2
     finally:
-        mlflow.set_tracking_uri(None)
+        mlflow.set_tracking_uri("")
 
 
 def test_an_exit_becomes_an_exception() -> None:
