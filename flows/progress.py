@@ -1,4 +1,4 @@
-"""Show progress: a bar on a terminal, a line every ten seconds elsewhere."""
+"""Show progress: a bar on a terminal or in a notebook, a line every ten seconds elsewhere."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
+from flows.notebook_progress import NotebookLines, is_notebook
 from pipeline.redaction import redacted
 from pipeline.terminal_words import visible
 
@@ -191,11 +192,15 @@ def display() -> Display:
 
 @contextmanager
 def shown(stream: TextIO | None = None) -> Iterator[None]:
-    """Show progress on the stream (standard error) while the block runs."""
+    """Show progress while the block runs, on the stream: a notebook's output or standard error."""
     global _current  # noqa: PLW0603 - one process has one terminal
+    notebook = NotebookLines() if stream is None and is_notebook() else None
     stream = stream or sys.stderr
     try:
-        if stream.isatty():
+        if notebook:
+            _current = notebook
+            yield
+        elif stream.isatty():
             with _bars(stream) as progress:
                 _current = TerminalBars(progress)
                 yield
@@ -204,6 +209,8 @@ def shown(stream: TextIO | None = None) -> Iterator[None]:
             yield
     finally:
         _current = Silent()
+        if notebook:
+            notebook.close()
 
 
 def show_event(event: Event) -> None:

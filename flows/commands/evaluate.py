@@ -74,11 +74,34 @@ def _print_evaluation(
     model: str, data: str, choices: EvaluationChoices, *, out: Path | None, as_json: bool
 ) -> None:
     """Evaluate in a new MLflow run, and print the metrics."""
+    if out is not None and out.exists() and not out.is_dir():
+        raise ConfigError(f"--out {out} is a file. Set it to a folder for the report.")
+    with shown():
+        found, run = evaluate_model(model, data, choices)
+    if out is not None:
+        shutil.copytree(found.html.parent, out, dirs_exist_ok=True)
+    if as_json:
+        print(json.dumps(_as_json(found, run), indent=2))
+    else:
+        print("\n".join(map(visible, _lines(found))))
+
+
+def evaluate_model(
+    model: str, data: str, choices: EvaluationChoices
+) -> tuple[VersionEvaluation, tracked_run.TrackedRun]:
+    """Evaluate a registered model in a new MLflow run.
+
+    Args:
+        model: names the model, as the command's MODEL does.
+        data: names the images, as the command's DATA does.
+        choices: which images, and what the report shows.
+
+    Returns:
+        The evaluation, and the MLflow run that holds it.
+    """
     from pipeline.data import ingestion
     from pipeline.registry.version_evaluation import choose_images, evaluate_version
 
-    if out is not None and out.exists() and not out.is_dir():
-        raise ConfigError(f"--out {out} is a file. Set it to a folder for the report.")
     config = RunConfig.model_validate(data_settings(data, None))
     workspace = WORKSPACE.resolve()
     ingestion.check_source(config, workspace, to_train=False)
@@ -92,20 +115,14 @@ def _print_evaluation(
         params=_params(reference, config, choices),
         tags={},
     )
-    with shown():
-        display().stage(f"Evaluating {reference.name}, version {reference.version}, on {data}")
-        chosen = choose_images(reference, config, choices, workspace, display().advance)
-        with tracked_run.open_run(new, workspace / "runs") as run:
-            found = evaluate_version(
-                chosen, choices, workspace, run.folder / "report", display().advance
-            )
-            _log(run, found)
-    if out is not None:
-        shutil.copytree(found.html.parent, out, dirs_exist_ok=True)
-    if as_json:
-        print(json.dumps(_as_json(found, run), indent=2))
-    else:
-        print("\n".join(map(visible, _lines(found))))
+    display().stage(f"Evaluating {reference.name}, version {reference.version}, on {data}")
+    chosen = choose_images(reference, config, choices, workspace, display().advance)
+    with tracked_run.open_run(new, workspace / "runs") as run:
+        found = evaluate_version(
+            chosen, choices, workspace, run.folder / "report", display().advance
+        )
+        _log(run, found)
+    return found, run
 
 
 def _params(

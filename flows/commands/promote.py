@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flows.closing.close_runs import tell_closed
 from flows.commands.switches import Json, Switch
 from flows.notifications import events
 from flows.progress import display, shown
 from pipeline.automation import event_kinds
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, RunError
 from pipeline.registry.config import PromotionConfig
 from pipeline.registry.gate_settings import gates_for
 from pipeline.registry.history import CHALLENGER
@@ -21,6 +22,9 @@ from pipeline.registry.registered_models import (
     check_name,
     resolve,
 )
+
+if TYPE_CHECKING:
+    from pipeline.registry.promotion import Promotion
 
 REFUSED = 3
 
@@ -58,36 +62,14 @@ def promote(
     promotion
         Gates; flags override the file.
     """
-    if ask and (force or reason is not None):
-        raise ConfigError("--ask leaves the decision to a person. Omit --force and --reason.")
-    if force and not (reason or "").strip():
-        raise ConfigError("--force overrules the gates, so it requires --reason TEXT.")
-    if reason is not None and not force:
-        raise ConfigError("--reason explains --force, which is missing. Add it, or omit --reason.")
-    reason = checked_reason(reason)
-    check_name(name)
-    tell_closed()
-    reference = resolve(f"{name}/{version}" if version is not None else f"{name}@{CHALLENGER}")
-    gates = gates_for(reference, config, promotion)
     if ask:
-        return _request_approval(reference, gates, as_json=as_json)
-    return _promote(reference, gates, reason, as_json=as_json)
-
-
-def _promote(
-    reference: ModelReference, gates: PromotionConfig, force_reason: str | None, *, as_json: bool
-) -> int:
-    """Promote a version; return 3 if a gate refuses."""
+        if force or reason is not None:
+            raise ConfigError("--ask leaves the decision to a person. Omit --force and --reason.")
+        return _request_approval(_version(name, version), config, promotion, as_json=as_json)
     with shown():
-        from pipeline.registry import promotion
-
-        display().stage(f"Evaluating the gates for {reference.name}, version {reference.version}")
-        request = promotion.Request(reference, gates, force_reason)
-        folder = promotion.decision_folder(reference)
-        decision, _ = promotion.promote(request, folder, display().note)
-    if decision is None:  # requests without an answer and `only_first` always have one
-        return REFUSED
-    events.emit_decision(decision)
+        decision = promote_version(
+            name, version=version, config=config, promotion=promotion, force=force, reason=reason
+        )
     if as_json:
         print(decision.model_dump_json(indent=2))
     else:
@@ -97,10 +79,53 @@ def _promote(
     return 0 if decision.promoted else REFUSED
 
 
-def _request_approval(reference: ModelReference, gates: PromotionConfig, *, as_json: bool) -> int:
+def promote_version(
+    name: str,
+    *,
+    version: int | str | None,
+    config: Path | None,
+    promotion: PromotionConfig | None,
+    force: bool,
+    reason: str | None,
+) -> Promotion:
+    """Decide whether a version becomes champion; the arguments are those of the command."""
+    if force and not (reason or "").strip():
+        raise ConfigError("--force overrules the gates, so it requires --reason TEXT.")
+    if reason is not None and not force:
+        raise ConfigError("--reason explains --force, which is missing. Add it, or omit --reason.")
+    reason = checked_reason(reason)
+    reference = _version(name, version)
+    gates = gates_for(reference, config, promotion)
+    from pipeline.registry.promotion import Request, decision_folder
+    from pipeline.registry.promotion import promote as decide
+
+    display().stage(f"Evaluating the gates for {reference.name}, version {reference.version}")
+    request = Request(reference, gates, reason)
+    decision, _ = decide(request, decision_folder(reference), display().note)
+    if decision is None:  # cannot be: only a request for the first champion finds it taken
+        raise RunError(f"The champion of '{name}' changed meanwhile. Try again.")
+    events.emit_decision(decision)
+    return decision
+
+
+def _version(name: str, version: int | str | None) -> ModelReference:
+    """Return the version that is meant; the challenger if none is named."""
+    check_name(name)
+    tell_closed()
+    return resolve(f"{name}/{version}" if version is not None else f"{name}@{CHALLENGER}")
+
+
+def _request_approval(
+    reference: ModelReference,
+    config: Path | None,
+    promotion: PromotionConfig | None,
+    *,
+    as_json: bool,
+) -> int:
     """Request a person's approval; return 0 if it is pending, or not needed."""
     from flows import prefect_session
 
+    gates = gates_for(reference, config, promotion)
     with prefect_session.connected():
         from flows.approval import requests
 

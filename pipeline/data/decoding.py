@@ -140,6 +140,19 @@ def read_header(data: bytes) -> ImageHeader:
         return _header(data)
 
 
+def pillow_pixels(image: Image.Image, channels: int) -> Pixels:
+    """Return the pixels of an image that Pillow has opened, as `decode_image` returns a file's.
+
+    Raises:
+        UndecodableImageError: with the reason, if its file is not whole, or it has no pixels.
+    """
+    with _failures_named():
+        if not image.width or not image.height:
+            raise UndecodableImageError("an image without pixels is not an image")
+        pixels = _upright(image, channels)
+        return pixels[:, :, None] if channels == 1 else pixels
+
+
 @contextmanager
 def _failures_named() -> Iterator[None]:
     """Turn any exception of a decoder into the reason why the image cannot be read."""
@@ -219,23 +232,27 @@ def _in_opencv(data: bytes, channels: int) -> Pixels | None:
 
 
 def _decode_strict(data: bytes, channels: int) -> Pixels:
-    """Decode with Pillow and convert in strips, to avoid a second full copy."""
     with _opened(data) as image:
-        image.load()
-        flips = _flips(image)
-        height, width = image.height, image.width
-        if flips[2]:
-            height, width = width, height
-        shape = (height, width) if channels == 1 else (height, width, channels)
-        upright = np.empty(shape, np.uint8)
-        stored = _as_stored(upright, *flips)
-        top = _white_of(image)
-        rows = max(1, _STRIP_PIXELS // image.width)
-        for start in range(0, image.height, rows):
-            stop = min(image.height, start + rows)
-            whole = start == 0 and stop == image.height
-            strip = image if whole else image.crop((0, start, image.width, stop))
-            stored[start:stop] = _eight_bits(strip, channels, top)
+        return _upright(image, channels)
+
+
+def _upright(image: Image.Image, channels: int) -> Pixels:
+    """Convert in strips, to avoid a second full copy."""
+    image.load()
+    flips = _flips(image)
+    height, width = image.height, image.width
+    if flips[2]:
+        height, width = width, height
+    shape = (height, width) if channels == 1 else (height, width, channels)
+    upright = np.empty(shape, np.uint8)
+    stored = _as_stored(upright, *flips)
+    top = _white_of(image)
+    rows = max(1, _STRIP_PIXELS // image.width)
+    for start in range(0, image.height, rows):
+        stop = min(image.height, start + rows)
+        whole = start == 0 and stop == image.height
+        strip = image if whole else image.crop((0, start, image.width, stop))
+        stored[start:stop] = _eight_bits(strip, channels, top)
     return upright
 
 

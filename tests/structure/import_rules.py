@@ -82,15 +82,16 @@ def _broken_rule(file: str, module: str) -> str | None:
     top = file.split("/", maxsplit=1)[0]
     target = module.split(".", maxsplit=1)[0]
     if top == "flows":
-        return "flows never import plugins" if target == "plugins" else None
+        barred = target in ("plugins", "patchline")
+        return f"flows never import {target}" if barred else None
     if top == "plugins":
-        if target == "flows":
-            return "plugins never import flows"
+        if target in ("flows", "patchline"):
+            return f"plugins never import {target}"
         if target == "pipeline" and not module.startswith(_PLUGIN_API):
             return "plugins import only pipeline.plugin_api and pipeline.layers"
         return None
-    if target in ("prefect", "flows", "plugins"):
-        return "pipeline never imports prefect, flows or plugins"
+    if target in ("prefect", "flows", "plugins", "patchline"):
+        return "pipeline never imports prefect, flows, plugins or patchline"
     return _broken_layer(file, module)
 
 

@@ -56,6 +56,12 @@ def test_the_python_examples_work(garden: Path) -> None:
         execute([sys.executable, "-c", example], garden)
 
 
+def test_the_python_page_works(garden: Path) -> None:
+    """The examples of docs/python.md, one after the other as in a notebook."""
+    cells = blocks(ROOT / "docs/python.md", "python")
+    execute([sys.executable, "-c", "\n".join(cells)], garden)
+
+
 def test_a_command_that_fails_is_noticed(garden: Path) -> None:
     """The same check fails on a command that does not work."""
     with pytest.raises(AssertionError, match="no/such"):

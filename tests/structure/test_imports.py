@@ -54,6 +54,7 @@ def test_every_room_says_what_it_is_for() -> None:
         ("pipeline/evaluation/report.py", "from pipeline.registry import export"),
         ("pipeline/models/inference.py", "from plugins.models import vit"),
         ("flows/training/stages.py", "import plugins.models.vit"),
+        ("flows/training/stages.py", "import patchline"),
         ("plugins/models/vit.py", "from pipeline.tracking import client"),
         ("plugins/models/vit.py", "from flows import stages"),
     ],
