@@ -21,8 +21,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from flows.progress import shown
-from flows.python_api.results import Decision, Evaluation, Report, Run, decision_of, run_of
 from flows.python_api.session import checked, plain, session
+from pipeline.browsing.notebook_results import (
+    Decision,
+    Evaluation,
+    Report,
+    Run,
+    decision_of,
+    run_of,
+)
 from pipeline.errors import (
     ConfigError,
     DataError,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
-from flows.notebook_progress import NotebookLines, is_notebook
+from pipeline.browsing.notebook_progress import NotebookLines, is_notebook
 from pipeline.redaction import redacted
 from pipeline.terminal_words import visible
 

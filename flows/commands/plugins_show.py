@@ -60,11 +60,12 @@ def _print_plugin(named: NamedPlugin, settings: BaseModel | None, *, as_json: bo
     answer: dict[str, Any] = {"kind": entry.kind, "name": entry.name, "settings": schema}
     config = named.config(settings)
     image_size = config.data.image_size or _IMAGE_SIZE
+    cost = None
     if entry.kind in ("model", "patch_embedding"):
         from pipeline.models.model_cost import model_cost
 
-        answer["image_size"] = image_size
-        answer |= model_cost(config.model, image_size).model_dump()
+        cost = model_cost(config.model, image_size)
+        answer |= {"image_size": image_size, **cost.model_dump()}
     if as_json:
         print(json.dumps(answer, indent=2))
         return
@@ -78,10 +79,10 @@ def _print_plugin(named: NamedPlugin, settings: BaseModel | None, *, as_json: bo
         default = json.dumps(setting.get("default"))
         text = " ".join(setting.get("description", "").split())
         print(f"  {key:<{width}}  {text} [default {default}{here}]")
-    if "parameters" in answer:
+    if cost is not None:
         model = " with patch embedding ".join(config.model.names)
         print(f"\n{model}, {image_size}x{image_size} pixels, 1000 classes:\n")
-        print("\n".join(f"  {name:<20} {value}" for name, value in _costs(answer)))
+        print("\n".join(f"  {name:<20} {value}" for name, value in cost.rows()))
 
 
 def _draw(named: NamedPlugin, settings: BaseModel | None, photo: Path | None, out: Path) -> None:
@@ -94,17 +95,3 @@ def _draw(named: NamedPlugin, settings: BaseModel | None, photo: Path | None, ou
 
     save_picture(named.entry.name, named.own_settings(settings), photo, out)
     print(f"Picture: {out}", file=sys.stderr)
-
-
-def _costs(cost: dict[str, Any]) -> list[tuple[str, str]]:
-    without_head = f"{cost['parameters_without_head']:,} without the head"
-    tokens = f"{cost['tokens']:,}" if cost["tokens"] else "no patch embedding"
-    return [
-        ("parameters", f"{cost['parameters']:,} ({without_head})"),
-        ("tokens", tokens),
-        ("forward pass", f"{cost['macs'] / 1e9:.3f} GMACs per image"),
-        (
-            "activation memory",
-            f"{cost['activation_bytes'] / 2**20:.1f} MiB per image in training, float32",
-        ),
-    ]

@@ -1,1 +1,1 @@
-"""What the MLflow UI shows of runs and models: saved views, names, descriptions, image grids."""
+"""What people look at: views, names, descriptions and image grids in MLflow, results in notebooks."""

@@ -41,6 +41,17 @@ class ModelCost(Section):
     activation_bytes: int
     """Bytes kept for the backward pass in training, float32; fused attention keeps no scores."""
 
+    def rows(self) -> list[tuple[str, str]]:
+        """Return what each number is called, and the number with its unit."""
+        without_head = f"{self.parameters_without_head:,} without the head"
+        memory = f"{self.activation_bytes / 2**20:.1f} MiB per image in training, float32"
+        return [
+            ("parameters", f"{self.parameters:,} ({without_head})"),
+            ("tokens", f"{self.tokens:,}" if self.tokens else "no patch embedding"),
+            ("forward pass", f"{self.macs / 1e9:.3f} GMACs per image"),
+            ("activation memory", memory),
+        ]
+
 
 def resolved_choice(choice: ModelChoice, traits: DataTraits) -> ModelChoice:
     """Return the choice with every setting filled in for images of a size.

@@ -15,8 +15,8 @@ import mlflow
 import pytest
 
 import patchline
-from flows.python_api.results import run_of
 from flows.python_api.session import session
+from pipeline.browsing.notebook_results import run_of
 from pipeline.browsing.run_summary import RunSummary
 from pipeline.metrics.intervals import MetricEstimate
 from pipeline.registry.config import PromotionConfig
