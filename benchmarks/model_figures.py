@@ -1,7 +1,7 @@
-"""The cost of every built-in model and patch embedding, as the tables of docs/models.md.
+"""The cost of every built-in model and patch embedding, as the tables of docs/reference/models.md.
 
 python -m benchmarks.model_figures                      print the tables
-python -m benchmarks.model_figures docs/models.md       update the tables in the page
+python -m benchmarks.model_figures docs/reference/models.md       update the tables in the page
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Take the screenshots of docs/browsing.md: `python -m benchmarks.screenshots [FOLDER]`.
+"""Take the screenshots of docs/how_to/browse.md: `python -m benchmarks.screenshots [FOLDER]`.
 
 Starts the servers in a new folder, trains three small models on the digits, makes a schedule, and
 opens the pages in headless Chromium. The pictures go to docs/images, or to FOLDER. With

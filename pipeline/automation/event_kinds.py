@@ -1,6 +1,6 @@
 """The kinds of events that Patchline sends: their names, payloads and sentences.
 
-The names and payload keys are stable; docs/events.md lists them.
+The names and payload keys are stable; docs/how_to/notifications.md lists them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Kind:
     """A kind of event: when it is sent, what it is about, and what it carries."""
 
     when: str
-    """What has just happened, as docs/events.md describes it."""
+    """What has just happened, as docs/how_to/notifications.md describes it."""
     resource: str
     """The resource's id; the part in capitals is a placeholder."""
     payload: tuple[str, ...]

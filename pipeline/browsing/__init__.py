@@ -1,1 +1,1 @@
-"""What people look at: views, names, descriptions and image grids in MLflow, results in notebooks."""
+"""What people look at: names, views and image grids in the MLflow UI; results in notebooks."""

@@ -22,7 +22,7 @@ BANNED: dict[str, str] = {
     r"\bflatters?\b": "are optimistic",
     r"\bagain and again\b": "on a schedule, repeatedly",
     r"\bbe told\b": "receive, be notified of",
-    r"\bwelcome(_\w+)?\b|_welcome\b": "assign_aliases",
+    r"\bwelcome_\w+|_welcome\b|\.welcome\(": "assign_aliases",
     r"\bblamed\b": "plugin_errors",
     r"\b_Line\b": "RunState",
     r"\bexclusive_right\b": "alias_lock",

@@ -1,4 +1,4 @@
-"""`patchline plugins check` holds one plugin against its contract, and says what came of it."""
+"""`patchline plugins check` runs a plugin's conformance checks and prints the outcome."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def test_nothing_but_damaged_images_is_exit_code_2(asked: Asked, tmp_path: Path)
 def test_an_interrupted_command_goes_on(
     asked: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same command continues; another version has to begin anew, and says how."""
+    """The same command resumes; another version has to start over, and says how."""
     monkeypatch.setattr(batch_prediction, "_PART_IMAGES", 16)
     write_photos(tmp_path / "photos", images=20)
     command = ("photos", "--out", "out.parquet")

@@ -9,12 +9,12 @@ import pytest
 
 from pipeline.automation import event_kinds
 
-_PAGE = Path(__file__).parents[3] / "docs" / "events.md"
+_PAGE = Path(__file__).parents[3] / "docs/how_to/notifications.md"
 _ROW = re.compile(r"^\| `(patchline\.[a-z._]+)` \| (.+?) \| `(.+?)` \| (.+?) \|$", re.MULTILINE)
 
 
 def test_the_page_describes_each_event_as_the_code_does() -> None:
-    """The table in docs/events.md has every name, with when, resource and payload."""
+    """The table in docs/how_to/notifications.md has every name, with when, resource and payload."""
     described = {
         name: (when, resource, tuple(re.findall(r"`(\w+)`", payload)))
         for name, when, resource, payload in _ROW.findall(_PAGE.read_text(encoding="utf-8"))

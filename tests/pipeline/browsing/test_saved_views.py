@@ -18,7 +18,7 @@ from pipeline.browsing import saved_views
 from pipeline.browsing.saved_views import VIEWS, SavedView
 from tests.conftest import Run
 
-_PAGE = Path(__file__).resolve().parents[3] / "docs" / "browsing.md"
+_PAGE = Path(__file__).resolve().parents[3] / "docs/how_to/browse.md"
 _DAY = 24 * 3600 * 1000
 
 
@@ -136,14 +136,14 @@ def test_a_view_of_an_earlier_version_is_updated(store: MlflowClient, experiment
 
 
 def test_the_docs_list_every_view() -> None:
-    """docs/browsing.md lists the name, question and key of each view."""
+    """docs/how_to/browse.md lists the name, question and key of each view."""
     page = _PAGE.read_text("utf-8")
     for view in VIEWS:
         assert f"| {view.name} | {view.question} | `{saved_views.view_id(view)}` |" in page
 
 
 def test_searches_in_the_docs_work(store: MlflowClient, experiment: str) -> None:
-    """A store accepts every search in docs/browsing.md; those on accuracy find the good run."""
+    """A store accepts every search in docs/how_to/browse.md; those on accuracy find the good run."""
     [block] = re.findall(r"```text\n(.*?)```", _PAGE.read_text("utf-8"), re.DOTALL)
     searches = block.splitlines()
     assert len(searches) >= 12

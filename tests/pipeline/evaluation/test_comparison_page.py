@@ -156,7 +156,7 @@ def test_every_figure_is_on_the_page(tmp_path: Path) -> None:
     [(True, False, "✓ Promoted"), (True, True, "⚠ Promoted by force"), (False, False, "✗ Refused")],
 )
 def test_the_verdict_comes_first(tmp_path: Path, promoted: bool, forced: bool, word: str) -> None:
-    """Verdict and reason stand above all figures, in words and not in colour alone."""
+    """Verdict and reason are above all metrics, in words and not in colour alone."""
     decision = _decision(promoted=promoted, forced=forced, reason="because of this")
     page = _Page(_html(tmp_path, _comparison(), decision))
     words = [text.strip() for text in page.texts if text.strip()]
@@ -165,7 +165,7 @@ def test_the_verdict_comes_first(tmp_path: Path, promoted: bool, forced: bool, w
 
 
 def test_each_gate_says_how_it_ended(tmp_path: Path) -> None:
-    """A gate has its result in words, its figures where there are some, and its sentence."""
+    """A gate has its result in words, its values where there are some, and its sentence."""
     text = _Page(_html(tmp_path, _comparison(), _decision())).text
     assert "✗ failed better_than_champion 0.25, threshold 0.05 a tie" in text
     assert "✓ passed enough 4321 they suffice" in text

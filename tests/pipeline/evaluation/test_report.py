@@ -1,4 +1,4 @@
-"""The report of predictions: its figures are those of the probabilities, whatever the data."""
+"""The report of predictions: its metrics are those of the probabilities, whatever the data."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _evaluate(predictions: Predictions, **settings: Any) -> EvaluationReport:
 
 
 def _check(report: EvaluationReport, predictions: Predictions) -> None:
-    """Hold a report against scikit-learn and against the functions that its parts come from."""
+    """Compare a report with scikit-learn and with the functions that its parts come from."""
     probabilities, labels = predictions.probabilities_NK, predictions.labels_N
     answers, classes = probabilities.argmax(axis=1), list(range(len(report.classes)))
     present = sorted(set(labels.tolist()))
@@ -71,7 +71,7 @@ def _check(report: EvaluationReport, predictions: Predictions) -> None:
 
 
 def test_the_report_of_a_real_run_comes_out_again(finished_run: Run) -> None:
-    """The run's report is that of its saved predictions, and its summary has the same figures."""
+    """The run's report is that of its saved predictions, and its summary has the same metrics."""
     folder = Path(str(finished_run.summary["report"])).parent
     report = EvaluationReport.model_validate_json((folder / "report.json").read_text())
     predictions = Predictions.load(folder / "predictions.parquet", "test")

@@ -143,7 +143,7 @@ def test_keys_come_in_the_order_of_the_report() -> None:
 
 
 def test_the_order_of_the_images_does_not_matter() -> None:
-    """The same images in another order have the same figures and intervals, twice over too."""
+    """The same images in another order have the same metrics and intervals, twice over too."""
     probabilities, labels = calibrated(80, 4)
     other = np.random.default_rng(3).permutation(80)
     first = classification.metrics(probabilities, labels)
