@@ -87,7 +87,7 @@ Section = Mapping[str, Any]
 
 
 class Settings(TypedDict, total=False):
-    """The settings of a run, by section; `patchline run --help` and docs/reference/settings.md list them."""
+    """The settings of a run by section, listed by `patchline run --help`."""
 
     name: str
     """Name of the experiment and of the registered model; by default the data's own name."""

@@ -9,7 +9,7 @@ import torch
 from pipeline.training.config import TrainingConfig
 
 _WORTH_CASTING = 1_000_000
-"""With fewer parameters, casting costs a CPU more than bfloat16 saves (docs/reference/performance.md)."""
+"""With fewer parameters, casting costs a CPU more than bfloat16 saves: see the performance page."""
 
 
 def choose_precision(config: TrainingConfig, device: torch.device, parameters: int) -> str:

@@ -1,4 +1,4 @@
-"""What README and docs show is executed; the tutorial in docs/how_to/write_a_plugin.md has a test of its own."""
+"""What README and docs show is executed; the plugin tutorial has a test of its own."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_every_command_of_a_page_works(page: Path, garden: Path, described: set[
 
 
 def test_the_python_examples_work(garden: Path) -> None:
-    """The example in docs/how_to/serve.md answers from the registered model; docs/reference/models.md's runs."""
+    """The example of serving answers from the registered model; that of the models runs."""
     for example in blocks(ROOT / "docs/reference/models.md", "python"):
         execute([sys.executable, "-c", example], garden)
     if not (garden / "mlflow.db").exists():

@@ -1,4 +1,4 @@
-"""docs/reference/models.md shows what the models cost now, and every built-in plugin is on its page."""
+"""The page shows what the models cost now, and every built-in plugin is on its page."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def test_images_that_the_model_has_seen_are_left_out(command: Command) -> None:
 
 
 def test_seen_images_can_be_asked_for_and_are_marked(command: Command, tmp_path: Path) -> None:
-    """All 36 images count, and the report, in the requested folder, says that they are optimistic."""
+    """All 36 images count, and the report in the chosen folder calls them optimistic."""
     code, out, _ = command(
         "evaluate", "stripes@champion", "photos", "--seen-images", "--out", str(tmp_path / "out")
     )

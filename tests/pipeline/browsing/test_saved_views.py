@@ -143,7 +143,7 @@ def test_the_docs_list_every_view() -> None:
 
 
 def test_searches_in_the_docs_work(store: MlflowClient, experiment: str) -> None:
-    """A store accepts every search in docs/how_to/browse.md; those on accuracy find the good run."""
+    """A store accepts every search in the docs; those on accuracy find the good run."""
     [block] = re.findall(r"```text\n(.*?)```", _PAGE.read_text("utf-8"), re.DOTALL)
     searches = block.splitlines()
     assert len(searches) >= 12
