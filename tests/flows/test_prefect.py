@@ -63,7 +63,7 @@ def test_a_configured_server_shows_stages_artifacts_and_the_way_to_mlflow(
     tasks = server.ask("task_runs/filter", {"sort": "EXPECTED_START_TIME_ASC"})
     names = [task["name"] for task in tasks]
     assert names[:3] == ["Read photos", "Decode 24 images", "Train vit with conv for 2 epochs"]
-    assert [name.split()[0] for name in names[3:]] == ["Evaluate", "Package", "Register", "Decide"]
+    assert [name.split()[0] for name in names[3:]] == ["Evaluate", "Package", "Register", "Assign"]
     assert {task["state_type"] for task in tasks} == {"COMPLETED"}
     artifacts = {artifact["key"]: artifact for artifact in server.ask("artifacts/filter")}
     assert set(artifacts) >= {"summary", "test-metrics", "mlflow-run"}

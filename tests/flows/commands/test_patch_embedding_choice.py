@@ -105,7 +105,7 @@ def test_settings_of_the_own_embedding_need_no_name() -> None:
     ("embedding", "words"),
     [
         ({"name": "conv"}, ["model.patch_embedding.name is conv", "torchvision", "none"]),
-        ({"patch_size": 4}, ["model.patch_embedding.patch_size is set", "torchvision", "Leave"]),
+        ({"patch_size": 4}, ["model.patch_embedding.patch_size is set", "torchvision", "Omit it"]),
         ({"name": "none", "patch_size": 4}, ["patch_size is set", "torchvision", "Omit it"]),
     ],
 )
@@ -207,7 +207,7 @@ def test_an_adapter_is_planned_without_an_embedding(photos: Path, capsys: Output
     [
         (["--model.patch-embedding.name", "conv"], ["conv", "torchvision", "no patch embedding"]),
         (["--model.patch-embedding.patch-size", "4"], ["--model.patch-embedding.patch-size"]),
-        (["--config", "a.yaml"], ["model.patch_embedding.patch_size", "torchvision", "Leave"]),
+        (["--config", "a.yaml"], ["model.patch_embedding.patch_size", "torchvision", "Omit it"]),
         (["--config", "b.yaml"], ["conv", "torchvision", "no patch embedding"]),
     ],
     ids=" ".join,

@@ -122,7 +122,7 @@ def test_a_declared_exception_is_shown_with_its_reason(tmp_path: Path) -> None:
     assert done.json["passed"] is True
     [excepted] = [check for check in done.json["checks"] if check["status"] == "excepted"]
     assert excepted["name"] == "changes_something"
-    assert excepted["message"] == "changing nothing is what it is for"
+    assert excepted["message"] == "it is meant to change nothing"
     assert "expected: it is meant to change nothing" in done.err
     assert "8 passed, 1 excepted, 0 failed" in done.err
 
@@ -145,7 +145,7 @@ def test_a_patch_embedding_with_a_setting_keeps_its_contract(
     [
         ([], ["Name one plugin: [KIND] NAME.", "`patchline plugins list`"]),
         (["model", "vit", "linear"], ["Name one plugin: [KIND] NAME."]),
-        (["cct"], ["'cct' is a model and a patch_embedding.", "kind in front of the name"]),
+        (["cct"], ["'cct' is the name of a model and a patch_embedding.", "Add the kind before"]),
         (["lineer"], ["There is no plugin 'lineer'.", "Did you mean 'linear'?", "image_folder"]),
         (["modell", "vit"], ["There is no plugin kind 'modell'.", "Did you mean model?"]),
         (["model", "linear"], ["There is no model plugin 'linear'.", "Installed: cct,"]),

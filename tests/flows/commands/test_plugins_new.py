@@ -59,10 +59,10 @@ def test_the_answer_shows_files_and_next_commands(
     [
         (["patch_embedding", "My-Stem"], "'my_stem'"),
         (["patch_embeding", "my_stem"], "Did you mean 'patch_embedding'?"),
-        (["model", "vit"], "There is a model plugin 'vit' already"),
+        (["model", "vit"], "The model plugin 'vit' already exists"),
         (["model", "mine", "--into", "none"], "There is no folder none"),
         (["model", "mine", "--into", "file"], "file is not a folder"),
-        (["model", "mine", "--into", "full"], "full/patchline-mine exists already"),
+        (["model", "mine", "--into", "full"], "full/patchline-mine already exists"),
         (["model"], "NAME"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,

@@ -270,7 +270,7 @@ def test_help_names_the_flags(capsys: Output) -> None:
         ),
         (["light", "--augmentation.name", "none"], ["augmentation.name", "none", "light"]),
         (["digits", "--data.source", "image_folder"], ["data.source", "image_folder", "digits"]),
-        (["cct"], ["'cct'", "a model and a patch_embedding", "kind in front"]),
+        (["cct"], ["'cct'", "a model and a patch_embedding", "Add the kind before the name"]),
         (["modle", "vit"], ["modle", "Did you mean model?"]),
         (["vitt"], ["'vitt'", "Did you mean 'vit'?"]),
         (["model", "konv"], ["model", "konv"]),

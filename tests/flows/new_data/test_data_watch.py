@@ -271,7 +271,7 @@ def test_the_folder_beats_the_path_in_the_file(
         (("run.yaml",), "run.yaml is not a folder."),
         (("photos/across",), "has no class folder"),
         (("one",), "has only one class"),
-        (("..",), "holds the working directory"),
+        (("..",), "contains the working directory"),
         (("photos", "--config", "none.yaml"), "Config file none.yaml does not exist."),
         (("photos", "--config", "run.yaml"), "Did you mean training.epochs?"),
         (("photos", "--name", "a/b"), "name is 'a/b'"),
