@@ -47,8 +47,7 @@ def build(arguments: list[str]) -> Callable[..., None]:
         Parameters
         ----------
         data
-            A folder with one subfolder of images for each class, or SOURCE:NAME for another data
-            source plugin.
+            Folder with one subfolder of images per class, or SOURCE:NAME for another data source.
         config
             YAML file with settings; flags override it. Every run writes such a file.
         preset
