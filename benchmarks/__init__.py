@@ -1,1 +1,1 @@
-"""Measurements: each module is a command that prints its figures."""
+"""Benchmarks: each module is a command that prints its measurements."""

@@ -32,7 +32,7 @@ from pipeline.config import ModelChoice
 from pipeline.models.model_building import build_model
 from pipeline.models.model_description import ModelDescription
 from pipeline.models.model_files import save_model
-from pipeline.packaging.export import ProbabilityModel, export_onnx
+from pipeline.packaging.calibrated_onnx import ProbabilityModel, export_onnx
 from pipeline.packaging.packaged_model import PackagedModel
 from pipeline.plugin_api import ImageSpec
 from pipeline.prediction.batch_prediction import predict_images

@@ -33,7 +33,7 @@ Counts = Counter[str]
 
 
 def main() -> int:
-    """Print the figures; return 1 if one that must be 0 is not."""
+    """Print the counts; return 1 if one that must be 0 is not."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("count", nargs="?", type=int, default=50_000)
     parser.add_argument("--seed", type=int, default=0)
@@ -52,7 +52,7 @@ def main() -> int:
 
 
 def fuzz(count: int, seed: int) -> tuple[dict[str, int], list[str]]:
-    """Return the figures, and a line for each case that was answered wrongly."""
+    """Return the counts, and a line for each case that was handled wrongly."""
     total = count + REFUSED_EACH * len(refused_kinds())
     counts: Counts = Counter()
     failures: list[str] = []

@@ -1,4 +1,4 @@
-"""How often the 95 % intervals hold the true figure: a table by metric and number of images.
+"""How often the 95 % intervals contain the true value: a table by metric and number of images.
 
 python -m benchmarks.interval_coverage
 
@@ -6,7 +6,7 @@ It takes about ten minutes on two cores; `python -m benchmarks.interval_coverage
 times instead of 1,000.
 
 A population of 60,000 images per setting stands for the truth. Each simulation draws n of them, in
-every class its share and at least one, and computes all figures and their intervals.
+every class its share and at least one, and computes all metrics and their intervals.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def population(setting: Setting) -> tuple[Array, Array]:
 
 
 def figures(probabilities: Array, labels: Array) -> dict[str, MetricEstimate]:
-    """Return all figures, and those of the last class."""
+    """Return all metrics, and those of the last class."""
     last = probabilities.shape[1] - 1
     is_last, is_called = labels == last, probabilities.argmax(axis=1) == last
     hits, union = int((is_last & is_called).sum()), int((is_last | is_called).sum())
@@ -101,7 +101,7 @@ def figures(probabilities: Array, labels: Array) -> dict[str, MetricEstimate]:
 
 
 def simulate(setting: Setting, images: int, simulations: int) -> list[Coverage]:
-    """Draw test sets and count the intervals that hold the population's figure."""
+    """Draw test sets and count the intervals that contain the population's value."""
     generator = np.random.default_rng([images, *repr(setting).encode()])
     probabilities, labels = population(setting)
     truth = {key: value.value for key, value in figures(probabilities, labels).items()}

@@ -1,4 +1,4 @@
-"""What must hold after a process was killed: a list of sentences, empty if all is well."""
+"""The conditions that must hold after a process was killed: a list of the violated ones."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
-from filelock import FileLock, Timeout
 
 from benchmarks import kill_targets
+from pipeline.files.file_locks import is_held
 from pipeline.registry import history
 from pipeline.registry.registered_models import FINGERPRINT_TAG
 from pipeline.run_memory import live_runs
 from pipeline.tracking import tracked_run
 from pipeline.tracking.tracking_store import client
+from pipeline.workspace import WORKSPACE
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -33,7 +34,7 @@ _FITTING = {
 }
 _OPEN = ("RUNNING", "PENDING", "CANCELLING")
 _ARTIFACTS = {"model.onnx", "model.safetensors", "model.json"}
-_FOR_EVER = ("supervisor.lock", "lifeline", "line")
+_PERMANENT = ("supervisor.lock", "lifeline", "line")
 
 
 def violations(folder: Path, done: list[str]) -> list[str]:
@@ -51,7 +52,7 @@ def violations(folder: Path, done: list[str]) -> list[str]:
             *_orphans(folder),
             *_held_locks(folder),
         ]
-    except Exception as error:  # noqa: BLE001 - a server that is not back yet is a finding, too
+    except Exception as error:  # noqa: BLE001 - a server that has not restarted yet counts, too
         return [f"could not look: {type(error).__name__}: {str(error)[:200]}"]
 
 
@@ -62,7 +63,7 @@ def runs_of(store: MlflowClient) -> list[Run]:
 
 
 def flow_runs_of(prefect: SyncPrefectClient) -> list[FlowRun]:
-    """Return all flow runs that a schedule has not put into the future."""
+    """Return all flow runs that are not scheduled for the future."""
     found: list[FlowRun] = []
     while page := prefect.read_flow_runs(limit=200, offset=len(found)):
         found += page
@@ -72,7 +73,7 @@ def flow_runs_of(prefect: SyncPrefectClient) -> list[FlowRun]:
 def _prefect_and_mlflow(folder: Path) -> Iterator[str]:
     from prefect.client.orchestration import get_client
 
-    records = {each.flow_run_id: each for each in live_runs.records(folder / ".patchline")}
+    records = {each.flow_run_id: each for each in live_runs.records(folder / WORKSPACE)}
     alive = {each for each, record in records.items() if record.is_alive}
     for dead in set(records) - alive:
         yield f"the record of flow run {dead} is that of a dead process"
@@ -145,27 +146,25 @@ def _files(store: MlflowClient, model_id: str, folder: str | None = None) -> Ite
 
 
 def _orphans(folder: Path) -> Iterator[str]:
-    # Who is rightful is asked last: what has just been started must not count as an orphan.
+    # Last, so that a process that has just been started does not count as an orphan.
     suspects = kill_targets.all_of(folder)
     rightful = kill_targets.rightful(folder)
     for process in suspects:
         with contextlib.suppress(psutil.Error):
             if process.pid not in rightful and process.is_running():
                 words = " ".join(process.cmdline())[:160]
-                yield f"process {process.pid} ({words}) belongs to nobody"
+                yield f"process {process.pid} ({words}) is an orphan"
 
 
 def _held_locks(folder: Path) -> Iterator[str]:
-    records = live_runs.records(folder / ".patchline")
+    records = live_runs.records(folder / WORKSPACE)
     if any(record.is_alive for record in records):
         return
-    for file in (folder / ".patchline").rglob("*.lock"):
-        if file.name in _FOR_EVER or "services" in file.parts:
+    for file in (folder / WORKSPACE).rglob("*.lock"):
+        if file.name in _PERMANENT or "services" in file.parts:
             continue
-        try:
-            FileLock(file, timeout=2.0).acquire().lock.release()
-        except Timeout:
-            yield f"{file.relative_to(folder)} is held, and nothing works"
+        if is_held(file, wait_seconds=2.0):
+            yield f"{file.relative_to(folder)} is held while no run is active"
 
 
 def _process_of(flow_run_id: str) -> bool:

@@ -1,4 +1,4 @@
-"""The processes of a folder in which Patchline works, by the part that each has."""
+"""The processes of a folder in which Patchline is running, by kind."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from pathlib import Path
 
 import psutil
 
-from flows.services import family
+from flows.services import service_processes
 from pipeline.run_memory import live_runs
 from pipeline.workers.worker_start import LOG_FILE
+from pipeline.workspace import WORKSPACE
 
 SERVICES = {
     "runner": "runner",
@@ -33,17 +34,17 @@ LATEST_SECONDS = {
     "training": 3.0, "data worker": 2.0, "evaluation": 0.2, "packaging": 2.0,
     "prepared worker": 5.0,
 }  # fmt: skip
-"""How long after it has appeared a worker is killed, at most."""
+"""Maximum time from a worker's start to the kill, by kind."""
 _LONGEST_DELAY = 16.0
 
 
 def latest(kind: str) -> float:
-    """Return how long after it appeared a process is killed at most, in seconds."""
+    """Return the maximum time from a process's start to the kill, in seconds."""
     return LATEST_SECONDS.get(kind, _LONGEST_DELAY)
 
 
 def find(kind: str, folder: Path, command: psutil.Process | None) -> psutil.Process | None:
-    """Return the process of a kind that works in a folder now.
+    """Return the process of a kind that is running in a folder.
 
     Args:
         kind: one of `KINDS`.
@@ -53,9 +54,9 @@ def find(kind: str, folder: Path, command: psutil.Process | None) -> psutil.Proc
     if kind == "command":
         return command if command and _has_begun(command, folder) else None
     if kind in SERVICES:
-        found = family.members(folder, SERVICES[kind])
+        found = service_processes.members(folder, SERVICES[kind])
         return found[0] if found else None
-    runs = family.members(folder, family.FLOW_RUN)
+    runs = service_processes.members(folder, service_processes.FLOW_RUN)
     if kind == "flow":
         return runs[0] if runs else None
     for run in runs:
@@ -66,18 +67,18 @@ def find(kind: str, folder: Path, command: psutil.Process | None) -> psutil.Proc
 
 
 def stage(folder: Path) -> str:
-    """Return what the folder's run does at the moment."""
-    for run in [*family.members(folder, family.FLOW_RUN), *_direct(folder)]:
+    """Return the current stage of the folder's run."""
+    for run in [*service_processes.members(folder, service_processes.FLOW_RUN), *_direct(folder)]:
         words = [" ".join(_words(child)) for child in _descendants(run) if has_work(child)]
         for name, module in WORKERS.items():
             if any(f"-m {module} " in word for word in words):
                 return name
-    alive = [record for record in live_runs.records(folder / ".patchline") if record.is_alive]
+    alive = [record for record in live_runs.records(folder / WORKSPACE) if record.is_alive]
     return "between workers" if alive else "before or after"
 
 
 def all_of(folder: Path) -> list[psutil.Process]:
-    """Return every process that works in a folder, or is told of it on its command line."""
+    """Return every process whose working directory or command line names a folder."""
     found = []
     me = psutil.Process()
     mine = {me.pid, *(parent.pid for parent in me.parents())}
@@ -92,9 +93,9 @@ def all_of(folder: Path) -> list[psutil.Process]:
 
 
 def rightful(folder: Path) -> set[int]:
-    """Return the processes that may be there: the servers, and what live runs have started."""
-    roots = family.members(folder)
-    for record in live_runs.records(folder / ".patchline"):
+    """Return the processes that are not orphans: the servers, and what active runs have started."""
+    roots = service_processes.members(folder)
+    for record in live_runs.records(folder / WORKSPACE):
         with contextlib.suppress(psutil.Error):
             if record.is_alive:
                 roots.append(psutil.Process(record.pid))
@@ -102,7 +103,7 @@ def rightful(folder: Path) -> set[int]:
 
 
 def wait_for(condition: Callable[[], object], seconds: float) -> bool:
-    """Wait until a condition holds, and say whether it did."""
+    """Wait until a condition holds; return whether it did."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if condition():
@@ -112,14 +113,14 @@ def wait_for(condition: Callable[[], object], seconds: float) -> bool:
 
 
 def _direct(folder: Path) -> Iterator[psutil.Process]:
-    for record in live_runs.records(folder / ".patchline"):
+    for record in live_runs.records(folder / WORKSPACE):
         with contextlib.suppress(psutil.Error):
             yield psutil.Process(record.pid)
 
 
 def _has_begun(command: psutil.Process, folder: Path) -> bool:
-    """Return whether the flow of a command has begun; before, there is nothing to close."""
-    pids = {record.pid for record in live_runs.records(folder / ".patchline")}
+    """Return whether the flow of a command has begun; before that there is nothing to close."""
+    pids = {record.pid for record in live_runs.records(folder / WORKSPACE)}
     return command.pid in pids
 
 
@@ -137,7 +138,7 @@ def _is(kind: str, process: psutil.Process) -> bool:
 
 
 def has_work(worker: psutil.Process) -> bool:
-    """Return whether a worker has a job; one that waits for one has no log yet."""
+    """Return whether a worker has a job; a worker that waits for one has no log yet."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{worker.pid}/fd/1").readlink().name == LOG_FILE
     return False

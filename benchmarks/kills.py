@@ -1,11 +1,12 @@
-"""Kill one process after the other while Patchline trains, and look what is left.
+"""Kill one process after another while Patchline trains, and check what is left.
 
     python -m benchmarks.kills 60 [--folder FOLDER] [--only KIND]
 
 In a fresh folder, with `patchline up`, each turn starts a short training, kills one process of one
-kind with SIGKILL at a random moment, and waits at most a minute until all that must hold holds:
-nothing RUNNING that is not alive, Prefect and MLflow agree, nothing half registered, nothing lost
-that was reported done, no orphan, no held lock. A folder that was used before is continued.
+kind with SIGKILL at a random moment, and waits at most a minute until all conditions hold: nothing
+is RUNNING without a process, Prefect and MLflow agree, nothing is half registered, nothing is lost
+that was reported as done, no process is orphaned, no lock is held. With a folder that was used
+before, the benchmark continues there.
 """
 
 from __future__ import annotations
@@ -41,33 +42,33 @@ _SCHEDULE = "kills"
 _MINUTE = 60.0
 _APPEAR_SECONDS = 240.0
 _BEGIN_SECONDS = 45.0
-"""After so long a run that is not there any more is over."""
+"""A run that is no longer there after this time has ended."""
 _END_SECONDS = 240.0
 _TRIES = 4
 _SOONER = 0.6
-"""How much sooner it is killed if the run was over before."""
+"""Factor by which the next kill is earlier if the run had ended before."""
 _MISSED = "missed"
 
 
 @dataclass
 class Kill:
-    """One turn, and what came of it."""
+    """One turn and its outcome."""
 
     number: int
     kind: str
     stage: str = ""
-    """What the run did when the process was killed."""
+    """The stage of the run when the process was killed."""
     after_seconds: float = 0.0
     """From the start of the run to the kill."""
     settled_seconds: float = 0.0
-    """From the kill, or from `patchline up` after that of the supervisor, until all held."""
+    """From the kill, or from the `patchline up` after a supervisor's, until all conditions held."""
     outcome: str = ""
-    """Of the run that went on: its state in Prefect and its status in MLflow."""
+    """Of the run: its state in Prefect and its status in MLflow."""
     violations: list[str] = field(default_factory=list)
 
 
 class Harness:
-    """A folder with servers, a schedule, and what has been done in it."""
+    """A folder with servers, a schedule, and the runs that were done in it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -76,7 +77,7 @@ class Harness:
         self._deployment: Any = None
 
     def prepare(self) -> None:
-        """Write images and settings, start the servers and make the schedule."""
+        """Write images and settings, start the servers and create the schedule."""
         if not (self.folder / "photos").exists():
             from tests.conftest import write_photos
 
@@ -89,15 +90,15 @@ class Harness:
         self.connect()
 
     def up(self) -> None:
-        """Start the servers, or find them running."""
-        self._patchline("up", "--runs-at-once", "2")
+        """Start the servers unless they are running."""
+        self._patchline("up", "--max-concurrent-runs", "2")
         self.connect()
 
     def connect(self) -> None:
-        """Let Prefect's and MLflow's clients in this process use the servers."""
+        """Configure Prefect's and MLflow's clients in this process to use the servers."""
         services = local_services.running(self.folder)
         if services is None:
-            raise SystemExit("the servers are not there after `patchline up`")
+            raise SystemExit("the servers are not running after `patchline up`")
         os.environ["PREFECT_API_URL"] = services.prefect_api_url
         os.environ["MLFLOW_TRACKING_URI"] = services.mlflow_url
         secret = local_login.ensure_secret(self.folder)
@@ -105,7 +106,7 @@ class Harness:
         os.environ.update(local_login.mlflow_variables(secret))
 
     def turn(self, number: int, kind: str) -> Kill:
-        """Start a run, kill a process, wait until all is well, and say how it went."""
+        """Start a run, kill a process, wait until all conditions hold, and return the outcome."""
         chance = random.Random(number)  # noqa: S311 - when to kill is no secret
         for attempt in range(_TRIES):
             kill = Kill(number, kind)
@@ -124,7 +125,7 @@ class Harness:
         return kill
 
     def check_next_run(self) -> list[str]:
-        """Let a run go to its end; return what is wrong with it."""
+        """Run a training to its end; return what is wrong with it."""
         self._start(seed=10_000 + len(self.done))
         before = len(self.done)
         if not kill_targets.wait_for(self._quiet_with_new_run, _END_SECONDS):
@@ -133,13 +134,13 @@ class Harness:
         return [] if len(self.done) > before else ["the next run did not finish"]
 
     def close(self) -> list[str]:
-        """Stop the servers; return what is still there."""
+        """Stop the servers; return what is left."""
         self._patchline("down", "--now")
         left = kill_targets.all_of(self.folder)
         return [f"process {each.pid} is left after `patchline down`" for each in left]
 
     def _killed(self, kill: Kill, seed: int, fraction: float) -> bool:
-        """Start a run and kill; return whether the process was there to be killed."""
+        """Start a run and kill a process of it; return whether the process existed by then."""
         began = time.monotonic()
         command = self._command(seed) if kill.kind == "command" else None
         if command is None:
@@ -188,7 +189,7 @@ class Harness:
             os.chdir(before)
 
     def _after_supervisor(self, kill: Kill) -> None:
-        """Everything ends with the supervisor; then the servers are started again."""
+        """Wait until everything has ended with the supervisor, then start the servers again."""
         gone = kill_targets.wait_for(lambda: not kill_targets.all_of(self.folder), _MINUTE)
         if not gone:
             left = kill_targets.all_of(self.folder)
@@ -196,7 +197,7 @@ class Harness:
         self.up()
 
     def _settle(self) -> list[str]:
-        """Wait until nothing is wrong; return what still is after a minute."""
+        """Wait until all conditions hold; return what does not hold after a minute."""
         deadline = time.monotonic() + _MINUTE
         while found := kill_checks.violations(self.folder, self.done):
             if time.monotonic() > deadline:
@@ -211,7 +212,7 @@ class Harness:
         self._note_done()
 
     def _quiet(self) -> bool:
-        """Return whether no run goes on or is about to."""
+        """Return whether no run is active or about to start."""
         from prefect.client.orchestration import get_client
         from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterExpectedStartTime
         from prefect.client.schemas.sorting import FlowRunSort
@@ -222,9 +223,9 @@ class Harness:
             with get_client(sync_client=True) as prefect:
                 newest = FlowRunSort.EXPECTED_START_TIME_DESC
                 found = prefect.read_flow_runs(flow_run_filter=due, limit=20, sort=newest)
-        except Exception:  # noqa: BLE001 - the server is being started again
+        except Exception:  # noqa: BLE001 - the server is restarting
             return False
-        if any(_goes_on(each) for each in found):
+        if any(_resumes_itself(each) for each in found):
             return False
         return all(each.state.is_final() for each in found if each.state is not None)
 
@@ -269,14 +270,14 @@ class Harness:
 
 
 def _finding_by_itself() -> dict[str, str]:
-    """Return the environment of a command that has to find the servers like a user's."""
+    """Return an environment in which a command must find the servers as a user's command does."""
     login = (local_login.PREFECT_VARIABLE, *local_login.MLFLOW_VARIABLES)
     named = ("PREFECT_API_URL", "MLFLOW_TRACKING_URI", *login)
     return {name: value for name, value in os.environ.items() if name not in named}
 
 
-def _goes_on(flow_run: Any) -> bool:
-    """Return whether it is a run of the schedule that was interrupted and goes on by itself."""
+def _resumes_itself(flow_run: Any) -> bool:
+    """Return whether it is an interrupted run of the schedule, which resumes by itself."""
     names = {"Crashed", "Resuming", "Server away"}
     return flow_run.deployment_id is not None and flow_run.state_name in names
 
@@ -286,7 +287,7 @@ def _flow_run_of(run: Any) -> str:
 
 
 def main() -> int:
-    """Kill, print the table, and return how many kills left something wrong."""
+    """Kill, print the table, and return how many kills violated a condition."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("kills", type=int, nargs="?", default=60)
     parser.add_argument("--folder", type=Path)

@@ -1,7 +1,7 @@
-"""What every built-in model and patch embedding costs, as the tables of docs/models.md.
+"""The cost of every built-in model and patch embedding, as the tables of docs/reference/models.md.
 
-python -m benchmarks.model_figures                      print them
-python -m benchmarks.model_figures docs/models.md       put them into the page
+python -m benchmarks.model_figures                      print the tables
+python -m benchmarks.model_figures docs/reference/models.md       update the tables in the page
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from pipeline.config import ModelChoice
-from pipeline.models.model_cost import ModelFigures, model_figures
+from pipeline.models.model_cost import ModelCost, model_cost
 from pipeline.plugin_system.plugin_loader import installed, load_model
 
 LARGE, SMALL = 224, 32
@@ -64,7 +64,7 @@ def model_rows(image_size: int, names: list[str] | None = None) -> Iterator[str]
             if image_size == SMALL and (size in _ONLY_LARGE or name in _ADAPTED):
                 continue
             choice = ModelChoice.model_validate({"name": name, setting: size})
-            yield _row(f"`{name}` {size}", model_figures(choice, image_size))
+            yield _row(f"`{name}` {size}", model_cost(choice, image_size))
 
 
 def embedding_rows(image_size: int, size: str) -> Iterator[str]:
@@ -74,7 +74,7 @@ def embedding_rows(image_size: int, size: str) -> Iterator[str]:
         if entry.distribution == "patchline":
             given: dict[str, Any] = {"size": size, "patch_embedding": {"name": entry.name}}
             choice = ModelChoice.model_validate(given)
-            yield _row(f"`{entry.name}`", model_figures(choice, image_size))
+            yield _row(f"`{entry.name}`", model_cost(choice, image_size))
 
 
 def _sizes(name: str) -> list[tuple[str, str]]:
@@ -84,7 +84,7 @@ def _sizes(name: str) -> list[tuple[str, str]]:
     return [("size", size) for size in get_args(annotation)]
 
 
-def _row(first: str, figures: ModelFigures) -> str:
+def _row(first: str, figures: ModelCost) -> str:
     cells = (
         first,
         f"{figures.parameters:,}",

@@ -2,8 +2,8 @@
 
     python -m benchmarks.orchestration_cost
 
-Four figures, in a fresh folder: the seconds until `patchline up` is ready, in a fresh folder and in
-a used one; the seconds that a training of 60 s takes beside its 60 s, from the command to the
+Four measurements: the seconds until `patchline up` is ready, in a fresh and in a used folder;
+the seconds that a training of 60 s takes in addition to its 60 s, from the command to the
 registered version, with the servers up; and the seconds from a new image in a watched folder to the
 start of the run.
 """
@@ -41,7 +41,7 @@ training: {epochs: 1}
 
 
 def main() -> None:
-    """Print the figures."""
+    """Print the measurements."""
     print(machine())
     os.chdir(tempfile.mkdtemp(prefix="patchline-orchestration-"))
     try:

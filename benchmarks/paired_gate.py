@@ -1,4 +1,4 @@
-"""What the paired gate does: how often it promotes an equal model, and one that is better.
+"""How often the paired promotion gate promotes an equally good model, and a better one.
 
 python -m benchmarks.paired_gate
 """
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.measured_runs import machine
-from pipeline.metrics.paired import is_better, paired_difference
+from pipeline.metrics.paired_test import is_better, paired_difference
 
 Array = np.ndarray[Any, Any]
 TRIALS = 200

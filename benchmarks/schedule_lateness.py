@@ -42,7 +42,7 @@ _LAST_RUNS_SECONDS = 60.0
 
 
 def main() -> None:
-    """Print the quantiles of the lateness in seconds, and what became of the runs."""
+    """Print the quantiles of the lateness in seconds, and the final states of the runs."""
     given = [int(argument) for argument in sys.argv[1:]]
     schedules, firings, interval = (*given, *_DEFAULTS[len(given) :])
     print(machine())

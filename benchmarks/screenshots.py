@@ -1,4 +1,4 @@
-"""Take the screenshots of docs/browsing.md: `python -m benchmarks.screenshots [FOLDER]`.
+"""Take the screenshots of docs/how_to/browse.md: `python -m benchmarks.screenshots [FOLDER]`.
 
 Starts the servers in a new folder, trains three small models on the digits, makes a schedule, and
 opens the pages in headless Chromium. The pictures go to docs/images, or to FOLDER. With
@@ -94,7 +94,7 @@ def _mlflow_pictures(window: Browser, server: str, newest: Newest, folder: Path)
     run = f"{server}/{addresses.run_path(newest.run)}"
     _take(window, run, ("Registered as",), folder, "run", 520)
     report = f"{server}/{addresses.report_path(newest.run)}"
-    _take(window, report, ("test images recognised",), folder, "report", 900)
+    _take(window, report, ("test images classified correctly",), folder, "report", 900)
     version = f"{server}/{addresses.model_path(newest.model, newest.version)}"
     _take(window, version, ("data version",), folder, "version", 900)
 

@@ -1,4 +1,4 @@
-"""Go on with a workspace that an older commit has left.
+"""Continue in a workspace that was created by an older commit.
 
     python -m benchmarks.upgrade [COMMIT] [--folder FOLDER]
 
@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measured_runs import machine
+from pipeline.workspace import WORKSPACE
 
 _REPOSITORY = Path(__file__).resolve().parents[1]
 _OLD_COMMIT = "a56fb4b"
@@ -194,7 +195,7 @@ def _take_over(workspace: Workspace) -> None:
 
 def _trainings_under_way(folder: Path) -> list[Path]:
     """Return the folders of trainings that have written a checkpoint and no result."""
-    checkpoints = folder.glob(f".patchline/runs/*/training/{_CHECKPOINT}")
+    checkpoints = folder.glob(f"{WORKSPACE}/runs/*/training/{_CHECKPOINT}")
     return [file.parent for file in checkpoints if not (file.parent / "result.json").exists()]
 
 

@@ -1,7 +1,7 @@
 """The command `patchline`.
 
-Answers go to standard output, everything else to standard error. Exit codes: 0 done; 1 a failure at
-run time; 2 something the user gave is wrong; 3 a gate refused.
+Results go to standard output, everything else to standard error. Exit codes: 0 success; 1 a failure
+at run time; 2 invalid input; 3 a gate refused.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _STOPPED = {
     _TERMINATED: "Stopped by the signal SIGTERM.",
 }
 _LEFT_RUNNING = (
-    "Stopped by Ctrl-C: the servers and what runs go on. `patchline down --now` stops the runs too."
+    "Stopped by Ctrl-C: servers and active runs keep running. `patchline down --now` stops both."
 )
 
 
@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _end(*_: object) -> None:
-    """Leave on SIGTERM through every `finally`, so that nothing stays open or alive."""
+    """Exit on SIGTERM through every `finally`, so that nothing stays open or running."""
     sys.exit(_TERMINATED)
 
 
@@ -63,8 +63,8 @@ def run_command_line(arguments: list[str]) -> int:
         words = _LEFT_RUNNING if arguments[:1] == ["down"] else _STOPPED[_INTERRUPTED]
         return _failed(words, _INTERRUPTED, debug=debug)
     except BrokenPipeError:
-        return 0  # whoever read the answer has seen enough
-    except BaseException as error:  # noqa: BLE001 - the last place where an error can become a sentence
+        return 0  # the reader of the output has closed it
+    except BaseException as error:  # noqa: BLE001 - the last place to turn an error into a sentence
         return _other_end(error, debug=debug)
     return result if isinstance(result, int) else 0
 
@@ -78,12 +78,12 @@ def _other_end(error: BaseException, *, debug: bool) -> int:
     if full := full_disk(Path.cwd()):
         return _failed(str(full), full.exit_code, debug=debug)
     sentence = f"{type(error).__name__}: {str(error).strip() or 'no message'}"
-    hint = "" if debug else " Run again with --debug for the trace."
+    hint = "" if debug else " Run again with --debug for the traceback."
     return _failed(f"Unexpected failure. {sentence}{hint}", 1, debug=debug)
 
 
 def _cause(error: PipelineError) -> PipelineError:
-    """Return what to say of an error: a server that fails does not tell that its disk is full."""
+    """Return the error to report: a failing server does not say that the disk is full."""
     at_run_time = error.exit_code == PipelineError.exit_code
     return (full_disk(Path.cwd()) if at_run_time else None) or error
 
@@ -96,7 +96,7 @@ def _failed(sentence: str, code: int, *, debug: bool) -> int:
 
 
 def _use_plugin_files(arguments: list[str]) -> list[str]:
-    """Take every `--plugin FILE.py` out of the arguments and load the files."""
+    """Load the file of every `--plugin FILE.py`, and return the other arguments."""
     files, kept, rest = [], [], iter(arguments)
     for argument in rest:
         if argument == "--plugin":
@@ -130,15 +130,15 @@ def _usage_sentence(error: CycloptsError, arguments: list[str]) -> str:
         return str(config_errors.sentence(cause, composed))
     if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
         words = " ".join(error.unused_tokens)
-        return f"'{words}' is more than the command takes. Run it with --help to see what it takes."
+        return f"Unexpected argument '{words}'. Run the command with --help to list its arguments."
     sentence = " ".join(str(error).split())
     if "Did you mean" not in sentence and "Available" not in sentence:
-        sentence += " Run the command with --help to see what it takes."
+        sentence += " Run the command with --help to list its arguments."
     return sentence
 
 
 def _composed(arguments: list[str]) -> Any:
-    """Return the class of the settings that a command takes."""
+    """Return the class of a command's settings."""
     if arguments[:1] == ["plugins"]:
         from flows.commands.named_plugin import named_plugin
 

@@ -1,4 +1,4 @@
-"""What Prefect does when something fails: tries a task again, or shows why in a sentence."""
+"""What Prefect does after a failure: retry a task, or show the reason in one sentence."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 SERVER_AWAY = "Server away"
-"""The name of the state of a flow that failed because MLflow did not answer."""
+"""Name of the state of a flow that failed because MLflow did not answer."""
 
 
 class _Retrying(TypedDict):
@@ -29,24 +29,24 @@ def _worth_it(_task: object, _run: object, state: Any) -> bool:
         state.result()
     except (OSError, TrackingError):
         return True
-    except Exception:  # noqa: BLE001 - anything else is not ours to repeat
+    except Exception:  # noqa: BLE001 - other errors are not transient
         return False
     return False
 
 
 RETRYING: _Retrying = {
     "retries": 3,
-    "retry_delay_seconds": [1, 3, 10],  # a server that is started again needs some seconds
+    "retry_delay_seconds": [1, 3, 10],  # a restarting server needs some seconds
     "retry_condition_fn": _worth_it,
 }
-"""What `@task` is given, `@task(name=..., **RETRYING)`: a disk or a server failed, not the user."""
+"""Arguments for `@task(name=..., **RETRYING)`: retry failures of a disk or a server."""
 
 
 def failed(error: PipelineError) -> State[Any]:
-    """Return the state of a flow that ends with an error of the user's, in the error's words.
+    """Return the final state of a flow that fails with an error for the user.
 
-    Prefect raises the error for whoever called the flow. Raised by the flow itself, it would be
-    shown as a traceback. If a server was away, the state's name says so, and the run may go on.
+    Prefect raises the error in the caller of the flow. Raised by the flow itself, it would be shown
+    as a traceback. If a server did not answer, the state's name says so; the run can be resumed.
     """
     if isinstance(error, ServerAwayError):
         return Failed(name=SERVER_AWAY, message=str(error), data=error)
@@ -54,5 +54,5 @@ def failed(error: PipelineError) -> State[Any]:
 
 
 def was_interrupted(state: State[Any]) -> bool:
-    """Return whether nothing was wrong with a run: its process was killed, or a server was away."""
+    """Return whether a run can be resumed: its process was killed, or a server did not answer."""
     return state.is_crashed() or (state.is_failed() and state.name == SERVER_AWAY)

@@ -1,4 +1,4 @@
-"""A client of the Prefect server whose failures are sentences."""
+"""A client of the Prefect server that turns its errors into readable messages."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from prefect.settings import get_current_settings
 from pipeline.errors import OrchestrationError
 
 _PAGE = 200
-"""The most that Prefect's API returns at once."""
+"""The largest page that Prefect's API returns."""
 Listed = TypeVar("Listed")
 
 
 @contextmanager
 def asking() -> Iterator[SyncPrefectClient]:
-    """Yield a client of the server that Prefect's settings name.
+    """Yield a client of the server in Prefect's settings.
 
     Raises:
-        OrchestrationError: if the server does not answer, refuses, or has not what is asked for.
+        OrchestrationError: if the server does not answer, refuses, or finds nothing.
     """
     with asking_prefect(), get_client(sync_client=True) as client:
         yield client
@@ -35,10 +35,10 @@ def asking() -> Iterator[SyncPrefectClient]:
 
 @contextmanager
 def asking_prefect() -> Iterator[None]:
-    """Turn what any client of Prefect raises in the block into a sentence.
+    """Translate errors of any Prefect client in the block into a readable message.
 
     Raises:
-        OrchestrationError: if the server does not answer, refuses, or has not what is asked for.
+        OrchestrationError: if the server does not answer, refuses, or finds nothing.
     """
     try:
         yield
@@ -54,16 +54,16 @@ def asking_prefect() -> Iterator[None]:
     except httpx.HTTPError as error:
         url = get_current_settings().api.url
         raise OrchestrationError(
-            f"The Prefect server at {url} does not answer ({error}); start the servers with "
+            f"The Prefect server at {url} does not answer ({error}). Start the servers with "
             "`patchline up`."
         ) from error
 
 
 def all_pages(read: Callable[[int, int], list[Listed]]) -> list[Listed]:
-    """Return everything that a search finds, page after page.
+    """Return all results of a query, page by page.
 
     Args:
-        read: returns what it finds, given `limit` and `offset`.
+        read: returns a page, given `limit` and `offset`.
     """
     found: list[Listed] = []
     while True:
@@ -76,11 +76,11 @@ def all_pages(read: Callable[[int, int], list[Listed]]) -> list[Listed]:
 def flow_runs(
     client: SyncPrefectClient, wanted: Mapping[str, Any], sort: FlowRunSort = FlowRunSort.ID_DESC
 ) -> list[FlowRun]:
-    """Return all flow runs that a filter finds.
+    """Return all flow runs that match a filter.
 
     Args:
         client: of the server.
-        wanted: the filter as Prefect's API takes it, such as `{"state": {"type": {"any_": []}}}`.
+        wanted: the filter as in Prefect's API, such as `{"state": {"type": {"any_": []}}}`.
         sort: their order.
     """
     chosen = FlowRunFilter.model_validate(wanted)
@@ -93,8 +93,8 @@ def flow_runs(
 
 def _gone() -> OrchestrationError:
     return OrchestrationError(
-        "What was asked for is not on the Prefect server any more. Run `patchline schedule list` "
-        "to see what is there."
+        "The object no longer exists on the Prefect server. Run `patchline schedule list` to see "
+        "what does."
     )
 
 
@@ -109,5 +109,5 @@ def _detail(response: httpx.Response) -> str:
 
 def _remedy(response: httpx.Response) -> str:
     if response.status_code < HTTPStatus.INTERNAL_SERVER_ERROR:
-        return "Correct what it names."
-    return "Look at its log, or start the servers again with `patchline down` and `patchline up`."
+        return "Correct what the message names."
+    return "See its log, or restart the servers with `patchline down` and `patchline up`."

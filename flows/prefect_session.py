@@ -1,4 +1,4 @@
-"""Give a command a Prefect server: the user's own, that of `patchline up`, or a temporary one."""
+"""The Prefect server of a command: the user's own, that of `patchline up`, or a temporary one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _ANSWER_SECONDS = 10.0
 _PATIENCE_SECONDS = 30.0
-"""How long a server that `patchline up` starts again may be away."""
+"""How long a server of `patchline up` may take to restart."""
 _VARIABLE = "PREFECT_API_URL"
 _LOGIN_VARIABLE = local_login.PREFECT_VARIABLE
 _server: TemporaryServer | None = None
@@ -30,10 +30,10 @@ _lasting: str | None = None
 
 @contextmanager
 def server() -> Iterator[None]:
-    """Start a temporary server unless there is another one to use; stop it in the end.
+    """Start a temporary server unless another one can be used; stop it at the end.
 
-    Prefect's settings come first, then `patchline up`. A temporary one starts while the block
-    imports what it needs; `ready` waits for it.
+    Prefect's settings take precedence, then `patchline up`. A temporary server starts while the
+    block imports what it needs; `ready` waits for it.
     """
     global _server, _lasting  # noqa: PLW0603 - one command has one server
     configured = _configured()
@@ -44,7 +44,7 @@ def server() -> Iterator[None]:
         _lasting = services.prefect_api_url
     else:
         if services:
-            display().note(f"{_silent(services)} This command starts one for itself.")
+            display().note(f"{_silent(services)} This command starts its own.")
         from flows.temporary_server import TemporaryServer
 
         _server = TemporaryServer()
@@ -57,13 +57,13 @@ def server() -> Iterator[None]:
 
 
 def is_temporary() -> bool:
-    """Return whether the server goes when the command ends, so that nothing should link to it."""
+    """Return whether the server ends with the command, so that links to it would break."""
     return _server is not None
 
 
 @contextmanager
 def ready() -> Iterator[None]:
-    """Wait for the server and use it; Prefect's own words stay out of the terminal."""
+    """Wait for the server and use it; Prefect's log lines are kept out of the terminal."""
     with _quiet_console():
         if _server:
             _server.wait()
@@ -77,12 +77,12 @@ def ready() -> Iterator[None]:
 
 @contextmanager
 def connected() -> Iterator[str]:
-    """Use a server that lasts, the user's own or that of `patchline up`; yield its API's address.
+    """Use the user's own server or that of `patchline up`, and yield the address of its API.
 
     `PREFECT_API_URL` and Prefect's settings in this process name it while the block runs.
 
     Raises:
-        OrchestrationError: if there is none, or it does not answer.
+        OrchestrationError: if there is no such server, or it does not answer.
     """
     with _quiet_console():
         configured = _configured()
@@ -94,7 +94,7 @@ def connected() -> Iterator[str]:
         services = local_services.running()
         if services is None:
             raise OrchestrationError(
-                "No Prefect server is kept running for this folder; start the servers with "
+                "No Prefect server is running for this folder. Start the servers with "
                 "`patchline up`."
             )
         deadline = time.monotonic() + _PATIENCE_SECONDS
@@ -114,7 +114,7 @@ def _configured() -> str | None:
 
 
 def _login(url: str) -> dict[str, str]:
-    """Return what this process still needs to log in to a server of `patchline up`."""
+    """Return the variables that this process lacks to sign in to a server of `patchline up`."""
     from prefect.settings import get_current_settings
 
     login = local_login.prefect_login(url)
@@ -137,7 +137,7 @@ def _silent(services: Services) -> str:
 
 @contextmanager
 def _using(url: str, login: Mapping[str, str]) -> Iterator[None]:
-    """Let Prefect in this process, and all that it starts, use the server and log in to it."""
+    """Make Prefect, in this process and the processes it starts, use the server and sign in."""
     from prefect.logging.handlers import APILogHandler
     from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
@@ -152,7 +152,7 @@ def _using(url: str, login: Mapping[str, str]) -> Iterator[None]:
             try:
                 yield
             finally:
-                APILogHandler().flush()  # before the server goes
+                APILogHandler().flush()  # before the server stops
                 events.flush()
     finally:
         for name, value in before.items():
@@ -164,7 +164,7 @@ def _using(url: str, login: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _quiet_console() -> Iterator[None]:
-    """Keep Prefect's log lines out of the terminal; they still reach the server."""
+    """Keep Prefect's log lines out of the terminal; the server still receives them."""
     from prefect.logging.handlers import PrefectConsoleHandler
 
     loggers = [logging.getLogger(name) for name in (None, "prefect", "pipeline")]

@@ -1,4 +1,4 @@
-"""Show how far long work has come: a bar on a terminal, a plain line now and then elsewhere."""
+"""Show progress: a bar on a terminal or in a notebook, a line every ten seconds elsewhere."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
+from pipeline.browsing.notebook_progress import NotebookLines, is_notebook
 from pipeline.redaction import redacted
 from pipeline.terminal_words import visible
 
@@ -16,25 +17,27 @@ if TYPE_CHECKING:
 
 
 _PLAIN_SECONDS = 10.0
-_TRAINING = "Training steps"
+_TRAINING = "Training"
 Event = dict[str, Any]
 
 
 class Display(Protocol):
-    """Something that shows stages and how far they have come."""
+    """Something that shows stages and their progress."""
 
     def stage(self, name: str) -> None:
-        """A stage begins."""
+        """Start a stage."""
 
     def note(self, text: str) -> None:
-        """Something worth a line."""
+        """Show a line of text."""
 
-    def advance(self, label: str, done: int, total: int, beside: str = "") -> None:
-        """Work has come this far."""
+    def advance(
+        self, label: str, done: int, total: int, beside: str = "", *, unit: str = ""
+    ) -> None:
+        """Show that `done` of `total` units of the work are done."""
 
 
 class Silent:
-    """Show nothing: for flows that nobody watches, whose log is in the Prefect UI."""
+    """Show nothing: for flows without a terminal, whose log is in the Prefect UI."""
 
     def stage(self, name: str) -> None:
         """Show nothing."""
@@ -42,12 +45,14 @@ class Silent:
     def note(self, text: str) -> None:
         """Show nothing."""
 
-    def advance(self, label: str, done: int, total: int, beside: str = "") -> None:
+    def advance(
+        self, label: str, done: int, total: int, beside: str = "", *, unit: str = ""
+    ) -> None:
         """Show nothing."""
 
 
 class PlainLines:
-    """A line at the start of each stage, and one every ten seconds while it goes on."""
+    """A line at the start of each stage, and one every ten seconds while it runs."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -64,13 +69,15 @@ class PlainLines:
         """Write the text."""
         self._line(f"  {visible(redacted(text))}")
 
-    def advance(self, label: str, done: int, total: int, beside: str = "") -> None:
+    def advance(
+        self, label: str, done: int, total: int, beside: str = "", *, unit: str = ""
+    ) -> None:
         """Write a line if ten seconds have passed since the last one."""
         if label != self._label:
             self._label, self._began = label, (time.monotonic(), done)
         if time.monotonic() - self._last_line >= _PLAIN_SECONDS:
             left = f", {self._seconds_left(done, total):.0f} s left" if done < total else ""
-            self._line(f"  {label}: {done} of {total}{left}{'; ' + beside if beside else ''}")
+            self._line(f"  {_counted(label, done, total, unit)}{left}{_after(beside)}")
 
     def _seconds_left(self, done: int, total: int) -> float:
         began, first = self._began
@@ -82,7 +89,7 @@ class PlainLines:
 
 
 class TerminalBars:
-    """One line a finished stage, and a bar with rate and time left for the one that goes on."""
+    """One line for each stage, and below it a bar that moves as long as the stage runs."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -91,7 +98,7 @@ class TerminalBars:
         self._started = time.monotonic()
 
     def stage(self, name: str) -> None:
-        """Take the last bar away and name the next stage."""
+        """Print the stage, and let a bar move until its progress is known."""
         from rich.markup import escape
 
         self._end_bar()
@@ -99,19 +106,31 @@ class TerminalBars:
         self._progress.console.print(
             f"[dim]{seconds:5.0f} s[/dim]  {escape(visible(name))}", highlight=False
         )
+        self._start_bar("", None)
 
     def note(self, text: str) -> None:
         """Print the text above the bar."""
         shown = f"         {visible(redacted(text))}"
         self._progress.console.print(shown, style="dim", highlight=False, markup=False)
 
-    def advance(self, label: str, done: int, total: int, beside: str = "") -> None:
-        """Move the bar."""
-        if self._task is None or label != self._label:
-            self._end_bar()
-            self._task = self._progress.add_task(label, total=total, beside="")
-            self._label = label
-        self._progress.update(self._task, completed=done, total=total, beside=beside)
+    def advance(
+        self, label: str, done: int, total: int, beside: str = "", *, unit: str = ""
+    ) -> None:
+        """Move the bar; once all is done, show that the stage still runs."""
+        wanted = label if done < total else ""
+        if self._task is None or wanted != self._label:
+            self._start_bar(wanted, total if wanted else None)
+        if wanted and self._task is not None:
+            counts = f"{done:,}/{total:,} {unit}".rstrip()
+            self._progress.update(
+                self._task, completed=done, total=total, counts=counts, beside=beside
+            )
+
+    def _start_bar(self, label: str, total: int | None) -> None:
+        """Replace the bar by a new one, which pulses if there is no total."""
+        self._end_bar()
+        self._label = label
+        self._task = self._progress.add_task(label, total=total, counts="", beside="")
 
     def _end_bar(self) -> None:
         if self._task is not None:
@@ -120,13 +139,13 @@ class TerminalBars:
 
 
 class Told:
-    """Another display whose words the Prefect UI gets, too, while a flow runs."""
+    """A display that also writes to the Prefect UI while a flow runs."""
 
     def __init__(self, shown: Display) -> None:
         self._shown = shown
 
     def stage(self, name: str) -> None:
-        """Name the stage here and in the flow run's log."""
+        """Show the stage here and in the flow run's log."""
         self._shown.stage(name)
         self._log(name)
 
@@ -135,14 +154,16 @@ class Told:
         self._shown.note(text)
         self._log(text)
 
-    def advance(self, label: str, done: int, total: int, beside: str = "") -> None:
+    def advance(
+        self, label: str, done: int, total: int, beside: str = "", *, unit: str = ""
+    ) -> None:
         """Move the bar here and the progress artifact of the task."""
         from flows.training import prefect_progress
 
-        self._shown.advance(label, done, total, beside)
+        self._shown.advance(label, done, total, beside, unit=unit)
         artifact = prefect_progress.artifact()
         if artifact:
-            words = f"{label}: {done:,} of {total:,}{'; ' + beside if beside else ''}"
+            words = f"{_counted(label, done, total, unit)}{_after(beside)}"
             percent = 100 * done / max(1, total)
             artifact.show(percent, words, at_once=label == _TRAINING)
 
@@ -152,22 +173,34 @@ class Told:
         prefect_progress.log(text)
 
 
+def _counted(label: str, done: int, total: int, unit: str) -> str:
+    return f"{label}: {done:,} of {total:,} {unit}".rstrip()
+
+
+def _after(beside: str) -> str:
+    return f"; {beside}" if beside else ""
+
+
 _current: Display = Silent()
 
 
 def display() -> Display:
-    """Return the display of this process; where Prefect may run a flow, its UI is told as well."""
+    """Return the display of this process; if Prefect is loaded, its UI is written to as well."""
     # A command that never imported Prefect does not pay its import, which takes a second.
     return Told(_current) if "prefect" in sys.modules else _current
 
 
 @contextmanager
 def shown(stream: TextIO | None = None) -> Iterator[None]:
-    """Show progress on the stream (standard error) while the block runs."""
+    """Show progress while the block runs, on the stream: a notebook's output or standard error."""
     global _current  # noqa: PLW0603 - one process has one terminal
+    notebook = NotebookLines() if stream is None and is_notebook() else None
     stream = stream or sys.stderr
     try:
-        if stream.isatty():
+        if notebook:
+            _current = notebook
+            yield
+        elif stream.isatty():
             with _bars(stream) as progress:
                 _current = TerminalBars(progress)
                 yield
@@ -176,6 +209,8 @@ def shown(stream: TextIO | None = None) -> Iterator[None]:
             yield
     finally:
         _current = Silent()
+        if notebook:
+            notebook.close()
 
 
 def show_event(event: Event) -> None:
@@ -188,13 +223,27 @@ def show_event(event: Event) -> None:
     elif kind == "metrics":
         _log(_epoch_words(event["values"]))
     elif kind == "progress" and event["unit"] == "step":
-        beside = (
-            f"epoch {event['epoch']}/{event['epochs']}, training loss {event['loss']:.3f} and "
-            f"accuracy {event['accuracy']:.1%}, {event['images_per_second']:,.0f} images/s"
-        )
-        display().advance(_TRAINING, event["done"], event["total"], beside)
+        _show_training(event)
     elif kind == "progress":
         display().advance("Predicting", event["done"], event["total"])
+
+
+def _show_training(event: Event) -> None:
+    """Show steps, or with a time limit seconds; the number of steps only once it has settled."""
+    done, total, epoch = event["done"], event["total"], f"epoch {event['epoch']:,}"
+    losses = (
+        f"training loss {event['loss']:.3f}, accuracy {event['accuracy']:.1%}, "
+        f"{event['images_per_second']:,.0f} images/s"
+    )
+    limit = event.get("limit_seconds")
+    if limit is None:
+        beside = f"{epoch} of {event['epochs']:,}, {losses}"
+        display().advance(_TRAINING, done, total, beside, unit="steps")
+        return
+    if event["settled"]:
+        epoch += f" of {event['epochs']:,}, step {done:,} of {total:,}"
+    seconds, whole = round(event["seconds"]), max(1, round(limit))
+    display().advance(_TRAINING, min(seconds, whole), whole, f"{epoch}, {losses}", unit="s")
 
 
 def _epoch_words(values: dict[str, float]) -> str:
@@ -207,7 +256,7 @@ def _epoch_words(values: dict[str, float]) -> str:
 
 
 def _log(text: str) -> None:
-    """Write into the flow run's log what would be too much for a terminal."""
+    """Write a line that is too much for a terminal into the flow run's log."""
     if "prefect" in sys.modules:
         from flows.training import prefect_progress
 
@@ -218,17 +267,25 @@ def _bars(stream: TextIO) -> Progress:
     from rich.console import Console
     from rich.progress import (
         BarColumn,
-        MofNCompleteColumn,
         Progress,
+        Task,
         TextColumn,
+        TimeElapsedColumn,
         TimeRemainingColumn,
     )
+    from rich.text import Text
+
+    class Clock(TimeRemainingColumn):
+        """The time left, or without a total the time since the bar appeared."""
+
+        def render(self, task: Task) -> Text:
+            return TimeElapsedColumn().render(task) if task.total is None else super().render(task)
 
     return Progress(
         TextColumn("         {task.description}"),
         BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(compact=True),
+        TextColumn("{task.fields[counts]}", style="green"),
+        Clock(compact=True),
         TextColumn("{task.fields[beside]}", style="dim"),
         console=Console(file=stream),
         transient=True,

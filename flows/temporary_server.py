@@ -1,25 +1,25 @@
 """A Prefect server for one command, on loopback, that cannot outlive it.
 
-Prefect's own temporary server goes on when its owner is killed. This one watches a pipe from its
-owner, as the training process does, and ends when the pipe closes.
+Prefect's own temporary server keeps running when its owner is killed. This one watches a pipe from
+its owner, as the training process does, and ends when the pipe closes.
 
-Run as a module it is the server: `python -P -m flows.temporary_server PORT`. The secret that its
-clients need is in its environment.
+Run as a module, this is the server: `python -P -m flows.temporary_server PORT`. The secret that
+clients authenticate with is in its environment.
 """
 
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import threading
 import time
 
-from flows.services import child, ports, prefect_database, prefect_server
+from flows.services import prefect_database, prefect_server
 from pipeline.errors import RunError
 from pipeline.local_login import new_secret, prefect_variables
-from pipeline.local_services import answers
+from pipeline.local_services import HOST, answers
+from pipeline.supervision import free_ports, supervised_main
 from pipeline.workers.worker_start import stop_group
 
 _START_SECONDS = 120.0
@@ -31,14 +31,14 @@ class TemporaryServer:
     """A server process that is starting, or has started."""
 
     def __init__(self, secret: str | None = None) -> None:
-        """Start it; with a secret that its clients have already, or else a new one."""
-        self._port = _free_port()
-        self.url = f"http://{ports.HOST}:{self._port}/api"
+        """Start it, with a secret that its clients already know or a new one."""
+        port = free_ports.any_free()
+        self.url = f"http://{HOST}:{port}/api"
         secret = secret or new_secret()
         self.login = prefect_variables(secret)
-        """What a client needs in its environment."""
+        """Variables that a client needs in its environment."""
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "flows.temporary_server", str(self._port)],
+            [sys.executable, "-P", "-m", "flows.temporary_server", str(port)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -51,8 +51,8 @@ class TemporaryServer:
                 _VARIABLE: secret,
             },
         )
-        self._words: list[str] = []
-        threading.Thread(target=self._listen, daemon=True).start()
+        self._last_line = "nothing"
+        threading.Thread(target=self._read_errors, daemon=True).start()
 
     def wait(self) -> None:
         """Wait until the server answers.
@@ -63,10 +63,10 @@ class TemporaryServer:
         deadline = time.monotonic() + _START_SECONDS
         while time.monotonic() < deadline:
             if self._process.poll() is not None:
-                last = self._words[-1] if self._words else "nothing"
                 raise RunError(
                     f"The temporary Prefect server ended with code {self._process.returncode} "
-                    f"({last}). Check PREFECT_HOME, or set PREFECT_API_URL to a running server."
+                    f"({self._last_line}). Check PREFECT_HOME, or set PREFECT_API_URL to a running "
+                    "server."
                 )
             if answers(f"{self.url}/health", _ANSWER_SECONDS):
                 return
@@ -80,15 +80,9 @@ class TemporaryServer:
         """End the server."""
         stop_group(self._process)
 
-    def _listen(self) -> None:
+    def _read_errors(self) -> None:
         for line in self._process.stderr or ():
-            self._words = [*self._words[-20:], line.decode(errors="replace").strip()]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((ports.HOST, 0))
-        return int(probe.getsockname()[1])
+            self._last_line = line.decode(errors="replace").strip()
 
 
 def _end_with_owner() -> None:
@@ -103,4 +97,4 @@ def _serve(port: int) -> None:
 
 
 if __name__ == "__main__":
-    child.main(lambda: _serve(int(sys.argv[1])))
+    supervised_main.main(lambda: _serve(int(sys.argv[1])))

@@ -1,7 +1,4 @@
-"""The whole run in one value.
-
-The YAML file, the command line's flags, the Prefect parameter and the MLflow params are all this.
-"""
+"""The configuration of a run: its YAML file, flags, Prefect parameter and MLflow params."""
 
 from __future__ import annotations
 
@@ -38,9 +35,9 @@ def _checked_name(name: str) -> str:
 
 
 class PluginChoice(Section):
-    """A plugin's name, with its settings beside it.
+    """A plugin's name, with its settings next to it.
 
-    The settings are a free object here, so that a form can be drawn without importing a plugin;
+    The settings are a free object here, so that a form can be drawn without importing a plugin.
     `pipeline.plugin_system.plugin_settings.checked_plugins` checks them with the plugin's own
     config class.
     """
@@ -52,7 +49,7 @@ class PluginChoice(Section):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What stands beside the name."""
+        """The settings next to the name."""
         return dict(self.__pydantic_extra__ or {})
 
     def with_settings(self, settings: dict[str, Any]) -> Self:
@@ -65,11 +62,11 @@ class PatchEmbeddingChoice(PluginChoice):
     """The patch embedding plugin."""
 
     name: str = AUTO
-    """Name of the patch embedding plugin; auto takes the one that the model plugin was made for."""
+    """Name of the patch embedding plugin; auto selects the model plugin's own."""
 
 
 class ModelChoice(PluginChoice):
-    """The model plugin and the patch embedding that feeds it."""
+    """The model plugin and its patch embedding."""
 
     name: str = "vit"
     """Name of the model plugin; `patchline plugins list` shows what is installed."""
@@ -79,22 +76,22 @@ class ModelChoice(PluginChoice):
 
     @property
     def names(self) -> list[str]:
-        """The model's name, and that of the patch embedding if it takes one."""
+        """The model's name, and the patch embedding's if the model has one."""
         embedding = self.patch_embedding.name
         return [self.name] if embedding == NO_PATCH_EMBEDDING else [self.name, embedding]
 
 
 class RunConfig(Section):
-    """Everything that decides what a run computes."""
+    """All settings of a run."""
 
     name: Annotated[str, AfterValidator(_checked_name)] | None = None
     """Name of the experiment and of the registered model; by default the data's own name."""
 
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
-    """Decides the initial weights, the order of the images and their augmentation."""
+    """Seed of the initial weights, the order of the images and their augmentation."""
 
     data: DataConfig = DataConfig()
-    """Where images come from and how they are split."""
+    """The images, their preparation and their splits."""
 
     augmentation: PluginChoice = PluginChoice(name="light")
     """Random changes to the training images."""
@@ -106,21 +103,21 @@ class RunConfig(Section):
     """The optimizer and its schedule."""
 
     training: TrainingConfig = TrainingConfig()
-    """How long and how the model is trained."""
+    """Length, batch size and precision of the training."""
 
     evaluation: EvaluationConfig = EvaluationConfig()
-    """What the report shows beside the figures."""
+    """Contents of the report."""
 
     promotion: PromotionConfig = PromotionConfig()
-    """What a version has to show before it becomes champion."""
+    """Conditions for a version to become champion."""
 
     @model_validator(mode="after")
     def _fractions_leave_training_images(self) -> Self:
-        held_back = self.data.validation_fraction + self.data.test_fraction
-        if held_back > 0.9:  # noqa: PLR2004 - stated in the message
+        total_share = self.data.validation_fraction + self.data.test_fraction
+        if total_share > 0.9:  # noqa: PLR2004 - stated in the message
             raise ValueError(
-                f"data.validation_fraction and data.test_fraction hold back {held_back:.2f} of the "
-                "images; together they may hold back 0.9. Make one of them smaller"
+                f"data.validation_fraction and data.test_fraction add up to {total_share:.2f}, but "
+                "at most 0.9 is allowed. Make one of them smaller"
             )
         return self
 

@@ -1,4 +1,4 @@
-"""Turn what pydantic finds wrong into one sentence: the value, the rule, the remedy."""
+"""Turn a pydantic validation error into one sentence: the value, the rule, the remedy."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _RULES = {
 
 
 def sentence(error: ValidationError, model: type[BaseModel], prefix: str = "") -> ConfigError:
-    """Return the first thing that is wrong as a `ConfigError`, with the path of the setting.
+    """Return the first problem as a `ConfigError` that names the setting.
 
     Args:
-        error: what pydantic raised.
-        model: the class that was validated; its fields give the nearest spelling.
+        error: the validation error.
+        model: the class that was validated; its fields are the spelling suggestions.
         prefix: the dotted path of the section, when only a part of the config was validated.
     """
     first = error.errors()[0]
@@ -45,7 +45,7 @@ def sentence(error: ValidationError, model: type[BaseModel], prefix: str = "") -
     if first["type"] == "extra_forbidden":
         if "." in path[-1]:
             nested = ": ".join(path[-1].split("."))
-            return ConfigError(f"There is no setting '{path[-1]}'. In a file write {nested}: ….")
+            return ConfigError(f"There is no setting '{path[-1]}'. In a file, write {nested}: ….")
         return unknown_key(dotted, _fields_beside(model, path))
     if first["type"] == "value_error":
         reason = str(first["msg"]).removeprefix("Value error, ")
@@ -62,7 +62,7 @@ def sentence(error: ValidationError, model: type[BaseModel], prefix: str = "") -
 
 
 def unknown_key(dotted: str, known: Iterable[str]) -> ConfigError:
-    """Return the error for a setting that does not exist, naming the nearest one."""
+    """Return the error for a setting that does not exist, with the closest one that does."""
     parent, dot, key = dotted.rpartition(".")
     before = f"{parent}{dot}"
     names = sorted(known)
@@ -70,7 +70,7 @@ def unknown_key(dotted: str, known: Iterable[str]) -> ConfigError:
     if close:
         remedy = f"Did you mean {before}{close[0]}?"
     elif names:
-        remedy = f"Known here: {', '.join(before + name for name in names)}."
+        remedy = f"Available settings: {', '.join(before + name for name in names)}."
     else:
         remedy = "There are no settings here. Remove it."
     return ConfigError(f"There is no setting {dotted}. {remedy}")

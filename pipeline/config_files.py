@@ -1,6 +1,6 @@
-"""Assemble a `RunConfig` from preset, file and flags, and write it down.
+"""Assemble a `RunConfig` from preset, file and flags, and save it.
 
-A flag beats the file, the file beats the preset, the preset beats the default.
+Flags override the file, the file overrides the preset, and the preset overrides the defaults.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pipeline import config_errors
 from pipeline.config import AUTO, RunConfig
 from pipeline.errors import ConfigError
 from pipeline.files.atomic_files import write_text
-from pipeline.plugin_system.plugin_loader import patch_embedding_name
+from pipeline.plugin_system.plugin_loader import installed, patch_embedding_name
 from pipeline.plugin_system.plugin_settings import checked_plugins
 from pipeline.presets import preset
 
@@ -24,7 +24,7 @@ Settings = dict[str, Any]
 
 
 def read_settings(file: Path) -> Settings:
-    """Read a YAML config file into nested settings; nothing is checked yet.
+    """Read a YAML config file into nested settings, without checking them.
 
     Raises:
         ConfigError: if there is no such file, or it is not a YAML mapping.
@@ -52,9 +52,9 @@ def read_settings(file: Path) -> Settings:
 
 
 def merged(weaker: Mapping[str, Any], stronger: Mapping[str, Any]) -> Settings:
-    """Return both, where the stronger wins key by key.
+    """Return both merged; where both have a key, the stronger value is taken.
 
-    Choosing another plugin drops the settings of the one that it replaces.
+    Choosing another plugin drops the settings of the plugin it replaces.
     """
     result = dict(weaker)
     for key, value in stronger.items():
@@ -68,7 +68,7 @@ def merged(weaker: Mapping[str, Any], stronger: Mapping[str, Any]) -> Settings:
 
 
 def _kept(old: Mapping[str, Any], new: Mapping[str, Any]) -> Settings:
-    """Return what still holds of a section when another plugin is chosen in it."""
+    """Return the settings of a section that stay valid when another plugin is chosen."""
     kept = dict(old)
     if "name" in new and "name" in old and new["name"] != old["name"]:
         kept = {k: v for k, v in old.items() if k == "patch_embedding"}
@@ -85,10 +85,10 @@ def assemble(*, preset_name: str | None, file: Path | None, flags: Settings) -> 
     asked = set(flags.get("training", {}))
     if {"time_limit", "epochs"} <= asked:
         raise ConfigError(
-            "training.time_limit and training.epochs both say how long to train. Give one of them."
+            "training.time_limit and training.epochs both set the length of training. Give one."
         )
     given_up: set[str] = set()
-    if "time_limit" in asked:  # the user asks for a length now: what the file says gives way
+    if "time_limit" in asked:  # a new length overrides the one in the file
         given_up = {"step_plan"} - asked
     elif "epochs" in asked:
         given_up = {"time_limit", "step_plan"} - asked
@@ -101,9 +101,9 @@ def assemble(*, preset_name: str | None, file: Path | None, flags: Settings) -> 
 
 
 def _with_own_embedding(settings: Settings, flags: Settings) -> Settings:
-    """Write the model's own patch embedding for `auto` where a flag names that one.
+    """Replace `auto` by the model's own patch embedding where a flag names that plugin.
 
-    It is no other plugin then, so its settings stay.
+    The plugin is then the same, so its settings stay.
     """
     model = settings["model"]
     embedding = model.get("patch_embedding") if isinstance(model, Mapping) else None
@@ -116,8 +116,53 @@ def _with_own_embedding(settings: Settings, flags: Settings) -> Settings:
     return merged(settings, {"model": {"patch_embedding": {**embedding, "name": wanted}}})
 
 
+def requested(
+    data: str | None,
+    *,
+    preset_name: str | None = None,
+    file: Path | None = None,
+    flags: Settings | None = None,
+) -> RunConfig:
+    """Return the checked config of a run.
+
+    Args:
+        data: the data to train on, as the argument DATA of a command names it.
+        preset_name: the weakest settings above the defaults.
+        file: a YAML file, which overrides the preset.
+        flags: nested settings, which override both.
+
+    Raises:
+        ConfigError: for a setting that is unknown or has a bad value.
+        PluginError: for a plugin that is unknown or broken.
+    """
+    given = flags or {}
+    named = data_settings(data, given.get("data", {}).get("source"))
+    strongest = merged(given, named)
+    return validated(assemble(preset_name=preset_name, file=file, flags=strongest))
+
+
+def data_settings(data: str | None, source: str | None) -> Settings:
+    """Return the settings that the argument DATA stands for: a path, a source, or SOURCE:NAME.
+
+    Args:
+        data: the argument; None sets nothing.
+        source: the data source that is chosen already; it reads whatever DATA says.
+    """
+    if data is None:
+        return {}
+    if source is not None:
+        return {"data": {"source": source, "path": data}}
+    sources = {entry.name for entry in installed("data_source")}
+    named, colon, name = data.partition(":")
+    if colon and named in sources and not Path(data).exists():
+        return {"data": {"source": named, "path": name or None}}
+    if data in sources and not Path(data).exists():
+        return {"data": {"source": data, "path": None}}
+    return {"data": {"source": "image_folder", "path": data}}
+
+
 def validated(settings: Settings) -> RunConfig:
-    """Check settings, those of the chosen plugins included, and fill in every default.
+    """Check all settings, including the plugins' own, and fill in the defaults.
 
     Raises:
         ConfigError: for the first setting that is unknown or has a bad value.
@@ -131,7 +176,7 @@ def validated(settings: Settings) -> RunConfig:
 
 
 def _with_plugin_names(settings: Settings) -> Settings:
-    """Name the default plugins where only their settings were given."""
+    """Add the default plugin names where only settings were given."""
     defaults = RunConfig()
     named: Settings = {
         "augmentation": {"name": defaults.augmentation.name},
@@ -144,6 +189,6 @@ def _with_plugin_names(settings: Settings) -> Settings:
 
 
 def save(config: RunConfig, file: Path) -> None:
-    """Write a config as YAML, so that `patchline run --config` on it runs the same again."""
+    """Write a config as YAML; `patchline run --config` reproduces the run from it."""
     text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
     write_text(file, text)

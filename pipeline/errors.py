@@ -1,21 +1,21 @@
-"""Every error that Patchline raises on purpose.
+"""The errors that Patchline raises deliberately.
 
     PipelineError                 one sentence: the value, the rule, the remedy
-    ├── UserError                 what the user gave is wrong            (exit code 2)
+    ├── UserError                 invalid input                          (exit code 2)
     │   ├── ConfigError           a setting, a preset, a config file
     │   ├── DataError             the images or their labels
     │   ├── PluginError           a plugin is unknown, broken or misused
     │   └── ModelReferenceError   a model name, version or alias
-    └── RunError                  something failed while it ran          (exit code 1)
-        ├── StorageError          a disk that is full or may not be written
+    └── RunError                  a failure at run time                  (exit code 1)
+        ├── StorageError          a disk that is full or read-only
         ├── TrackingError         MLflow or its store
-        │   └── ServerAwayError   it does not answer; later it may
+        │   └── ServerAwayError   temporarily not responding
         ├── OrchestrationError    Prefect, the local servers, a schedule
-        ├── DamagedFileError      weights or a checkpoint that are not what was written
+        ├── DamagedFileError      damaged weights or a damaged checkpoint
         ├── WorkerError           a training, evaluation or packaging process
-        └── PackagingError        the package disagrees with the model
+        └── PackagingError        the package differs from the model
 
-An error's text is what a person reads, so it never needs a traceback to be understood.
+An error's text is shown to the user and is clear without a traceback.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pipeline.redaction import redacted
 
 
 class PipelineError(Exception):
-    """The root of all errors that Patchline raises on purpose; its text holds no secrets."""
+    """The base class of all deliberate errors; secrets are removed from the text."""
 
     exit_code = 1
 
@@ -33,13 +33,13 @@ class PipelineError(Exception):
 
 
 class UserError(PipelineError):
-    """What the user gave is wrong."""
+    """Invalid input from the user."""
 
     exit_code = 2
 
 
 class ConfigError(UserError):
-    """A setting, a preset or a config file is wrong."""
+    """A setting, a preset or a config file is invalid."""
 
 
 class DataError(UserError):
@@ -55,7 +55,7 @@ class ModelReferenceError(UserError):
 
 
 class RunError(PipelineError):
-    """Something failed while it ran."""
+    """A failure at run time."""
 
 
 class StorageError(RunError):
@@ -63,31 +63,31 @@ class StorageError(RunError):
 
 
 class DamagedFileError(RunError):
-    """A file of weights is not what was written."""
+    """A file of weights is damaged."""
 
 
 class TrackingError(RunError):
-    """MLflow, or the store behind it, did not do its part."""
+    """MLflow, or the store behind it, failed."""
 
 
 class ServerAwayError(TrackingError):
-    """MLflow, or the store behind it, does not answer; later it may."""
+    """MLflow, or the store behind it, does not respond at the moment."""
 
 
 class OrchestrationError(RunError):
-    """Prefect, the servers of `patchline up`, or a schedule did not do its part."""
+    """Prefect, the servers of `patchline up`, or a schedule failed."""
 
 
 class WorkerError(RunError):
-    """A training, evaluation or packaging process ended badly."""
+    """A training, evaluation or packaging process failed."""
 
 
 class PackagingError(RunError):
-    """The packaged model does not compute what the trained model computes."""
+    """The packaged model gives other results than the trained model."""
 
 
 def error_class(name: str) -> type[PipelineError]:
-    """Return the class of that name; `WorkerError` when there is none.
+    """Return the class with that name, or `WorkerError` if there is none.
 
     A child process reports an error by class name and text; the parent raises the same class.
     """

@@ -1,8 +1,8 @@
-"""How our own processes log in to the servers of `patchline up`: a random secret in a file.
+"""How our own processes sign in to the servers of `patchline up`: with a random secret in a file.
 
-Whoever can read the file may use the servers, so it is the user's alone, in a folder that is the
-user's alone. The secret travels in the environment of processes, never on a command line; it is
-sent to the servers that it was made for and to no other.
+Whoever can read the file can use the servers, so only its owner may read it. The secret is passed
+to processes in their environment, never on a command line, and is only sent to the servers that it
+was generated for.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from pipeline.local_services import Services, running, services_folder
 from pipeline.workspace import make_folder
 
 USER = "patchline"
-"""The user name that stands before the secret."""
+"""The user name that goes with the secret."""
 PREFECT_VARIABLE = "PREFECT_API_AUTH_STRING"
 MLFLOW_VARIABLES = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
 _SECRET, _LOGIN = "secret", "login.env"
 _BYTES = 32
 _PRIVATE_FOLDER = 0o700
 _shown_to: str | None = None
-"""The MLflow server that this process's environment has the secret for."""
+"""The MLflow server whose secret is in this process's environment."""
 _of_user: dict[str, str | None] = {}
-"""What the environment said before."""
+"""The previous values of these variables."""
 
 
 def new_secret() -> str:
-    """Return a secret that nobody can guess; a shell takes it without quotes."""
+    """Return a random secret that needs no quotes in a shell."""
     return secrets.token_hex(_BYTES)
 
 
@@ -40,17 +40,17 @@ def secret_file(folder: Path | None = None) -> Path:
 
 
 def login_file(folder: Path | None = None) -> Path:
-    """Return the file by which a shell logs in: lines with variables, while the servers run."""
+    """Return the file with the variables by which a shell signs in; it exists while servers run."""
     return services_folder(folder) / _LOGIN
 
 
 def ensure_secret(folder: Path) -> str:
-    """Return the secret of a folder's servers, which is made if there is none."""
+    """Return the secret of a folder's servers; generate one if there is none."""
     return secret(folder) or _made(folder)
 
 
 def secret(folder: Path | None = None) -> str | None:
-    """Return the secret of a folder's servers (the working directory's) if there is one."""
+    """Return the secret of the servers of a folder (the working directory), if there is one."""
     try:
         return secret_file(folder).read_text(encoding="ascii").strip() or None
     except (OSError, ValueError):
@@ -58,12 +58,12 @@ def secret(folder: Path | None = None) -> str | None:
 
 
 def prefect_variables(value: str) -> dict[str, str]:
-    """Return what Prefect's client needs in its environment."""
+    """Return the variables that Prefect's client needs in its environment."""
     return {PREFECT_VARIABLE: f"{USER}:{value}"}
 
 
 def mlflow_variables(value: str) -> dict[str, str]:
-    """Return what MLflow's client needs in its environment."""
+    """Return the variables that MLflow's client needs in its environment."""
     return dict(zip(MLFLOW_VARIABLES, (USER, value), strict=True))
 
 
@@ -76,9 +76,9 @@ def prefect_login(api_url: str) -> dict[str, str]:
 
 
 def log_in_to_mlflow(uri: str) -> None:
-    """Let this process's environment have the secret for that store, if it is a server of ours.
+    """Put the secret for an MLflow server into this process's environment, if it is ours.
 
-    The user's own credentials come back as soon as another store is used.
+    The user's own credentials are restored as soon as another store is used.
     """
     global _shown_to  # noqa: PLW0603 - a process has one environment
     if _shown_to not in (None, uri):
@@ -90,7 +90,7 @@ def log_in_to_mlflow(uri: str) -> None:
     ours = services and "mlflow" in services.own and services.mlflow_url == uri
     value = secret() if ours else None
     if value is None:
-        return  # a server that is just away comes back with the same secret
+        return  # a server that is restarting keeps its secret
     if _shown_to is None:
         _of_user.update({name: os.environ.get(name) for name in MLFLOW_VARIABLES})
     _shown_to = uri
@@ -98,7 +98,7 @@ def log_in_to_mlflow(uri: str) -> None:
 
 
 def write_login(services: Services, value: str) -> None:
-    """Write the file by which a shell logs in."""
+    """Write the file with the variables by which a shell signs in."""
     lines: dict[str, str] = {}
     if "prefect" in services.own:
         lines |= {"PREFECT_API_URL": services.prefect_api_url, **prefect_variables(value)}
@@ -109,7 +109,7 @@ def write_login(services: Services, value: str) -> None:
 
 
 def forget(folder: Path) -> None:
-    """Take the secret away: what it opened stays shut, also if somebody has copied it."""
+    """Delete the secret, so that copies of it become useless."""
     for file in (login_file(folder), secret_file(folder)):
         file.unlink(missing_ok=True)
 
@@ -121,7 +121,7 @@ def _made(folder: Path) -> str:
 
 
 def _write_private(file: Path, text: str) -> None:
-    """Write a file that nobody else can read, in a folder that nobody else can enter."""
+    """Write a file that only its owner can read, in a folder that only its owner can enter."""
     make_folder(file.parent)
     file.parent.chmod(_PRIVATE_FOLDER)
     write_private_text(file, text)

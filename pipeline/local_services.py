@@ -1,4 +1,4 @@
-"""What `patchline up` runs for a folder, as every other command finds it."""
+"""The servers that `patchline up` runs for a folder, as every other command finds them."""
 
 from __future__ import annotations
 
@@ -9,38 +9,40 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from pipeline.files.held_locks import is_held
+from pipeline.files.file_locks import is_held
 from pipeline.section import Section
 from pipeline.workspace import WORKSPACE
 
 POOL = "patchline"
 """The work pool whose runs the runner starts."""
+HOST = "127.0.0.1"
+"""The only interface that the servers listen on."""
 _STATE, _LOCK, _LOGS = "state.json", "supervisor.lock", "logs"
 _OK = 200
 
 
 class Services(Section):
-    """The servers of one folder, and the supervisor that keeps them going."""
+    """The servers of one folder, and the supervisor that keeps them running."""
 
     folder: Path
-    """Whose runs, schedules and models they show."""
+    """The working directory whose runs, schedules and models they show."""
     pid: int
     """The supervisor's process."""
     prefect_url: str
-    """Prefect's pages."""
+    """Address of the Prefect UI."""
     prefect_api_url: str
-    """What `PREFECT_API_URL` has to be."""
+    """Value for `PREFECT_API_URL`."""
     mlflow_url: str
-    """MLflow's pages, and what `MLFLOW_TRACKING_URI` has to be."""
+    """Address of the MLflow UI, and value for `MLFLOW_TRACKING_URI`."""
     own: tuple[str, ...]
-    """Which of `prefect` and `mlflow` the supervisor runs; the user runs the others."""
+    """Which of `prefect` and `mlflow` the supervisor runs; the user runs the other."""
     pool: str = POOL
     started_at: str
-    """When they were ready: ISO 8601, UTC."""
+    """When they became ready: ISO 8601, UTC."""
     versions: dict[str, str]
-    """Of the installed packages when they started."""
+    """Versions of the packages when they started."""
     notes: tuple[str, ...] = ()
-    """What the user should know, such as a port that was taken."""
+    """Notes for the user, such as a port that was taken."""
 
 
 def services_folder(folder: Path | None = None) -> Path:
@@ -49,12 +51,12 @@ def services_folder(folder: Path | None = None) -> Path:
 
 
 def state_file(folder: Path | None = None) -> Path:
-    """Return the file that says where the servers are."""
+    """Return the file with the addresses of the servers."""
     return services_folder(folder) / _STATE
 
 
 def supervisor_lock(folder: Path | None = None) -> Path:
-    """Return the file that the supervisor holds a lock on as long as it lives."""
+    """Return the file that the supervisor locks while it lives."""
     return services_folder(folder) / _LOCK
 
 
@@ -64,9 +66,9 @@ def logs_folder(folder: Path | None = None) -> Path:
 
 
 def running(folder: Path | None = None) -> Services | None:
-    """Return the servers of a folder (the working directory); none unless they are kept going.
+    """Return the servers of a folder (the working directory); none without a supervisor.
 
-    It opens two small files and asks no server.
+    This reads two small files and sends no request.
     """
     try:
         services = Services.model_validate_json(state_file(folder).read_text(encoding="utf-8"))
@@ -76,12 +78,12 @@ def running(folder: Path | None = None) -> Services | None:
 
 
 def is_supervised(folder: Path | None = None) -> bool:
-    """Return whether a supervisor lives, be it ready or about to be."""
+    """Return whether a supervisor is alive, even if its servers are not ready yet."""
     return is_held(supervisor_lock(folder))
 
 
 def answers(url: str, seconds: float = 5.0) -> bool:
-    """Return whether a server answers a GET with 200; a proxy is never asked."""
+    """Return whether a server answers a GET with 200; proxies are not used."""
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with direct.open(url, timeout=seconds) as response:
@@ -91,7 +93,7 @@ def answers(url: str, seconds: float = 5.0) -> bool:
 
 
 def _exists(pid: int) -> bool:
-    """Return whether the process lives; who looks at a lock holds it a moment, so ask this too."""
+    """Return whether the process is alive; a lock may look held while another process checks it."""
     if os.name != "posix":
         return True
     try:

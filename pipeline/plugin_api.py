@@ -1,15 +1,17 @@
-"""Everything that a plugin may import from Patchline, and nothing else.
+"""The plugin API: everything that a plugin may import from Patchline besides `pipeline.layers`.
 
-A plugin is one object of one of the four classes below, named by an entry point in the group of
-its kind. Its config class derives from `PluginConfig`; its `build` makes the working part.
-Importing this module imports neither torch nor pandas, so a plugin that keeps its own heavy
-imports inside `build` costs nothing until it is used.
+A plugin is an instance of one of the four plugin classes below, registered by an entry point in the
+group of its kind. Its config class derives from `PluginConfig`; its `build` creates the object that
+does the work. Importing this module imports neither torch nor pandas, so a plugin that keeps its
+heavy imports inside `build` costs nothing until it is used.
 
 Shapes: B batch, C channels, H height, W width, N tokens, D embedding, K classes.
 """
 
 from __future__ import annotations
 
+import functools
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,13 +53,13 @@ __all__ = [
 ]
 
 API_VERSION = 1
-"""Raised when a plugin written for the old contract would no longer work."""
+"""Incremented when plugins written for the previous API would no longer work."""
 
 Split = Literal["train", "validation", "test"]
 
 
 class ImageSpec(Section):
-    """What a model is fed, after decoding and resizing."""
+    """The format of a model's input images, after decoding and resizing."""
 
     channels: Literal[1, 3]
     """1 for greyscale, 3 for RGB."""
@@ -75,29 +77,29 @@ class ImageSpec(Section):
     """Per channel, of the training split, on the scale 0 to 1."""
 
     resize: Literal["crop", "squash"]
-    """How an image of another shape becomes this one."""
+    """How an image of another shape is resized: scale and crop, or squash."""
 
 
 @dataclass(frozen=True)
 class DataTraits:
-    """What is known about the data once it has been read: settings left open are filled from it."""
+    """Properties of the data, known once it has been read; they fill in settings left open."""
 
     channels: int
     height: int
     width: int
     num_classes: int
     mirror_symmetric: bool
-    """Whether a mirrored image still shows its class (false for digits and letters)."""
+    """Whether a mirrored image still shows its class (False for digits and letters)."""
 
 
 class PluginConfig(Section):
-    """The settings of one plugin; derive from it."""
+    """Base class for the settings of a plugin."""
 
     def resolved_for(self, _traits: DataTraits) -> Self:
-        """Return the settings with everything filled in that depends on the data.
+        """Return the settings with everything that depends on the data filled in.
 
-        Called once, before training. Raise `ConfigError` here for a setting that does not fit the
-        images, with the value, the rule and the remedy in one sentence.
+        Called once, before training. Raise `ConfigError` for a setting that does not fit the
+        images; its message names the value, the rule and the remedy.
         """
         return self
 
@@ -105,14 +107,46 @@ class PluginConfig(Section):
 C = TypeVar("C", bound=PluginConfig)
 
 NO_PATCH_EMBEDDING = "none"
-"""What stands in the settings for the patch embedding of a model that takes none."""
+"""Name of the patch embedding in the settings of a model that takes none."""
+
+
+P = TypeVar("P")
+
+
+def _accepts_exceptions(plugin_class: type[P]) -> type[P]:
+    """Accept `exceptions=`, the former name of `expected_failed_checks=`, for one release."""
+    initialise: Callable[..., None] = plugin_class.__init__
+
+    @functools.wraps(initialise)
+    def accept(
+        self: P, *args: Any, exceptions: Mapping[str, str] | None = None, **named: Any
+    ) -> None:
+        if exceptions is not None:
+            warnings.warn(_RENAMED, DeprecationWarning, stacklevel=2)
+            named["expected_failed_checks"] = exceptions
+        initialise(self, *args, **named)
+
+    def exceptions(plugin: Any) -> Mapping[str, str]:
+        warnings.warn(_RENAMED, DeprecationWarning, stacklevel=2)
+        expected: Mapping[str, str] = plugin.expected_failed_checks
+        return expected
+
+    setattr(plugin_class, "__init__", accept)  # noqa: B010 - mypy refuses the assignment
+    setattr(plugin_class, "exceptions", property(exceptions))  # noqa: B010 - the same
+    return plugin_class
+
+
+_RENAMED = (
+    "exceptions is now called expected_failed_checks. The old name will stop working in the next "
+    "release; rename it."
+)
 
 
 # -- models ------------------------------------------------------------------------------------
 
 
 class PatchTokens(NamedTuple):
-    """What a patch embedding returns: `tokens_BND`, row by row, and the grid they stand for."""
+    """The output of a patch embedding: `tokens_BND`, row by row, and their grid (rows, columns)."""
 
     tokens_BND: torch.Tensor
     grid: tuple[int, int]
@@ -120,7 +154,7 @@ class PatchTokens(NamedTuple):
 
 @dataclass(frozen=True)
 class PatchEmbeddingContext:
-    """What a patch embedding is built for."""
+    """Input size and embedding dimension for building a patch embedding."""
 
     channels: int
     height: int
@@ -130,18 +164,19 @@ class PatchEmbeddingContext:
 
 @dataclass(frozen=True)
 class ModelContext:
-    """What a model is built for."""
+    """Input format, number of classes and patch embedding for building a model."""
 
     image: ImageSpec
     num_classes: int
     patch_embedding: Callable[[int], torch.nn.Module]
-    """Builds the chosen patch embedding for an embedding dimension D.
+    """Build the chosen patch embedding for an embedding dimension D.
 
-    The module maps `images_BCHW` to `PatchTokens` and knows its `grid` (rows, columns) before it
-    has seen an image.
+    The module maps `images_BCHW` to `PatchTokens`; its attribute `grid` (rows, columns) is set when
+    it is built.
     """
 
 
+@_accepts_exceptions
 @dataclass(frozen=True)
 class ModelPlugin(Generic[C]):
     """A model: `images_BCHW` (normalised float) to `logits_BK`."""
@@ -151,13 +186,13 @@ class ModelPlugin(Generic[C]):
     config_class: type[C]
     build: Callable[[C, ModelContext], torch.nn.Module]
     patch_embedding: str = "conv"
-    """The patch embedding plugin that feeds it unless another is chosen, or `NO_PATCH_EMBEDDING`
-    for a model that takes none."""
-    exceptions: Mapping[str, str] = field(default_factory=dict)
-    """Checks of `pipeline.plugin_checks` that it does not pass, each with the reason."""
+    """The default patch embedding plugin, or `NO_PATCH_EMBEDDING` for a model that takes none."""
+    expected_failed_checks: Mapping[str, str] = field(default_factory=dict)
+    """Checks of `pipeline.plugin_checks` that the plugin does not pass, each with the reason."""
     api_version: int = API_VERSION
 
 
+@_accepts_exceptions
 @dataclass(frozen=True)
 class PatchEmbeddingPlugin(Generic[C]):
     """A patch embedding: `images_BCHW` to `PatchTokens`."""
@@ -166,8 +201,8 @@ class PatchEmbeddingPlugin(Generic[C]):
     paper: str
     config_class: type[C]
     build: Callable[[C, PatchEmbeddingContext], torch.nn.Module]
-    exceptions: Mapping[str, str] = field(default_factory=dict)
-    """Checks of `pipeline.plugin_checks` that it does not pass, each with the reason."""
+    expected_failed_checks: Mapping[str, str] = field(default_factory=dict)
+    """Checks of `pipeline.plugin_checks` that the plugin does not pass, each with the reason."""
     api_version: int = API_VERSION
 
 
@@ -175,86 +210,88 @@ class PatchEmbeddingPlugin(Generic[C]):
 
 
 class ListedImage(NamedTuple):
-    """One file that a data source found. Nothing has been opened yet."""
+    """A file found by a data source; it has not been opened yet."""
 
     path: str
     """Relative to the listing's root, with forward slashes."""
     label: str
-    """The class name; empty for a file that belongs to no class."""
+    """The class name; empty for a file without a class."""
     split: Split | None = None
-    """Where the source puts the image; None leaves it to Patchline."""
+    """The split given by the source; None lets Patchline choose."""
     group: str | None = None
     """Images of one group (a patient, a video) never end up in different splits."""
 
 
 @dataclass(frozen=True)
 class ImageListing:
-    """Everything that a data source knows before an image is opened."""
+    """The images of a data source, before any is opened."""
 
     name: str
-    """What the data is called; the default name of the experiment and the model."""
+    """Name of the data; the default name of the experiment and the model."""
     root: Path
     images: list[ListedImage] = field(default_factory=list)
     mirror_symmetric: bool = True
     empty_classes: list[str] = field(default_factory=list)
-    """Classes that the source knows and found no file for; a warning names them."""
+    """Classes without any file; a warning names them."""
 
 
 @dataclass(frozen=True)
 class SourceContext:
-    """Where a data source reads from, and where it may write."""
+    """Input path and working folder for building a data source."""
 
     path: str | None
-    """What the user named, if anything."""
+    """The path given by the user, if any."""
     work_dir: Path
-    """A folder of the source's own, kept between runs."""
+    """A folder for files of the source, kept between runs."""
 
 
 class DataSource(Protocol):
-    """What a data source plugin builds."""
+    """The object that a data source plugin builds."""
 
     def list_images(self) -> ImageListing:
-        """Find the images and their labels; raise `DataError` when there are none."""
+        """Return the images and their labels; raise `DataError` if there are none."""
         ...
 
 
+@_accepts_exceptions
 @dataclass(frozen=True)
 class DataSourcePlugin(Generic[C]):
-    """Where images and labels come from."""
+    """A data source: lists images and their labels."""
 
     summary: str
     paper: str
     config_class: type[C]
     build: Callable[[C, SourceContext], DataSource]
     example: Callable[[Path], str] | None = None
-    """Writes a few images of at least two classes into an empty folder, in the form that the
-    source reads, and returns the path to name, for the checks. None if it needs no path."""
-    exceptions: Mapping[str, str] = field(default_factory=dict)
-    """Checks of `pipeline.plugin_checks` that it does not pass, each with the reason."""
+    """For the checks: write a few images of at least two classes into an empty folder, in the
+    source's format, and return the path to pass to it. None for a source that needs no path."""
+    expected_failed_checks: Mapping[str, str] = field(default_factory=dict)
+    """Checks of `pipeline.plugin_checks` that the plugin does not pass, each with the reason."""
     api_version: int = API_VERSION
 
 
 @dataclass(frozen=True)
 class AugmentationContext:
-    """What an augmentation is built for."""
+    """Image size for building an augmentation."""
 
     channels: int
     height: int
     width: int
 
 
+@_accepts_exceptions
 @dataclass(frozen=True)
 class AugmentationPlugin(Generic[C]):
-    """Random changes to training images.
+    """An augmentation: random transforms of training images.
 
-    `build` returns an `albumentations.Compose` that maps a uint8 image (H, W, C) to one of the
-    same shape. Patchline seeds it before each image, so a plugin never seeds anything.
+    `build` returns an `albumentations.Compose` that maps a uint8 image (H, W, C) to a uint8 image
+    of the same shape. Patchline seeds it before each image; a plugin must not seed anything.
     """
 
     summary: str
     paper: str
     config_class: type[C]
     build: Callable[[C, AugmentationContext], Any]
-    exceptions: Mapping[str, str] = field(default_factory=dict)
-    """Checks of `pipeline.plugin_checks` that it does not pass, each with the reason."""
+    expected_failed_checks: Mapping[str, str] = field(default_factory=dict)
+    """Checks of `pipeline.plugin_checks` that the plugin does not pass, each with the reason."""
     api_version: int = API_VERSION

@@ -1,13 +1,14 @@
-"""The contract of a plugin, to be run by its author.
+"""Conformance checks for plugin authors.
 
-In the tests of a plugin's own repository:
+In the tests of your plugin:
 
     @pytest.mark.parametrize("check", plugin_checks.checks_of(plugin), ids=str)
     def test_keeps_the_contract(check):
         check()
 
-From the command line: `patchline plugins check [KIND] NAME`. What a plugin cannot do it declares,
-with the reason: `ModelPlugin(..., exceptions={"exports_to_onnx": "the reason"})`.
+From the command line: `patchline plugins check [KIND] NAME`. A plugin that cannot pass a check
+declares it with the reason:
+`ModelPlugin(..., expected_failed_checks={"exports_to_onnx": "the reason"})`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pipeline.plugin_system.contract.checks import (
     CheckError,
     CheckResult,
     Rule,
-    with_exceptions,
+    with_expected_failures,
 )
 from pipeline.plugin_system.contract.settings_checks import SettingsChecks
 from pipeline.plugin_system.plugin_loader import Plugin, kind_of
@@ -34,35 +35,36 @@ __all__ = ["Check", "CheckError", "CheckResult", "checks_of"]
 
 
 def checks_of(plugin: Plugin, settings: Mapping[str, Any] | None = None) -> list[Check]:
-    """Return every check of a plugin's kind; call one to hold the plugin against it.
+    """Return every conformance check for the plugin's kind; call a check to run it.
 
     Args:
         plugin: the plugin object, installed or not.
-        settings: what to set differently from the defaults.
+        settings: settings that differ from the defaults.
 
     Raises:
-        ConfigError: for settings that the plugin does not take, or that fit no image.
-        PluginError: for a declared exception without a reason, or of a check that does not exist.
+        ConfigError: for settings that the plugin does not have, or that fit no image.
+        PluginError: for an expected failure without a reason, or of a check that does not exist.
     """
     quiet_libraries.apply()
-    if not isinstance(plugin.exceptions, Mapping):
+    expected = plugin.expected_failed_checks
+    if not isinstance(expected, Mapping):
         raise PluginError(
-            f"The plugin's exceptions are {plugin.exceptions!r}. Give a mapping from the name of a "
-            "check to the reason."
+            f"The plugin's expected_failed_checks is {expected!r}. Pass a mapping from the name of "
+            "a check to the reason."
         )
     config = _config(plugin, settings or {})
     rules = SettingsChecks(plugin, config).rules()
-    if config is None:  # what else there is to check needs settings
-        own = {name: plugin.exceptions[name] for name, _ in rules if name in plugin.exceptions}
-        return list(with_exceptions(rules, own))
+    if config is None:  # the other checks need settings
+        own = {name: expected[name] for name, _ in rules if name in expected}
+        return list(with_expected_failures(rules, own))
     of_kind = _checks_of_kind(plugin, config)
     if settings:
         of_kind.refuse_settings()
-    return list(with_exceptions([*rules, *of_kind.rules()], plugin.exceptions))
+    return list(with_expected_failures([*rules, *of_kind.rules()], expected))
 
 
 def _config(plugin: Plugin, settings: Mapping[str, Any]) -> PluginConfig | None:
-    """Return the plugin's settings, None if it gives none by itself."""
+    """Return the plugin's settings; None if its config class has no valid defaults."""
     config_class: Any = plugin.config_class
     if not (isinstance(config_class, type) and issubclass(config_class, PluginConfig)):
         return None
@@ -81,7 +83,7 @@ class _Checks(Protocol):
 
 
 def _checks_of_kind(plugin: Any, settings: Any) -> _Checks:
-    """Import the checks of one kind alone: a data source needs no torch."""
+    """Import only the checks of the plugin's kind: those of a data source need no torch."""
     kind = kind_of(plugin)
     if kind == "model":
         from pipeline.plugin_system.contract.model_checks import ModelChecks

@@ -1,4 +1,4 @@
-"""Named starting points: a preset beats the defaults; a file and a flag beat the preset."""
+"""Named starting points, which override the defaults; files and flags override them."""
 
 from __future__ import annotations
 

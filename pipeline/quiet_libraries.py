@@ -1,6 +1,6 @@
-"""Settings of the libraries that must be made before they are imported.
+"""Environment variables that libraries read when they are imported.
 
-No telemetry, no contact with a registry, no pickle: whatever the user did not set otherwise.
+They disable telemetry, update checks and pickle, unless the user has set them.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _ENVIRONMENT = {
 }
 
 NAMES = tuple(_ENVIRONMENT)
-"""The variables that are set."""
+"""Names of the variables."""
 
 
 def apply() -> None:
-    """Set what the user has not set."""
+    """Set the variables that the user has not set."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)

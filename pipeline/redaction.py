@@ -1,8 +1,8 @@
-"""Take secrets out of what is shown, logged or recorded.
+"""Remove secrets from everything that is shown, logged or recorded.
 
-A secret is what stands before the `@` of an address, the value of a parameter or header that is
-named like one (`?token=`, `password=`, `Authorization:`), and every value of this process's
-environment whose variable is named like one or that is an address with a password.
+A secret is the part before the `@` of an address, the value of a parameter or header with a telling
+name (`?token=`, `password=`, `Authorization:`), and the value of an environment variable with a
+telling name, or the password of an address in any variable.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ _SECRET_VARIABLE = re.compile(
     r"|ENCRYPTION_KEY|AUTH_STRING|AUTHORIZATION)(?:_(?!FILE|PATH|DIR)|$)"
 )
 _SHORTEST = 4
-"""Characters of an environment's value that counts as secret; shorter ones are mostly switches."""
+"""Minimum length of a variable's value that counts as secret; shorter ones are mostly switches."""
 _SWITCHES = {"true", "false", "none", "null"}
 
 
 class Credentials(NamedTuple):
-    """An address, and what stood before its host."""
+    """An address, and the credentials that preceded its host."""
 
     address: str
     """Without user and password."""
@@ -61,7 +61,7 @@ class Credentials(NamedTuple):
 
 
 def redacted(text: str) -> str:
-    """Return a text that may be shown: the same one, without the secrets in it."""
+    """Return a text without the secrets in it."""
     for secret in _known_secrets(tuple(os.environ.items())):
         if secret in text:
             text = text.replace(secret, HIDDEN)
@@ -72,12 +72,12 @@ def redacted(text: str) -> str:
 
 
 def redacted_values(values: Mapping[str, str]) -> dict[str, str]:
-    """Return the same keys with values that may be shown."""
+    """Return the same keys, with values without secrets."""
     return {key: redacted(value) for key, value in values.items()}
 
 
 def split_credentials(address: str) -> Credentials:
-    """Return an address without user and password, and these two as plain text."""
+    """Split an address into itself without credentials, the user and the password."""
     found = _ADDRESS.fullmatch(address)
     if not found:
         return Credentials(address, None, None)
@@ -91,8 +91,8 @@ def split_credentials(address: str) -> Credentials:
 def _without_user(scheme: str, rest: str) -> tuple[str, str]:
     """Split what follows `scheme://` into host and path, and user and password.
 
-    A password may hold `@`, `/` and `?` although it should not. So all before the last `@` is
-    taken, except where a web address has an ordinary host in front: then the `@` is of its path.
+    A password may contain an unescaped `@`, `/` or `?`. So everything before the last `@` counts,
+    except where a web address begins with an ordinary host: then the `@` belongs to its path.
     """
     before, at, after = rest.rpartition("@")
     if not at or rest.startswith("/"):  # `sqlite:///a@b` has no host
@@ -105,7 +105,7 @@ def _without_user(scheme: str, rest: str) -> tuple[str, str]:
 
 @lru_cache(maxsize=4)
 def _known_secrets(environment: tuple[tuple[str, str], ...]) -> list[str]:
-    """Return what may not be shown of an environment, the longest first."""
+    """Return the secrets in an environment, the longest first."""
     found: set[str] = set()
     for name, value in environment:
         if _SECRET_VARIABLE.search(name):
@@ -121,7 +121,7 @@ def _known_secrets(environment: tuple[tuple[str, str], ...]) -> list[str]:
 
 
 def _forms(secret: str) -> set[str]:
-    """Return a secret as it may be written: plain, in an address, in a header."""
+    """Return the ways to write a secret: plain, in an address, in a header."""
     if len(secret) < _SHORTEST:
         return set()
     coded = base64.b64encode(secret.encode("utf-8", "surrogateescape")).decode()
@@ -133,15 +133,15 @@ def _forms(secret: str) -> set[str]:
 
 
 class RedactedRecord(logging.LogRecord):
-    """A log record whose message, trace and stack every handler gets without secrets."""
+    """A log record whose message, traceback and stack reach every handler without secrets."""
 
     def getMessage(self) -> str:  # noqa: N802 - the name is logging's
         """Return the message."""
         return redacted(super().getMessage())
 
     @property
-    def exc_text(self) -> str | None:  # a formatter keeps its trace here
-        """The trace that belongs to the message."""
+    def exc_text(self) -> str | None:  # a formatter caches the traceback here
+        """The traceback that belongs to the message."""
         return _redacted_or_none(self.__dict__.get("exc_text"))
 
     @exc_text.setter
@@ -159,13 +159,13 @@ class RedactedRecord(logging.LogRecord):
 
 
 class RedactedStream:
-    """A stream that nothing secret is written to; otherwise it is the stream that it stands for."""
+    """A wrapper of a stream that removes secrets from what is written."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write a text without its secrets; secrets that two calls share are not seen."""
+        """Write a text without its secrets; a secret that is split over two calls is not found."""
         self._stream.write(redacted(text))
         return len(text)
 
@@ -182,10 +182,10 @@ class RedactedStream:
 
 
 def install(*, streams: bool = False) -> None:
-    """Redact all that this process logs, and the trace of an error that ends it or a thread.
+    """Redact everything that this process logs, and tracebacks of uncaught errors.
 
     Args:
-        streams: whether to redact standard error, too, which is right for a process of our own.
+        streams: whether to redact standard error as well, for processes that only we start.
     """
     logging.setLogRecordFactory(RedactedRecord)
     sys.excepthook = _print_redacted

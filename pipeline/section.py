@@ -1,4 +1,4 @@
-"""The class that every part of the configuration derives from."""
+"""The base class of all parts of the configuration."""
 
 from __future__ import annotations
 

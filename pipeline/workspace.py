@@ -1,7 +1,7 @@
-"""The folder `.patchline`, in which Patchline keeps what is for nobody but the user.
+"""The workspace: the private folder `.patchline` in the working directory.
 
 It holds databases, logs and addresses that may contain secrets. So its mode is 0700 whatever the
-umask says, and one that was made wider is narrowed by the next command.
+umask is, and the next command restores that mode if it is wider.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from pathlib import Path
 logger = logging.getLogger(__name__)
 
 WORKSPACE = Path(".patchline")
-"""Of the working directory; `WORKSPACE.resolve()` is its place."""
+"""In the working directory; `WORKSPACE.resolve()` is its absolute path."""
 _FOLDER_MODE, _FILE_MODE = 0o700, 0o600
 _OTHERS = 0o077
 _told: set[Path] = set()
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder with its parents unless it is there; a workspace among them is private.
+    """Create a folder and its parents if needed; a workspace among them becomes private.
 
     Raises:
-        OSError: if it cannot be made.
+        OSError: if it cannot be created.
     """
     for place in (folder, *folder.parents):
         if place.name == WORKSPACE.name:
@@ -35,16 +35,16 @@ def make_folder(folder: Path) -> None:
 
 
 def tighten() -> None:
-    """Narrow the mode of the working directory's workspace, if there is one."""
+    """Make the workspace of the working directory private, if there is one."""
     if WORKSPACE.is_dir():
         _narrow(WORKSPACE, _FOLDER_MODE)
 
 
 def make_private_file(file: Path) -> None:
-    """Make an empty file that only its owner reads and writes; narrow one that is there.
+    """Create an empty file that only its owner can read and write, or restrict an existing one.
 
     Raises:
-        OSError: if it cannot be made.
+        OSError: if it cannot be created.
     """
     make_folder(file.parent)
     os.close(os.open(file, os.O_CREAT | os.O_RDWR, _FILE_MODE))
@@ -59,12 +59,14 @@ def _make_private(place: Path) -> None:
 
 
 def _narrow(place: Path, mode: int) -> None:
-    """Give a place its mode where others may enter it, or a strange umask kept its owner out."""
+    """Set a mode where others have access, or an unusual umask denies it to the owner."""
     if os.name != "posix":
         return
     with contextlib.suppress(OSError):
         if stat.S_IMODE(place.stat().st_mode) & (_OTHERS | mode) != mode:
-            with contextlib.suppress(OSError):  # another's, or a file system without modes
+            with contextlib.suppress(
+                OSError
+            ):  # another user's file, or a file system without modes
                 place.chmod(mode)
             found = stat.S_IMODE(place.stat().st_mode)
             if found & _OTHERS:
@@ -76,7 +78,7 @@ def _tell(place: Path, found: int) -> None:
         _told.add(place.resolve())
         logger.warning(
             "Other users of this machine may read %s: its mode is %04o and cannot be changed to "
-            "0700 here. Work on a file system that keeps modes, in a folder of your own.",
+            "0700. Work in a folder of your own, on a file system that supports modes.",
             place,
             found,
         )

@@ -1,1 +1,13 @@
-"""A promotion that waits for a person: the question, the form for the answer, what follows it."""
+"""Human approval of a promotion: one Prefect flow run per request, suspended until the answer.
+
+In order:
+
+1. `requests` opens a request: it deploys the flow and starts a flow run for a version.
+2. `approval_flow` compares the version with the champion, shows the question and suspends.
+3. `answers` holds the form, takes an answer, and stores it with the flow run.
+4. `approval_flow` starts again from the top, finds the answer and carries it out.
+5. `expiry` closes overdue requests and retries flow runs whose process was killed.
+
+What the approver sees and answers is in `pipeline.registry.approval`; the decision itself is
+`pipeline.registry.promotion`.
+"""

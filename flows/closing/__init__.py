@@ -1,1 +1,1 @@
-"""Runs whose process was killed: closed in MLflow and in Prefect, so that both agree."""
+"""Runs left open by killed processes, closed in MLflow and in Prefect so that both agree."""

@@ -1,7 +1,8 @@
-"""Bring Prefect and MLflow to agree after a process was killed or a run was cancelled.
+"""Close runs that killed processes left open, in MLflow and in Prefect, so that both agree.
 
-Everything here can be called at any time by any number of processes: one of them works, the others
-leave it to that one. What is alive is never touched.
+The MLflow side is `pipeline.tracking.abandoned_mlflow_runs`, the Prefect side is
+`flows.closing.abandoned_prefect_runs`. Any number of processes may call this at any time: one does
+the work, the others return at once. Active runs are never touched.
 """
 
 from __future__ import annotations
@@ -15,20 +16,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from filelock import FileLock, Timeout
-
 from pipeline.errors import OrchestrationError, PipelineError, TrackingError
-from pipeline.files.atomic_files import storage_errors
+from pipeline.files.file_locks import try_lock
 from pipeline.run_memory import leftovers, live_runs
-from pipeline.tracking import tracked_run
+from pipeline.tracking import abandoned_mlflow_runs, tracked_run
 from pipeline.tracking.tracking_store import all_runs, client, store_exists
-from pipeline.workspace import WORKSPACE, make_folder
+from pipeline.workspace import WORKSPACE
 
 if TYPE_CHECKING:
     from prefect import Flow, State
     from prefect.client.schemas.objects import FlowRun
 
-    from flows.closing.prefect_runs import Work
+    from flows.closing.abandoned_prefect_runs import Work
 
 logger = logging.getLogger(__name__)
 
@@ -38,19 +37,19 @@ _swept_at: dict[Path, float] = {}
 
 
 def close_abandoned_runs() -> list[str]:
-    """Close what killed processes left open in MLflow and in Prefect, and clear up behind them.
+    """Close what killed processes left open in MLflow and in Prefect, and delete their leftovers.
 
-    Prefect's side is left out while Prefect's settings name no server and `patchline up` is down.
+    The Prefect side is skipped while Prefect's settings name no server and `patchline up` is down.
 
     Returns:
         A sentence for each run that was closed.
 
     Raises:
-        TrackingError: if MLflow does not answer; Prefect's side was done.
+        TrackingError: if MLflow does not answer; the Prefect side is closed nevertheless.
     """
     workspace = WORKSPACE.resolve()
-    with _alone(workspace) as alone:
-        if not alone:
+    with try_lock(workspace / _LOCK_FILE) as is_only_one:
+        if not is_only_one:
             return []
         said, failure = [], None
         try:
@@ -65,7 +64,7 @@ def close_abandoned_runs() -> list[str]:
 
 
 def close_before_command() -> list[str]:
-    """Do the same for a command that needs no Prefect, which starts one only to close something.
+    """Close abandoned runs for a command without Prefect; start a server only if needed.
 
     Returns:
         A sentence for each run that was closed.
@@ -74,9 +73,9 @@ def close_before_command() -> list[str]:
 
     workspace = WORKSPACE.resolve()
     if local_services.running():
-        return []  # its keeper does it within seconds, and tells who wants to know
+        return []  # its keeper does this within seconds, and sends the events
     if not _left_open(workspace):
-        return tracking_sentences(tracked_run.close_abandoned())
+        return tracking_sentences(abandoned_mlflow_runs.close_abandoned())
     from flows import prefect_session
 
     with prefect_session.server(), prefect_session.ready():
@@ -84,7 +83,7 @@ def close_before_command() -> list[str]:
 
 
 def tell_closed() -> None:
-    """Close what was left open, and say so on standard error; what a command begins with."""
+    """Close abandoned runs at the start of a command, and report it on standard error."""
     for sentence in close_before_command():
         print(sentence, file=sys.stderr)
 
@@ -107,9 +106,9 @@ def tracking_sentences(run_ids: list[str]) -> list[str]:
 
 
 def _close_work_of(flow_run_id: str) -> None:
-    """Close what has no owner; a run that is still owned ends by itself."""
+    """Close runs without an owner; a run that still has one ends by itself."""
     try:
-        closed = tracked_run.close_abandoned()
+        closed = abandoned_mlflow_runs.close_abandoned()
         _tell_killed(closed)
         for run_id in closed:
             logger.info("closed the MLflow run %s after flow run %s", run_id, flow_run_id)
@@ -118,45 +117,28 @@ def _close_work_of(flow_run_id: str) -> None:
 
 
 def _left_open(workspace: Path) -> bool:
-    """Return whether a process died whose flow run may be open in a Prefect of this folder."""
+    """Return whether a process died whose flow run may still be open in Prefect."""
     return any(
         not record.is_alive and record.sought is None for record in live_runs.records(workspace)
     )
 
 
-@contextmanager
-def _alone(workspace: Path) -> Iterator[bool]:
-    """Hold the lock of closing, or say that somebody else does."""
-    lock_file = workspace / _LOCK_FILE
-    with storage_errors(lock_file):
-        make_folder(workspace)
-        lock = FileLock(lock_file)
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            yield False
-            return
-    try:
-        yield True
-    finally:
-        lock.release()
-
-
 def _close_in_mlflow() -> list[str]:
-    closed = tracked_run.close_abandoned()
+    closed = abandoned_mlflow_runs.close_abandoned()
     _tell_killed(closed)
     return tracking_sentences(closed)
 
 
 def _tell_killed(run_ids: list[str]) -> None:
-    """Send an event for each run that was found dead."""
+    """Send an event for each run whose process was found dead."""
     from flows.notifications import events
+    from pipeline.automation import event_kinds
 
     for run_id in run_ids:
         run = client().get_run(run_id)
         name = client().get_experiment(run.info.experiment_id).name
         facts = {"name": name, "run_id": run_id, "reason": "its process was found dead"}
-        events.emit(events.RUN_KILLED, f"patchline.run.{run_id}", facts)
+        events.emit(event_kinds.RUN_KILLED, f"patchline.run.{run_id}", facts)
 
 
 def _close_in_prefect(workspace: Path) -> list[str]:
@@ -165,18 +147,18 @@ def _close_in_prefect(workspace: Path) -> list[str]:
     with _prefect() as reachable:
         if not reachable:
             return []
-        from flows.closing import prefect_runs
+        from flows.closing import abandoned_prefect_runs
 
         try:
-            return prefect_runs.close(workspace, _work_of)
+            return abandoned_prefect_runs.close(workspace, _work_of)
         except httpx.HTTPError as error:
-            logger.warning("Prefect does not answer; closing goes on later: %s", error)
+            logger.warning("Prefect does not answer; closing will be retried: %s", error)
             return []
 
 
 @contextmanager
 def _prefect() -> Iterator[bool]:
-    """Use the server that Prefect's settings name, or that of `patchline up`, if there is one."""
+    """Use the server in Prefect's settings or that of `patchline up`; yield whether one exists."""
     from flows import prefect_session
 
     with contextlib.ExitStack() as stack:
@@ -188,21 +170,21 @@ def _prefect() -> Iterator[bool]:
 
 
 def _work_of(flow_run_id: str) -> Work | None:
-    """Return how far a flow run came in MLflow; none while MLflow does not answer."""
-    from flows.closing.prefect_runs import Work
+    """Return the MLflow run of a flow run; none while MLflow does not answer."""
+    from flows.closing.abandoned_prefect_runs import Work
 
     try:
         if not store_exists():
             return Work(None, None)
         run = next(all_runs(f"tags.`{tracked_run.FLOW_RUN_TAG}` = '{flow_run_id}'"), None)
-    except Exception as error:  # noqa: BLE001 - a store fails in many ways; all mean "later"
-        logger.warning("MLflow does not answer; closing goes on later: %s", error)
+    except Exception as error:  # noqa: BLE001 - a store fails in many ways; all mean "retry"
+        logger.warning("MLflow does not answer; closing will be retried: %s", error)
         return None
     return Work(run.info.run_id, run.info.status) if run else Work(None, None)
 
 
 def _clear_up(workspace: Path) -> None:
-    """Remove what killed processes left half written, at most once an hour."""
+    """Delete unfinished files of killed processes, at most once an hour."""
     if time.monotonic() - _swept_at.get(workspace, -_SWEEP_SECONDS) < _SWEEP_SECONDS:
         return
     _swept_at[workspace] = time.monotonic()

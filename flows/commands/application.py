@@ -13,7 +13,7 @@ from typing import Any
 from cyclopts import App
 
 _EPILOGUE = """\
-Everywhere: --debug shows the trace of an error, --plugin FILE.py adds a plugin from a file.
+Global flags: --debug shows the traceback of an error; --plugin FILE.py loads a plugin from a file.
 """
 _HELP = ("--help", "-h")
 
@@ -57,10 +57,10 @@ class Command:
 
 
 GROUPS = {
-    "plugins": "What is installed, what it costs, and how to write more.",
-    "schedule": "Run something again and again; needs `patchline up`.",
-    "data": "Look after the data.",
-    "notify": "Be told what happened; needs `patchline up`.",
+    "plugins": "List, inspect, check and create plugins.",
+    "schedule": "Manage schedules; requires `patchline up`.",
+    "data": "Dataset commands.",
+    "notify": "Manage webhook notifications; requires `patchline up`.",
 }
 COMMANDS = (
     Command(
@@ -72,83 +72,87 @@ COMMANDS = (
     Command(
         "plugins list",
         "plugins_list:list_plugins",
-        "List the installed plugins; nothing is imported.",
+        "List the installed plugins without importing them.",
     ),
     Command(
         "plugins show",
         "plugins_show:build",
-        "Show a plugin's settings, and what a model or a patch embedding costs with them.",
+        "Show a plugin's settings, and the cost of a model or patch embedding.",
         composed=True,
     ),
     Command(
         "plugins check",
         "plugins_check:build",
-        "Hold a plugin against its contract; the exit code is 1 if it breaks a rule.",
+        "Run the plugin's conformance checks; exits with code 1 if one fails.",
         composed=True,
     ),
     Command(
         "plugins new",
         "plugins_new:new_plugin",
-        "Write a package with a new plugin that works: its code, its settings, its test.",
+        "Create a package with a new, working plugin: code, settings and tests.",
     ),
     Command("predict", "predict:predict", "Label images with a registered model."),
     Command(
-        "evaluate", "evaluate:evaluate", "Report on a registered model on any labelled images."
+        "evaluate",
+        "evaluate:evaluate",
+        "Evaluate a registered model on labelled images and write a report.",
     ),
-    Command("models", "models:models", "Show the registered models: versions, aliases, figures."),
+    Command(
+        "models",
+        "models:models",
+        "List registered models with their versions, aliases and metrics.",
+    ),
     Command(
         "promote",
         "promote:promote",
-        "Make a version champion if it passes the gates; the exit code is 3 if one refuses.",
+        "Promote a version to champion if it passes the gates; exit code 3 if one refuses.",
     ),
-    Command(
-        "rollback", "promote:rollback", "Make the champion before the present one champion again."
-    ),
+    Command("rollback", "promote:rollback", "Roll back to the previous champion."),
     Command(
         "up",
         "up:up",
         "Start a Prefect server, an MLflow server and a runner for the schedules of this folder.",
     ),
+    Command("down", "up:down", "Stop the services once active runs finish."),
     Command(
-        "down", "up:down", "Stop what `patchline up` started, when the runs that go on are done."
-    ),
-    Command(
-        "schedule create", "schedule:create", "Train, or predict with the champion, on a schedule."
+        "schedule create",
+        "schedule:create",
+        "Create or update a schedule that trains or predicts.",
     ),
     Command(
         "schedule list",
         "schedule:list_schedules",
-        "List the schedules: when they run next, and whether their config file has changed since.",
+        "List the schedules and watches: what they do, when they run next, how the last run ended.",
     ),
-    Command(
-        "schedule pause", "schedule:pause", "Let a schedule start nothing until it is resumed."
-    ),
+    Command("schedule pause", "schedule:pause", "Pause a schedule; an active run continues."),
     Command(
         "schedule resume",
         "schedule:resume",
-        "Let a paused schedule go on; what it missed is not made up for.",
+        "Resume a paused schedule; missed runs are not caught up on.",
     ),
     Command(
-        "schedule remove", "schedule:remove", "Remove a schedule; its runs and their models stay."
+        "schedule remove", "schedule:remove", "Remove a schedule; its runs and models are kept."
     ),
     Command(
-        "schedule run-now", "schedule:run_now", "Start a schedule's run now, beside its times."
+        "schedule run-now",
+        "schedule:run_now",
+        "Start a run of a schedule now, in addition to its scheduled times.",
     ),
     Command(
         "data watch",
         "data_watch:watch",
-        "Train again whenever enough images of a folder are new; `schedule remove` ends it.",
+        "Watch a folder and train when enough images are new; end with `schedule remove`.",
     ),
     Command(
         "approve",
         "approve:approve",
-        "Let a version become champion that waits for a person's answer.",
+        "Approve a pending promotion.",
     ),
-    Command("reject", "approve:reject", "Refuse a version that waits for a person's answer."),
+    Command("reject", "approve:reject", "Reject a pending promotion."),
     Command(
         "notify create",
         "notify:create",
-        "Send a message to a web address whenever something happens.",
+        "Create or update a notification: events are posted as JSON to a webhook.",
     ),
     Command("notify list", "notify:list_notifications", "List the notifications."),
     Command("notify remove", "notify:remove", "Remove a notification."),

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flows.closing.close_runs import tell_closed
-from flows.commands.data_argument import data_settings
 from flows.commands.switches import Json, Switch
 from flows.progress import display, shown
 from pipeline.config import RunConfig
+from pipeline.config_files import data_settings
 from pipeline.errors import ConfigError
 from pipeline.evaluation.config import EvaluationConfig, SplitChoice
 from pipeline.metrics.names import METRICS
@@ -40,24 +40,24 @@ def evaluate(
     as_json: Json = False,
     evaluation: EvaluationConfig | None = None,
 ) -> None:
-    """Report on a registered model on any labelled images.
+    """Evaluate a registered model on labelled images and write a report.
 
     Parameters
     ----------
     model
-        NAME, NAME@ALIAS, NAME/VERSION or models:/NAME@ALIAS; a bare NAME means its champion.
+        NAME, NAME@ALIAS, NAME/VERSION or models:/NAME@ALIAS; NAME alone means its champion.
     data
         A folder with one subfolder of images for each class, or SOURCE:NAME.
     split
-        A split that the data itself names; auto takes its test split if it has one, else all.
+        The split of the data to evaluate; auto means the test split if there is one, else all.
     seen_images
-        Evaluate also on images that the model was trained or chosen on.
+        Include images used for training or model selection.
     common_classes
-        Leave out images of classes that the model does not know.
+        Leave out images of classes that the model does not have.
     out
-        A folder that gets a copy of the report.
+        Folder for a copy of the report.
     evaluation
-        What the report shows.
+        Contents of the report.
     """
     from pipeline.registry.version_evaluation import EvaluationChoices
 
@@ -73,12 +73,35 @@ def evaluate(
 def _print_evaluation(
     model: str, data: str, choices: EvaluationChoices, *, out: Path | None, as_json: bool
 ) -> None:
-    """Evaluate in an MLflow run of its own, and print the figures."""
+    """Evaluate in a new MLflow run, and print the metrics."""
+    if out is not None and out.exists() and not out.is_dir():
+        raise ConfigError(f"--out {out} is a file. Set it to a folder for the report.")
+    with shown():
+        found, run = evaluate_model(model, data, choices)
+    if out is not None:
+        shutil.copytree(found.html.parent, out, dirs_exist_ok=True)
+    if as_json:
+        print(json.dumps(_as_json(found, run), indent=2))
+    else:
+        print("\n".join(map(visible, _lines(found))))
+
+
+def evaluate_model(
+    model: str, data: str, choices: EvaluationChoices
+) -> tuple[VersionEvaluation, tracked_run.TrackedRun]:
+    """Evaluate a registered model in a new MLflow run.
+
+    Args:
+        model: names the model, as the command's MODEL does.
+        data: names the images, as the command's DATA does.
+        choices: which images, and what the report shows.
+
+    Returns:
+        The evaluation, and the MLflow run that holds it.
+    """
     from pipeline.data import ingestion
     from pipeline.registry.version_evaluation import choose_images, evaluate_version
 
-    if out is not None and out.exists() and not out.is_dir():
-        raise ConfigError(f"--out is {out}, which is a file. Name a folder for the report.")
     config = RunConfig.model_validate(data_settings(data, None))
     workspace = WORKSPACE.resolve()
     ingestion.check_source(config, workspace, to_train=False)
@@ -92,20 +115,14 @@ def _print_evaluation(
         params=_params(reference, config, choices),
         tags={},
     )
-    with shown():
-        display().stage(f"Evaluating {reference.name}, version {reference.version}, on {data}")
-        chosen = choose_images(reference, config, choices, workspace, display().advance)
-        with tracked_run.open_run(new, workspace / "runs") as run:
-            found = evaluate_version(
-                chosen, choices, workspace, run.folder / "report", display().advance
-            )
-            _log(run, found)
-    if out is not None:
-        shutil.copytree(found.html.parent, out, dirs_exist_ok=True)
-    if as_json:
-        print(json.dumps(_as_json(found, run), indent=2))
-    else:
-        print("\n".join(map(visible, _lines(found))))
+    display().stage(f"Evaluating {reference.name}, version {reference.version}, on {data}")
+    chosen = choose_images(reference, config, choices, workspace, display().advance)
+    with tracked_run.open_run(new, workspace / "runs") as run:
+        found = evaluate_version(
+            chosen, choices, workspace, run.folder / "report", display().advance
+        )
+        _log(run, found)
+    return found, run
 
 
 def _params(
@@ -160,12 +177,12 @@ def _lines(found: VersionEvaluation) -> list[str]:
         estimate = report.metrics.get(f"{report.split}/{key}")
         if estimate is not None:
             lines.append(
-                f"  {METRICS[key].title:<28} {estimate.value:.3f}  (95 % interval "
+                f"  {METRICS[key].title:<28} {estimate.value:.3f}  (95 % confidence interval "
                 f"{estimate.low:.3f} to {estimate.high:.3f})"
             )
     lines += [f"  note: {note}" for note in found.selection.notes]
     if report.warning:
-        lines.append(f"  take care: {report.warning}")
+        lines.append(f"  warning: {report.warning}")
     path = os.path.relpath(found.html)
     lines.append(f"  report: {found.html if path.startswith('..') else path}")
     return lines

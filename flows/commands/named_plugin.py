@@ -1,6 +1,6 @@
-"""A plugin that the command line names as `[KIND] NAME`, with its settings as flags.
+"""A plugin named on the command line as `[KIND] NAME`, with its settings as flags.
 
-The flags are those of `patchline run`: `--model.size b`, `--model.patch-embedding.name cct`,
+The flags are the same as in `patchline run`: `--model.size b`, `--model.patch-embedding.name cct`,
 `--data.image-size 64`.
 """
 
@@ -14,11 +14,11 @@ from typing import Annotated, Any, TypeVar
 from cyclopts import Parameter
 from pydantic import BaseModel, create_model
 
-from flows.commands.config_flags import composed_config
 from pipeline import config_files
 from pipeline.config import RunConfig
 from pipeline.errors import ConfigError, PluginError
 from pipeline.plugin_system import plugin_loader
+from pipeline.plugin_system.composed_config import composed_config
 from pipeline.plugin_system.plugin_loader import KINDS, Kind, PluginEntry, installed
 from pipeline.section import Section
 
@@ -35,16 +35,16 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True)
 class NamedPlugin:
-    """One installed plugin, and the class of the settings that its flags may set."""
+    """An installed plugin, and the class of the settings that flags may set."""
 
     entry: PluginEntry
     settings_class: type[BaseModel]
 
     def given(self, settings: BaseModel | None) -> dict[str, Any]:
-        """Return what the flags set, the plugin's name included.
+        """Return the settings from the flags, including the plugin's name.
 
         Raises:
-            ConfigError: if the flags name another plugin of the kind.
+            ConfigError: if a flag names another plugin of the same kind.
         """
         flags = settings.model_dump(exclude_unset=True, mode="json") if settings else {}
         path = _NAME_FLAGS[self.entry.kind]
@@ -54,13 +54,13 @@ class NamedPlugin:
         other = section.setdefault(path[-1], self.entry.name)
         if other != self.entry.name:
             raise ConfigError(
-                f"{'.'.join(path)} is {other}, but the command names {self.entry.name}. Leave one "
-                "of them out."
+                f"{'.'.join(path)} is {other}, but the command names {self.entry.name}. Omit one "
+                "of them."
             )
         return flags
 
     def own_settings(self, settings: BaseModel | None) -> dict[str, Any]:
-        """Return what the flags set of the plugin itself."""
+        """Return the plugin's own settings from the flags."""
         flags = self.given(settings)
         if self.entry.kind == "data_source":
             options: dict[str, Any] = flags["data"].get("options", {})
@@ -71,10 +71,10 @@ class NamedPlugin:
         return {k: v for k, v in section.items() if k not in ("name", "patch_embedding")}
 
     def only_own_settings(self, settings: BaseModel | None) -> dict[str, Any]:
-        """Return what the flags set of the plugin itself.
+        """Return the plugin's own settings from the flags, and refuse others.
 
         Raises:
-            ConfigError: if they set anything else.
+            ConfigError: if a flag sets anything else.
         """
         own = self.own_settings(settings)
         path = _NAME_FLAGS[self.entry.kind][:-1]
@@ -83,13 +83,13 @@ class NamedPlugin:
         for key in _dotted(self.given(settings)):
             if not any(key == name or key.startswith(f"{name}.") for name in allowed):
                 raise ConfigError(
-                    f"{key} is no setting of {self.entry.name}, which is checked alone. Leave it "
-                    "out."
+                    f"{key} is not a setting of {self.entry.name}; the checks use only its own "
+                    "settings. Omit it."
                 )
         return own
 
     def config(self, settings: BaseModel | None) -> RunConfig:
-        """Return the whole config with the plugin and the flags in it, checked."""
+        """Return the validated config with the plugin and the flags."""
         return config_files.validated(self.given(settings))
 
 
@@ -109,12 +109,12 @@ def words_of(arguments: Sequence[str]) -> list[str]:
             words.append(argument)
         elif argument not in _WITHOUT_VALUE and "=" not in argument and ".no-" not in argument:
             next(rest, None)
-    # A switch has no value: then the word behind it is the name.
+    # A switch has no value, so the word after it is the name.
     return words or [argument for argument in arguments if not argument.startswith("-")]
 
 
 def check_words(words: Sequence[str], arguments: Sequence[str]) -> None:
-    """Refuse words that were meant as the value of a switch, such as `--flag false`.
+    """Refuse values given to a switch as a separate word, such as `--flag false`.
 
     Raises:
         ConfigError: if a word belongs to no flag and is not part of `[KIND] NAME`.
@@ -122,36 +122,36 @@ def check_words(words: Sequence[str], arguments: Sequence[str]) -> None:
     stray = [word for word in words if word not in words_of(arguments)]
     if stray:
         raise ConfigError(
-            f"The value {stray[0]} belongs to no flag. A switch takes none: write --FLAG or "
-            "--FLAG=false."
+            f"The value {stray[0]} belongs to no flag. A switch takes no separate value: use "
+            "--FLAG or --FLAG=false."
         )
 
 
 def typed(command: Callable[..., Answer], arguments: Sequence[str]) -> Callable[..., Answer]:
-    """Return a command whose parameter `settings` has the settings of the named plugin as flags.
+    """Return the command with the settings of the named plugin as the type of `settings`.
 
-    Help may be asked for without a name; then there are no such flags.
+    For `--help` without a name, there are no flags for settings.
 
     Raises:
         ConfigError: if the arguments name no plugin, or more than one.
-        PluginError: for one that is not installed, or broken.
+        PluginError: if the plugin is not installed or broken.
     """
     types = command.__annotations__
     if not words_of(arguments) and any(flag in arguments for flag in _HELP):
         types["settings"] = Annotated[None, Parameter(parse=False)]
         return command
-    # The composed class exists only here, so the annotation is not a name that could be looked up.
+    # The class is composed here, so the annotation cannot be a name that is looked up later.
     chosen: Any = named_plugin(arguments).settings_class
     types["settings"] = Annotated[chosen | None, Parameter(name="*")]
     return command
 
 
 def named_plugin(arguments: Sequence[str]) -> NamedPlugin:
-    """Return the plugin that the arguments of a command name.
+    """Return the plugin named by the arguments of a command.
 
     Raises:
-        ConfigError: if they name none, or more than one.
-        PluginError: for one that is not installed, or broken.
+        ConfigError: if they name no plugin, or more than one.
+        PluginError: if the plugin is not installed or broken.
     """
     entry = find_entry(words_of(arguments))
     path = _NAME_FLAGS[entry.kind]
@@ -161,11 +161,11 @@ def named_plugin(arguments: Sequence[str]) -> NamedPlugin:
 
 
 def find_entry(words: Sequence[str]) -> PluginEntry:
-    """Return the installed plugin that `[KIND] NAME` means.
+    """Return the installed plugin for `[KIND] NAME`.
 
     Raises:
-        ConfigError: for another number of words, or an unknown kind.
-        PluginError: for a name that is unknown, or clear only with its kind.
+        ConfigError: for a wrong number of words, or an unknown kind.
+        PluginError: for an unknown or ambiguous name.
     """
     if len(words) == 2:  # noqa: PLR2004 - kind and name
         kind, name = words
@@ -175,13 +175,13 @@ def find_entry(words: Sequence[str]) -> PluginEntry:
             raise ConfigError(f"There is no plugin kind '{kind}'.{hint} Kinds: {', '.join(KINDS)}.")
         return plugin_loader.find(kind, name)
     if len(words) != 1:
-        raise ConfigError("Name one plugin: [KIND] NAME. `patchline plugins list` shows them.")
+        raise ConfigError("Name one plugin: [KIND] NAME. `patchline plugins list` lists them.")
     entries = installed()
     matches = [entry for entry in entries if entry.name == words[0]]
     kinds = sorted({entry.kind for entry in matches})
     if len(kinds) > 1:
         raise PluginError(
-            f"'{words[0]}' is a {' and a '.join(kinds)}. Put the kind in front of the name."
+            f"'{words[0]}' is the name of a {' and a '.join(kinds)}. Add the kind before the name."
         )
     if not matches:
         names = sorted({entry.name for entry in entries})
@@ -192,7 +192,7 @@ def find_entry(words: Sequence[str]) -> PluginEntry:
 
 
 def _sections(whole: type[BaseModel], kind: Kind) -> type[BaseModel]:
-    """Return the part of the settings that has to do with one kind of plugin."""
+    """Return the settings that apply to one kind of plugin."""
     if kind == "augmentation":
         return _part(whole, "augmentation")
     data: Any = whole.model_fields["data"].annotation

@@ -11,7 +11,7 @@ from flows import prefect_session
 from flows.commands.switches import Json
 
 if TYPE_CHECKING:
-    from flows.notifications.webhooks import Notification
+    from pipeline.automation.notifications import Notification
 
 
 def create(
@@ -22,18 +22,17 @@ def create(
     on: Annotated[list[str] | None, Parameter(negative="")] = None,
     as_json: Json = False,
 ) -> None:
-    """Send a message to a web address whenever something happens.
+    """Create or update a notification: events are posted as JSON to a webhook.
 
     Parameters
     ----------
     name
-        What the notification is called.
+        Name of the notification.
     webhook
-        The address that gets a POST with a JSON object; it is kept as a secret. Other users of the
-        machine may see a flag while the command runs, but not the variable PATCHLINE_WEBHOOK.
+        URL that receives a POST with a JSON object; stored as a secret. Other users of the machine
+        can see a flag while the command runs, but not the variable PATCHLINE_WEBHOOK.
     on
-        The event, such as run.failed; may be given several times. Without it, failures, promotions
-        and refusals.
+        Event to send, such as run.failed; repeatable. Default: failures, promotions and refusals.
     """
     with prefect_session.connected():
         from flows.notifications import webhooks
@@ -42,7 +41,7 @@ def create(
     if as_json:
         print(created.model_dump_json(indent=2))
     else:
-        print(f"{created.name}: a POST to {created.webhook} on {', '.join(created.events)}.")
+        print(f"{created.name}: posts to {created.webhook} on {', '.join(created.events)}.")
 
 
 def list_notifications(*, as_json: Json = False) -> None:
@@ -50,12 +49,12 @@ def list_notifications(*, as_json: Json = False) -> None:
     with prefect_session.connected():
         from flows.notifications import webhooks
 
-        found = webhooks.notifications()
+        found = webhooks.read_all()
     if as_json:
         content = {"notifications": [each.model_dump(mode="json") for each in found]}
         print(json.dumps(content, indent=2))
     elif not found:
-        print("There is no notification. `patchline notify create NAME --webhook URL` makes one.")
+        print("No notifications yet. Create one with `patchline notify create NAME --webhook URL`.")
     else:
         print("\n".join(_line(each, max(len(each.name) for each in found)) for each in found))
 
@@ -66,7 +65,7 @@ def remove(name: str, /, *, as_json: Json = False) -> None:
     Parameters
     ----------
     name
-        The notification.
+        Name of the notification.
     """
     with prefect_session.connected():
         from flows.notifications import webhooks
@@ -75,10 +74,10 @@ def remove(name: str, /, *, as_json: Json = False) -> None:
     if as_json:
         print(json.dumps({"name": name, "removed": True}, indent=2))
     else:
-        print(f"{name} is removed.")
+        print(f"Removed notification '{name}'.")
 
 
 def _line(notification: Notification, width: int) -> str:
-    address = notification.webhook or "its address is gone: create it again"
-    off = "" if notification.enabled else "  (switched off in Prefect's pages)"
+    address = notification.webhook or "URL deleted, create it again"
+    off = "" if notification.enabled else "  (switched off in the Prefect UI)"
     return f"{notification.name:<{width}}  {address}  on {', '.join(notification.events)}{off}"

@@ -16,22 +16,22 @@ from pipeline.plugin_system import plugin_loader
 
 
 def build(arguments: list[str]) -> Callable[..., int]:
-    """Return the command, typed for the plugin that the arguments name."""
+    """Return the command with the settings of the named plugin as flags."""
 
     def check(
         *words: str,
         as_json: Json = False,
         settings: Any = None,
     ) -> int:
-        """Hold a plugin against its contract; the exit code is 1 if it breaks a rule.
+        """Run the plugin's conformance checks; exits with code 1 if one fails.
 
         Parameters
         ----------
         words
-            The plugin's name, after its kind where the name alone is not clear: [KIND] NAME. Its
-            settings are flags, as for `run`: --model.size b.
+            [KIND] NAME of the plugin; KIND is needed only if the name is ambiguous. Settings are
+            flags as in `run`: --model.size b.
         settings
-            Settings to check with.
+            Settings to run the checks with.
         """
         check_words(words, arguments)
         return _print_checks(named_plugin(arguments), settings, as_json=as_json)
@@ -40,11 +40,11 @@ def build(arguments: list[str]) -> Callable[..., int]:
 
 
 def _print_checks(named: NamedPlugin, settings: BaseModel | None, *, as_json: bool) -> int:
-    """Run the checks, each line as soon as it is known."""
+    """Run the checks, and print each result as soon as it is available."""
     from pipeline.plugin_checks import checks_of
 
     entry = named.entry
-    with redirect_stdout(sys.stderr):  # what a plugin prints is not the command's answer
+    with redirect_stdout(sys.stderr):  # output of the plugin's own
         plugin = plugin_loader.load(entry.kind, entry.name)
         checks = checks_of(plugin, named.only_own_settings(settings))
     stream = sys.stderr if as_json else sys.stdout
@@ -57,7 +57,7 @@ def _print_checks(named: NamedPlugin, settings: BaseModel | None, *, as_json: bo
             result = check.result()
         results.append(result)
         note = {"passed": check.summary, "failed": result.message}.get(
-            result.status, f"declared: {result.message}"
+            result.status, f"expected: {result.message}"
         )
         print(f"{result.status:<8} {result.seconds:5.1f} s  {note}", file=stream)
     counts = {

@@ -10,7 +10,7 @@ from pipeline.plugin_system.plugin_loader import PluginEntry, installed
 
 
 def list_plugins(*, as_json: Json = False) -> None:
-    """List the installed plugins; nothing is imported."""
+    """List the installed plugins without importing them."""
     entries = installed()
     if as_json:
         shown = ("kind", "name", "distribution", "version", "summary", "error")

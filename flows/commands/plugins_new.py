@@ -11,16 +11,16 @@ from pipeline.plugin_system.plugin_skeleton import WrittenPackage, write_package
 
 
 def new_plugin(kind: str, name: str, /, *, into: Path = Path(), as_json: Json = False) -> None:
-    """Write a package with a new plugin that works: its code, its settings, its test.
+    """Create a package with a new, working plugin: code, settings and tests.
 
     Parameters
     ----------
     kind
         model, patch_embedding, data_source or augmentation.
     name
-        What the plugin is called: lower-case letters, digits and underscores.
+        Name of the plugin: lower-case letters, digits and underscores.
     into
-        The folder that the package `patchline-NAME` is written into; by default this one.
+        Parent folder of the new package `patchline-NAME`; the current folder by default.
     """
     written = write_package(kind, name, into)
     steps = _next_steps(written)
@@ -34,9 +34,9 @@ def new_plugin(kind: str, name: str, /, *, into: Path = Path(), as_json: Json = 
         }
         print(json.dumps(answer, indent=2))
         return
-    print(f"Wrote the {written.kind} plugin '{written.name}' to {written.folder}:\n")
+    print(f"Created the {written.kind} plugin '{written.name}' in {written.folder}:\n")
     print("\n".join(f"  {file}" for file in written.files))
-    print("\nIt works as it is. Next:\n")
+    print("\nIt already works. What's next:\n")
     print("\n".join(f"  {step}" for step in steps))
 
 

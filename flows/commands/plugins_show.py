@@ -19,7 +19,7 @@ _IMAGE_SIZE = 224
 
 
 def build(arguments: list[str]) -> Callable[..., None]:
-    """Return the command, typed for the plugin that the arguments name."""
+    """Return the command with the settings of the named plugin as flags."""
 
     def show(
         *words: str,
@@ -28,24 +28,24 @@ def build(arguments: list[str]) -> Callable[..., None]:
         as_json: Json = False,
         settings: Any = None,
     ) -> None:
-        """Show a plugin's settings, and what a model or a patch embedding costs with them.
+        """Show a plugin's settings, and the cost of a model or patch embedding.
 
         Parameters
         ----------
         words
-            The plugin's name, after its kind where the name alone is not clear: [KIND] NAME. Its
-            settings are flags, as for `run`: --model.size b --data.image-size 224.
+            [KIND] NAME of the plugin; KIND is needed only if the name is ambiguous. Settings are
+            flags as in `run`: --model.size b --data.image-size 224.
         picture
-            Draw what a patch embedding does to a photo of 224 pixels: a .png, .svg or .pdf file.
+            Write a picture of what a patch embedding does to a 224-pixel photo: .png, .svg or .pdf.
         photo
-            The photo to draw on; by default one that ships with scikit-learn.
+            The photo for --picture; by default one that ships with scikit-learn.
         settings
-            Settings to count with.
+            Settings to compute the cost with.
         """
         check_words(words, arguments)
         plugin = named_plugin(arguments)
         if picture is None and photo is not None:
-            raise ConfigError("--photo is given, but not where to draw. Add --picture FILE.png.")
+            raise ConfigError("--photo needs --picture. Add --picture FILE.png.")
         if picture is not None:
             _draw(plugin, settings, photo, picture)
         _print_plugin(plugin, settings, as_json=as_json)
@@ -60,11 +60,12 @@ def _print_plugin(named: NamedPlugin, settings: BaseModel | None, *, as_json: bo
     answer: dict[str, Any] = {"kind": entry.kind, "name": entry.name, "settings": schema}
     config = named.config(settings)
     image_size = config.data.image_size or _IMAGE_SIZE
+    cost = None
     if entry.kind in ("model", "patch_embedding"):
-        from pipeline.models.model_cost import model_figures
+        from pipeline.models.model_cost import model_cost
 
-        answer["image_size"] = image_size
-        answer |= model_figures(config.model, image_size).model_dump()
+        cost = model_cost(config.model, image_size)
+        answer |= {"image_size": image_size, **cost.model_dump()}
     if as_json:
         print(json.dumps(answer, indent=2))
         return
@@ -74,37 +75,23 @@ def _print_plugin(named: NamedPlugin, settings: BaseModel | None, *, as_json: bo
     properties = schema.get("properties", {})
     width = max((len(key) for key in properties), default=0)
     for key, setting in properties.items():
-        here = f", here {json.dumps(given[key])}" if key in given else ""
+        here = f", set to {json.dumps(given[key])}" if key in given else ""
         default = json.dumps(setting.get("default"))
         text = " ".join(setting.get("description", "").split())
         print(f"  {key:<{width}}  {text} [default {default}{here}]")
-    if "parameters" in answer:
-        feeding = " fed by ".join(config.model.names)
-        print(f"\n{feeding}, {image_size}x{image_size} pixels, 1000 classes:\n")
-        print("\n".join(f"  {name:<20} {value}" for name, value in _costs(answer)))
+    if cost is not None:
+        model = " with patch embedding ".join(config.model.names)
+        print(f"\n{model}, {image_size}x{image_size} pixels, 1000 classes:\n")
+        print("\n".join(f"  {name:<20} {value}" for name, value in cost.rows()))
 
 
 def _draw(named: NamedPlugin, settings: BaseModel | None, photo: Path | None, out: Path) -> None:
     if named.entry.kind != "patch_embedding":
         raise ConfigError(
-            f"--picture draws what a patch embedding does, but {named.entry.name} is a "
-            f"{named.entry.kind}. Leave it out."
+            f"--picture works only for a patch embedding, but {named.entry.name} is a "
+            f"{named.entry.kind}. Omit --picture."
         )
     from pipeline.visual_guide.patch_embedding_picture import save_picture
 
     save_picture(named.entry.name, named.own_settings(settings), photo, out)
     print(f"Picture: {out}", file=sys.stderr)
-
-
-def _costs(figures: dict[str, Any]) -> list[tuple[str, str]]:
-    without_head = f"{figures['parameters_without_head']:,} without the head"
-    tokens = f"{figures['tokens']:,}" if figures["tokens"] else "it has no patch embedding"
-    return [
-        ("parameters", f"{figures['parameters']:,} ({without_head})"),
-        ("tokens", tokens),
-        ("multiplications", f"{figures['macs'] / 1e9:.3f} G an image, forward"),
-        (
-            "activation memory",
-            f"{figures['activation_bytes'] / 2**20:.1f} MiB an image, in training, float32",
-        ),
-    ]

@@ -39,18 +39,18 @@ def predict(
     Parameters
     ----------
     model
-        NAME, NAME@ALIAS, NAME/VERSION or models:/NAME@ALIAS; a bare NAME means its champion.
+        NAME, NAME@ALIAS, NAME/VERSION or models:/NAME@ALIAS; NAME alone is its champion.
     images
-        Image files, or folders of them.
+        Image files or folders of images.
     top_k
-        How many classes to show for each image.
+        Number of classes to show per image.
     out
-        Write a table there instead: a file that ends in .csv or .parquet. The same command goes on
-        where it was interrupted.
+        Write a table instead: a .csv or .parquet file. The same command resumes after an
+        interruption.
     probabilities
-        Whether a .parquet file holds the probabilities of all classes.
+        Include the probabilities of all classes in a .parquet file.
     restart
-        Predict everything anew instead of going on after an interruption.
+        Predict all images again instead of resuming after an interruption.
     """
     if out is None:
         return _print_predictions(model, images, top_k=top_k, as_json=as_json)
@@ -66,7 +66,7 @@ def predict(
 
 
 def _print_predictions(reference: str, images: Sequence[Path], *, top_k: int, as_json: bool) -> int:
-    """Label images; return 2 if none of them could be read."""
+    """Print predictions; return 2 if no image could be read."""
     if top_k < 1:
         raise ConfigError(f"--top-k is {top_k}, but must be at least 1. Choose a larger number.")
     check_images(images)
@@ -94,7 +94,7 @@ def _write_predictions(
     restart: bool,
     as_json: bool,
 ) -> int:
-    """Label any number of images into a table; return 2 if none of them could be read."""
+    """Write predictions to a table; return 2 if no image could be read."""
     from pipeline.prediction.batch_prediction import check_table, predict_images
     from pipeline.prediction.prediction_parts import parts_folder
     from pipeline.registry.package_download import fetch
@@ -130,12 +130,12 @@ def _tell(table: PredictedTable, out: Path) -> None:
         print(_line({"image": name, "error": reason}), file=sys.stderr)
     if table.unreadable > len(table.first_errors):
         more = table.unreadable - len(table.first_errors)
-        print(visible(f"and {more} more; the column error of {out} names them"), file=sys.stderr)
+        print(visible(f"and {more} more; see the column error of {out}"), file=sys.stderr)
     counted = f"{table.images - table.unreadable} predictions"
-    counted += f" and {table.unreadable} unreadable" if table.unreadable else ""
+    counted += f" and {table.unreadable} unreadable images" if table.unreadable else ""
     before = table.answered_before
-    kept = f", {before} of them by an interrupted command," if before else ""
-    print(visible(f"{counted}{kept} written to {out}"), file=sys.stderr)
+    kept = f" ({before} of them by an interrupted command)" if before else ""
+    print(visible(f"Wrote {counted}{kept} to {out}"), file=sys.stderr)
 
 
 def _answers(reference: ModelReference, images: Sequence[Path], top_k: int) -> list[dict[str, Any]]:

@@ -7,23 +7,24 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from flows.commands.switches import Json, Switch
 from flows.prefect_session import connected
-from flows.schedules import schedule_plan, schedule_times
+from pipeline.automation import schedule_summary, schedule_times, scheduled_work
 from pipeline.errors import ConfigError, OrchestrationError
 
 if TYPE_CHECKING:
+    from prefect import Flow
     from prefect.client.schemas.responses import DeploymentResponse
 
-    from flows.schedules.schedule_plan import Plan
-    from flows.schedules.schedule_times import Times
+    from pipeline.automation.schedule_times import Times
+    from pipeline.automation.scheduled_work import ScheduledWork
 
-ScheduleName = Annotated[str, Parameter(help="The schedule.")]
-_NO_RUNNER = "Nothing runs the schedules at present: start the servers with `patchline up`."
+ScheduleName = Annotated[str, Parameter(help="Name of the schedule.")]
+_NO_RUNNER = "No worker is running: schedules run only while `patchline up` does."
 
 
 def create(
@@ -40,113 +41,114 @@ def create(
     paused: Switch = False,
     as_json: Json = False,
 ) -> None:
-    """Train, or predict with the champion, on a schedule.
+    """Create or update a schedule that trains or predicts.
 
     Parameters
     ----------
     name
-        What the schedule is called.
+        Name of the schedule.
     cron
-        When, as a cron expression of five fields: "0 2 * * *" is every night at two.
+        When to run, as a five-field cron expression: "0 2 * * *" is every night at 02:00.
     interval
-        Or how often: 90s, 20m, 2h, 1d.
+        How often to run, instead of --cron: 90s, 20m, 2h, 1d.
     timezone
-        Whose clock the cron expression means, such as Europe/Berlin; by default this machine's.
+        Time zone of the cron expression, such as Europe/Berlin. Default: this machine's.
     config
-        YAML file with the settings of the run; they are stored with the schedule.
+        Train with the settings in this YAML file; they are stored with the schedule.
     predict
-        Predict instead of training: the model, such as flowers@champion.
+        Predict with this model instead of training, such as flowers@champion.
     images
-        The folder of images to predict.
+        Folder of images to predict.
     out
-        The table that the predictions are written to: a file that ends in .csv or .parquet.
+        Table for the predictions: a .csv or .parquet file.
     paused
-        Create the schedule without starting it.
+        Create the schedule in the paused state.
     """
-    schedule_plan.checked_name(name)
+    scheduled_work.checked_name(name)
     times = schedule_times.times(cron, interval, timezone)
-    plan = schedule_plan.plan(config=config, predict=predict, images=images, out=out)
-    _create(name, times, plan, paused=paused, as_json=as_json)
+    work = scheduled_work.scheduled_work(config=config, predict=predict, images=images, out=out)
+    _create(name, times, work, paused=paused, as_json=as_json)
 
 
-def _create(name: str, times: Times, plan: Plan, *, paused: bool, as_json: bool) -> None:
-    """Create a schedule, or update the one of this name, and print when it fires next."""
+def _create(name: str, times: Times, work: ScheduledWork, *, paused: bool, as_json: bool) -> None:
+    """Create or update a schedule, and print when it runs next."""
     with connected():
-        schedule = schedule_times.prefect_schedule(times)
-        from flows.schedules import deployments, schedule_view
+        from flows.schedules import deployments, schedule_listing
+        from flows.schedules.prefect_schedules import prefect_schedule
 
+        schedule = prefect_schedule(times)
         known = {each.id for each in deployments.deployments("schedule")}
         deployment_id = deployments.deploy(
-            plan.flow,
+            _flow(work),
             name,
-            parameters=plan.parameters,
+            parameters=work.parameters,
             schedule=schedule,
-            labels={deployments.KIND: "schedule", **plan.labels},
-            description=schedule_view.description(plan, times),
+            labels={deployments.KIND: "schedule", **work.labels},
+            description=schedule_listing.description(work, times),
             paused=paused,
         )
         made = next(each for each in deployments.deployments() if each.id == deployment_id)
-        view = schedule_view.view(made)
+        shown = schedule_listing.summary(made)
         page = deployments.page("deployment", deployment_id)
         hint = "" if deployments.runner_is_up() else _NO_RUNNER
     updated = deployment_id in known
     if as_json:
-        shown = {**view.model_dump(mode="json"), "id": str(deployment_id), "updated": updated}
-        print(json.dumps({**shown, "page": page}, indent=2))
+        extra = {"id": str(deployment_id), "updated": updated, "page": page}
+        print(json.dumps({**shown.model_dump(mode="json"), **extra}, indent=2))
     else:
         verb = "Updated" if updated else "Created"
-        print(f"{verb} schedule '{name}': {view.what}, {view.when}.")
-        print(f"Next   {'not before it is resumed' if view.paused else view.next_words}")
+        print(f"{verb} schedule '{name}': {shown.what}, {shown.when}.")
+        print(f"Next   {shown.next_words}")
         print(f"Page   {page}")
     _note(hint)
 
 
 def list_schedules(*, as_json: Json = False) -> None:
-    """List the schedules: when they run next, and whether their config file has changed since."""
+    """List the schedules and watches: what they do, when they run next, how the last run ended."""
     with connected():
-        from flows.schedules import schedule_view
+        from flows.schedules import schedule_listing
 
-        views = schedule_view.views()
+        shown = [schedule_listing.summary(each) for each in _named().values()]
     if as_json:
-        shown = [view.model_dump(mode="json") for view in views]
-        print(json.dumps({"schedules": shown}, indent=2))
+        schedules = [each.model_dump(mode="json") for each in shown]
+        print(json.dumps({"schedules": schedules}, indent=2))
         return
-    if not views:
+    if not shown:
         print(
-            "No schedules in this folder yet. `patchline schedule create NAME --cron "
-            '"0 2 * * *" --config run.yaml` makes one.'
+            "No schedules in this folder yet. Create one with `patchline schedule create NAME "
+            '--cron "0 2 * * *" --config run.yaml`.'
         )
         return
-    print("\n".join(schedule_view.table(views)))
+    print("\n".join(schedule_summary.table(shown)))
 
 
 def pause(name: ScheduleName, /, *, as_json: Json = False) -> None:
-    """Let a schedule start nothing until it is resumed."""
+    """Pause a schedule; an active run continues."""
     _set_paused(name, paused=True, as_json=as_json)
 
 
 def resume(name: ScheduleName, /, *, as_json: Json = False) -> None:
-    """Let a paused schedule go on; what it missed is not made up for."""
+    """Resume a paused schedule; missed runs are not caught up on."""
     _set_paused(name, paused=False, as_json=as_json)
 
 
 def _set_paused(name: str, *, paused: bool, as_json: bool) -> None:
-    """Pause or resume a schedule; one that is so already stays so."""
+    """Pause or resume a schedule; repeating it changes nothing."""
     with connected():
-        from flows.schedules import deployments, schedule_view
+        from flows.schedules import deployments, schedule_listing
 
         deployments.set_paused(_find(name), paused=paused)
-        view = schedule_view.view(_find(name))
+        shown = schedule_listing.summary(_find(name))
     if as_json:
-        print(json.dumps(view.model_dump(mode="json"), indent=2))
+        print(json.dumps(shown.model_dump(mode="json"), indent=2))
     elif paused:
-        print(f"Schedule '{name}' is paused. `patchline schedule resume {name}` lets it go on.")
+        print(f"Paused schedule '{name}'. Resume it with `patchline schedule resume {name}`.")
     else:
-        print(f"Schedule '{name}' goes on. Next: {view.next_words}.")
+        print(f"Resumed schedule '{name}'. Next run: {shown.next_words}.")
 
 
 def remove(name: ScheduleName, /, *, as_json: Json = False) -> None:
-    """Remove a schedule; its runs and their models stay."""
+    """Remove a schedule; its runs and models are kept."""
     with connected():
         from flows.schedules import deployments
 
@@ -155,19 +157,19 @@ def remove(name: ScheduleName, /, *, as_json: Json = False) -> None:
     if as_json:
         print(json.dumps({"removed": name, "id": str(found.id)}, indent=2))
     else:
-        print(f"Schedule '{name}' is removed; its runs and their models stay.")
+        print(f"Removed schedule '{name}'. Its runs and models are kept.")
 
 
 def run_now(name: ScheduleName, /, *, as_json: Json = False) -> None:
-    """Start a schedule's run now, beside its times."""
+    """Start a run of a schedule now, in addition to its scheduled times."""
     with connected():
         from flows.schedules import deployments
 
         found = _find(name)
-        if going := deployments.going_on(found.id):
+        if active := deployments.active_run(found.id):
             raise OrchestrationError(
-                f"Schedule '{name}' has a run that goes on ({going.id}, see "
-                f"{deployments.page('flow-run', going.id)}). Wait for it, or cancel it there."
+                f"Schedule '{name}' already has an active run ({active.id}, see "
+                f"{deployments.page('flow-run', active.id)}). Wait for it, or cancel it there."
             )
         run_id = deployments.start(found.id)
         page = deployments.page("flow-run", run_id)
@@ -186,30 +188,45 @@ def _note(hint: str) -> None:
         print(hint, file=sys.stderr)
 
 
-def _find(name: str) -> DeploymentResponse:
-    """Return the schedule or watch of that name.
+def _flow(work: ScheduledWork) -> Flow[..., Any]:
+    if work.kind == "train":
+        from flows.training.training_flow import training_flow
 
-    Raises:
-        ConfigError: if there is none, with the nearest one.
-    """
+        return training_flow
+    from flows.schedules.prediction_flow import predict_flow
+
+    return predict_flow
+
+
+def _named() -> dict[str, DeploymentResponse]:
+    """Return the schedules and watches of this folder by name."""
     from flows.schedules import deployments
 
-    found = {
+    return {
         deployments.name_of(each): each
         for each in deployments.deployments()
         if each.labels[deployments.KIND] in deployments.NAMED_KINDS
     }
-    if name in found:
-        return found[name]
-    raise _unknown(name, sorted(found))
+
+
+def _find(name: str) -> DeploymentResponse:
+    """Return the schedule or watch with that name.
+
+    Raises:
+        ConfigError: if there is none, naming the closest match.
+    """
+    found = _named()
+    if name not in found:
+        raise _unknown(name, sorted(found))
+    return found[name]
 
 
 def _unknown(name: str, names: Sequence[str]) -> ConfigError:
     if not names:
         return ConfigError(
-            f"There is no schedule '{name}', and no other in this folder. `patchline schedule "
-            "create` makes one."
+            f"There is no schedule '{name}': this folder has none. Create one with `patchline "
+            "schedule create`."
         )
     close = difflib.get_close_matches(name, names, n=1)
     hint = f" Did you mean '{close[0]}'?" if close else ""
-    return ConfigError(f"There is no schedule '{name}'.{hint} There are: {', '.join(names)}.")
+    return ConfigError(f"There is no schedule '{name}'.{hint} Choose from: {', '.join(names)}.")

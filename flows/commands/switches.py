@@ -1,4 +1,4 @@
-"""Flags without a value: `--now`, and the `--json` that commands with an answer share."""
+"""Flags without a value, such as `--now`, and the `--json` that several commands share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 Switch = Annotated[bool, Parameter(negative="")]
-"""A flag that has no `--no-` form."""
+"""A flag without a `--no-` form."""
 
 Json = Annotated[bool, Parameter(name="--json", negative="", help="Print one JSON object.")]
-"""Whether the answer is one JSON object on standard output."""
+"""Whether the result is printed as one JSON object."""

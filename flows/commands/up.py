@@ -6,21 +6,28 @@ import json
 import sys
 from importlib import metadata
 from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from flows.commands.switches import Json, Switch
 from flows.progress import display, shown
-from flows.services import sign_in_links, starting, stopping
+from flows.services import starting, stopping
 from pipeline import local_login, local_services
 from pipeline.errors import OrchestrationError
 from pipeline.local_services import Services
 from pipeline.redaction import redacted
+from pipeline.server_access import sign_in_links
+
+_OLD_FLAG = "--runs-at-once"
 
 
 def up(
     *,
     prefect_port: int = 4200,
     mlflow_port: int = 5000,
-    runs_at_once: int = 2,
+    max_concurrent_runs: int = 2,
+    renamed: Annotated[int | None, Parameter(name=_OLD_FLAG, show=False)] = None,
     as_json: Json = False,
 ) -> None:
     """Start a Prefect server, an MLflow server and a runner for the schedules of this folder.
@@ -28,21 +35,32 @@ def up(
     Parameters
     ----------
     prefect_port
-        Where Prefect's pages shall be; the next free port if it is taken.
+        Port for the Prefect UI; the next free port if it is taken.
     mlflow_port
-        Where MLflow's pages shall be; the next free port if it is taken.
-    runs_at_once
-        How many scheduled runs may go on at the same time.
+        Port for the MLflow UI; the next free port if it is taken.
+    max_concurrent_runs
+        Maximum concurrent runs of schedules and watches.
+    renamed
+        Deprecated name of `max_concurrent_runs`.
     """
+    if renamed is not None:
+        print(
+            f"{_OLD_FLAG} is deprecated and will be removed in the next release. Use "
+            "--max-concurrent-runs.",
+            file=sys.stderr,
+        )
+        max_concurrent_runs = renamed
     folder = Path.cwd().resolve()
     with shown():
         if local_services.running(folder) is None:
             display().stage("Starting Prefect, MLflow and a runner")
-        begun = starting.start(folder, prefect_port, mlflow_port, runs_at_once, display().note)
+        begun = starting.start(
+            folder, prefect_port, mlflow_port, max_concurrent_runs, display().note
+        )
     services = local_services.running(folder)
     if services is None:
         raise OrchestrationError(
-            "The servers have ended again. Look into "
+            "The servers have ended right after their start. See "
             f"{local_services.logs_folder(folder) / 'supervisor.log'}, and try again."
         )
     for note in (*services.notes, *_versions_apart(services)):
@@ -51,20 +69,20 @@ def up(
         print(json.dumps(_as_json(services, already_running=not begun), indent=2))
         return
     if not begun:
-        print(f"The servers run already (process {services.pid}).\n")
+        print(f"The servers are already running (process {services.pid}).\n")
     print("\n".join(starting.described(services)))
     if services.own:
-        print("\nA link signs a browser in, once, within an hour. `patchline up` prints new links.")
-    print("\n`patchline down` stops them when the runs that go on are done.")
+        print("\nA link signs a browser in once, within an hour. `patchline up` prints new links.")
+    print("\n`patchline down` stops the services once active runs finish.")
 
 
 def down(*, now: Switch = False, as_json: Json = False) -> None:
-    """Stop what `patchline up` started, when the runs that go on are done.
+    """Stop the services once active runs finish.
 
     Parameters
     ----------
     now
-        Stop the runs too; each can be continued with `patchline run --resume`.
+        Stop active runs, too; resume them later with `patchline run --resume`.
     """
     folder = Path.cwd().resolve()
     services, stopped_runs = _settled(folder), 0
@@ -76,11 +94,11 @@ def down(*, now: Switch = False, as_json: Json = False) -> None:
         facts = {"stopped": services is not None, "folder": str(folder)}
         print(json.dumps({**facts, "stopped_runs": stopped_runs}, indent=2))
     else:
-        print("Nothing runs here." if services is None else "Stopped.")
+        print("No services are running here." if services is None else "Stopped.")
 
 
 def _settled(folder: Path) -> Services | None:
-    """Return what runs, after whoever starts something at the moment is done with it."""
+    """Return the running services, once a `patchline up` in progress has finished."""
     services = local_services.running(folder)
     if services is not None or not local_services.services_folder(folder).exists():
         return services
@@ -92,13 +110,13 @@ def _settled(folder: Path) -> Services | None:
 
 
 def _versions_apart(services: Services) -> list[str]:
-    """Return a line if other versions are installed by now than those that run."""
+    """Return a line if the installed versions differ from the running ones."""
     apart = [
-        f"{name} {version} runs, {metadata.version(name)} is installed"
+        f"{name} {version} is running, {metadata.version(name)} is installed"
         for name, version in services.versions.items()
         if metadata.version(name) != version
     ]
-    hint = "`patchline down` and `patchline up` start the installed ones"
+    hint = "`patchline down` and `patchline up` switch to the installed versions"
     return [f"{'; '.join(apart)}; {hint}."] if apart else []
 
 

@@ -1,1 +1,1 @@
-"""A folder that is watched: new images start a training."""
+"""Folders watched for new images, which start a training run."""

@@ -1,4 +1,4 @@
-"""The flow behind `patchline data watch`: train again if enough images are new."""
+"""The flow behind `patchline data watch`: train when enough images are new."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from prefect.runtime import deployment, flow_run
 from prefect.states import Completed
 
 from flows.failures import failed
-from flows.new_data import data_watch
+from flows.new_data import watched_folders
 from flows.notifications import events
 from flows.prefect_client import asking, flow_runs
 from flows.progress import display
-from flows.training import run_words
+from flows.training import run_messages
+from pipeline.automation import event_kinds
 from pipeline.config import RunConfig
 from pipeline.data import earlier_manifests, ingestion, new_images
 from pipeline.data import manifest as manifests
@@ -33,26 +34,26 @@ from pipeline.tracking import tracked_run
 from pipeline.workspace import WORKSPACE
 
 SKIPPED = "Skipped"
-"""The name of the state of a run that had too little to train on."""
+"""The state name of a run that found too few new images to train on."""
 
 
 @flow(name="Train if data is new", flow_run_name="New data in {config.data.path}")
 def retrain_when_new(config: RunConfig) -> State[Any]:
-    """Compare the folder with what the last training had, and train if enough images are new."""
+    """Compare the folder with the last training's data, and train if enough images are new."""
     workspace, own = WORKSPACE.resolve(), str(flow_run.id)
     with live_runs.alive(workspace, own, "watch"):
         if deployment.id:
-            data_watch.cancel_waiting(UUID(str(deployment.id)), UUID(own))
+            watched_folders.cancel_waiting(UUID(str(deployment.id)), UUID(own))
         try:
             config, data, found = _looked_at(config, workspace)
         except PipelineError as error:
-            name = config.name or run_words.data_name(config)
+            name = config.name or run_messages.data_name(config)
             facts = {"name": name, "reason": str(error)}
-            events.emit(events.RUN_FAILED, f"patchline.run.{flow_run.id}", facts)
+            events.emit(event_kinds.RUN_FAILED, f"patchline.run.{flow_run.id}", facts)
             return failed(error)
         try:
             return _train_if_enough(config, data, found, workspace)
-        except PipelineError as error:  # the training has told it
+        except PipelineError as error:  # the training has sent the event
             return failed(error)
 
 
@@ -68,22 +69,22 @@ def _train_if_enough(
     name, asked = config.name or data.name, config.data.min_new_images
     if not found.first and found.new < asked:
         return _skip(name, found, asked)
-    _publish(name, found, "It is enough to train again." if not found.first else "")
+    _publish(name, found, "" if found.first else "That is enough to train again.")
     from flows.training.training_flow import training_flow  # slow, and often not needed
 
-    begun = _begun_before(data, workspace)
+    begun = _interrupted_training(data, workspace)
     summary = training_flow(config, resume=begun.run_id if begun else None)
     return Completed(
-        message=f"{found.words()}: {summary.name}, version {summary.version} is registered."
+        message=f"{found.words()}: {summary.name}, registered version {summary.version}."
     )
 
 
-def _begun_before(data: IngestedData, workspace: Path) -> InterruptedRun | None:
-    """Return the training of this flow run that was killed, if it can go on with the same data."""
+def _interrupted_training(data: IngestedData, workspace: Path) -> InterruptedRun | None:
+    """Return this flow run's killed training if it can resume with the same data."""
     with asking() as client:
         trainings = flow_runs(client, {"parent_flow_run_id": {"any_": [flow_run.id]}})
     for training in trainings:
-        with contextlib.suppress(ConfigError):  # its folder is gone
+        with contextlib.suppress(ConfigError):  # its folder was deleted
             begun = interrupted_runs.of_flow_run(str(training.id), workspace / "runs")
             if begun is None or begun.finished or tracked_run.owner_is_alive(begun.folder):
                 continue
@@ -100,14 +101,14 @@ def read_data(config: RunConfig, workspace: Path) -> IngestedData:
 
 @task(name="Compare with the data of the last run", cache_policy=NO_CACHE)
 def compare_with_last_run(name: str, data: IngestedData) -> NewImages:
-    """Count what is new, gone and relabelled since the last finished training."""
+    """Count the new, removed and relabelled images since the last finished training."""
     before = earlier_manifests.manifest_of_last_run(name)
     return new_images.compare(before, manifests.load(data.manifest_file))
 
 
 def _skip(name: str, found: NewImages, asked: int) -> State[Any]:
-    reason = f"{found.words()}; {asked} new ones are asked for (data.min_new_images)"
-    _publish(name, found, f"{asked} new ones are asked for, so nothing was trained.")
+    reason = f"{found.words()}; data.min_new_images is {asked}"
+    _publish(name, found, f"Training needs at least {asked}, so nothing was trained.")
     facts = {
         "name": name,
         "new_images": found.new,
@@ -116,29 +117,13 @@ def _skip(name: str, found: NewImages, asked: int) -> State[Any]:
         "relabelled": found.relabelled,
         "reason": reason,
     }
-    events.emit(events.RUN_SKIPPED, f"patchline.model.{name}", facts)
+    events.emit(event_kinds.RUN_SKIPPED, f"patchline.model.{name}", facts)
     return Completed(name=SKIPPED, message=f"{reason}.")
 
 
 def _publish(name: str, found: NewImages, verdict: str) -> None:
     create_markdown_artifact(
         key="new-data",
-        markdown=report(name, found, verdict),
-        description="What is new since the last training",
+        markdown=found.markdown(name, verdict),
+        description="New images since the last training",
     )
-
-
-def report(name: str, found: NewImages, verdict: str) -> str:
-    """Return what was found, in markdown."""
-    if found.first:
-        return f"## {name}\n\nThe first training: {found.images} images.\n"
-    lines = [f"## {name}", "", f"**{found.words()}** since the last training. {verdict}", ""]
-    if found.new_by_class:
-        lines += ["| class | new images |", "|---|---|"]
-        lines += [f"| {label} | {count} |" for label, count in found.new_by_class.items()]
-        lines.append("")
-    if found.relabelled_examples:
-        files = ", ".join(f"`{path}`" for path in found.relabelled_examples)
-        lines += [f"In another class than before: {files}.", ""]
-    lines.append(f"The folder holds {found.images} different images.")
-    return "\n".join(lines) + "\n"

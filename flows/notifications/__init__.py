@@ -1,1 +1,1 @@
-"""What is told to others: events with stable names, and automations that send them on."""
+"""Sending events to Prefect, and the automations that post them to webhooks."""

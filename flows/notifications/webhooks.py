@@ -1,46 +1,36 @@
-"""Notifications: an event of Patchline becomes a POST with a JSON object to a web address.
+"""Notifications: Prefect posts Patchline's events as JSON to a webhook.
 
-Each is a Prefect automation with an action of its own block, so that Prefect's pages show it. The
-functions expect that Prefect's settings name a server; `prefect_session.connected` sees to it.
+Each notification is an automation, so the Prefect UI shows it. The functions expect that Prefect's
+settings name a server; `prefect_session.connected` takes care of that.
 
-The action is `SendNotification` with a custom webhook block and not `CallWebhook` with a webhook
-block: in Prefect 3.8 all webhook blocks share one connection pool, and the end of each call closes
-it under the other call that goes on, so that messages are lost; also, an answer such as 500 counts
-as delivered. The custom block has a connection of its own; what fails is tried three times more.
+The action is `SendNotification` with a custom webhook block, not `CallWebhook` with a webhook
+block. In Prefect 3.8 all webhook blocks share one connection pool, and each call closes the pool
+when it ends, even while another call is using it, so messages are lost. A response such as 500 also
+counts as delivered. The custom block has its own connection, and retries a failed call three times.
 """
 
 from __future__ import annotations
 
-import difflib
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 from uuid import UUID
 
-from flows.notifications import events
+from prefect.blocks.notifications import CustomWebhookNotificationBlock
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.events.actions import SendNotification
+from prefect.events.schemas.automations import Automation, AutomationCore, EventTrigger, Posture
+from prefect.exceptions import ObjectNotFound
+from prefect.types import SecretDict
+
+from flows.prefect_client import asking
+from pipeline.automation import notifications
+from pipeline.automation.notifications import Notification
 from pipeline.errors import ConfigError
-from pipeline.section import Section
-
-if TYPE_CHECKING:
-    from prefect.client.orchestration import SyncPrefectClient
-    from prefect.events.schemas.automations import Automation, AutomationCore
-
-DEFAULT_EVENTS = (
-    events.RUN_FAILED,
-    events.RUN_KILLED,
-    events.MODEL_PROMOTED,
-    events.MODEL_REFUSED,
-)
-"""What a notification tells of when nothing else is asked for: failures, promotions, refusals."""
 
 _TITLE = "Patchline notification: "
 _TAG = "patchline.notification"
-_BLOCK_TYPE = "custom-webhook"
 _ADDRESS = "address"
 _TIMEOUT_SECONDS = 5.0
-_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,59}")
 _BODY = """\
 {"event": {{ event.event | tojson }},
  "resource": {{ event.resource.id | tojson }},
@@ -50,149 +40,68 @@ _BODY = """\
  "payload": {{ event.payload | tojson }},
  "id": {{ event.id | string | tojson }}}
 """
-"""`text` is where chat programs look for the sentence; `id` tells a repetition from a new event."""
-
-
-class Notification(Section):
-    """A notification as it is shown: the address without path, user and password."""
-
-    name: str
-    events: tuple[str, ...]
-    """Without the prefix `patchline.`."""
-    webhook: str | None
-    """Scheme and host of the address; none if its block was deleted in Prefect's pages."""
-    enabled: bool
-    """False if it was switched off in Prefect's pages."""
+"""Chat programs show `text`; `id` tells a repeated message from a new event."""
 
 
 def create(name: str, webhook: str, on: Sequence[str] | None) -> Notification:
-    """Create a notification, or change the one of this name.
+    """Create a notification, or update the one with this name.
 
     Args:
-        name: what it is called.
-        webhook: the address that gets the POST.
-        on: names of events, with or without `patchline.`; none means `DEFAULT_EVENTS`.
+        name: of the notification.
+        webhook: the URL that receives the POST.
+        on: event names, with or without `patchline.`; none means the default events.
 
     Raises:
-        ConfigError: if the name, the address or an event is wrong.
+        ConfigError: if the name, the URL or an event is wrong.
         OrchestrationError: if the server does not answer.
     """
-    _check_name(name)
-    shown = _scheme_and_host(webhook)
-    wanted = sorted({event_name(word) for word in _words(on) or DEFAULT_EVENTS})
-    from flows.prefect_client import asking
-
+    notifications.check_name(name)
+    shown = notifications.scheme_and_host(webhook)
+    events = notifications.chosen_events(on)
     with asking() as client:
-        automation = _automation(name, wanted, _save_block(name, webhook))
+        automation = _automation(name, events, _save_block(name, webhook))
         existing = _find(client, name)
         if existing is None:
             client.create_automation(automation)
         else:
             client.update_automation(existing.id, automation)
             client.resume_automation(existing.id)
-    return Notification(name=name, events=_short(wanted), webhook=shown, enabled=True)
+    names = notifications.short_names(events)
+    return Notification(name=name, events=names, webhook=shown, enabled=True)
 
 
-def notifications() -> list[Notification]:
-    """Return what there is, by name.
+def read_all() -> list[Notification]:
+    """Return the notifications, sorted by name.
 
     Raises:
         OrchestrationError: if the server does not answer.
     """
-    from flows.prefect_client import asking
-
     with asking() as client:
         return [_described(client, automation) for automation in _all(client)]
 
 
 def remove(name: str) -> None:
-    """Remove a notification with its address.
+    """Remove a notification and its stored URL.
 
     Raises:
-        ConfigError: if there is none of this name.
+        ConfigError: if there is none with this name.
         OrchestrationError: if the server does not answer.
     """
-    from flows.prefect_client import asking
-
     with asking() as client:
         existing = _find(client, name)
         if existing is None:
             known = [automation.name.removeprefix(_TITLE) for automation in _all(client)]
-            raise ConfigError(f"There is no notification '{name}'. {_nearest(name, known)}")
+            hint = notifications.nearest(name, known)
+            raise ConfigError(f"There is no notification '{name}'. {hint}")
         client.delete_automation(existing.id)
-        block_id = _block_id(existing)
-        if block_id is not None:
-            _delete_block(client, block_id)
-
-
-def _words(on: Sequence[str] | None) -> list[str]:
-    """Return the events that were asked for, also those with commas between them."""
-    return [word.strip() for given in on or () for word in given.split(",") if word.strip()]
-
-
-def event_name(word: str) -> str:
-    """Return the full name of an event.
-
-    Raises:
-        ConfigError: if there is no such event.
-    """
-    full = word if word.startswith(events.PREFIX) else f"{events.PREFIX}{word}"
-    if full not in events.KINDS:
-        known = _short(events.KINDS)
-        raise ConfigError(f"There is no event '{word}'. {_nearest(word, known)}")
-    return full
-
-
-def _nearest(word: str, known: Sequence[str]) -> str:
-    """Return a remedy: the nearest name, and all that there are."""
-    if not known:
-        return "There is none at all yet."
-    close = difflib.get_close_matches(word.removeprefix(events.PREFIX), known, n=1, cutoff=0.5)
-    meant = f"Did you mean {close[0]}? " if close else ""
-    return f"{meant}There are {', '.join(known)}."
-
-
-def _short(names: Iterable[str]) -> tuple[str, ...]:
-    return tuple(name.removeprefix(events.PREFIX) for name in names)
-
-
-def _check_name(name: str) -> None:
-    if not _NAME.fullmatch(name):
-        raise ConfigError(
-            f"'{name}' cannot be the name of a notification: it has 1 to 60 lower-case letters, "
-            "digits or dashes, the first a letter or digit. Choose another one."
-        )
-
-
-def _scheme_and_host(webhook: str) -> str:
-    """Return what may be shown of an address.
-
-    Raises:
-        ConfigError: if it is no web address; what it says is not repeated, for it may be secret.
-    """
-    try:
-        parts = urlsplit(webhook)
-        port = f":{parts.port}" if parts.port else ""
-    except ValueError:
-        parts, port = urlsplit(""), ""
-    plain = webhook.isprintable() and not any(sign.isspace() for sign in webhook)
-    if parts.scheme not in ("http", "https") or not parts.hostname or not plain:
-        raise ConfigError(
-            "--webhook is not a web address: that begins with http:// or https:// and a host's "
-            "name. Give one such as https://example.org/hooks/1."
-        )
-    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-    return f"{parts.scheme}://{host}{port}"
-
-
-def _block_name(name: str) -> str:
-    return f"patchline-notification-{name}"
+        if block_id := _block_id(existing):
+            try:
+                client.delete_block_document(block_id)
+            except ObjectNotFound:
+                return  # already deleted in the Prefect UI
 
 
 def _save_block(name: str, webhook: str) -> UUID:
-    from prefect.blocks.notifications import CustomWebhookNotificationBlock
-    from prefect.types import SecretDict
-
     block = CustomWebhookNotificationBlock(
         name=name,
         url=f"{{{{{_ADDRESS}}}}}",
@@ -201,20 +110,16 @@ def _save_block(name: str, webhook: str) -> UUID:
         headers={"content-type": "application/json"},
         timeout=_TIMEOUT_SECONDS,
     )
-    saved = block.save(_block_name(name), overwrite=True)
-    return UUID(str(saved))
+    return UUID(str(block.save(f"patchline-notification-{name}", overwrite=True)))
 
 
-def _automation(name: str, wanted: Sequence[str], block_id: UUID) -> AutomationCore:
-    from prefect.events.actions import SendNotification
-    from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
-
+def _automation(name: str, events: Sequence[str], block_id: UUID) -> AutomationCore:
     return AutomationCore(
         name=f"{_TITLE}{name}",
-        description="Made by `patchline notify create`; `patchline notify remove` removes it.",
+        description="Created by `patchline notify create`; `patchline notify remove` removes it.",
         tags=[_TAG],
         trigger=EventTrigger(
-            expect=set(wanted), posture=Posture.Reactive, threshold=1, within=timedelta(0)
+            expect=set(events), posture=Posture.Reactive, threshold=1, within=timedelta(0)
         ),
         actions=[SendNotification(block_document_id=block_id, subject=name, body=_BODY)],
     )
@@ -235,35 +140,22 @@ def _block_id(automation: Automation) -> UUID | None:
 
 
 def _described(client: SyncPrefectClient, automation: Automation) -> Notification:
-    from prefect.events.schemas.automations import EventTrigger
-
     trigger = automation.trigger
     expected = sorted(trigger.expect) if isinstance(trigger, EventTrigger) else []
     return Notification(
         name=automation.name.removeprefix(_TITLE),
-        events=_short(expected),
-        webhook=_webhook(client, automation),
+        events=notifications.short_names(expected),
+        webhook=_shown_webhook(client, automation),
         enabled=automation.enabled,
     )
 
 
-def _webhook(client: SyncPrefectClient, automation: Automation) -> str | None:
-    from prefect.exceptions import ObjectNotFound
-
+def _shown_webhook(client: SyncPrefectClient, automation: Automation) -> str | None:
     block_id = _block_id(automation)
     if block_id is None:
         return None
     try:
         block = client.read_block_document(block_id, include_secrets=True)
-        return _scheme_and_host(str(block.data["secrets"][_ADDRESS]))
+        return notifications.scheme_and_host(str(block.data["secrets"][_ADDRESS]))
     except (ObjectNotFound, KeyError, TypeError, ConfigError):
         return None
-
-
-def _delete_block(client: SyncPrefectClient, block_id: UUID) -> None:
-    from prefect.exceptions import ObjectNotFound
-
-    try:
-        client.delete_block_document(block_id)
-    except ObjectNotFound:
-        return  # deleted in Prefect's pages already

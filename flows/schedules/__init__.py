@@ -1,1 +1,1 @@
-"""Training and prediction by the clock: Prefect deployments, and the commands that keep them."""
+"""Scheduled training and prediction as Prefect deployments."""

@@ -1,12 +1,12 @@
-"""Patchline's deployments in Prefect: what may be started by a time, an event or a person.
+"""Patchline's deployments in Prefect: flows that a time, an event or a person may start.
 
-The functions here expect that Prefect's settings name a server; `prefect_session.connected` sees to
-it. A deployment is known by its labels: what kind it is, whose folder, under which name.
+The functions here expect that Prefect's settings name a server; `prefect_session.connected` takes
+care of that. Labels identify a deployment: its kind, its folder and its name.
 """
 
 from __future__ import annotations
 
-import datetime as dt
+import contextlib
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
@@ -35,9 +35,8 @@ from prefect.events import DeploymentTriggerTypes
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.utilities.urls import url_for
 
-from flows.failures import was_interrupted
 from flows.prefect_client import all_pages, asking
-from flows.schedules import deployment_runs, second_tries
+from flows.schedules import flow_run_queries
 from pipeline import local_services
 from pipeline.errors import ConfigError
 from pipeline.plugin_system.plugin_loader import FILES_VARIABLE
@@ -51,7 +50,7 @@ FOLDER = "patchline.folder"
 NAME = "patchline.name"
 WATCH_FOLDER = "patchline.watch_folder"
 NAMED_KINDS = frozenset({"schedule", "watch"})
-"""What a person has named, and `patchline schedule` lists."""
+"""The kinds that a person has named and that `patchline schedule` manages."""
 
 _MOVED = {
     "flows.training_flow.training_flow": "flows.training.training_flow.training_flow",
@@ -59,13 +58,10 @@ _MOVED = {
         "flows.approval.approval_flow.approve_promotion"
     ),
 }
-"""Where flows are that deployments of earlier versions name by their old module."""
+"""The present entry points of flows that deployments of earlier versions store."""
 
 _PREPARING_SECONDS = 600
-"""How long a run may take from its turn to its first step before another may have its place."""
-
-_CONTINUED = dt.timedelta(days=1)
-"""How long after its death a killed run goes on; later the next one stands for it."""
+"""How long a run may take to start before another one may take its concurrency slot."""
 
 Labels = Mapping[str, str]
 
@@ -82,25 +78,25 @@ def deploy(
     concurrency: Literal["cancel_new", "enqueue"] = "cancel_new",
     paused: bool = False,
 ) -> UUID:
-    """Create a deployment of this folder, or update the one of this name; return its id.
+    """Create a deployment in this folder, or update the one with this name; return its id.
 
-    One run of it goes on at a time. What was due with the old settings and has not begun is
-    cancelled. The form in Prefect's pages comes from the flow's signature.
+    Only one of its runs is active at a time. Runs that are due with the old settings but have not
+    started are cancelled. The form in the Prefect UI comes from the flow's signature.
 
     Args:
-        flow: a flow at the top of an importable module.
+        flow: a flow at the top level of an importable module.
         name: unique in this folder among deployments of the same kind.
-        parameters: what the flow is called with, as JSON.
+        parameters: of the flow, as JSON.
         schedule: when it runs, if by time.
-        triggers: what else starts it.
-        labels: `patchline.kind` at least; the folder and the name are added.
+        triggers: events that start it.
+        labels: at least `patchline.kind`; the folder and the name are added.
         description: for the deployment's page, in markdown.
-        concurrency: what happens to a run that is due while one goes on.
-        paused: whether it starts nothing by itself until it is resumed.
+        concurrency: what happens to a run that is due while another is active.
+        paused: whether it starts no runs by itself until it is resumed.
 
     Raises:
-        ConfigError: if the name is that of another kind of deployment.
-        OrchestrationError: if the server does not take it.
+        ConfigError: if a deployment of another kind has this name.
+        OrchestrationError: if the server refuses it.
     """
     folder = str(Path.cwd().resolve())
     with asking() as client:
@@ -113,7 +109,7 @@ def deploy(
             paused=paused,
             schedules=[DeploymentScheduleCreate(schedule=schedule)] if schedule else [],
             concurrency_limit=1,
-            concurrency_options=_when_taken(concurrency),
+            concurrency_options=_concurrency(concurrency),
             enforce_parameter_schema=True,
             parameter_openapi_schema=flow.parameters.model_dump(exclude_none=True),
             parameters=dict(parameters),
@@ -127,7 +123,7 @@ def deploy(
         deployment_id = _create(client, request)
         if existing and existing.id != deployment_id:
             _remove(client, existing.id)
-        deployment_runs.cancel_waiting(client, deployment_id, "The schedule was changed.")
+        _cancel_due(client, deployment_id, "The schedule was changed.")
         _set_triggers(client, deployment_id, triggers)
     return deployment_id
 
@@ -137,7 +133,7 @@ def _create(client: SyncPrefectClient, request: DeploymentCreate) -> UUID:
     return UUID(client.request("POST", "/deployments/", json=content).json()["id"])
 
 
-def _when_taken(strategy: str) -> ConcurrencyOptions:
+def _concurrency(strategy: str) -> ConcurrencyOptions:
     return ConcurrencyOptions(
         collision_strategy=ConcurrencyLimitStrategy(strategy.upper()),
         grace_period_seconds=_PREPARING_SECONDS,
@@ -145,7 +141,7 @@ def _when_taken(strategy: str) -> ConcurrencyOptions:
 
 
 def deployments(kind: str | None = None) -> list[DeploymentResponse]:
-    """Return the deployments of this folder, of one kind or all, by name.
+    """Return the deployments of this folder, of one kind or all, sorted by name.
 
     Raises:
         OrchestrationError: if the server does not answer.
@@ -158,7 +154,7 @@ def deployments(kind: str | None = None) -> list[DeploymentResponse]:
 
 
 def name_of(deployment: DeploymentResponse) -> str:
-    """Return the name that the person gave; the one in Prefect may have an addition."""
+    """Return the name that the person gave; the name in Prefect may have a suffix."""
     return str(deployment.labels.get(NAME, deployment.name))
 
 
@@ -169,16 +165,16 @@ def start(
     idempotency_key: str | None = None,
     name: str | None = None,
 ) -> UUID:
-    """Start a run of a deployment now and return the flow run's id.
+    """Start a run of a deployment now; return the flow run's id.
 
     Args:
         deployment_id: the deployment.
-        parameters: replace those of the same name.
-        idempotency_key: a second call with the same key starts nothing and returns the same id.
-        name: what the flow run is called; by default Prefect thinks of something.
+        parameters: override those of the deployment.
+        idempotency_key: a second call with the same key returns the first run's id.
+        name: of the flow run; by default Prefect generates one.
 
     Raises:
-        OrchestrationError: if there is no such deployment, or it does not take the parameters.
+        OrchestrationError: if there is no such deployment, or it refuses the parameters.
     """
     with asking() as client:
         return client.create_flow_run_from_deployment(
@@ -190,7 +186,7 @@ def start(
 
 
 def remove(deployment_id: UUID) -> None:
-    """Remove a deployment with all that would start it; a run that goes on goes on.
+    """Remove a deployment and its triggers; an active run continues.
 
     Raises:
         OrchestrationError: if the server does not answer.
@@ -200,7 +196,7 @@ def remove(deployment_id: UUID) -> None:
 
 
 def set_paused(deployment: DeploymentResponse, *, paused: bool) -> None:
-    """Let a deployment start nothing by itself, or go on; what it missed is not made up for.
+    """Pause or resume a deployment and its triggers; missed runs are not caught up on.
 
     Raises:
         OrchestrationError: if the server does not answer.
@@ -208,10 +204,10 @@ def set_paused(deployment: DeploymentResponse, *, paused: bool) -> None:
     with asking() as client:
         if paused:
             client.pause_deployment(deployment.id)
-            deployment_runs.cancel_waiting(client, deployment.id, "The schedule was paused.")
+            _cancel_due(client, deployment.id, "The schedule was paused.")
         else:
             client.resume_deployment(deployment.id)
-            for each in deployment.schedules:  # Prefect's pages pause the schedule itself
+            for each in deployment.schedules:  # the Prefect UI pauses these
                 client.update_deployment_schedule(deployment.id, each.id, active=True)
         for automation in client.read_resource_related_automations(_resource(deployment.id)):
             change = client.pause_automation if paused else client.resume_automation
@@ -219,13 +215,13 @@ def set_paused(deployment: DeploymentResponse, *, paused: bool) -> None:
 
 
 def is_paused(deployment: DeploymentResponse) -> bool:
-    """Return whether nothing starts by itself: paused here, or its times in Prefect's pages."""
+    """Return whether a deployment is paused: as a whole, or all its times in the Prefect UI."""
     times = deployment.schedules
     return deployment.paused or (bool(times) and not any(each.active for each in times))
 
 
 def follow_moved_flows() -> None:
-    """Point the deployments of this folder that an earlier version made to where their flows are.
+    """Update the entry points of deployments that an earlier version created in this folder.
 
     Raises:
         OrchestrationError: if the server does not answer.
@@ -237,63 +233,33 @@ def follow_moved_flows() -> None:
                 client.update_deployment(each.id, DeploymentUpdate(entrypoint=moved))
 
 
-def drop_missed() -> None:
-    """Cancel the runs of this folder that were missed, but for one of each deployment.
-
-    When a laptop wakes up, or the servers come back, all runs that were due in between are due at
-    once. Also gives back the place of a run that ended without doing so, which would keep every
-    later run from starting.
-
-    Raises:
-        OrchestrationError: if the server does not answer.
-    """
-    found = deployments()  # before the runs: a place that is taken in between has its run there
-    with asking() as client:
-        deployment_runs.drop_missed(client, [each.id for each in found if each.schedules])
-        for each in found:
-            deployment_runs.free_place(client, each)
-
-
-def continue_interrupted() -> None:
-    """Let the runs of schedules go on that were interrupted, unless a later one has its turn.
-
-    Raises:
-        OrchestrationError: if the server does not answer.
-    """
-    ids = [each.id for each in deployments("schedule") if not is_paused(each)]
-    with asking() as client:
-        since = dt.datetime.now(dt.UTC) - _CONTINUED
-        for flow_run in deployment_runs.interrupted(client, ids, since):
-            second_tries.go_on(client, flow_run.id, was_interrupted)
-
-
-def going_on(deployment_id: UUID) -> FlowRun | None:
-    """Return a run of a deployment that goes on, or is about to.
+def active_run(deployment_id: UUID) -> FlowRun | None:
+    """Return a run of a deployment that is active or about to start.
 
     Raises:
         OrchestrationError: if the server does not answer.
     """
     with asking() as client:
-        return next(iter(deployment_runs.holders(client, deployment_id)), None)
+        return next(iter(flow_run_queries.active(client, deployment_id)), None)
 
 
 def last_run(deployment_id: UUID) -> FlowRun | None:
-    """Return the newest run of a deployment whose turn has come, whatever became of it.
+    """Return the newest run of a deployment that has started or ended.
 
     Raises:
         OrchestrationError: if the server does not answer.
     """
     with asking() as client:
-        return deployment_runs.last(client, deployment_id)
+        return flow_run_queries.newest(client, deployment_id)
 
 
 def page(what: Literal["deployment", "flow-run"], of: UUID) -> str:
-    """Return the address of a page in Prefect."""
+    """Return the URL of a page in the Prefect UI."""
     return str(url_for(what, obj_id=of))
 
 
 def runner_is_up() -> bool:
-    """Return whether a worker asks for runs at present.
+    """Return whether a worker is polling for runs.
 
     Raises:
         OrchestrationError: if the server does not answer.
@@ -306,7 +272,7 @@ def runner_is_up() -> bool:
 
 
 def _read_all(client: SyncPrefectClient) -> list[DeploymentResponse]:
-    """Return all deployments of Patchline on the server, whatever their folder."""
+    """Return Patchline's deployments of all folders on the server."""
     ours = DeploymentFilter(tags=DeploymentFilterTags(all_=[TAG]))
     found = all_pages(
         lambda limit, offset: client.read_deployments(
@@ -319,10 +285,10 @@ def _read_all(client: SyncPrefectClient) -> list[DeploymentResponse]:
 def _existing(
     client: SyncPrefectClient, name: str, kind: str, folder: str
 ) -> DeploymentResponse | None:
-    """Return this folder's deployment of that name.
+    """Return this folder's deployment with that name.
 
     Raises:
-        ConfigError: if it is of another kind that the same commands deal with.
+        ConfigError: if it is of another kind that the same commands manage.
     """
     wanted = {NAME: name, FOLDER: folder}
     for each in _read_all(client):
@@ -332,17 +298,14 @@ def _existing(
             return each
         if {each.labels[KIND], kind} <= NAMED_KINDS:
             raise ConfigError(
-                f"The name '{name}' is that of a {each.labels[KIND]} already. Choose another one, "
-                f"or remove that with `patchline schedule remove {name}`."
+                f"The name '{name}' is already used by a {each.labels[KIND]}. Choose another name, "
+                f"or remove it with `patchline schedule remove {name}`."
             )
     return None
 
 
 def _free_name(client: SyncPrefectClient, flow_name: str, name: str, folder: str) -> str:
-    """Return a name that no other deployment of the flow on the server has.
-
-    Another folder may use the same server, and so may Prefect's own tools.
-    """
+    """Return a name that is free on the server, which other folders may share."""
     try:
         client.read_deployment_by_name(f"{flow_name}/{name}")
     except ObjectNotFound:
@@ -351,20 +314,12 @@ def _free_name(client: SyncPrefectClient, flow_name: str, name: str, folder: str
 
 
 def _ensure_pool(client: SyncPrefectClient) -> None:
-    try:
-        client.read_work_pool(POOL)
-    except ObjectNotFound:
-        try:
-            client.create_work_pool(WorkPoolCreate(name=POOL, type="process"))
-        except ObjectAlreadyExists:
-            return  # another process was faster
+    with contextlib.suppress(ObjectAlreadyExists):
+        client.create_work_pool(WorkPoolCreate(name=POOL, type="process"))
 
 
 def _environment() -> dict[str, str]:
-    """Return what a run needs beside the runner's own environment.
-
-    A folder `pipeline` or `flows` of the user's must not be taken for the package of that name.
-    """
+    """Return a run's variables; a user's own folder `pipeline` or `flows` is not imported."""
     files = os.environ.get(FILES_VARIABLE)
     return {"PYTHONSAFEPATH": "1", **({FILES_VARIABLE: files} if files else {})}
 
@@ -380,6 +335,11 @@ def _set_triggers(
     for trigger in triggers:
         trigger.set_deployment_id(deployment_id)
         client.create_automation(trigger.as_automation())
+
+
+def _cancel_due(client: SyncPrefectClient, deployment_id: UUID, reason: str) -> None:
+    for flow_run in flow_run_queries.due(client, [deployment_id]):
+        flow_run_queries.cancel(client, flow_run, reason)
 
 
 def _remove(client: SyncPrefectClient, deployment_id: UUID) -> None:

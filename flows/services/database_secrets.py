@@ -1,8 +1,8 @@
-"""What guards the secrets in Prefect's own SQLite file: its mode, and a key that is kept apart.
+"""Protect the secrets in Prefect's SQLite file: its mode, and an encryption key in another file.
 
-Prefect encrypts blocks, such as the address of a webhook, and keeps the key in the same database.
-So the key of a new database is made here and handed to the server by its environment: who gets hold
-of the database alone cannot read a block. An older database goes on with the key inside it.
+Prefect encrypts blocks, such as the address of a webhook, and stores the key in the same database.
+So the key of a new database is generated here and passed to the server in its environment: the
+database alone does not reveal a block. An older database keeps its key inside.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ import base64
 import os
 from pathlib import Path
 
-from filelock import FileLock
-
 from pipeline.files.atomic_files import write_private_text
+from pipeline.files.file_locks import locked
 from pipeline.workspace import make_private_file
 
 _VARIABLES = ("PREFECT_SERVER_ENCRYPTION_KEY", "ORION_ENCRYPTION_KEY")
@@ -21,22 +20,22 @@ _KEY_BYTES = 32
 
 
 def kept_apart(database: Path) -> dict[str, str]:
-    """Let only the owner read the database, and return what tells a server the key to its blocks.
+    """Make the database private, and return the variable with the key for the server.
 
     Args:
-        database: the SQLite file; an empty one is made if there is none.
+        database: the SQLite file; created empty if it does not exist.
 
     Raises:
         OSError: if it may not be written.
     """
     key_file = database.with_suffix(".key")
     make_private_file(database.with_suffix(".key.lock"))
-    with FileLock(database.with_suffix(".key.lock")):
+    with locked(database.with_suffix(".key.lock")):
         is_new = not database.exists() or database.stat().st_size == 0
         make_private_file(database)
-        for beside in (f"{database.name}-wal", f"{database.name}-shm"):
-            if database.with_name(beside).exists():
-                make_private_file(database.with_name(beside))
+        for companion in (f"{database.name}-wal", f"{database.name}-shm"):
+            if database.with_name(companion).exists():
+                make_private_file(database.with_name(companion))
         if any(name in os.environ for name in _VARIABLES):
             return {}
         if is_new and not key_file.exists():

@@ -1,7 +1,7 @@
 """One flow run of the runner: `python -P -m flows.services.flow_run_process FOLDER LIFELINE`.
 
-It is Prefect's engine, in a group of its own and with a log of its own: the end of the runner does
-not touch it, the end of the supervisor ends it.
+It is Prefect's engine in a process group of its own, with a log file: it survives the runner and
+ends with the supervisor.
 """
 
 from __future__ import annotations
@@ -11,27 +11,22 @@ import runpy
 import sys
 from pathlib import Path
 
-from flows.services import child
 from pipeline.local_services import logs_folder
+from pipeline.supervision import supervised_main
 
 
 def _main() -> None:
     if os.getpgid(0) != os.getpid():
         os.setsid()
-    where = Path.cwd()
-    folder, _, _ = child.begin()
-    os.chdir(where)  # Prefect's working_dir, which may be another folder
-    _write_to(logs_folder(folder) / "runs.log")
+    working_dir = Path.cwd()
+    folder, _, _ = supervised_main.begin()
+    os.chdir(working_dir)  # Prefect's working_dir, which may be another folder
+    with (logs_folder(folder) / "runs.log").open("ab") as log:  # all runs append to it
+        os.dup2(log.fileno(), sys.stdout.fileno())
+        os.dup2(log.fileno(), sys.stderr.fileno())
     sys.argv = ["prefect.engine"]
     runpy.run_module("prefect.engine", run_name="__main__", alter_sys=True)
 
 
-def _write_to(log: Path) -> None:
-    """Let standard output and error go to a file that all runs append to."""
-    with log.open("ab") as stream:
-        os.dup2(stream.fileno(), sys.stdout.fileno())
-        os.dup2(stream.fileno(), sys.stderr.fileno())
-
-
 if __name__ == "__main__":
-    child.main(_main)
+    supervised_main.main(_main)

@@ -1,7 +1,7 @@
-"""The keeper: `python -P -m flows.services.keeper FOLDER LIFELINE`.
+"""The keeper, which runs periodic duties: `python -P -m flows.services.keeper FOLDER LIFELINE`.
 
-What has to be looked after while the servers run, each duty in a thread of its own. A duty that
-fails is logged and tried again.
+Each duty runs in a thread of its own while the servers are up. A duty that fails is logged and
+retried.
 """
 
 from __future__ import annotations
@@ -17,83 +17,82 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from flows.services import child, restarts
+from flows.services import restart_events
+from pipeline.supervision import heartbeat, supervised_main
 
 logger = logging.getLogger(__name__)
 
 NAME = "keeper"
 _BEAT_SECONDS = 5.0
 _LONGEST_SECONDS = 600.0
-"""After so long a duty counts as stuck; then the beats stop, and the supervisor acts."""
+"""A duty that takes longer counts as stuck: the heartbeat stops, and the supervisor restarts us."""
 
 
 @dataclass
 class Duty:
-    """A function that is called again and again."""
+    """A function that is called periodically."""
 
     where: str
     """Module and function, as `module:function`."""
     every_seconds: float
-    last_seen: float = 0.0
-    last_words: str = ""
+    last_call: float = 0.0
+    last_failure: str = ""
 
     def run_for_ever(self) -> None:
-        """Do it, rest, and do it again."""
+        """Call the function, sleep, and repeat."""
         while True:
-            self.last_seen = time.monotonic()
+            self.last_call = time.monotonic()
             self.run_once()
             time.sleep(self.every_seconds)
 
     def run_once(self) -> None:
-        """Do it; the same failure is logged once until it goes well again."""
+        """Call the function; a repeated failure is logged once until a call succeeds."""
         try:
             module, _, function = self.where.partition(":")
             getattr(importlib.import_module(module), function)()
         except Exception as error:
-            words = f"{type(error).__name__}: {error}"
-            if words != self.last_words:
-                logger.exception("%s failed and is tried again", self.where)
-            self.last_words = words
+            failure = f"{type(error).__name__}: {error}"
+            if failure != self.last_failure:
+                logger.exception("%s failed and will be retried", self.where)
+            self.last_failure = failure
         else:
-            if self.last_words:
-                logger.warning("%s goes well again", self.where)
-            self.last_words = ""
+            if self.last_failure:
+                logger.warning("%s succeeded again", self.where)
+            self.last_failure = ""
 
 
 DUTIES = (
     ("flows.closing.close_runs:close_abandoned_runs", 10.0),
-    ("flows.approval.questions:expire_overdue", 10.0),
-    ("flows.schedules.deployments:drop_missed", 10.0),
-    ("flows.schedules.deployments:continue_interrupted", 5.0),
-    ("flows.new_data.data_watch:look", 2.0),
-    (f"{restarts.__name__}:announce", 5.0),
+    ("flows.approval.expiry:expire_overdue", 10.0),
+    ("flows.schedules.missed_runs:drop_missed", 10.0),
+    ("flows.schedules.missed_runs:continue_interrupted", 5.0),
+    ("flows.new_data.watched_folders:look", 2.0),
+    (f"{restart_events.__name__}:announce", 5.0),
 )
 
 
 def _keep(folder: Path) -> None:
-    for (
-        where,
-        _,
-    ) in DUTIES:  # here, because threads that import the same modules can lock each other
+    duties = [Duty(*duty, last_call=time.monotonic()) for duty in DUTIES]
+    for duty in duties:  # imported here: threads that import the same modules can deadlock
         with contextlib.suppress(Exception):  # the duty itself will log it
-            importlib.import_module(where.partition(":")[0])
-    duties = [Duty(*duty, last_seen=time.monotonic()) for duty in DUTIES]
+            importlib.import_module(duty.where.partition(":")[0])
     for duty in duties:
+        duty.last_call = time.monotonic()
         threading.Thread(target=duty.run_for_ever, name=duty.where, daemon=True).start()
     while True:
-        longest = max(time.monotonic() - duty.last_seen for duty in duties)
+        longest = max(time.monotonic() - duty.last_call for duty in duties)
         if longest < _LONGEST_SECONDS:
-            child.beat(folder, NAME)
+            heartbeat.beat(folder, NAME)
         time.sleep(_BEAT_SECONDS)
 
 
 def _end(*_: object) -> None:
     logging.shutdown()
-    os._exit(0)  # what a duty does is whole or not at all
+    os._exit(0)  # every duty's work is atomic
 
 
 def _main() -> None:
-    folder, _, _ = child.begin()
+    folder, _, _ = supervised_main.begin()
     signal.signal(signal.SIGTERM, _end)
     logging.basicConfig(
         level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
@@ -102,4 +101,4 @@ def _main() -> None:
 
 
 if __name__ == "__main__":
-    child.main(_main)
+    supervised_main.main(_main)

@@ -1,10 +1,10 @@
 """The MLflow server: `python -P -m flows.services.mlflow_server FOLDER LIFELINE PORT`.
 
-It serves the store that `MLFLOW_TRACKING_URI` names: an address with a password must not stand on a
-command line, which every user of the machine can read.
+It serves the store that `MLFLOW_TRACKING_URI` names: an address with a password must not appear on
+a command line, which every user of the machine can read.
 
-One process instead of the family that `mlflow server` starts. Artifacts are not served: each client
-writes them where it would without a server, so that they are there with and without one.
+This is one process instead of the several that `mlflow server` starts. It does not serve artifacts:
+clients write them to the same place with and without a server.
 """
 
 from __future__ import annotations
@@ -13,34 +13,34 @@ import os
 import warnings
 from pathlib import Path
 
-from flows.services import child, ports
-from flows.services.gate import Gate, Guarded
 from pipeline.local_login import ensure_secret
+from pipeline.server_access import gated_server
+from pipeline.server_access.gate import Guarded
+from pipeline.supervision import supervised_main
 from pipeline.tracking import tracking_store
 
-_GOODBYE_SECONDS = 3
 _BUSY_SECONDS = 60
-"""How long a writer waits for another one in a SQLite store."""
+"""How long a writer waits for another writer of a SQLite store."""
 HOME = "/#/experiments?workflowType=machine_learning"
-"""The page to begin with, in the layout for training."""
+"""The start page, in the layout for model training."""
 ENVIRONMENT = {
-    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # what it does for language models
+    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # needed for language models only
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
 
 
 def serve(folder: Path, port: int, store: str) -> None:
-    """Serve the store until a signal comes.
+    """Serve the store until a signal arrives.
 
     Raises:
         TrackingError: if the store cannot be used.
     """
-    warnings.simplefilter("ignore")  # they are MLflow's own affair
+    warnings.simplefilter("ignore")  # MLflow's warnings do not concern the user
     os.environ.update(ENVIRONMENT)
     os.environ["MLFLOW_TRACKING_URI"] = store
     tracking_store.client()  # creates a new database, under the lock that all of Patchline uses
-    import uvicorn
-    from mlflow.server import constants  # behind uvicorn, which tells MLflow that it is a server
+    import uvicorn  # noqa: F401 - before MLflow, which detects a server by it
+    from mlflow.server import constants
 
     patient = f"{store}?timeout={_BUSY_SECONDS}" if store.startswith("sqlite:") else store
     os.environ[constants.BACKEND_STORE_URI_ENV_VAR] = patient
@@ -50,21 +50,13 @@ def serve(folder: Path, port: int, store: str) -> None:
     from mlflow.server.fastapi_app import app
 
     guarded = Guarded(app, port, health="/health", home=HOME)
-    uvicorn.run(
-        Gate(guarded, ensure_secret(folder)),
-        host=ports.HOST,
-        port=port,
-        log_level="warning",
-        access_log=False,
-        proxy_headers=False,  # what a client says about its address is not believed
-        timeout_graceful_shutdown=_GOODBYE_SECONDS,
-    )
+    gated_server.serve(guarded, ensure_secret(folder))
 
 
 def _main() -> None:
-    folder, _, [port] = child.begin()
+    folder, _, [port] = supervised_main.begin()
     serve(folder, int(port), os.environ["MLFLOW_TRACKING_URI"])
 
 
 if __name__ == "__main__":
-    child.main(_main)
+    supervised_main.main(_main)

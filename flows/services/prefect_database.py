@@ -1,15 +1,14 @@
-"""Prefect's database: a SQLite file of the folder, unless the user has another one."""
+"""Prefect's database: a SQLite file in the workspace, unless the user has configured another."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from filelock import FileLock
-
 from flows.services import database_secrets
 from pipeline.errors import OrchestrationError
 from pipeline.files.atomic_files import storage_errors
+from pipeline.files.file_locks import locked
 from pipeline.workspace import WORKSPACE
 
 _VARIABLE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
@@ -17,11 +16,11 @@ _CHOOSING = frozenset({"connection_url", "driver", "host", "name"})
 _PREFIXES = ("prefect_server_database_", "prefect_api_database_")
 _SQLITE = "sqlite+aiosqlite:///"
 _BUSY_SECONDS = "60"
-"""How long a writer waits for another one."""
+"""How long a writer waits for another writer."""
 
 
 def environment() -> dict[str, str]:
-    """Return what a server's environment has to say about the database.
+    """Return the variables of a server's environment that configure the database.
 
     Raises:
         StorageError: if the folder may not be written.
@@ -36,12 +35,12 @@ def environment() -> dict[str, str]:
 
 
 def upgrade() -> None:
-    """Create the database or bring it up to date, in one process at a time.
+    """Create the database or migrate it, in one process at a time.
 
-    Processes that meet a new SQLite file together would crash each other.
+    Processes that create a SQLite file together would crash each other.
 
     Raises:
-        OrchestrationError: if a newer Prefect made it, or it cannot be used.
+        OrchestrationError: if a newer Prefect created it, or it cannot be used.
     """
     import asyncio
 
@@ -57,18 +56,18 @@ def upgrade() -> None:
         if lock is None:
             asyncio.run(interface.create_db())
         else:
-            with storage_errors(lock), FileLock(lock):
+            with storage_errors(lock), locked(lock):
                 asyncio.run(interface.create_db())
     except CommandError as error:
         raise OrchestrationError(
-            f"Another version of Prefect has made the database {shown} ({error}). Install that "
-            "version, or move the file away; then its history starts anew."
+            f"Another version of Prefect created the database {shown} ({error}). Install that "
+            "version, or move the file away to start with an empty history."
         ) from error
     except SQLAlchemyError as error:
         words = str(getattr(error, "orig", None) or error).splitlines()[0]
         raise OrchestrationError(
-            f"The Prefect database {shown} cannot be used ({words}). See that the disk has room "
-            "and the file may be written, or move it away."
+            f"The Prefect database {shown} cannot be used ({words}). Check that the disk has free "
+            "space and the file is writable, or move it away."
         ) from error
 
 

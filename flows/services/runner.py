@@ -1,7 +1,7 @@
-"""The runner: `python -P -m flows.services.runner FOLDER LIFELINE RUNS_AT_ONCE`.
+"""The runner: `python -P -m flows.services.runner FOLDER LIFELINE MAX_CONCURRENT_RUNS`.
 
 A Prefect process worker on the pool `patchline`. Each flow run is a process that survives the
-runner: when the supervisor starts the runner again, what went on goes on.
+runner, so restarting the runner does not interrupt active runs.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import os
 import signal
 import sys
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,13 @@ from prefect.utilities.processutils import command_to_string
 from prefect.workers.process import ProcessJobConfiguration, ProcessWorker
 
 from flows.schedules import deployments
-from flows.services import child, family
+from flows.services import service_processes, stopping
 from pipeline.local_services import POOL, answers
+from pipeline.supervision import heartbeat, supervised_main
 
 NAME = "runner"
-warnings.filterwarnings("ignore", "Type 'FolderWorker'")  # it takes the place of Prefect's own
+_POLL_SECONDS = 0.5
+warnings.filterwarnings("ignore", "Type 'FolderWorker'")  # it replaces Prefect's own worker type
 
 
 class FolderJob(ProcessJobConfiguration):
@@ -31,9 +34,10 @@ class FolderJob(ProcessJobConfiguration):
 
     def prepare_for_flow_run(self, *arguments: Any, **keywords: Any) -> None:
         """Fill in the command, unless the deployment has one of its own."""
-        folder, line = Path(sys.argv[1]), Path(sys.argv[2])
+        folder, lifeline = Path(sys.argv[1]), Path(sys.argv[2])
         if self.command is None:
-            self.command = command_to_string(family.command(family.FLOW_RUN, folder, line))
+            words = service_processes.command(service_processes.FLOW_RUN, folder, lifeline)
+            self.command = command_to_string(words)
             self.stream_output = False  # a pipe to the runner would break when the runner dies
         if self.working_dir is None:
             self.working_dir = folder
@@ -41,22 +45,22 @@ class FolderJob(ProcessJobConfiguration):
 
 
 class FolderWorker(ProcessWorker):
-    """A process worker that beats, and begins nothing while `patchline down` waits."""
+    """A process worker with a heartbeat, which starts no run while `patchline down` waits."""
 
     job_configuration = FolderJob
 
     async def get_and_submit_flow_runs(self) -> Any:
-        """Ask for runs that are due, and start them."""
+        """Fetch the runs that are due, and start them."""
         folder = Path(sys.argv[1])
-        child.beat(folder, NAME)
-        if child.is_draining(folder):
+        heartbeat.beat(folder, NAME)
+        if stopping.is_draining(folder):
             return []
         return await super().get_and_submit_flow_runs()
 
 
-async def _work(runs_at_once: int) -> None:
+async def _work(max_concurrent_runs: int) -> None:
     worker = FolderWorker(
-        name=f"patchline on {os.uname().nodename}", work_pool_name=POOL, limit=runs_at_once
+        name=f"patchline on {os.uname().nodename}", work_pool_name=POOL, limit=max_concurrent_runs
     )
     working = asyncio.ensure_future(worker.start())
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, working.cancel)
@@ -66,11 +70,12 @@ async def _work(runs_at_once: int) -> None:
 
 
 def _main() -> None:
-    _, _, [runs_at_once] = child.begin()
-    child.wait_until(lambda: answers(f"{PREFECT_API_URL.value()}/health"))
+    _, _, [max_concurrent_runs] = supervised_main.begin()
+    while not answers(f"{PREFECT_API_URL.value()}/health"):
+        time.sleep(_POLL_SECONDS)
     deployments.follow_moved_flows()
-    asyncio.run(_work(int(runs_at_once)))
+    asyncio.run(_work(int(max_concurrent_runs)))
 
 
 if __name__ == "__main__":
-    child.main(_main)
+    supervised_main.main(_main)

@@ -1,4 +1,4 @@
-"""Start the servers of a folder, once, whoever asks at the same time."""
+"""Start the servers of a folder, once, even if several commands try at the same time."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
-from filelock import FileLock
-
-from flows.services import family, mlflow_server, ports, prefect_database, sign_in_links
-from flows.services.plan import Failure, Plan, failure_file, plan_file
+from flows.services import mlflow_server, prefect_database, service_processes
+from flows.services.startup_plan import Failure, Plan, failure_file, plan_file
 from pipeline.errors import ConfigError, OrchestrationError, error_class
 from pipeline.files.atomic_files import full_disk, storage_errors, write_private_text
+from pipeline.files.file_locks import locked
 from pipeline.local_services import (
     Services,
     answers,
@@ -26,43 +25,47 @@ from pipeline.local_services import (
     state_file,
 )
 from pipeline.redaction import redacted
+from pipeline.server_access import sign_in_links
+from pipeline.supervision import free_ports
 from pipeline.tracking.tracking_store import without_login
 from pipeline.workspace import make_folder
 
 Say = Callable[[str], None]
 
-_LOOK_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 _ORPHAN_SECONDS = 10.0
 _STOP_SECONDS = 40.0
 _PREFECT, _MLFLOW = "PREFECT_API_URL", "MLFLOW_TRACKING_URI"
 _REMOTE = re.compile(r"^(https?|databricks)")
 
 
-def start(folder: Path, prefect_port: int, mlflow_port: int, runs_at_once: int, say: Say) -> bool:
-    """Start the servers unless they run; return whether this call did it.
+def start(
+    folder: Path, prefect_port: int, mlflow_port: int, max_concurrent_runs: int, say: Say
+) -> bool:
+    """Start the servers unless they are running; return whether this call started them.
 
     A second call at the same time waits for the first, and finds what it started.
 
     Args:
-        folder: whose servers.
-        prefect_port: the first to try.
-        mlflow_port: the first to try.
-        runs_at_once: how many flow runs may go on.
-        say: gets a line for each step.
+        folder: the working directory of the servers.
+        prefect_port: the first port to try.
+        mlflow_port: the first port to try.
+        max_concurrent_runs: flow runs that the runner executes at the same time.
+        say: called with a line for each step.
 
     Raises:
-        ConfigError: if a port or a number is none.
+        ConfigError: if a port or the number of runs is out of range.
         StorageError: if the folder may not be written.
         OrchestrationError: if a server does not start.
     """
-    _check(prefect_port, mlflow_port, runs_at_once)
+    _check(prefect_port, mlflow_port, max_concurrent_runs)
     if running(folder):
         return False
     with one_at_a_time(folder):
         if running(folder):
             return False
-        family.clear(folder, _ORPHAN_SECONDS)
-        plan = _plan(prefect_port, mlflow_port, runs_at_once)
+        service_processes.clear(folder, _ORPHAN_SECONDS)
+        plan = _plan(prefect_port, mlflow_port, max_concurrent_runs)
         write_private_text(plan_file(folder), plan.model_dump_json(indent=2))
         failure_file(folder).unlink(missing_ok=True)
         state_file(folder).unlink(missing_ok=True)
@@ -70,60 +73,56 @@ def start(folder: Path, prefect_port: int, mlflow_port: int, runs_at_once: int, 
     return True
 
 
-@contextmanager
-def one_at_a_time(folder: Path) -> Iterator[None]:
-    """Let nobody else start the servers of a folder while the block runs.
+def one_at_a_time(folder: Path) -> AbstractContextManager[None]:
+    """Prevent other processes from starting the servers of a folder while the block runs.
 
     Raises:
         StorageError: if the folder may not be written.
     """
-    lock = services_folder(folder) / "starting.lock"
-    with storage_errors(lock):
+    with storage_errors(logs_folder(folder)):
         make_folder(logs_folder(folder))
-        lock.touch()  # says at once whether the folder can be written
-    with FileLock(lock):
-        yield
+    return locked(services_folder(folder) / "starting.lock")
 
 
-def _check(prefect_port: int, mlflow_port: int, runs_at_once: int) -> None:
+def _check(prefect_port: int, mlflow_port: int, max_concurrent_runs: int) -> None:
     if os.name != "posix":
         raise ConfigError(
             "`patchline up` needs Linux or macOS. Start `prefect server start` and `mlflow server` "
             f"yourself, and set {_PREFECT} and {_MLFLOW}."
         )
     for flag, port in (("--prefect-port", prefect_port), ("--mlflow-port", mlflow_port)):
-        if not 1 <= port <= ports.LAST:
+        if not 1 <= port <= free_ports.LAST:
             raise ConfigError(
-                f"{flag} {port} is not a port. Choose a number from 1024 to {ports.LAST}."
+                f"{flag} {port} is not a port. Choose a number from 1024 to {free_ports.LAST}."
             )
     if prefect_port == mlflow_port:
         raise ConfigError(
             f"--prefect-port and --mlflow-port are both {prefect_port}, but each server needs a "
-            "port of its own. Choose two."
+            "port of its own. Choose two different ones."
         )
-    if runs_at_once < 1:
+    if max_concurrent_runs < 1:
         raise ConfigError(
-            f"--runs-at-once {runs_at_once} would let no run begin. Choose 1 or more."
+            f"--max-concurrent-runs {max_concurrent_runs} allows no run. Choose 1 or more."
         )
 
 
-def _plan(prefect_port: int, mlflow_port: int, runs_at_once: int) -> Plan:
-    """Decide which servers to start; those that the user has configured are used as they are."""
+def _plan(prefect_port: int, mlflow_port: int, max_concurrent_runs: int) -> Plan:
+    """Decide which servers to start; servers that the user has configured are used instead."""
     notes = []
     prefect = _configured_prefect()
     if prefect:
-        notes.append(f"Prefect is the server {redacted(prefect)}, as {_PREFECT} says.")
+        notes.append(f"Using the Prefect server {redacted(prefect)}, which {_PREFECT} names.")
     store = os.environ.get(_MLFLOW) or "sqlite:///mlflow.db"
     mlflow = without_login(store).rstrip("/") if _REMOTE.match(store) else None
     if mlflow:
-        notes.append(f"MLflow is the server {redacted(mlflow)}, as {_MLFLOW} says.")
+        notes.append(f"Using the MLflow server {redacted(mlflow)}, which {_MLFLOW} names.")
         if mlflow.startswith("http") and not answers(f"{mlflow}/health"):
             raise _silent("MLflow", mlflow, _MLFLOW)
     match = re.match(r"^sqlite:///(?!/)(.+)$", store)
     return Plan(
         prefect_port=prefect_port,
         mlflow_port=mlflow_port,
-        runs_at_once=runs_at_once,
+        max_concurrent_runs=max_concurrent_runs,
         prefect_api_url=prefect,
         mlflow_url=mlflow,
         store=f"sqlite:///{Path(match[1]).resolve()}" if match else store,
@@ -143,12 +142,12 @@ def _configured_prefect() -> str | None:
 def _silent(name: str, url: str, variable: str) -> OrchestrationError:
     return OrchestrationError(
         f"The {name} server {redacted(url)} that {variable} names does not answer. "
-        "Start it, or remove that setting to let `patchline up` start one."
+        f"Start it, or unset {variable} to let `patchline up` start one."
     )
 
 
 def _supervise(folder: Path, plan: Plan, say: Say) -> None:
-    """Start the supervisor and wait until it says where the servers are."""
+    """Start the supervisor and wait until it has written the addresses of the servers."""
     environment = {**os.environ, **prefect_database.environment()}
     environment.pop(_MLFLOW, None)
     if plan.prefect_api_url is None:
@@ -157,7 +156,7 @@ def _supervise(folder: Path, plan: Plan, say: Say) -> None:
     read = log.stat().st_size if log.exists() else 0
     with storage_errors(log), log.open("ab") as stream:
         supervisor = subprocess.Popen(
-            family.command(family.SUPERVISOR, folder),
+            service_processes.command(service_processes.SUPERVISOR, folder),
             stdin=subprocess.DEVNULL,
             stdout=stream,
             stderr=stream,
@@ -168,9 +167,9 @@ def _supervise(folder: Path, plan: Plan, say: Say) -> None:
     try:
         while running(folder) is None:
             if supervisor.poll() is not None:
-                raise _failure(folder, log)  # noqa: TRY301 - what follows is for every way out
+                raise _failure(folder, log)  # noqa: TRY301 - the handler below is for every error
             read = _pass_on(log, read, say)
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
         _pass_on(log, read, say)
     except BaseException:
         supervisor.terminate()
@@ -182,7 +181,7 @@ def _supervise(folder: Path, plan: Plan, say: Say) -> None:
 
 
 def _pass_on(log: Path, read: int, say: Say) -> int:
-    """Say the lines that the supervisor has written since, and return where the next begin."""
+    """Pass on new lines of the supervisor about its progress; return how far the log is read."""
     with log.open("rb") as stream:
         stream.seek(read)
         text = stream.read()
@@ -200,15 +199,15 @@ def _failure(folder: Path, log: Path) -> Exception:
     except (OSError, ValueError):
         if full := full_disk(folder):
             return full
-        held = " Another one lives, but is not ready." if is_supervised(folder) else ""
+        held = " Another one is running, but is not ready." if is_supervised(folder) else ""
         return OrchestrationError(
-            f"The supervisor ended without a word.{held} Look into {log}, and try again."
+            f"The supervisor ended without an error message.{held} See {log}, and try again."
         )
     return error_class(failure.error)(failure.message)
 
 
 def described(services: Services) -> list[str]:
-    """Return what a person wants to know about servers that run, with links that sign in."""
+    """Return lines with links that sign in to the running servers, and the folder of the logs."""
     logs = os.path.relpath(logs_folder(services.folder))
     mlflow = redacted(sign_in_links.mlflow_link(services))
     if mlflow == redacted(services.mlflow_url):

@@ -1,4 +1,4 @@
-"""Stop the servers of a folder: when its runs are done, or now."""
+"""Stop the servers of a folder: once active runs finish, or now."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
-from flows.services import child, family
+from flows.services import service_processes
 from pipeline.errors import OrchestrationError
-from pipeline.local_services import Services, is_supervised, state_file
+from pipeline.files.file_locks import is_held, try_lock
+from pipeline.local_services import Services, is_supervised, services_folder, state_file
 from pipeline.run_memory import live_runs
+from pipeline.workspace import WORKSPACE
 
 Say = Callable[[str], None]
 
@@ -28,89 +28,92 @@ _ORPHAN_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
-class GoingOn:
+class ActiveRun:
     """A run that uses the servers."""
 
     pid: int
-    words: str
+    description: str
 
 
 def stop(folder: Path, services: Services, *, now: bool, say: Say) -> int:
-    """Stop the servers and return how many runs had to be stopped before.
+    """Stop the servers, and return how many runs were stopped first.
 
-    From the first moment no scheduled run begins. If this call is interrupted while it waits for
-    the runs that go on, everything goes on.
+    No scheduled run begins meanwhile. If this call is interrupted while it waits for active runs,
+    the runs and the servers keep running.
 
     Args:
-        folder: whose servers.
-        services: what runs there.
-        now: end the runs, as a signal would, instead of waiting for them.
-        say: gets a line now and then.
+        folder: the working directory of the servers.
+        services: the servers that run there.
+        now: stop the runs with a signal instead of waiting for them.
+        say: called with a line now and then.
 
     Raises:
-        OrchestrationError: if another call waits already, or something cannot be ended.
+        OrchestrationError: if another call is already waiting, or a process cannot be ended.
     """
-    with _nothing_begins(folder, now=now):
+    with _draining(folder, now=now):
         stopped = _end_runs(folder, services, say) if now else 0
         _wait_for_runs(folder, services, say)
         _end_supervisor(folder, services)
     return stopped
 
 
-def going_on(folder: Path, services: Services) -> list[GoingOn]:
-    """Return the runs of this machine that use the servers: of the runner, and of terminals."""
+def is_draining(folder: Path) -> bool:
+    """Return whether `patchline down` is waiting for active runs, so that no run may begin."""
+    return is_held(_draining_lock(folder))
+
+
+def active_runs(folder: Path, services: Services) -> list[ActiveRun]:
+    """Return the runs on this machine that use the servers: of the runner, and of terminals."""
     since = dt.datetime.fromisoformat(services.started_at).timestamp()
     found = {}
-    for process in family.members(folder, family.FLOW_RUN):
-        found[process.pid] = GoingOn(process.pid, f"a scheduled run (process {process.pid})")
-    for record in live_runs.records(folder / ".patchline"):
+    for process in service_processes.members(folder, service_processes.FLOW_RUN):
+        found[process.pid] = ActiveRun(process.pid, f"a scheduled run (process {process.pid})")
+    for record in live_runs.records(folder / WORKSPACE):
         uses_them = record.pid in found or record.process_started >= since
         if record.is_here and uses_them and record.is_alive:
             began = dt.datetime.fromisoformat(record.started).astimezone()
-            words = f"{record.what} (process {record.pid}, since {began:%H:%M})"
-            found[record.pid] = GoingOn(record.pid, words)
+            description = f"{record.what} (process {record.pid}, since {began:%H:%M})"
+            found[record.pid] = ActiveRun(record.pid, description)
     return list(found.values())
 
 
 @contextmanager
-def _nothing_begins(folder: Path, *, now: bool) -> Iterator[None]:
-    lock = FileLock(child.draining_lock(folder))
-    try:
-        lock.acquire(timeout=_LOOK_SECONDS)
-    except Timeout:
-        if not now:
+def _draining(folder: Path, *, now: bool) -> Iterator[None]:
+    with try_lock(_draining_lock(folder), _LOOK_SECONDS) as locked:
+        if not locked and not now:
             raise OrchestrationError(
-                "Another `patchline down` waits already for the runs that go on. Let it wait, or "
-                "end the runs with `patchline down --now`."
-            ) from None
-    try:
+                "Another `patchline down` is already waiting for active runs. Let it wait, or stop "
+                "the runs with `patchline down --now`."
+            )
         yield
-    finally:
-        lock.release()
+
+
+def _draining_lock(folder: Path) -> Path:
+    return services_folder(folder) / "draining.lock"
 
 
 def _wait_for_runs(folder: Path, services: Services, say: Say) -> None:
     said, said_at = "", 0.0
-    while runs := going_on(folder, services):
-        words = ", ".join(run.words for run in runs)
-        if words != said or time.monotonic() - said_at > _SAY_SECONDS:
-            say(f"Waiting for {words}; `patchline down --now` would stop it")
-            said, said_at = words, time.monotonic()
+    while runs := active_runs(folder, services):
+        described = ", ".join(run.description for run in runs)
+        if described != said or time.monotonic() - said_at > _SAY_SECONDS:
+            say(f"Waiting for {described}; stop it with `patchline down --now`")
+            said, said_at = described, time.monotonic()
         time.sleep(_LOOK_SECONDS)
 
 
 def _end_runs(folder: Path, services: Services, say: Say) -> int:
-    """End the runs, with those that begin meanwhile; MLflow and Prefect hear of it."""
+    """Stop the runs, including those that begin meanwhile; MLflow and Prefect record it."""
     asked: set[int] = set()
     deadline = time.monotonic() + _GRACE_SECONDS
-    while runs := going_on(folder, services):
+    while runs := active_runs(folder, services):
         late = time.monotonic() > deadline
         for run in runs:
             if late:
-                say(f"Killing {run.words}, which did not end within {_GRACE_SECONDS:.0f} s")
+                say(f"Killing {run.description}, which did not end within {_GRACE_SECONDS:.0f} s")
                 _send(run.pid, signal.SIGKILL)
             elif run.pid not in asked:
-                say(f"Stopping {run.words}")
+                say(f"Stopping {run.description}")
                 _send(run.pid, signal.SIGTERM)
             asked.add(run.pid)
         time.sleep(_LOOK_SECONDS)
@@ -123,10 +126,10 @@ def _send(pid: int, number: signal.Signals) -> None:
 
 
 def _end_supervisor(folder: Path, services: Services) -> None:
-    """End the supervisor, which ends the rest; what is left then is killed.
+    """End the supervisor, which ends the rest; kill what is left.
 
     Raises:
-        OrchestrationError: if something goes on in spite of that.
+        OrchestrationError: if a process does not end.
     """
     _send(services.pid, signal.SIGTERM)
     deadline = time.monotonic() + _SUPERVISOR_SECONDS
@@ -138,15 +141,15 @@ def _end_supervisor(folder: Path, services: Services) -> None:
 
 
 def clear(folder: Path) -> None:
-    """Take away what a supervisor that was killed has left.
+    """Remove the processes and the state that a killed supervisor left behind.
 
     Raises:
         OrchestrationError: if a process cannot be ended.
     """
-    family.clear(folder, _ORPHAN_SECONDS)
+    service_processes.clear(folder, _ORPHAN_SECONDS)
     state_file(folder).unlink(missing_ok=True)
-    left = [process.pid for process in family.members(folder)]
+    left = [process.pid for process in service_processes.members(folder)]
     if left:
         raise OrchestrationError(
-            f"The processes {', '.join(map(str, left))} do not end. End them with `kill -9`."
+            f"Processes {', '.join(map(str, left))} do not end. End them with `kill -9`."
         )

@@ -1,7 +1,7 @@
 """The supervisor: `python -P -m flows.services.supervisor FOLDER`.
 
-It starts the servers, says when they are ready, starts again what dies or stops answering, and ends
-everything when it is told to. It imports nothing heavy, so that little can go wrong with it.
+It starts the services, reports when they are ready, restarts what dies or stops answering, and ends
+everything on SIGTERM. It imports nothing heavy, so that little can go wrong with it.
 """
 
 from __future__ import annotations
@@ -16,16 +16,13 @@ import threading
 import time
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
-from filelock import FileLock, Timeout
-
-from flows.services import lifeline, programs, restarts
-from flows.services.managed_process import ManagedProcess
-from flows.services.plan import Failure, Plan, failure_file, plan_file
+from flows.services import restart_events, service_programs
+from flows.services.startup_plan import Failure, Plan, failure_file, plan_file
 from pipeline import local_login, redaction
 from pipeline.errors import OrchestrationError, PipelineError, error_class
 from pipeline.files.atomic_files import write_private_text, write_text
+from pipeline.files.file_locks import try_lock
 from pipeline.local_services import (
     Services,
     logs_folder,
@@ -33,15 +30,17 @@ from pipeline.local_services import (
     state_file,
     supervisor_lock,
 )
+from pipeline.supervision import supervisor_lifeline
+from pipeline.supervision.supervised_process import SupervisedProcess
 
 logger = logging.getLogger("supervisor")
 
 _LOCK_SECONDS = 10.0
 _START_SECONDS = 240.0
-_FIRST_TURN_SECONDS, _TURN_SECONDS = 0.2, 0.5
-_STOPPED_TURN_SECONDS = 10.0
-_TIDY_SECONDS = 30.0
-_LARGEST_LOG = 10 * 2**20
+_STARTING_POLL_SECONDS, _POLL_SECONDS = 0.2, 0.5
+_SUSPENDED_SECONDS = 10.0
+_LOG_CHECK_SECONDS = 30.0
+_MAX_LOG_BYTES = 10 * 2**20
 _PACKAGES = ("patchline", "prefect", "mlflow")
 _ERROR = "Error: "
 
@@ -49,20 +48,20 @@ _ERROR = "Error: "
 class Supervisor:
     """The processes of one folder."""
 
-    def __init__(self, folder: Path, plan: Plan, line: Path) -> None:
+    def __init__(self, folder: Path, plan: Plan, lifeline: Path) -> None:
         self._secret = local_login.ensure_secret(folder)
-        self._servers = programs.Servers(folder, plan, line, self._secret)
+        self._servers = service_programs.Servers(folder, plan, lifeline, self._secret)
         self._folder = folder
         self._plan = plan
-        self._processes: dict[str, ManagedProcess] = {}
+        self._processes: dict[str, SupervisedProcess] = {}
         self._stopping = threading.Event()
 
     def stop(self, *_: object) -> None:
-        """Let `run` end; the handler of SIGTERM."""
+        """End `run`; the handler of SIGTERM."""
         self._stopping.set()
 
     def run(self) -> None:
-        """Start everything, keep it going, and end it.
+        """Start everything, keep it running until SIGTERM, and end it.
 
         Raises:
             OrchestrationError: if something does not start.
@@ -70,8 +69,8 @@ class Supervisor:
         try:
             self._start()
             if not self._stopping.is_set():
-                self._say_where()
-            self._keep_going()
+                self._write_state()
+            self._keep_running()
         finally:
             logger.info("stopping")
             state_file(self._folder).unlink(missing_ok=True)
@@ -80,48 +79,48 @@ class Supervisor:
             logger.info("stopped")
 
     def _start(self) -> None:
-        """Start all at once and wait until each has been seen well."""
+        """Start all at once, and wait until each is well."""
         began = time.monotonic()
         for program in self._servers.first():
-            self._add(ManagedProcess(program))
+            self._add(SupervisedProcess(program))
         waiting = set(self._processes)
-        while waiting and not self._stopping.wait(_FIRST_TURN_SECONDS):
+        while waiting and not self._stopping.wait(_STARTING_POLL_SECONDS):
             for name in sorted(waiting):
-                managed = self._processes[name]
-                if managed.end_code() is not None:
-                    self._replace(managed)
-                elif managed.ask_now():
+                process = self._processes[name]
+                if process.end_code() is not None:
+                    self._replace(process)
+                elif process.check_now():
                     waiting.discard(name)
                     seconds = time.monotonic() - began
                     logger.info("%s is ready after %.1f s", self._servers.title(name), seconds)
             if waiting and time.monotonic() - began > _START_SECONDS:
                 self._give_up(self._processes[min(waiting)], "does not answer")
-        self._add(ManagedProcess(self._servers.keeper()))
+        self._add(SupervisedProcess(self._servers.keeper()))
 
-    def _add(self, managed: ManagedProcess) -> None:
-        self._processes[managed.program.name] = managed
-        managed.start()
+    def _add(self, process: SupervisedProcess) -> None:
+        self._processes[process.program.name] = process
+        process.start()
 
-    def _replace(self, managed: ManagedProcess) -> None:
-        """Start a server elsewhere if somebody has taken its port meanwhile; else give up."""
-        program = self._servers.elsewhere(managed.program)
+    def _replace(self, process: SupervisedProcess) -> None:
+        """Start a server on another port if its own was taken in the meantime; else give up."""
+        program = self._servers.elsewhere(process.program)
         if program is None:
-            self._give_up(managed, f"ended with code {managed.end_code()} before it was ready")
+            self._give_up(process, f"ended with code {process.end_code()} before it was ready")
             return
         logger.warning("%s", self._servers.notes[-1])
-        self._add(ManagedProcess(program))
+        self._add(SupervisedProcess(program))
 
-    def _give_up(self, managed: ManagedProcess, what: str) -> None:
-        words = managed.last_words()
-        if words.startswith(_ERROR):
-            raise OrchestrationError(words.removeprefix(_ERROR))
+    def _give_up(self, process: SupervisedProcess, what: str) -> None:
+        line = process.last_log_line()
+        if line.startswith(_ERROR):
+            raise OrchestrationError(line.removeprefix(_ERROR))
         raise OrchestrationError(
-            f"{self._servers.title(managed.program.name)} {what}. Its last words: {words!r}; the "
-            f"rest is in {managed.program.log}."
+            f"{self._servers.title(process.program.name)} {what}. Its last log line: {line!r}. See "
+            f"{process.program.log}."
         )
 
-    def _say_where(self) -> None:
-        """Write the file by which the other commands find the servers."""
+    def _write_state(self) -> None:
+        """Write the file by which other commands find the servers."""
         services = Services(
             folder=self._folder,
             pid=os.getpid(),
@@ -137,57 +136,57 @@ class Supervisor:
         write_private_text(state_file(self._folder), services.model_dump_json(indent=2))
         logger.info("ready: Prefect %s, MLflow %s", services.prefect_url, services.mlflow_url)
 
-    def _keep_going(self) -> None:
-        tidied = turned = time.monotonic()
-        while not self._stopping.wait(_TURN_SECONDS):
+    def _keep_running(self) -> None:
+        logs_checked = turned = time.monotonic()
+        while not self._stopping.wait(_POLL_SECONDS):
             now = time.monotonic()
-            if now - turned > _STOPPED_TURN_SECONDS:  # this process was stopped for a while
-                for managed in self._processes.values():
-                    managed.well_at = now
+            if now - turned > _SUSPENDED_SECONDS:  # this process itself was suspended
+                for process in self._processes.values():
+                    process.well_at = now
             turned = now
-            for managed in self._processes.values():
-                self._look(managed)
-            if now - tidied > _TIDY_SECONDS:
-                tidied = now
-                _cut_logs(logs_folder(self._folder))
+            for process in self._processes.values():
+                self._look(process)
+            if now - logs_checked > _LOG_CHECK_SECONDS:
+                logs_checked = now
+                _rotate_logs(logs_folder(self._folder))
 
-    def _look(self, managed: ManagedProcess) -> None:
+    def _look(self, process: SupervisedProcess) -> None:
         try:
-            happened = managed.look()
+            happened = process.look()
         except OSError as error:
             happened = f"could not be started ({error})"
-            managed.process = None
+            process.popen = None
         if happened:
-            logger.warning("%s %s", self._servers.title(managed.program.name), happened)
-            if managed.process is None:
-                _note(self._folder, managed.program.name, happened)
+            logger.warning("%s %s", self._servers.title(process.program.name), happened)
+            if process.popen is None:
+                _note(self._folder, process.program.name, happened)
 
     def _end_all(self) -> None:
-        """End those first that use the servers."""
+        """End the clients of the servers first."""
         for names in (("keeper", "runner"), ("prefect", "mlflow")):
             chosen = [self._processes[name] for name in names if name in self._processes]
-            for managed in chosen:
-                managed.stop()
-            for managed in chosen:
-                managed.wait()
+            for process in chosen:
+                process.stop()
+            for process in chosen:
+                process.wait()
 
 
 def _note(folder: Path, name: str, happened: str) -> None:
     try:
-        restarts.note(folder, name, happened)
+        restart_events.note(folder, name, happened)
     except (PipelineError, OSError) as error:
         logger.warning("the restart could not be noted (%s)", error)
 
 
-def _cut_logs(folder: Path) -> None:
-    """Keep each log, and what it was before, below ten megabytes."""
+def _rotate_logs(folder: Path) -> None:
+    """Keep each log, and its previous part, below ten megabytes."""
     for log in folder.glob("*.log"):
         try:
-            if log.stat().st_size > _LARGEST_LOG:
+            if log.stat().st_size > _MAX_LOG_BYTES:
                 shutil.copyfile(log, log.with_suffix(".log.1"))
-                os.truncate(log, 0)  # all who write to it append
+                os.truncate(log, 0)  # every writer appends
         except OSError as error:
-            logger.warning("%s could not be cut (%s)", log.name, error)
+            logger.warning("%s could not be rotated (%s)", log.name, error)
 
 
 def _report(folder: Path, error: PipelineError) -> None:
@@ -198,20 +197,20 @@ def _report(folder: Path, error: PipelineError) -> None:
 
 
 def _supervise(folder: Path) -> None:
-    line = services_folder(folder) / f"lifeline-{os.getpid()}-{time.time_ns()}"
-    held: Any = lifeline.hold(line)
+    lifeline = services_folder(folder) / f"lifeline-{os.getpid()}-{time.time_ns()}"
+    held = supervisor_lifeline.hold(lifeline)
     try:
         written = plan_file(folder)
         plan = Plan.model_validate_json(written.read_text(encoding="utf-8"))
-        written.unlink()  # it may name servers of the user's with their passwords
-        supervisor = Supervisor(folder, plan, line)
+        written.unlink()  # it may contain addresses of the user's servers with passwords
+        supervisor = Supervisor(folder, plan, lifeline)
         signal.signal(signal.SIGTERM, supervisor.stop)
         supervisor.run()
     except PipelineError as error:
         _report(folder, error)
         sys.exit(error.exit_code)
     finally:
-        line.unlink(missing_ok=True)
+        lifeline.unlink(missing_ok=True)
         os.close(held)
 
 
@@ -222,11 +221,11 @@ def _main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
     for stale in services_folder(folder).glob("lifeline-*"):
         stale.unlink(missing_ok=True)
-    try:
-        with FileLock(supervisor_lock(folder), timeout=_LOCK_SECONDS):
+    with try_lock(supervisor_lock(folder), _LOCK_SECONDS) as locked:
+        if locked:
             _supervise(folder)
-    except Timeout:
-        logger.warning("another supervisor looks after %s", folder)
+        else:
+            logger.warning("another supervisor already serves %s", folder)
 
 
 if __name__ == "__main__":

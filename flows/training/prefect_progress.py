@@ -1,8 +1,8 @@
-"""Show in the Prefect UI what goes on inside a task, without making the task wait for the server.
+"""Show the progress of a task in the Prefect UI without making the task wait for the server.
 
-How far the work has come is a progress artifact. A thread writes it, the newest figures only and
-every two seconds at most: a slow server makes the artifact older, one that is away leaves it as it
-is, and the training notices neither. Log lines take Prefect's own way, which queues them.
+A thread writes the progress artifact, with the newest values only and every two seconds at most. A
+slow server delays the artifact, an unreachable one leaves it as it is; the training is not affected
+by either. Log lines go through Prefect's own queue.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SHORT_SECONDS = 1.0
 
 
 def log(text: str, level: int = logging.INFO) -> None:
-    """Write a line into the log of the flow run; nothing outside of one."""
+    """Write a line to the log of the flow run, if there is one."""
     try:
         get_run_logger().log(level, "%s", text)
     except MissingContextError:
@@ -44,7 +44,7 @@ class Shown(NamedTuple):
 
 
 class ProgressArtifact:
-    """The progress artifact of the task run that shows something first."""
+    """The progress artifact of one task run."""
 
     def __init__(self, *, interval: float = INTERVAL_SECONDS) -> None:
         self._interval = interval
@@ -56,12 +56,12 @@ class ProgressArtifact:
         self._began = time.monotonic()
 
     def show(self, percent: float, words: str, *, at_once: bool = True) -> None:
-        """Take note of how far the work has come, and return at once.
+        """Show progress, and return immediately.
 
         Args:
-            percent: of the work.
-            words: beside the bar.
-            at_once: whether work that is done within a second is shown, too.
+            percent: how much of the work is done.
+            words: text beside the bar.
+            at_once: whether to show work that takes less than a second, too.
         """
         with self._changed:
             if self.given_up:
@@ -71,7 +71,7 @@ class ProgressArtifact:
                 return
             self._next = Shown(min(100.0, percent), words)
             if self._thread is None:
-                # Prefect's settings, and which task runs, stand in context variables.
+                # Prefect keeps its settings and the current task in context variables.
                 context = contextvars.copy_context()
                 self._thread = threading.Thread(
                     target=context.run, args=(self._work,), name="progress artifact", daemon=True
@@ -81,18 +81,18 @@ class ProgressArtifact:
 
     @property
     def given_up(self) -> bool:
-        """Whether the server failed so often that it is left alone."""
+        """Whether the server failed so often that no more updates are sent."""
         return self._failures >= _MOST_FAILURES
 
     def wait(self, seconds: float) -> bool:
-        """Wait until everything was written, for tests; return whether it was."""
+        """Wait until everything is written, for tests; return whether it was."""
         with self._changed:
             return self._changed.wait_for(lambda: self._thread is None, seconds)
 
     def _work(self) -> None:
         try:
             self._write_all()
-        except Exception as error:  # noqa: BLE001 - a picture of the work must not disturb it
+        except Exception as error:  # noqa: BLE001 - showing progress must not disturb the work
             logger.debug("progress cannot be shown: %s", error)
             with self._changed:
                 self._failures = _MOST_FAILURES
@@ -129,7 +129,7 @@ class ProgressArtifact:
             else:
                 update_progress_artifact(self._id, percent, shown.words)
             self._failures = 0
-        except Exception as error:  # noqa: BLE001 - a picture of the work must not disturb it
+        except Exception as error:  # noqa: BLE001 - showing progress must not disturb the work
             logger.debug("progress cannot be shown: %s", error)
             self._failures += 1
 
@@ -139,8 +139,8 @@ _current_task: UUID | None = None
 
 
 def artifact() -> ProgressArtifact | None:
-    """Return the progress artifact of the task that runs here; none outside of a task."""
-    global _current, _current_task  # noqa: PLW0603 - tasks of a process run one after the other
+    """Return the progress artifact of the current task; None outside of a task."""
+    global _current, _current_task  # noqa: PLW0603 - the tasks of a process run one after the other
     context = TaskRunContext.get()
     if context is None:
         return None

@@ -1,7 +1,7 @@
 """The stages of a training run as Prefect tasks: each calls one function of the library.
 
-A stage that an earlier run has done on the same data, with the same settings, code and packages, is
-not done again: its task ends in the state Cached, with the run whose result is used.
+A stage whose result an earlier run has computed from the same data, settings, code and packages is
+not repeated: its task ends in the state Cached, which names that run.
 """
 
 from __future__ import annotations
@@ -17,25 +17,24 @@ from prefect.utilities.annotations import opaque, quote
 
 from flows.failures import RETRYING
 from flows.progress import display, show_event
-from flows.training import ahead, run_words
+from flows.training import run_messages
 from pipeline.config import RunConfig
-from pipeline.data import ingestion
+from pipeline.data import ingestion, prepare_stage
 from pipeline.data.ingestion import IngestedData, PreparedData
 from pipeline.evaluation import evaluating
 from pipeline.evaluation.evaluating import Evaluated
-from pipeline.packaging import packaging_stage
+from pipeline.packaging import stage as packaging_stage
+from pipeline.packaging.job import Package
 from pipeline.packaging.model_card import CardFacts
-from pipeline.packaging.packaging_job import Package
 from pipeline.registry import promotion, registration
 from pipeline.registry.promotion import Promotion
 from pipeline.registry.registration import Registered
-from pipeline.run_memory import stage_keys
-from pipeline.run_memory.stage_keys import Ingredients
 from pipeline.run_memory.stage_memory import StageMemory
 from pipeline.section import Section
 from pipeline.tracking import tracked_run
 from pipeline.training import launching
 from pipeline.training.train_result import TrainResult
+from pipeline.workers import prewarm
 
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import State
@@ -43,14 +42,14 @@ if TYPE_CHECKING:
 Result = TypeVar("Result", bound=Section)
 
 _OWN = "done before the interruption"
-_FRESH = "; `patchline run --fresh` computes everything anew"
+_FRESH = "; `patchline run --fresh` computes everything again"
 
 
 def step(task: Callable[..., Any], *inputs: Any, after: Any) -> Any:
     """Call a task, which may end in the state Cached, and return its result.
 
-    Prefect's graph shows one edge, to the task that returned `after`: with one for every input,
-    most of which have come a long way, nobody can read it.
+    Prefect's graph shows one edge, from the task that returned `after`; with an edge for every
+    input it would be unreadable.
     """
     from prefect.client.schemas.objects import State
 
@@ -60,41 +59,30 @@ def step(task: Callable[..., Any], *inputs: Any, after: Any) -> Any:
 
 @task(
     name="Read the data",
-    task_run_name=run_words.read_name,
+    task_run_name=run_messages.read_name,
     cache_policy=NO_CACHE,
     **RETRYING,
 )
 def read_data(config: RunConfig, workspace: Path) -> IngestedData:
-    """List the source, check every image, split."""
+    """List the source, check every image, and split."""
     return ingestion.ingest(config, workspace, display().advance)
 
 
 @task(
     name="Decode the images",
-    task_run_name=run_words.decode_name,
+    task_run_name=run_messages.decode_name,
     cache_policy=NO_CACHE,
     **RETRYING,
 )
 def decode_images(
     config: RunConfig, data: IngestedData, memory: StageMemory
 ) -> PreparedData | State[PreparedData]:
-    """Write the prepared store, unless it exists."""
-    known = memory.recall("prepare", prepare_ingredients(config, data), PreparedData)
-    if known is not None:
-        return _ended(known, memory, "prepare", "its images are used again")
-    return ingestion.prepare(config, data, memory.workspace, display().advance, fresh=memory.fresh)
+    """Decode every image into the prepared store."""
+    prepared = prepare_stage.prepare_run(config, data, memory, display().advance)
+    return _ended(prepared, memory, prepare_stage.STAGE, "its images are used again")
 
 
-def remember_prepared(
-    memory: StageMemory, config: RunConfig, data: IngestedData, prepared: PreparedData
-) -> None:
-    """Keep a record of the prepared store, as soon as there is a run that it belongs to."""
-    if "prepare" not in memory.reused:
-        made = prepared.model_copy(update={"reused": False})
-        memory.remember("prepare", made, prepared.store, prepare_ingredients(config, data))
-
-
-@task(name="Train the model", task_run_name=run_words.train_name, cache_policy=NO_CACHE)
+@task(name="Train the model", task_run_name=run_messages.train_name, cache_policy=NO_CACHE)
 def train_model(
     config: RunConfig,
     data: IngestedData,
@@ -102,16 +90,18 @@ def train_model(
     run: tracked_run.TrackedRun,
     memory: StageMemory,
 ) -> TrainResult | State[TrainResult]:
-    """Train in a process of its own."""
-    follow = ahead.following_stages(show_event)
+    """Train in a separate process."""
+    follow = prewarm.following_stages(show_event)
     trained = launching.train(config, data, prepared, run, memory, follow)
     limit = config.training.time_limit
-    what = f"its training (it was limited to {limit}, too) is" if limit else "its training is"
+    what = f"its training (also limited to {limit}) is" if limit else "its training is"
     return _ended(trained, memory, "train", f"{what} used again{_FRESH}")
 
 
 @task(
-    name="Evaluate on the test images", task_run_name=run_words.evaluate_name, cache_policy=NO_CACHE
+    name="Evaluate on the test images",
+    task_run_name=run_messages.evaluate_name,
+    cache_policy=NO_CACHE,
 )
 def evaluate_model(
     config: RunConfig,
@@ -126,7 +116,7 @@ def evaluate_model(
     return _ended(evaluating.evaluate_run(*inputs), memory, "evaluate")
 
 
-@task(name="Package the model", task_run_name=run_words.package_name, cache_policy=NO_CACHE)
+@task(name="Package the model", task_run_name=run_messages.package_name, cache_policy=NO_CACHE)
 def package_model(
     config: RunConfig,
     data: IngestedData,
@@ -142,7 +132,7 @@ def package_model(
     return _ended(packaging_stage.package_run(*inputs), memory, "package")
 
 
-@task(name="Register the model", task_run_name=run_words.register_name, cache_policy=NO_CACHE)
+@task(name="Register the model", task_run_name=run_messages.register_name, cache_policy=NO_CACHE)
 def register_model(
     run: tracked_run.TrackedRun, model_id: str, name: str, package: Package, tags: dict[str, str]
 ) -> Registered:
@@ -151,28 +141,19 @@ def register_model(
 
 
 @task(
-    name="Give the version its aliases", task_run_name=run_words.welcome_name, cache_policy=NO_CACHE
+    name="Assign the version's aliases",
+    task_run_name=run_messages.assign_aliases_name,
+    cache_policy=NO_CACHE,
 )
-def welcome_version(config: RunConfig, registered: Registered, folder: Path) -> Promotion | None:
-    """Make the version challenger, and champion if the config lets it."""
-    return promotion.welcome(registered.reference, config.promotion, folder, display().note)
-
-
-def prepare_ingredients(config: RunConfig, data: IngestedData) -> Ingredients:
-    """Return everything that decides the decoded images."""
-    sizes = {key: str(getattr(config.data, key)) for key in ("image_size", "channels", "resize")}
-    return {
-        "data": data.fingerprint,
-        **sizes,
-        "code": stage_keys.code("pipeline.data.prepared_store"),
-        **stage_keys.package_versions(),
-    }
+def assign_aliases(config: RunConfig, registered: Registered, folder: Path) -> Promotion | None:
+    """Make the version challenger, and champion if the config allows it."""
+    return promotion.assign_aliases(registered.reference, config.promotion, folder, display().note)
 
 
 def _ended(
     result: Result, memory: StageMemory, stage: str, what: str = "its result is used again"
 ) -> Result | State[Result]:
-    """Return a result that was computed as it is, and one that was recalled in the state Cached."""
+    """Return a computed result unchanged, and a recalled one in the state Cached."""
     if stage not in memory.recalled:
         return result
     source = memory.reused.get(stage)

@@ -1,7 +1,7 @@
 """The training flow: from a config to a registered model.
 
-One MLflow run owns the whole line. A flow run that is tried again by Prefect, and one that resumes
-a run by its id, continue that run from the stage that failed.
+One MLflow run owns the whole line. A flow run that Prefect retries, and one that resumes a run by
+its id, continue that run from the stage that failed.
 """
 
 from __future__ import annotations
@@ -10,63 +10,64 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import Any
 
 from prefect import flow
 from prefect.runtime import flow_run
 
-from flows.approval import questions
+from flows.approval import requests
 from flows.closing import close_runs
 from flows.failures import failed
 from flows.notifications import events
 from flows.progress import display
-from flows.training import ahead, run_words, stages
-from flows.training.run_summary import RunSummary
+from flows.training import run_messages, stages
 from pipeline import quiet_libraries, redaction
+from pipeline.automation import event_kinds
 from pipeline.browsing.outcome import Outcome
+from pipeline.browsing.run_summary import RunSummary, summary_of
 from pipeline.config import RunConfig
-from pipeline.data import ingestion
+from pipeline.data import ingestion, prepare_stage
 from pipeline.data.ingestion import IngestedData, PreparedData
 from pipeline.errors import DataError, PipelineError
 from pipeline.evaluation.evaluating import Evaluated
 from pipeline.files.atomic_files import write_text
+from pipeline.packaging.job import Package
 from pipeline.packaging.model_card import CardFacts
-from pipeline.packaging.packaging_job import Package
 from pipeline.plugin_system import plugin_settings
 from pipeline.plugin_system.plugin_loader import plugin_files
-from pipeline.redaction import redacted
 from pipeline.registry import registered_models, registration
 from pipeline.registry.promotion import Promotion
 from pipeline.registry.registration import Registered
 from pipeline.run_memory import interrupted_runs, live_runs
 from pipeline.run_memory.interrupted_runs import SUMMARY_FILE, InterruptedRun, RunRequest
 from pipeline.run_memory.stage_memory import StageMemory
-from pipeline.tracking import provenance, tracked_run, tracking_store
+from pipeline.tracking import provenance, tracked_run
 from pipeline.training import launching
 from pipeline.training.train_result import TrainResult
-from pipeline.workers import worker_start
+from pipeline.workers import prewarm, worker_start
 from pipeline.workspace import WORKSPACE
 
 REUSED_TAG = "patchline.reused"
-"""With a stage after it: the run whose result was used instead of computing it again."""
+"""Followed by a stage: the run whose result was used instead of computing it again."""
 
 
 @dataclass
-class _Line:
-    """What a run knows on its way from the data to the model."""
+class RunState:
+    """What a run has gathered on the way from the data to the model."""
 
     config: RunConfig
     memory: StageMemory
-    interrupted: InterruptedRun | None
-    afresh: tuple[RunConfig, StageMemory] | None = None
-    """What to begin a new run with, if the data is no longer that of the interrupted one."""
+    interrupted: InterruptedRun | None = None
+    """The run that is continued."""
+    fallback: tuple[RunConfig, StageMemory] | None = None
+    """For a new run, in case the data is no longer that of the interrupted one."""
     seconds: dict[str, float] = field(default_factory=dict)
     run: tracked_run.TrackedRun | None = None
 
     @contextmanager
-    def stage(self, key: str, words: str) -> Iterator[None]:
-        """Name a stage on the display and measure its seconds."""
-        display().stage(words)
+    def stage(self, key: str, title: str) -> Iterator[None]:
+        """Show the title of a stage and measure its seconds."""
+        display().stage(title)
         began = time.monotonic()
         try:
             yield
@@ -76,7 +77,7 @@ class _Line:
             self.tag_reuse(self.run)
 
     def tag_reuse(self, run: tracked_run.TrackedRun) -> None:
-        """Write on the run which stages were not computed again."""
+        """Tag the run with the stages whose results came from other runs."""
         tags = {f"{REUSED_TAG}.{stage}": source for stage, source in self.memory.reused.items()}
         if tags:
             tracked_run.set_tags(run, tags)
@@ -84,8 +85,8 @@ class _Line:
 
 @flow(
     name="Train and register",
-    flow_run_name=run_words.flow_name,
-    description=run_words.FLOW_DESCRIPTION,
+    flow_run_name=run_messages.flow_name,
+    description=run_messages.FLOW_DESCRIPTION,
     on_crashed=[close_runs.on_crashed],
     on_cancellation=[close_runs.on_cancellation],
 )
@@ -94,252 +95,225 @@ def training_flow(config: RunConfig, resume: str | None = None, fresh: bool = Fa
 
     Args:
         config: everything that decides what is computed.
-        resume: id of a run that failed or was killed, which is continued instead.
-        fresh: compute every stage, whatever earlier runs have done.
+        resume: id of a run that failed or was killed, which is continued.
+        fresh: compute every stage instead of reusing results of earlier runs.
     """
     quiet_libraries.apply()  # a worker starts the flow without the command line
     redaction.install()
     workspace = WORKSPACE.resolve()
     flow_run_id = str(flow_run.id)
     with live_runs.alive(workspace, flow_run_id, "training"), worker_start.prepared_workers():
-        ahead.training()
+        prewarm.training()
         try:
             interrupted = (
                 interrupted_runs.find(resume, workspace / "runs")
                 if resume
                 else interrupted_runs.of_flow_run(flow_run_id, workspace / "runs")
             )
-            if interrupted and interrupted.finished:  # only its last word did not reach Prefect
-                return _summary_of(interrupted)
-            line = _line(config, StageMemory(workspace, fresh=fresh, on_note=display().note))
+            if interrupted and interrupted.finished:  # Prefect missed its end
+                return _saved_summary(interrupted)
+            state = _state(config, StageMemory(workspace, fresh=fresh, on_note=display().note))
             if interrupted:
-                line = _continued(interrupted, line, by_hand=bool(resume))
-            return _whole_line(line)
+                state = _continued(interrupted, state, by_hand=bool(resume))
+            return _run_stages(state)
         except PipelineError as error:
             return failed(error)  # type: ignore[return-value]  # Prefect raises it
 
 
-def _line(config: RunConfig, memory: StageMemory) -> _Line:
-    return _Line(plugin_settings.checked_plugins(config), memory, None)
+def _state(
+    config: RunConfig, memory: StageMemory, interrupted: InterruptedRun | None = None
+) -> RunState:
+    return RunState(plugin_settings.checked_plugins(config), memory, interrupted)
 
 
-def _continued(interrupted: InterruptedRun, new: _Line, *, by_hand: bool) -> _Line:
-    """Return the line of an interrupted run; a person who asks for it wants that one or none."""
-    display().note(f"continuing run {interrupted.run_id[:8]}")
+def _continued(interrupted: InterruptedRun, new: RunState, *, by_hand: bool) -> RunState:
+    """Return the state of an interrupted run; only a retry may fall back to a new run."""
+    display().note(f"resuming run {interrupted.run_id[:8]}")
     if interrupted.code_changed:
-        display().note("the code has changed since it began; what is left runs with the new one")
+        display().note(
+            "the code has changed since it started; the remaining stages use the new code"
+        )
     fresh = interrupted.request.fresh
     memory = StageMemory(new.memory.workspace, fresh=fresh, on_note=display().note)
     memory.enter(interrupted.run_id, interrupted.folder)
-    line = _line(interrupted.request.config, memory)
-    line.interrupted = interrupted
-    line.afresh = None if by_hand else (new.config, new.memory)
-    return line
+    state = _state(interrupted.request.config, memory, interrupted)
+    state.fallback = None if by_hand else (new.config, new.memory)
+    return state
 
 
-def _whole_line(line: _Line) -> RunSummary:
-    """Go through all stages, and say how it ended."""
+def _run_stages(state: RunState) -> RunSummary:
+    """Run all stages and report how the run ended."""
     try:
-        data, prepared = _read_and_prepare(line)
-        with _opened(line, data) as run:
-            summary = _train_and_register(line, run, data, prepared)
+        data, prepared = _read_and_prepare(state)
+        with _opened(state, data) as run:
+            summary = _train_and_register(state, run, data, prepared)
     except BaseException as error:
-        _tell_end(line, error)
+        _report_failure(state, error)
         raise
-    accuracy = summary.metrics["test/accuracy"].value
-    payload = {
-        "name": summary.name,
-        "run_id": summary.run_id,
-        "version": summary.version,
-        "accuracy": accuracy,
-        "seconds": round(sum(summary.seconds.values()), 1),
-    }
-    events.emit(events.RUN_FINISHED, f"patchline.run.{summary.run_id}", payload)
+    _emit(
+        event_kinds.RUN_FINISHED,
+        f"run.{summary.run_id}",
+        name=summary.name,
+        run_id=summary.run_id,
+        version=summary.version,
+        accuracy=summary.metrics["test/accuracy"].value,
+        seconds=round(sum(summary.seconds.values()), 1),
+    )
     return summary
 
 
-def _read_and_prepare(line: _Line) -> tuple[IngestedData, PreparedData]:
-    config, workspace = line.config, line.memory.workspace
-    with line.stage("read", f"Reading the data ({config.data.path or config.data.source})"):
+def _emit(event: str, resource: str, **payload: Any) -> None:
+    events.emit(event, f"patchline.{resource}", payload)
+
+
+def _read_and_prepare(state: RunState) -> tuple[IngestedData, PreparedData]:
+    config, workspace = state.config, state.memory.workspace
+    with state.stage("read", f"Reading the data ({config.data.path or config.data.source})"):
         data = stages.read_data(config, workspace)
-    run_words.note_data(data)
-    if line.interrupted:
-        _hold_against(line.interrupted, line, data)
-    line.config = ingestion.resolve(line.config, data)
-    with line.stage("prepare", "Decoding the images"):
-        registered_models.check_classes(str(line.config.name), data.classes)
+    for words in data.findings():
+        display().note(words)
+    if state.interrupted:
+        _check_data_unchanged(state.interrupted, state, data)
+    state.config = ingestion.resolve(state.config, data)
+    with state.stage("prepare", "Decoding the images"):
+        registered_models.check_classes(str(state.config.name), data.classes)
         prepared: PreparedData = stages.step(
-            stages.decode_images, line.config, data, line.memory, after=data
+            stages.decode_images, state.config, data, state.memory, after=data
         )
-        run_words.note_reuse(prepared)
+        if prepared.reused:
+            display().note("nothing changed: the images decoded before are used again")
     return data, prepared
 
 
-def _hold_against(interrupted: InterruptedRun, line: _Line, data: IngestedData) -> None:
-    """See to it that a run does not go on with other data than it began with."""
+def _check_data_unchanged(interrupted: InterruptedRun, state: RunState, data: IngestedData) -> None:
+    """Make sure that a run is not continued with other data than it started with."""
     before = interrupted.request.data_fingerprint
     if data.fingerprint == before:
         return
     changed = (
-        f"The data has changed since the run {interrupted.run_id[:8]} began (version "
+        f"The data has changed since the run {interrupted.run_id[:8]} started (version "
         f"{before[:12]} then, {data.fingerprint[:12]} now), so it cannot be continued."
     )
-    if line.afresh is None:
+    if state.fallback is None:
         raise DataError(f"{changed} Start a new run.")
     display().note(f"{changed} A new run is started.")
-    line.interrupted, (line.config, line.memory) = None, line.afresh
+    state.interrupted, (state.config, state.memory) = None, state.fallback
 
 
 @contextmanager
-def _opened(line: _Line, data: IngestedData) -> Iterator[tracked_run.TrackedRun]:
-    """Open a new run, or the interrupted one again."""
-    same = line.interrupted
-    with _same_run(same, line, data) if same else _new_run(line, data) as run:
-        line.run = run
-        line.memory.enter(run.run_id, run.folder)
-        line.tag_reuse(run)
-        run_words.tag_flow_run(run, line.config)
-        payload = {
-            "name": str(line.config.name),
-            "run_id": run.run_id,
-            "data": data.fingerprint,
-        }
-        events.emit(events.RUN_STARTED, f"patchline.run.{run.run_id}", payload)
+def _opened(state: RunState, data: IngestedData) -> Iterator[tracked_run.TrackedRun]:
+    """Open a new run, or reopen the interrupted one."""
+    same = state.interrupted
+    with _same_run(same, state, data) if same else _new_run(state, data) as run:
+        state.run = run
+        state.memory.enter(run.run_id, run.folder)
+        state.tag_reuse(run)
+        run_messages.tag_flow_run(run, state.config)
+        started = {"name": str(state.config.name), "run_id": run.run_id, "data": data.fingerprint}
+        _emit(event_kinds.RUN_STARTED, f"run.{run.run_id}", **started)
         yield run
 
 
-def _new_run(line: _Line, data: IngestedData) -> AbstractContextManager[tracked_run.TrackedRun]:
+def _new_run(state: RunState, data: IngestedData) -> AbstractContextManager[tracked_run.TrackedRun]:
     request = RunRequest(
-        config=line.config,
+        config=state.config,
         data_fingerprint=data.fingerprint,
         plugin_files=tuple(str(file) for file in plugin_files()),
-        fresh=line.memory.fresh,
+        fresh=state.memory.fresh,
         code=interrupted_runs.library_code(),
     )
-    runs = line.memory.workspace / "runs"
+    runs = state.memory.workspace / "runs"
     text = request.model_dump_json(indent=2)
-    return tracked_run.owned_run(line.config, runs, _run_tags(data), text)
+    return tracked_run.owned_run(state.config, runs, _run_tags(data), text)
 
 
 def _same_run(
-    interrupted: InterruptedRun, line: _Line, data: IngestedData
+    interrupted: InterruptedRun, state: RunState, data: IngestedData
 ) -> AbstractContextManager[tracked_run.TrackedRun]:
     flow_runs = f"{interrupted.flow_runs},{flow_run.id}"
     tags = {**_run_tags(data), tracked_run.FLOW_RUNS_TAG: flow_runs}
-    params = line.config.flat()
+    params = state.config.flat()
     return tracked_run.continued_run(interrupted.run_id, interrupted.folder, params, tags)
 
 
 def _train_and_register(
-    line: _Line, run: tracked_run.TrackedRun, data: IngestedData, prepared: PreparedData
+    state: RunState, run: tracked_run.TrackedRun, data: IngestedData, prepared: PreparedData
 ) -> RunSummary:
-    config, memory = line.config, line.memory
-    stages.remember_prepared(memory, config, data, prepared)
+    config, memory = state.config, state.memory
+    prepare_stage.remember_prepared(config, data, prepared, memory)
     launching.log_config(config, run)
     tracked_run.log_data(run, data.name, data.fingerprint, data.manifest_file)
-    with line.stage("train", run_words.training_words(config)):
+    with state.stage("train", f"Training {run_messages.training_recipe(config)}"):
         trained: TrainResult = stages.step(
             stages.train_model, config, data, prepared, run, memory, after=prepared
         )
-    config, config_file = _record_training(config, trained, run)
+    config, config_file = launching.record_training(config, trained, run)
     model_id = registration.logged_model(run, str(config.name))
-    with line.stage("evaluate", "Evaluating on the test images"):
+    with state.stage("evaluate", "Evaluating on the test images"):
         evaluated: Evaluated = stages.step(
             stages.evaluate_model, config, data, prepared, trained, run, memory, after=trained
         )
         registration.log_report_metrics(run, model_id, evaluated.report, data.name)
-        _log_report(run, evaluated)
-    with line.stage("package", "Packaging the model and checking the package"):
+        if evaluated.report.warning:
+            display().note(evaluated.report.warning)
+        for file in sorted(evaluated.folder.iterdir()):
+            tracked_run.log_file(run, file, "report")
+    with state.stage("package", "Packaging the model and checking the package"):
         card = _card(config, data, trained, evaluated)
         inputs = (config, data, prepared, trained, evaluated, card, run, memory)
         package: Package = stages.step(stages.package_model, *inputs, after=evaluated)
-    with line.stage("register", f"Registering '{config.name}'"):
+    with state.stage("register", f"Registering '{config.name}'"):
         named = (run, model_id, str(config.name), package, _prefect_tags())
         registered: Registered = stages.step(stages.register_model, *named, after=package)
-        _tell_registered(run, registered, evaluated)
-    with line.stage("promote", "Giving the version its aliases"):
+        made = {"name": registered.name, "version": registered.version, "run_id": run.run_id}
+        accuracy = evaluated.report.metrics["test/accuracy"].value
+        _emit(event_kinds.MODEL_REGISTERED, f"model.{registered.name}", **made, accuracy=accuracy)
+    with state.stage("promote", "Assigning the aliases"):
         promotion, approval = _promote(config, registered, run)
     aliases = registered_models.aliases(registered.name, registered.version)
-    outcome = Outcome(
-        run, config, data, trained, evaluated, registered, aliases, promotion, run_words.flow_page()
-    )
-    run_words.publish(outcome)
-    return _summary(line, outcome, config_file, approval)
+    page = run_messages.flow_page()
+    outcome = Outcome(run, config, data, trained, evaluated, registered, aliases, promotion, page)
+    run_messages.publish(outcome)
+    summary = summary_of(outcome, state.seconds, config_file, approval, memory.reused)
+    write_text(run.folder / SUMMARY_FILE, summary.model_dump_json(indent=2))
+    return summary
 
 
 def _promote(
     config: RunConfig, registered: Registered, run: tracked_run.TrackedRun
 ) -> tuple[Promotion | None, str]:
-    """Give the version its aliases, and ask a person where the config says so."""
+    """Assign the version's aliases, and request an approval where the config asks for one."""
     folder = run.folder / "promotion"
     promotion: Promotion | None = stages.step(
-        stages.welcome_version, config, registered, folder, after=registered
+        stages.assign_aliases, config, registered, folder, after=registered
     )
     if promotion:
-        events.tell_decision(promotion)
+        events.emit_decision(promotion)
     if config.promotion.approval and not (promotion and promotion.promoted):
-        words = questions.ask(registered.reference, config.promotion) or ""
-        return promotion, words
+        return promotion, requests.request_approval(registered.reference, config.promotion) or ""
     return promotion, ""
 
 
-def _summary(line: _Line, outcome: Outcome, config_file: Path, approval: str) -> RunSummary:
-    """Write down what the run leaves behind."""
-    run, data, registered = outcome.run, outcome.data, outcome.registered
-    summary = RunSummary(
-        run_id=run.run_id,
-        name=registered.name,
-        version=registered.version,
-        aliases=outcome.aliases,
-        status="FINISHED",
-        seconds=line.seconds,
-        metrics=outcome.evaluated.report.metrics,
-        report=str(outcome.evaluated.html),
-        tracking_uri=redacted(tracking_store.use_store()),
-        config=str(config_file),
-        data_fingerprint=data.fingerprint,
-        example_image=data.example_image,
-        notes=data.notes,
-        promotion=outcome.promotion,
-        approval=approval,
-        reused=line.memory.reused,
-    )
-    write_text(run.folder / SUMMARY_FILE, summary.model_dump_json(indent=2))
-    return summary
-
-
-def _summary_of(finished: InterruptedRun) -> RunSummary:
+def _saved_summary(finished: InterruptedRun) -> RunSummary:
     file = finished.folder / SUMMARY_FILE
     return RunSummary.model_validate_json(file.read_text(encoding="utf-8"))
 
 
-def _tell_registered(
-    run: tracked_run.TrackedRun, registered: Registered, evaluated: Evaluated
-) -> None:
-    payload = {
-        "name": registered.name,
-        "version": registered.version,
-        "run_id": run.run_id,
-        "accuracy": evaluated.report.metrics["test/accuracy"].value,
-    }
-    events.emit(events.MODEL_REGISTERED, f"patchline.model.{registered.name}", payload)
-
-
-def _tell_end(line: _Line, error: BaseException) -> None:
-    """Say that the run ended before its time, and how it can be continued."""
+def _report_failure(state: RunState, error: BaseException) -> None:
+    """Report that the run failed or was killed, and how it can be resumed."""
     failed = isinstance(error, Exception)
-    run_id = line.run.run_id if line.run else ""
-    payload = {
-        "name": line.config.name or run_words.data_name(line.config),
-        "run_id": run_id,
-        "reason": str(error) if failed else "it was stopped by a signal",
-    }
-    event = events.RUN_FAILED if failed else events.RUN_KILLED
-    events.emit(event, f"patchline.run.{run_id or flow_run.id}", payload)
+    run_id = state.run.run_id if state.run else ""
+    _emit(
+        event_kinds.RUN_FAILED if failed else event_kinds.RUN_KILLED,
+        f"run.{run_id or flow_run.id}",
+        name=state.config.name or run_messages.data_name(state.config),
+        run_id=run_id,
+        reason=str(error) if failed else "it was stopped by a signal",
+    )
     if run_id:
-        display().note(f"continue it with: patchline run --resume {run_id[:8]}")
+        display().note(f"resume it with: patchline run --resume {run_id[:8]}")
     elif not failed:
-        display().note("it was stopped before its training began, so there is nothing to continue")
+        display().note("it was stopped before training started, so there is nothing to resume")
 
 
 def _run_tags(data: IngestedData) -> dict[str, str]:
@@ -350,30 +324,13 @@ def _prefect_tags() -> dict[str, str]:
     return {tracked_run.FLOW_RUN_TAG: str(flow_run.id or "")}
 
 
-def _record_training(
-    config: RunConfig, trained: TrainResult, run: tracked_run.TrackedRun
-) -> tuple[RunConfig, Path]:
-    """Log what the machine decided, and the config with it, which gives the same run again."""
-    kept = ("precision", "device", "threads", "parameters", "stopped_because", "steps")
-    tracked_run.set_tags(run, {f"training.{key}": str(getattr(trained, key)) for key in kept})
-    replayable = launching.replayable(config, trained)
-    return replayable, launching.log_config(replayable, run)
-
-
 def _card(
     config: RunConfig, data: IngestedData, trained: TrainResult, evaluated: Evaluated
 ) -> CardFacts:
     return CardFacts(
         name=str(config.name),
         images=data.counts,
-        figures=evaluated.report.metrics,
+        metrics=evaluated.report.metrics,
         training=f"{trained.steps} steps on {trained.device}, {trained.precision}",
         commit=provenance.commit()[0][:12],
     )
-
-
-def _log_report(run: tracked_run.TrackedRun, evaluated: Evaluated) -> None:
-    if evaluated.report.warning:
-        display().note(evaluated.report.warning)
-    for file in sorted(evaluated.folder.iterdir()):
-        tracked_run.log_file(run, file, "report")

@@ -1,1 +1,1 @@
-"""What people see of runs and models in the MLflow UI: views, names, descriptions, images."""
+"""What people look at: names, views and image grids in the MLflow UI; results in notebooks."""

@@ -1,6 +1,6 @@
-"""The charts of a saved view in which runs are compared: curves over the epochs, image grids.
+"""Charts of the saved view that compares runs: curves over epochs, and image grids.
 
-The keys are those of MLflow 3.17's page; a chart that it does not know it leaves out.
+The keys are those of the MLflow 3.17 UI, which ignores charts that it does not know.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 AUGMENTATION, ERRORS, UNCERTAIN = "augmentation", "confident errors", "least certain"
 """Keys of the image grids."""
 _RUNS = 10
-"""That a chart shows at most."""
+"""Maximum number of runs in a chart."""
 _CURVES = (
     "validation/accuracy",
     "validation/loss",
@@ -22,7 +22,7 @@ _CURVES = (
 
 
 def comparing_charts() -> dict[str, Any]:
-    """Return the part of a view's state that holds its charts."""
+    """Return the charts in a view's state."""
     curves = [_curve(metric) for metric in _CURVES]
     grids = [_grid(key) for key in (ERRORS, UNCERTAIN, AUGMENTATION)]
     return {

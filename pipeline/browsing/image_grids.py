@@ -1,7 +1,7 @@
-"""Images of a run under fixed keys, one step after the other, so that runs compare side by side.
+"""Log images of a run under fixed keys, so that the MLflow UI compares runs side by side.
 
-MLflow's charts show them as a grid with a slider over the steps. They are cut out of the pictures
-that the run has drawn anyway. Shapes: height H, width W.
+MLflow shows them as a grid with a slider over the steps. They are cut out of figures that the run
+has already drawn. Shapes: height H, width W, channels C.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import numpy as np
 
 from pipeline.browsing.charts import AUGMENTATION, ERRORS, UNCERTAIN
 from pipeline.browsing.outcome import Outcome
-from pipeline.evaluation import figures
+from pipeline.evaluation import plots
 from pipeline.tracking.tracking_store import client
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
 PREVIEW_FILE = "augmentation_preview.png"
 _PREVIEW_COLUMNS = 9
-"""The original, then eight epochs."""
+"""The original image, then eight epochs."""
 _PREVIEW_STEPS = 6
 _GALLERY_STEPS = 3
 _STRIP = 4
-"""Images side by side in a step of the augmentation."""
+"""Images per row in a step of the augmentation grid."""
 
 
 class GridImage(NamedTuple):
@@ -37,7 +37,7 @@ class GridImage(NamedTuple):
 
 
 def log_grids(outcome: Outcome) -> None:
-    """Log the grids of a run."""
+    """Log the image grids of a run."""
     store = client()
     for image in grid_images(outcome):
         store.log_image(
@@ -50,10 +50,10 @@ def log_grids(outcome: Outcome) -> None:
 
 
 def grid_images(outcome: Outcome) -> Iterator[GridImage]:
-    """Yield what the grids show.
+    """Yield the images of the grids.
 
-    The augmentation: step 0 the originals, step 1 the same images in the first epoch, and so on.
-    Errors and least certain images: step 0 the six surest or least certain, step 1 the next six.
+    Augmentation: step 0 shows the originals, step 1 the same images in the first epoch, and so on.
+    Errors and least certain images: step 0 shows the first six, step 1 the next six.
     """
     preview = outcome.trained.best.parent / PREVIEW_FILE
     if preview.exists():
@@ -61,19 +61,19 @@ def grid_images(outcome: Outcome) -> Iterator[GridImage]:
             yield GridImage(AUGMENTATION, step, pixels)
     report, folder = outcome.evaluated.report, outcome.evaluated.folder
     for key, images, name in (
-        (ERRORS, report.most_confident_errors, figures.ERRORS),
-        (UNCERTAIN, report.least_certain, figures.UNCERTAIN),
+        (ERRORS, report.most_confident_errors, plots.ERRORS),
+        (UNCERTAIN, report.least_certain, plots.UNCERTAIN),
     ):
         if images and (folder / name).exists():
-            rows = figures.gallery_rows(len(images))
+            rows = plots.gallery_rows(len(images))
             for step, pixels in enumerate(_slices(_read(folder / name), rows)[:_GALLERY_STEPS]):
                 yield GridImage(key, step, _stacked(pixels))
 
 
 def preview_steps(preview_HWC: Pixels, most: int = _PREVIEW_STEPS) -> list[Pixels]:
-    """Cut the preview into its epochs: each a picture with four images side by side."""
+    """Cut the preview into its epochs, each an image with four tiles per row."""
     columns = np.split(preview_HWC, _PREVIEW_COLUMNS, axis=1)
-    side = columns[0].shape[1]  # an image and its gap, which are as high as wide
+    side = columns[0].shape[1]  # a square tile: an image with its margin
     steps = []
     for column in columns[:most]:
         tiles = [column[top : top + side] for top in range(0, len(column), side)]
@@ -88,7 +88,7 @@ def preview_steps(preview_HWC: Pixels, most: int = _PREVIEW_STEPS) -> list[Pixel
 
 
 def _stacked(row_HWC: Pixels) -> Pixels:
-    """Put the right half of a row of images under its left half: a grid's cell is a square."""
+    """Stack the left half of a row of images on its right half, because grid cells are square."""
     left, right = np.split(row_HWC[:, : row_HWC.shape[1] // 2 * 2], 2, axis=1)
     return np.concatenate([left, right], axis=0)
 

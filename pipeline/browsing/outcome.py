@@ -1,4 +1,4 @@
-"""What came out of a training run, in the words that its pages share."""
+"""The outcome of a training run, as Markdown for its pages in MLflow and Prefect."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SHOWN = ("accuracy", "balanced_accuracy", "macro_f1", "roc_auc", "log_loss", "e
 
 @dataclass(frozen=True)
 class Outcome:
-    """A run that is done but for its pages."""
+    """A finished run whose pages are not written yet."""
 
     run: TrackedRun
     config: RunConfig
@@ -35,7 +35,7 @@ class Outcome:
     promotion: Promotion | None
     """None where a person has to decide."""
     flow_page: str = ""
-    """Address of the flow run in the Prefect UI; empty without one."""
+    """Address of the flow run in the Prefect UI; empty if there is none."""
 
     @property
     def accuracy(self) -> float:
@@ -44,26 +44,26 @@ class Outcome:
 
     @property
     def run_name(self) -> str:
-        """Data, model and accuracy: what a list of runs has to tell."""
+        """Data, model and accuracy, for lists of runs."""
         return f"{self.config.name} {recipe(self.config)} {self.accuracy:.1%}"
 
 
 def recipe(config: RunConfig) -> str:
-    """Return the model with its patch embedding, short: `vit+conv`."""
+    """Return the model with its patch embedding: `vit+conv`."""
     return "+".join(name for name in config.model.names if name != AUTO)
 
 
 def verdict(outcome: Outcome) -> str:
-    """Return in Markdown how good the model is, and what became of it."""
+    """Return the test accuracy, the registered version and the promotion decision."""
     report, registered = outcome.evaluated.report, outcome.registered
     accuracy = report.accuracy
-    warning = f"\n\nWatch out: {escaped(report.warning)}." if report.warning else ""
-    aliases = f"at first {', '.join(outcome.aliases)}" if outcome.aliases else "without an alias"
+    warning = f"\n\nWarning: {escaped(report.warning)}." if report.warning else ""
+    aliases = f"initially {', '.join(outcome.aliases)}" if outcome.aliases else "no alias"
     return (
         f"**{accuracy.value:.1%}** of {accuracy.n:,} test images recognised (95 % interval "
         f"{accuracy.low:.1%} to {accuracy.high:.1%}), {_errors(report.errors)}.{warning}\n\n"
         f"Registered as **{escaped(registered.name)}, version {registered.version}** ({aliases}). "
-        f"{promotion_words(outcome.promotion)}"
+        f"{promotion_sentence(outcome.promotion)}"
     )
 
 
@@ -71,40 +71,40 @@ def _errors(number: int) -> str:
     return "1 error" if number == 1 else f"{number:,} errors"
 
 
-def promotion_words(promotion: Promotion | None) -> str:
-    """Return what was decided about the champion, in words that stay true afterwards."""
+def promotion_sentence(promotion: Promotion | None) -> str:
+    """Return the promotion decision, in words that stay true when the champion changes."""
     if promotion is None:
-        return "At the end of the run it was left to a person whether it becomes champion."
-    decided = "became the champion" if promotion.promoted else "was not promoted"
-    return f"At the end of the run it {decided}: {escaped(promotion.reason)}."
+        return "At the end of the run, the promotion was left to a person."
+    decided = "promoted to champion" if promotion.promoted else "not promoted"
+    return f"At the end of the run, it was {decided}: {escaped(promotion.reason)}."
 
 
 def links(outcome: Outcome, base: str = "") -> str:
-    """Return the ways on, in Markdown.
+    """Return links to the related pages.
 
     Args:
         outcome: of the run.
-        base: what stands in front of a path of the MLflow UI; nothing on its own pages.
+        base: prefix for paths in the MLflow UI; empty on MLflow's own pages.
     """
     run, registered = outcome.run, outcome.registered
-    ways = {
+    paths = {
         "Report": addresses.report_path(run),
-        "Curves and images, beside other runs": saved_views.path(
+        "Curves and images, compared with other runs": saved_views.path(
             run.experiment_id, saved_views.CURVES
         ),
         "Model version": addresses.model_path(registered.name, registered.version),
         "All runs, best first": saved_views.path(run.experiment_id),
     }
-    found = {words: f"{base}{path}" for words, path in ways.items()}
+    found = {label: f"{base}{path}" for label, path in paths.items()}
     if base:
         found = {"Run in MLflow": f"{base}{addresses.run_path(run)}", **found}
     elif outcome.flow_page:
         found["Flow run in Prefect"] = outcome.flow_page
-    return " · ".join(f"[{words}]({address})" for words, address in found.items())
+    return " · ".join(f"[{label}]({address})" for label, address in found.items())
 
 
-def figures(outcome: Outcome) -> str:
-    """Return the figures that decide, as a table in Markdown."""
+def metrics_table(outcome: Outcome) -> str:
+    """Return the main test metrics as a table."""
     lines = ["| on the test images | value | 95 % interval |", "|---|---|---|"]
     for name in _SHOWN:
         estimate = outcome.evaluated.report.metrics.get(f"test/{name}")
@@ -118,9 +118,9 @@ def figures(outcome: Outcome) -> str:
 
 
 def lineage(outcome: Outcome) -> str:
-    """Return where the model comes from, as a table in Markdown."""
+    """Return the origin of the model as a table: data, model, training, run, code."""
     rows = [f"| {key} | {value} |" for key, value in _lineage(outcome)]
-    return "\n".join(["| made of | |", "|---|---|", *rows])
+    return "\n".join(["| origin | |", "|---|---|", *rows])
 
 
 def _lineage(outcome: Outcome) -> Iterator[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""Write what a person sees of a finished run in the MLflow UI."""
+"""Write the pages of a finished run in the MLflow UI."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import time
 
 from pipeline.browsing import image_grids, saved_views
-from pipeline.browsing.outcome import Outcome, figures, lineage, links, verdict
+from pipeline.browsing.outcome import Outcome, lineage, links, metrics_table, verdict
 from pipeline.packaging.model_card import escaped
 from pipeline.tracking import addresses
 from pipeline.tracking.tracking_store import client
@@ -21,7 +21,7 @@ _LISTED_CLASSES = 30
 def write_pages(outcome: Outcome) -> bool:
     """Name and describe the run, its version, its model and its experiment; log the image grids.
 
-    The model is registered by now, so a store that fails here costs words, never the run.
+    The model is already registered, so a failure of the store only costs these pages.
 
     Returns:
         Whether everything was written.
@@ -29,10 +29,10 @@ def write_pages(outcome: Outcome) -> bool:
     try:
         _write_run(outcome)
         _write_version(outcome)
-        saved_views.write_views(outcome.run.experiment_id, _experiment_words(outcome))
+        saved_views.write_views(outcome.run.experiment_id, _experiment_text(outcome))
         image_grids.log_grids(outcome)
-    except Exception as error:  # noqa: BLE001 - a store fails in many ways
-        logger.warning("The run's pages in MLflow could not be finished: %s", error)
+    except Exception as error:  # noqa: BLE001 - the store can fail in many ways
+        logger.warning("The run's pages in MLflow could not be written: %s", error)
         return False
     return True
 
@@ -47,20 +47,20 @@ def _write_run(outcome: Outcome) -> None:
         "train/parameters": float(outcome.trained.parameters),
     }
     promoted = outcome.promotion is not None and outcome.promotion.promoted
-    parts = (verdict(outcome), links(outcome), figures(outcome), lineage(outcome))
+    parts = (verdict(outcome), links(outcome), metrics_table(outcome), lineage(outcome))
     store.log_batch(
         run_id,
         metrics=[Metric(key, value, moment, step) for key, value in numbers.items()],
         tags=[
             RunTag(NOTE_TAG, "\n\n".join(parts)),
-            RunTag(saved_views.ACCURACY_TAG, _accuracy_words(outcome)),
+            RunTag(saved_views.ACCURACY_TAG, _accuracy_text(outcome)),
             RunTag(PROMOTED_TAG, str(promoted).lower()),
         ],
     )
     store.update_run(run_id, name=outcome.run_name)
 
 
-def _accuracy_words(outcome: Outcome) -> str:
+def _accuracy_text(outcome: Outcome) -> str:
     accuracy = outcome.evaluated.report.accuracy
     low, high = 100 * accuracy.low, 100 * accuracy.high
     return f"{accuracy.value:.1%} ({low:.1f} to {high:.1f})"
@@ -69,35 +69,35 @@ def _accuracy_words(outcome: Outcome) -> str:
 def _write_version(outcome: Outcome) -> None:
     store, registered = client(), outcome.registered
     if not store.get_registered_model(registered.name).description:
-        store.update_registered_model(registered.name, _model_words(outcome))
+        store.update_registered_model(registered.name, _model_text(outcome))
     run = f"[Run in MLflow]({addresses.run_path(outcome.run)})"
     report = f"[Report]({addresses.report_path(outcome.run)})"
-    parts = (verdict(outcome), f"{run} · {report}", figures(outcome), lineage(outcome))
+    parts = (verdict(outcome), f"{run} · {report}", metrics_table(outcome), lineage(outcome))
     store.update_model_version(registered.name, registered.version, "\n\n".join(parts))
 
 
-def _model_words(outcome: Outcome) -> str:
+def _model_text(outcome: Outcome) -> str:
     classes, name = outcome.data.classes, outcome.registered.name
     listed = ", ".join(escaped(label) for label in classes[:_LISTED_CLASSES])
     rest = len(classes) - _LISTED_CLASSES
     more = f" and {rest:,} more" if rest > 0 else ""
     return (
         f"Labels an image with one of {len(classes):,} classes: {listed}{more}.\n\n"
-        "The alias **champion** is the version to use, **challenger** the newest one that may "
-        "replace it. Every version says below where it comes from and how good it is.\n\n"
+        "The alias **champion** is the version to use; **challenger** is the newest version, which "
+        "may replace it. Each version below shows its origin and its test metrics.\n\n"
         f"```sh\npatchline predict {name}@champion IMAGE\npatchline models {name}\n"
         f"patchline promote {name}\n```\n\n"
-        f"[All trainings, best first]({saved_views.path(outcome.run.experiment_id)})"
+        f"[All training runs, best first]({saved_views.path(outcome.run.experiment_id)})"
     )
 
 
-def _experiment_words(outcome: Outcome) -> str:
+def _experiment_text(outcome: Outcome) -> str:
     experiment, name = outcome.run.experiment_id, outcome.registered.name
     questions = "\n".join(
         f"- [{view.question}]({saved_views.path(experiment, view)})" for view in saved_views.VIEWS
     )
     return (
-        f"Everything that was trained on **{escaped(name)}** with Patchline. The menu *Views* "
-        f"answers the usual questions:\n\n{questions}\n\n"
+        f"All Patchline training runs for **{escaped(name)}**. The menu *Views* "
+        f"answers common questions:\n\n{questions}\n\n"
         f"The [registered model]({addresses.model_path(name)}) holds the versions."
     )

@@ -1,8 +1,8 @@
-"""Views of an experiment that MLflow's page offers in its menu "Views": the usual questions.
+"""Saved views of an experiment for common questions, in the menu "Views" of the MLflow UI.
 
-MLflow 3.17 keeps a view as the experiment's tag `mlflow.sharedViewState.ID`, JSON with `name`,
-`createdAt`, `updatedAt` (milliseconds) and `state`, again JSON: the filter, the order and the
-columns of the table. A link with `viewStateShareKey=ID` opens it.
+MLflow 3.17 stores a view as the experiment's tag `mlflow.sharedViewState.ID`, JSON with `name`,
+`createdAt`, `updatedAt` (milliseconds) and `state`, which is JSON too: the table's filter, order
+and columns. A link with `viewStateShareKey=ID` opens it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _KIND_TAG, _KIND = "mlflow.experimentKind", "custom_model_development"
 _NOTE_TAG = "mlflow.note.content"
 
 ACCURACY_TAG = "test accuracy"
-"""With the interval, in words: the column of a metric shows all digits and no interval."""
+"""Rounded, with its interval; a metric's own column shows all digits and no interval."""
 ACCURACY, ERROR = "metrics.`test/accuracy`", "metrics.`test/log_loss`"
 _STARTED = "attributes.start_time"
 _WIDTHS = {
@@ -54,7 +54,7 @@ _COLUMNS = (
 
 
 class SavedView(Section):
-    """A question about the runs of an experiment, and how MLflow's page answers it."""
+    """A view that answers one question about the runs of an experiment."""
 
     key: str
     """Part of its address."""
@@ -62,17 +62,17 @@ class SavedView(Section):
     """In the menu."""
     question: str
     filter: str = ""
-    """What a person could type into the search box."""
+    """A search expression, as in the search box."""
     order_by: str = _STARTED
     ascending: bool = False
     started: str = "ALL"
     """ALL, LAST_24_HOURS, LAST_7_DAYS, LAST_30_DAYS."""
     columns: tuple[str, ...] = _COLUMNS
     charts: bool = False
-    """Whether it opens as charts, with curves over the epochs and the image grids first."""
+    """Whether it opens as charts: curves over epochs, then image grids."""
 
     def state(self) -> dict[str, Any]:
-        """Return the view as the page reads it; what it does not name has the page's default."""
+        """Return the view as the MLflow UI reads it; missing keys have the UI's defaults."""
         return {
             "searchFilter": self.filter,
             "orderByKey": self.order_by,
@@ -99,7 +99,7 @@ VIEWS = (
     SavedView(
         key="calibrated",
         name="Best probabilities",
-        question="Whose probabilities can be trusted most?",
+        question="Which models have the most reliable probabilities?",
         filter="metrics.`test/accuracy` > 0",
         order_by=ERROR,
         ascending=True,
@@ -107,20 +107,20 @@ VIEWS = (
     SavedView(
         key="curves",
         name="Curves and images",
-        question="How did the trainings go, and what does each model get wrong?",
+        question="How did training go, and what does each model get wrong?",
         filter="metrics.`validation/accuracy` > 0",
         charts=True,
     ),
     SavedView(
         key="week",
         name="This week",
-        question="What ran during the last seven days?",
+        question="Which runs started in the last seven days?",
         started="LAST_7_DAYS",
     ),
     SavedView(
         key="failed",
         name="Failed or stopped",
-        question="What failed, or was stopped?",
+        question="Which runs failed or were stopped?",
         filter="attributes.status != 'FINISHED' AND attributes.status != 'RUNNING'",
         columns=(
             "attributes.`Created`",
@@ -134,8 +134,8 @@ VIEWS = (
     ),
     SavedView(
         key="slowest",
-        name="Slowest trainings",
-        question="What takes longest?",
+        name="Slowest training runs",
+        question="Which runs take longest?",
         filter="metrics.`train/seconds` > 0",
         order_by="metrics.`train/seconds`",
         columns=(
@@ -153,13 +153,13 @@ VIEWS = (
     SavedView(
         key="promoted",
         name="Became champion",
-        question="Which versions became champion when they were made?",
+        question="Which runs promoted their version to champion?",
         filter="tags.`patchline.promoted` = 'true'",
     ),
     SavedView(
         key="changed-code",
         name="With changed code",
-        question="Which runs used code that no commit holds?",
+        question="Which runs used uncommitted code?",
         filter="tags.`patchline.dirty` = 'true'",
     ),
 )
@@ -174,14 +174,14 @@ def view_id(view: SavedView) -> str:
 
 
 def path(experiment_id: str, view: SavedView = BEST) -> str:
-    """Return the page of a view inside the MLflow UI; by default the best models."""
+    """Return the path of a view in the MLflow UI; default: the best models."""
     return addresses.runs_path(experiment_id, view_id(view), charts=view.charts)
 
 
 def write_views(experiment_id: str, description: str) -> None:
-    """Give an experiment the views and, unless it has one, its description.
+    """Add the views to an experiment, and a description unless it has one.
 
-    A view that a person has saved anew under its name stays as it is.
+    A view that a person has changed and saved is kept.
     """
     store = client()
     tags = store.get_experiment(experiment_id).tags
@@ -189,7 +189,7 @@ def write_views(experiment_id: str, description: str) -> None:
     moment = int(time.time() * 1000)
     for number, (tag, view) in enumerate(wanted.items()):
         if _is_old(tags.get(tag), view):
-            # The menu shows the newest first, so the first one is the newest.
+            # The menu shows the newest view first.
             store.set_experiment_tag(experiment_id, tag, _envelope(view, moment - number))
     for tag, value in ((_KIND_TAG, _KIND), (_NOTE_TAG, description)):
         if tag not in tags:
@@ -202,7 +202,7 @@ def _envelope(view: SavedView, moment: int) -> str:
 
 
 def _is_old(saved: str | None, view: SavedView) -> bool:
-    """Return whether a saved view is missing, or ours and of an earlier version of Patchline."""
+    """Return whether a view is missing, or an unchanged one of an earlier Patchline version."""
     if saved is None:
         return True
     try:

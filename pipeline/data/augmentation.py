@@ -1,4 +1,4 @@
-"""Seed an augmentation for each sample, so that it depends on (seed, epoch, image) alone."""
+"""Seed an augmentation for each sample: it depends only on (seed, epoch, image)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from pipeline.config import PluginChoice
 from pipeline.errors import PluginError
 from pipeline.plugin_api import AugmentationContext, ImageSpec
-from pipeline.plugin_system.plugin_loader import blamed, load_augmentation
+from pipeline.plugin_system.plugin_loader import load_augmentation, plugin_errors
 from pipeline.plugin_system.plugin_settings import settings_of
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
@@ -20,8 +20,8 @@ Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 class SeededAugmentation:
     """Apply an augmentation plugin to single images, reproducibly.
 
-    The random state is set before every image, so neither the number of loader processes, nor the
-    order of loading, nor a resume changes what an image looks like in an epoch.
+    The random state is set before every image, so an image looks the same in an epoch whatever the
+    number of workers or the order of loading, and after a resume.
     """
 
     def __init__(self, choice: PluginChoice, image: ImageSpec, seed: int) -> None:
@@ -29,18 +29,18 @@ class SeededAugmentation:
         settings = settings_of("augmentation", choice, "augmentation")
         context = AugmentationContext(image.channels, image.height, image.width)
         plugin = load_augmentation(choice.name)
-        with blamed("augmentation", choice.name, "failed to build"):
+        with plugin_errors("augmentation", choice.name, "failed to build"):
             transform = plugin.build(settings, context)
         self._transform = SeededTransform(transform, context, choice.name)
         self._seed = seed
 
     def __call__(self, image_HWC: Pixels, epoch: int, index: int) -> Pixels:
-        """Return the image as it is seen in that epoch."""
+        """Return the image as augmented in that epoch."""
         return self._transform(image_HWC, [self._seed, epoch, index])
 
 
 class SeededTransform:
-    """What an augmentation plugin built, made to depend on a key alone.
+    """The transform that an augmentation plugin built, made to depend only on a key.
 
     Raises:
         PluginError: if the plugin did not build an `albumentations.Compose`.
@@ -57,10 +57,10 @@ class SeededTransform:
         self._name = name
 
     def __call__(self, image_HWC: Pixels, key: list[int]) -> Pixels:
-        """Return the changed image; the same key changes it in the same way.
+        """Return the augmented image; the same key gives the same result.
 
         Raises:
-            PluginError: if shape or type are not kept.
+            PluginError: if the transform changes the shape or the type.
         """
         sequence = np.random.SeedSequence(key)
         generator = np.random.Generator(np.random.PCG64(sequence))
@@ -71,8 +71,8 @@ class SeededTransform:
             changed = changed[:, :, None]
         if changed.shape != self._shape or changed.dtype != np.uint8:
             raise PluginError(
-                f"The augmentation plugin '{self._name}' made a {changed.dtype} image of shape "
-                f"{changed.shape} from a uint8 one of {self._shape}. Keep shape and type."
+                f"The augmentation plugin '{self._name}' returned a {changed.dtype} image of shape "
+                f"{changed.shape} for a uint8 image of shape {self._shape}. Keep shape and type."
             )
         return changed
 
@@ -80,7 +80,7 @@ class SeededTransform:
 def preview_grid(
     augmentation: SeededAugmentation, images: Pixels, rows: np.ndarray[Any, Any], epochs: int = 8
 ) -> Pixels:
-    """Return one picture (H, W, 3): the originals in the first column, then one column an epoch."""
+    """Return one picture (H, W, 3): originals in the first column, then a column per epoch."""
     lines = []
     for row in rows:
         original = np.array(images[row])

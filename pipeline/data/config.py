@@ -1,4 +1,4 @@
-"""Settings of the data: where it comes from and how it is split."""
+"""Settings of the data: source, image size and splits."""
 
 from __future__ import annotations
 
@@ -15,42 +15,42 @@ class DataConfig(Section):
     """Where images come from, what size they get, and how they are split."""
 
     source: str = "digits"
-    """Name of the data source plugin; with a path and no name, image_folder."""
+    """Name of the data source plugin; image_folder if only a path is given."""
 
     path: str | None = None
-    """What the data source reads: for image_folder, the folder."""
+    """Path that the data source reads; for image_folder, the folder."""
 
     options: dict[str, Any] = Field(default_factory=dict)
-    """Settings of the data source plugin itself."""
+    """Settings of the data source plugin."""
 
     image_size: Annotated[int, Field(ge=4, le=1024)] | None = None
-    """Height and width in pixels after resizing; by default chosen from the images."""
+    """Height and width in pixels after resizing; by default derived from the images."""
 
     channels: Literal[1, 3] | None = None
     """1 for greyscale, 3 for RGB; by default greyscale only if every image is."""
 
     resize: Literal["crop", "squash"] = "crop"
-    """How an image that is not square becomes so: cut at the centre, or squeezed."""
+    """How to make an image square: crop at the centre, or squash to the new proportions."""
 
     validation_fraction: Fraction = 0.15
-    """Share of the images held back to choose the weights, unless the source has this split."""
+    """Fraction of the images used to select the best weights, if the data has no such split."""
 
     test_fraction: Fraction = 0.15
-    """Share of the images held back for the final figures, unless the source has this split."""
+    """Fraction of the images used for the final metrics, if the data has no such split."""
 
     split_seed: Annotated[int, Field(ge=0)] = 0
-    """Chooses another split of the same images; independent of the seed of training."""
+    """Seed of the split; independent of the training seed."""
 
     workers: Annotated[int, Field(ge=0, le=64)] = 0
-    """Processes that augment images beside the training; the result does not depend on it."""
+    """Number of data-loader workers; the result does not depend on it."""
 
     min_new_images: Annotated[int, Field(ge=1)] = 1
-    """Images that have to be new before a watched folder is trained on again."""
+    """Number of new images in a watched folder that starts another training run."""
 
     @model_validator(mode="before")
     @classmethod
     def _a_path_is_read(cls, given: Any) -> Any:
-        """Never train on the built-in digits because somebody named only the folder."""
+        """Read the folder, not the built-in digits, if only a path is given."""
         if isinstance(given, dict) and given.get("path") and "source" not in given:
             return {**given, "source": "image_folder"}
         return given

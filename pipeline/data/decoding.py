@@ -1,11 +1,11 @@
-"""Decode and resize one image: the one function for the store, the evaluation and the package.
+"""Decode and resize one image, for the prepared store, the evaluation and the package alike.
 
-This module and those that it imports are written into every packaged model, so they import numpy,
-OpenCV and Pillow alone, and nothing else from Patchline.
+This module and its imports are copied into every packaged model, so they import only numpy, OpenCV,
+Pillow and each other.
 
-JPEG and PNG files of the common kinds take OpenCV's fast path, once they have proved to be whole;
-everything else goes through Pillow. Headers are looked at before pixels, and images that are
-decoded at the same time share a budget of memory.
+Common JPEG and PNG files are decoded by OpenCV once they are known to be complete; all other files
+are decoded by Pillow. Headers are checked before pixels, and images that are decoded concurrently
+share a memory budget.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from pipeline.data.jpeg_wholeness import JpegFrame, jpeg_frame, lacks_data
 from pipeline.data.png_chunks import plain_png
 
 MAX_PIXELS = 178_956_970
-"""Images with more pixels are refused, as they may be decompression bombs (Pillow's own limit)."""
+"""Images with more pixels are refused as possible decompression bombs (Pillow's own limit)."""
 MAX_SIDE = 1_000_000
-"""Images with more pixels on a side are refused."""
+"""Images with a longer side are refused."""
 
 _COPIED_FORMATS = {"WEBP", "AVIF", "JPEG2000"}
-"""Their decoders hold several copies of the whole image: a quarter of the pixels is the most."""
+"""Their decoders hold several copies of the image, so they may have a quarter of the pixels."""
 _TRAILING_BYTES = 64  # some cameras write a little behind the end marker
 _JPEG_START, _JPEG_END = b"\xff\xd8\xff", b"\xff\xd9"
 _PNG_START, _PNG_END = b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82"
@@ -41,30 +41,30 @@ _DEEP_MODES = {"I", "I;16", "I;16B", "I;16L", "F"}
 _ORIENTATION = 0x0112
 _LONGEST_REASON = 200
 _MOST_STRETCHED = 16
-"""A scaled image may be so many times as large as what is cut from it; beyond, it is cut first."""
+"""If the scaled image would be more times larger than the crop, it is cropped first."""
 _CUBIC_MARGIN = 4  # pixels that interpolation looks at, and one more
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
-# Pillow's remarks about metadata and large images; what matters here is said in an error.
+# Pillow warns about metadata and large images; whatever matters here raises an error.
 warnings.filterwarnings("ignore", module=r"PIL(\..*)?$")
 
 
 class UndecodableImageError(ValueError):
-    """The bytes are not an image, or only a part of one."""
+    """The bytes are not a complete image."""
 
 
 class ImageHeader(NamedTuple):
-    """What an image file says about itself."""
+    """The properties that an image file's header states."""
 
     width: int
     height: int
     mode: str
-    """Pillow's name of the kind of pixels: `RGB`, `L`, `P`, `I;16`, …"""
+    """Pillow's name of the pixel format: `RGB`, `L`, `P`, `I;16`, …"""
 
 
 class SharedBudget:
-    """An amount that threads share: whoever asks for more than is left waits."""
+    """An amount that threads share; a thread that asks for more than is left waits."""
 
     def __init__(self, amount: int) -> None:
         self._amount = self._left = amount
@@ -72,7 +72,7 @@ class SharedBudget:
 
     @contextmanager
     def share(self, amount: int) -> Iterator[None]:
-        """Take an amount, at most the whole, while the block runs."""
+        """Reserve an amount, at most all of it, while the block runs."""
         amount = min(amount, self._amount)
         with self._changed:
             self._changed.wait_for(lambda: self._left >= amount)
@@ -91,10 +91,10 @@ _pixels_in_flight = SharedBudget(MAX_PIXELS)
 def decode_image(data: bytes, channels: int) -> Pixels:
     """Decode an image file to uint8 (height, width, channels), the right way up.
 
-    Transparent pixels are laid on white; 16-bit images are scaled to 8 bits.
+    Transparent pixels are blended onto white; 16-bit images are scaled to 8 bits.
 
     Raises:
-        UndecodableImageError: with the reason, if the bytes are not a whole image.
+        UndecodableImageError: with the reason, if the bytes are not a complete image.
     """
     with decoded(data, channels) as pixels_HWC:
         return pixels_HWC
@@ -102,17 +102,17 @@ def decode_image(data: bytes, channels: int) -> Pixels:
 
 @contextmanager
 def decoded(data: bytes, channels: int, *, known_whole: bool = False) -> Iterator[Pixels]:
-    """Decode an image as `decode_image` does and hold its share of memory while the block runs.
+    """Decode an image like `decode_image` and reserve its memory while the block runs.
 
-    Threads that decode many images use this, so that all of them together stay in bounds.
+    Threads that decode many images use this to stay within the shared budget.
 
     Args:
         data: the file.
         channels: 1 or 3.
-        known_whole: whether these bytes have been decoded before, so that nothing is missing.
+        known_whole: whether these bytes are known to be complete from an earlier decoding.
 
     Raises:
-        UndecodableImageError: with the reason, if the bytes are not a whole image.
+        UndecodableImageError: with the reason, if the bytes are not a complete image.
     """
     with _failures_named():
         frame = jpeg_frame(data) if data.startswith(_JPEG_START) else None
@@ -131,30 +131,43 @@ def decoded(data: bytes, channels: int, *, known_whole: bool = False) -> Iterato
 
 
 def read_header(data: bytes) -> ImageHeader:
-    """Return what an image file says about itself, without decoding it.
+    """Return the header of an image file, without decoding the image.
 
     Raises:
-        UndecodableImageError: with the reason, if it is no image that is read, or too large.
+        UndecodableImageError: with the reason, if the format is not supported or it is too large.
     """
     with _failures_named():
         return _header(data)
 
 
+def pillow_pixels(image: Image.Image, channels: int) -> Pixels:
+    """Return the pixels of an image that Pillow has opened, as `decode_image` returns a file's.
+
+    Raises:
+        UndecodableImageError: with the reason, if its file is not whole, or it has no pixels.
+    """
+    with _failures_named():
+        if not image.width or not image.height:
+            raise UndecodableImageError("an image without pixels is not an image")
+        pixels = _upright(image, channels)
+        return pixels[:, :, None] if channels == 1 else pixels
+
+
 @contextmanager
 def _failures_named() -> Iterator[None]:
-    """Turn whatever a decoder raises into the reason why this image cannot be read."""
+    """Turn any exception of a decoder into the reason why the image cannot be read."""
     try:
         yield
     except UndecodableImageError:
         raise
     except MemoryError as error:
         raise UndecodableImageError("decoding it takes more memory than there is") from error
-    except Exception as error:  # decoders raise what they like
+    except Exception as error:  # decoders raise many types
         raise UndecodableImageError(_in_words(error)) from error
 
 
 def _in_words(error: Exception) -> str:
-    """Return a decoder's reason in one line, its commonest ones in plain words."""
+    """Return a decoder's message in one line; the most common ones are reworded."""
     reason = " ".join(str(error).split())
     if "truncated" in reason.lower():
         return "the file ends too early"
@@ -176,7 +189,7 @@ def _header(data: bytes) -> ImageHeader:
 
 
 def _checked_work(data: bytes, width: int, height: int) -> int:
-    """Return the memory that decoding takes, in pixels of a common format; refuse too much."""
+    """Return the memory that decoding needs, in pixels of a common format, or refuse the image."""
     weight = _COPIES if format_of(data[:HEAD_BYTES]) in _COPIED_FORMATS else 1
     if max(width, height) > MAX_SIDE:
         raise UndecodableImageError(f"{width}x{height} pixels are more than {MAX_SIDE} on a side")
@@ -187,7 +200,7 @@ def _checked_work(data: bytes, width: int, height: int) -> int:
 
 
 def _opened(data: bytes) -> Image.Image:
-    """Open with the decoder of the file's own format alone; nothing is decoded yet."""
+    """Open the image with the decoder of its own format only, without decoding it."""
     name = format_of(data[:HEAD_BYTES])
     if name is None:
         raise UndecodableImageError(why_not_read(data[:HEAD_BYTES]))
@@ -219,23 +232,27 @@ def _in_opencv(data: bytes, channels: int) -> Pixels | None:
 
 
 def _decode_strict(data: bytes, channels: int) -> Pixels:
-    """Decode with Pillow and convert strip by strip, so that no second whole copy is made."""
     with _opened(data) as image:
-        image.load()
-        flips = _flips(image)
-        height, width = image.height, image.width
-        if flips[2]:
-            height, width = width, height
-        shape = (height, width) if channels == 1 else (height, width, channels)
-        upright = np.empty(shape, np.uint8)
-        stored = _as_stored(upright, *flips)
-        top = _white_of(image)
-        rows = max(1, _STRIP_PIXELS // image.width)
-        for start in range(0, image.height, rows):
-            stop = min(image.height, start + rows)
-            whole = start == 0 and stop == image.height
-            strip = image if whole else image.crop((0, start, image.width, stop))
-            stored[start:stop] = _eight_bits(strip, channels, top)
+        return _upright(image, channels)
+
+
+def _upright(image: Image.Image, channels: int) -> Pixels:
+    """Convert in strips, to avoid a second full copy."""
+    image.load()
+    flips = _flips(image)
+    height, width = image.height, image.width
+    if flips[2]:
+        height, width = width, height
+    shape = (height, width) if channels == 1 else (height, width, channels)
+    upright = np.empty(shape, np.uint8)
+    stored = _as_stored(upright, *flips)
+    top = _white_of(image)
+    rows = max(1, _STRIP_PIXELS // image.width)
+    for start in range(0, image.height, rows):
+        stop = min(image.height, start + rows)
+        whole = start == 0 and stop == image.height
+        strip = image if whole else image.crop((0, start, image.width, stop))
+        stored[start:stop] = _eight_bits(strip, channels, top)
     return upright
 
 
@@ -258,7 +275,7 @@ def _scaled_to_eight(values: np.ndarray[Any, Any], top: float) -> Pixels:
 
 
 def _white_of(image: Image.Image) -> float:
-    """Return the value that is white: 16 bits, or 8 where a floating-point image stays below."""
+    """Return the value of white: 65535, or 255 for floating-point images in that range."""
     if image.mode != "F":
         return 65535.0
     _, highest = image.getextrema()
@@ -266,10 +283,10 @@ def _white_of(image: Image.Image) -> float:
 
 
 def _flips(image: Image.Image) -> tuple[bool, bool, bool]:
-    """Return whether rows, columns and axes are exchanged, as the camera has noted."""
+    """Return whether the EXIF orientation flips rows, flips columns, and swaps the axes."""
     try:
         orientation = image.getexif().get(_ORIENTATION, 1)
-    except Exception:  # noqa: BLE001 - a note that cannot be read is none
+    except Exception:  # noqa: BLE001 - an unreadable orientation counts as none
         orientation = 1
     return {
         2: (False, True, False),
@@ -283,7 +300,7 @@ def _flips(image: Image.Image) -> tuple[bool, bool, bool]:
 
 
 def _as_stored(upright: Pixels, rows: bool, columns: bool, axes: bool) -> Pixels:
-    """Return a view of an array in which an image lies as it is stored in its file."""
+    """Return a view of an upright array in the orientation of the image file."""
     stored = upright.swapaxes(0, 1) if axes else upright
     stored = stored[::-1] if rows else stored
     return stored[:, ::-1] if columns else stored
@@ -298,11 +315,11 @@ def resize_image(
     width: int,
     resize: Literal["crop", "squash"],
 ) -> Pixels:
-    """Bring an image to a size: (H, W, C) to (height, width, C), uint8.
+    """Resize an image: (H, W, C) to (height, width, C), uint8.
 
-    `crop` scales until the image covers the target and cuts at the centre; `squash` scales each
-    side alone. Shrinking averages over the area, enlarging interpolates cubically. Of an image that
-    enlarging would stretch far beyond the target, only what is seen of it is scaled.
+    `crop` scales the image until it covers the target and crops the centre; `squash` scales each
+    side separately. Shrinking uses area averaging, enlarging bicubic interpolation. If enlarging
+    would make the image much larger than the target, it is cropped first.
     """
     source_height, source_width, channels = image_HWC.shape
     if (source_height, source_width) == (height, width):
@@ -328,17 +345,17 @@ def resize_image(
 def _seen(
     image_HWC: np.ndarray[Any, Any], axis: int, scaled: int, first: int, count: int
 ) -> tuple[np.ndarray[Any, Any], int, int]:
-    """Cut an image along an axis to what a cut of its enlargement shows.
+    """Crop an image along an axis to the part that a crop of its enlargement shows.
 
     Args:
         image_HWC: the image.
         axis: 0 for rows, 1 for columns.
-        scaled: the side of the enlarged image.
-        first: where the cut begins in it.
-        count: how much is cut.
+        scaled: the side of the enlarged image, in pixels.
+        first: where the crop begins in it.
+        count: length of the crop.
 
     Returns:
-        The part, the side that it is to be enlarged to, and where the cut begins in that.
+        The part, the side to enlarge it to, and where the crop begins in the enlarged part.
     """
     side = image_HWC.shape[axis]
     start = max(0, first * side // scaled - _CUBIC_MARGIN)

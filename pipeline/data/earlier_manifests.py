@@ -20,19 +20,19 @@ _PAGE = 20
 def manifest_of_last_run(
     experiment: str, params: Mapping[str, str] | None = None
 ) -> pd.DataFrame | None:
-    """Return the manifest that the newest finished training of an experiment was made with.
+    """Return the manifest of the newest finished training run of an experiment.
 
-    A run whose manifest is gone from the store is passed over.
+    Runs whose manifest is missing from the store are skipped.
 
     Args:
         experiment: its name.
-        params: settings that the run must have had, by dotted key.
+        params: settings that the run must have, by dotted key.
 
     Returns:
         None if there is no such run.
 
     Raises:
-        TrackingError: if the store does not answer.
+        TrackingError: if the store does not respond.
     """
     if not store_exists():
         return None

@@ -1,7 +1,7 @@
-"""Read image files: regular ones of a bounded size, one large one at a time.
+"""Read image files: regular files of limited size, large ones one at a time.
 
-Written into every packaged model together with the decoder. A pipe, a device, a socket, or a link
-to one of them is refused before it is opened: reading it might never end.
+This module is copied into every packaged model together with the decoder. A pipe, a device, a
+socket, or a link to one is refused before it is opened, because reading it might never end.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import BinaryIO
 from pipeline.data.decoding import SharedBudget, UndecodableImageError
 
 MAX_FILE_BYTES = 1 << 29
-"""Larger files are not read as images: 512 MiB."""
+"""512 MiB; larger files are not read as images."""
 _SMALL_BYTES = 1 << 23
 _bytes_in_flight = SharedBudget(MAX_FILE_BYTES)
 
 
 @contextmanager
 def image_bytes(file: Path) -> Iterator[bytes]:
-    """Read a file whole and hold its share of memory while the block runs.
+    """Read a whole file and reserve its memory while the block runs.
 
     Raises:
         UndecodableImageError: with the reason, if it cannot be read, or is too large.
@@ -37,13 +37,13 @@ def image_bytes(file: Path) -> Iterator[bytes]:
                 data = opened.read(MAX_FILE_BYTES + 1)
             except OSError as error:
                 raise UndecodableImageError(f"cannot be read: {error.strerror}") from error
-            if len(data) > MAX_FILE_BYTES:  # it grew, or its size is not known
+            if len(data) > MAX_FILE_BYTES:  # it grew, or its size is unknown
                 raise UndecodableImageError(too_large(len(data)))
             yield data
 
 
 def read_image(file: Path) -> bytes:
-    """Return what a file holds.
+    """Return the content of a file.
 
     Raises:
         UndecodableImageError: with the reason, if it cannot be read, or is too large.
@@ -54,7 +54,7 @@ def read_image(file: Path) -> bytes:
 
 @contextmanager
 def open_regular(file: Path) -> Iterator[BinaryIO]:
-    """Open a regular file to read; a link to one counts.
+    """Open a regular file, or a link to one, for reading.
 
     Raises:
         UndecodableImageError: with the reason, if it is something else, or cannot be opened.
@@ -63,13 +63,13 @@ def open_regular(file: Path) -> Iterator[BinaryIO]:
     try:
         regular = stat.S_ISREG(file.stat().st_mode)
         descriptor = os.open(file, flags) if regular else -1
-    except (OSError, ValueError) as error:  # gone, not ours to read, a zero byte in its name
+    except (OSError, ValueError) as error:  # missing, not readable, a zero byte in its name
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise UndecodableImageError(f"cannot be read: {reason}") from error
     if not regular:
         raise UndecodableImageError("not a regular file")
     with os.fdopen(descriptor, "rb") as opened:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # exchanged since it was looked at
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # replaced since the check
             raise UndecodableImageError("not a regular file")
         yield opened
 

@@ -1,13 +1,13 @@
-"""Which image formats are read, known by the first bytes of a file.
+"""The supported image formats, recognised by the first bytes of a file.
 
-A file is handed to the decoder of its own format alone, and only if that format is listed here.
-So no file can reach a decoder that starts a program, as the one of PostScript does.
+A file is passed only to the decoder of its own format, and only if that format is listed here, so
+no file can reach a decoder that starts a program, as PostScript's does.
 """
 
 from __future__ import annotations
 
 HEAD_BYTES = 64
-"""So many bytes of a file tell its format."""
+"""Number of bytes at the start of a file that are needed to recognise its format."""
 
 _STARTS: tuple[tuple[bytes, str], ...] = (
     (b"\xff\xd8\xff", "JPEG"),
@@ -25,7 +25,7 @@ _STARTS: tuple[tuple[bytes, str], ...] = (
 )
 _FTYP_BRANDS = {b"avif": "AVIF", b"avis": "AVIF"}
 READ_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "AVIF", "JPEG2000")
-"""Pillow's names of the formats that are read; a multi-picture object (MPO) is a JPEG."""
+"""Pillow's names of the supported formats; a multi-picture object (MPO) is a JPEG."""
 
 _REFUSED_STARTS: tuple[tuple[bytes, str], ...] = (
     (b"%!PS", "PostScript"),
@@ -63,17 +63,17 @@ _BOX_TYPE, _BOX_BRAND, _BOX_BRANDS = slice(4, 8), slice(8, 12), slice(16, HEAD_B
 
 
 def format_of(head: bytes) -> str | None:
-    """Return Pillow's name of the format that a file begins like, if it is one that is read."""
+    """Return Pillow's name of the format of a file, if it is supported."""
     if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
         return "WEBP"
     if head[_BOX_TYPE] == b"ftyp":
-        # An AVIF file may begin with a general brand and name its own among the compatible ones.
+        # An AVIF file may have a generic major brand and list its own as a compatible brand.
         return "AVIF" if _FTYP_BRANDS.keys() & _brands(head) else None
     return next((name for start, name in _STARTS if head.startswith(start)), None)
 
 
 def refused_format(head: bytes) -> str | None:
-    """Return what people call an image format that is known and not read."""
+    """Return the common name of an image format that is known but not supported."""
     if format_of(head) is not None:
         return None
     if head[_BOX_TYPE] == b"ftyp":
@@ -86,7 +86,7 @@ def refused_format(head: bytes) -> str | None:
 
 
 def why_not_read(head: bytes) -> str:
-    """Return the reason why a file that begins like this is not read, and what helps."""
+    """Return the reason why a file is not read, and the remedy."""
     name = refused_format(head)
     if name is None:
         return "not an image that can be read"

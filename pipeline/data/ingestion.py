@@ -1,12 +1,13 @@
-"""The stages before training, each one function from small values to small values."""
+"""The stages before training: read and split the data, resolve the config, decode the images."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -14,7 +15,7 @@ import pandas as pd
 from pipeline.config import RunConfig
 from pipeline.data import earlier_manifests, prepared_store, split, split_memory
 from pipeline.data import manifest as manifests
-from pipeline.data.same_images import content_numbers
+from pipeline.data.leakage import notes_on_leakage
 from pipeline.errors import DataError, PluginError
 from pipeline.files.atomic_files import storage_errors
 from pipeline.plugin_api import DataTraits, ImageListing, ImageSpec, SourceContext
@@ -26,21 +27,21 @@ from pipeline.workspace import make_folder
 logger = logging.getLogger(__name__)
 
 _SIZES = (8, 16, 32, 64, 96)
-"""Image sizes that are chosen by default: the largest that most images reach without enlarging."""
+"""Default image sizes; the largest that most images reach without enlarging is chosen."""
 _GREY_MODES = ["1", "L", "LA", "I", "I;16", "I;16B", "I;16L"]
 _NAMED_FILES = 20
 _FEW_IMAGES = 50
 _SPLIT_SETTINGS = ("data.split_seed", "data.validation_fraction", "data.test_fraction")
-"""A run with the same values has split its images as this one would."""
+"""A run with the same values splits its images in the same way."""
 StageProgress = Callable[[str, int, int], None]
-"""Called with what is being done, how much of it is done, and how much there is."""
+"""Called with a label, the number of items done, and the number of all items."""
 
 
 class IngestedData(Section):
-    """A manifest on disk, and what it says in numbers."""
+    """A manifest on disk and its statistics."""
 
     name: str
-    """What the source calls the data."""
+    """The source's name of the data."""
     manifest_file: Path
     fingerprint: str
     root: Path
@@ -57,12 +58,28 @@ class IngestedData(Section):
     example_image: str
     """A test image, to try the model on."""
     notes: tuple[str, ...]
-    """What a person should know: files left out, splits carved, duplicates."""
+    """What a person should know: files left out, small splits, leakage."""
+    split_origin: str = ""
+    """Where the splits come from: `test and validation split off from train`."""
+
+    def findings(self) -> list[str]:
+        """Return how many images there are and how they are split, then what is unusual."""
+        total = sum(self.counts.values())
+        parts = ", ".join(f"{count:,} {split}" for split, count in self.counts.items())
+        counted = f"{total:,} images in {len(self.classes):,} classes: {parts}"
+        return [f"{counted} ({self.split_origin})", *self.notes]
+
+
+class SourceCounts(NamedTuple):
+    """What a source lists; nothing of it has been opened yet."""
+
+    files: int
+    classes: int
 
 
 @dataclass(frozen=True)
 class ScannedData:
-    """What a source holds, without splits of ours."""
+    """The content of a source, with only the splits that it gives."""
 
     name: str
     root: Path
@@ -71,31 +88,30 @@ class ScannedData:
 
 
 class PreparedData(Section):
-    """A store on disk and the images that it holds."""
+    """A prepared store on disk and the format of its images."""
 
     store: Path
     reused: bool
     image: ImageSpec
 
 
-def check_source(config: RunConfig, workspace: Path, *, to_train: bool = True) -> None:
-    """List the source without opening an image, so that a wrong path is answered at once.
+def check_source(config: RunConfig, workspace: Path, *, to_train: bool = True) -> SourceCounts:
+    """List the source without opening an image, so that a wrong path fails at once.
 
     Raises:
-        DataError: if there is nothing there, or nothing to train on.
+        DataError: if there are no images, or only one class and `to_train` is set.
     """
     listing = _listing(config, workspace)
-    if not to_train:
-        return
     labels = {listed.label for listed in listing.images} - {""}
-    if len(labels) == 1:
+    if to_train and len(labels) == 1:
         raise _one_class(listing, labels)
+    return SourceCounts(files=len(listing.images), classes=len(labels))
 
 
 def scan(
     config: RunConfig, workspace: Path, on_progress: StageProgress | None = None
 ) -> ScannedData:
-    """List the source and describe every file; nothing is split, and one class is enough.
+    """List the source and describe every file, without splitting; one class is enough.
 
     Raises:
         DataError: if the source cannot be read.
@@ -120,10 +136,10 @@ def ingest(
     """List the source, describe every file, split, and save the manifest.
 
     Args:
-        config: names the source, and how it is split.
+        config: the source and the split settings.
         workspace: the folder `.patchline`.
-        on_progress: sees how far the reading has come.
-        remember: keep the split of every image for later runs.
+        on_progress: called while the images are read.
+        remember: save the split of every image for later runs.
 
     Raises:
         DataError: if the images or labels cannot be used; nothing is saved then.
@@ -133,7 +149,12 @@ def ingest(
     manifest = manifests.scan(listing, scan_progress)
     notes = [*_notes_on_files(manifest), *_notes_on_empty_classes(manifest, listing)]
     _check_classes(manifest, listing)
-    manifest, split_notes = _split(manifest, config, listing.name, workspace, remember=remember)
+    data = config.data
+    wanted = split.wanted_splits(manifest, data.validation_fraction, data.test_fraction)
+    split_origin = split.origin(manifest, wanted)
+    manifest, split_notes = _split(
+        manifest, config, wanted, listing.name, workspace, remember=remember
+    )
     fingerprint = manifests.fingerprint(manifest)
     file = workspace / "manifests" / f"{fingerprint}.parquet"
     manifests.save(manifest, file)
@@ -150,46 +171,47 @@ def ingest(
         greyscale=bool(rows["mode"].isin(_GREY_MODES).all()),
         mirror_symmetric=listing.mirror_symmetric,
         example_image=str(listing.root / rows.loc[rows["split"] == "test", "path"].iloc[0]),
-        notes=(*notes, *split_notes, *_notes_on_leakage(rows), *_notes_on_size(rows)),
+        notes=(*notes, *split_notes, *notes_on_leakage(rows), *_notes_on_size(rows)),
+        split_origin=split_origin,
     )
 
 
 def _split(
-    manifest: pd.DataFrame, config: RunConfig, data_name: str, workspace: Path, *, remember: bool
+    manifest: pd.DataFrame,
+    config: RunConfig,
+    wanted: dict[str, float],
+    data_name: str,
+    workspace: Path,
+    *,
+    remember: bool,
 ) -> tuple[pd.DataFrame, list[str]]:
-    """Assign every usable image, as far as earlier runs have not, and remember it."""
+    """Assign every usable image that earlier runs have not assigned, and remember its split."""
     data = config.data
-    fractions = (data.validation_fraction, data.test_fraction)
-    wanted = split.wanted_splits(manifest, *fractions)
+    assign = partial(
+        split.assign,
+        manifest,
+        validation_fraction=data.validation_fraction,
+        test_fraction=data.test_fraction,
+        seed=data.split_seed,
+    )
     if not wanted:
-        return split.assign(
-            manifest,
-            validation_fraction=data.validation_fraction,
-            test_fraction=data.test_fraction,
-            seed=data.split_seed,
-        )
-    movable = split.movable_rows(manifest)
+        return assign()
 
     def earlier() -> list[pd.DataFrame]:
         params = {key: config.flat()[key] for key in _SPLIT_SETTINGS}
         last = earlier_manifests.manifest_of_last_run(config.name or data_name, params)
         return [] if last is None else [last]
 
+    movable = split.movable_rows(manifest)
     with split_memory.opened(workspace, wanted, data.split_seed, earlier) as memory:
-        manifest, notes = split.assign(
-            manifest,
-            validation_fraction=data.validation_fraction,
-            test_fraction=data.test_fraction,
-            seed=data.split_seed,
-            remembered=memory.table,
-        )
+        assigned, notes = assign(remembered=memory.table)
         if remember:
-            memory.remember(manifest[movable])
-    return manifest, notes
+            memory.remember(assigned[movable])
+    return assigned, notes
 
 
 def resolve(config: RunConfig, data: IngestedData) -> RunConfig:
-    """Fill in every setting that depends on the data: size, channels, name, plugin settings.
+    """Fill in the settings that depend on the data: size, channels, name, plugin settings.
 
     Raises:
         ConfigError: if a setting does not fit the images.
@@ -221,14 +243,14 @@ def prepare(
     *,
     fresh: bool = False,
 ) -> PreparedData:
-    """Decode the images into the store, unless a whole one exists, and measure the training split.
+    """Decode the images into the store, unless it exists, and measure the training split.
 
-    With `fresh` they are decoded whatever exists.
+    With `fresh`, the images are always decoded.
     """
     rows = manifests.usable(manifests.load(data.manifest_file))
     size, channels = config.data.image_size, config.data.channels
     if size is None or channels is None:
-        raise DataError("The image size is not known yet. Resolve the config first.")
+        raise DataError("The image size is unknown. Resolve the config first.")
     spec = prepared_store.StoreSpec(channels, size, size, config.data.resize)
     store, reused = prepared_store.prepare(
         rows,
@@ -247,7 +269,7 @@ def prepare(
 
 
 def default_image_size(median_side: int) -> int:
-    """Return the largest of 8, 16, 32, 64 and 96 pixels that is not above the median side."""
+    """Return the largest of 8, 16, 32, 64 and 96 pixels that is at most the median side."""
     return max([size for size in _SIZES if size <= median_side], default=_SIZES[0])
 
 
@@ -257,7 +279,9 @@ def _listing(config: RunConfig, workspace: Path) -> ImageListing:
     work_dir = workspace / "sources" / config.data.source
     with storage_errors(workspace.parent):
         make_folder(work_dir)
-    with plugin_loader.blamed("data_source", config.data.source, "failed to list its images"):
+    with plugin_loader.plugin_errors(
+        "data_source", config.data.source, "failed to list its images"
+    ):
         source = plugin.build(options, SourceContext(path=config.data.path, work_dir=work_dir))
         listing = source.list_images()
     if not isinstance(listing, ImageListing):
@@ -269,8 +293,8 @@ def _listing(config: RunConfig, workspace: Path) -> ImageListing:
         RunConfig(name=listing.name)
     except ValueError as error:
         raise PluginError(
-            f"The data source '{config.data.source}' calls the data {listing.name!r}, which is no "
-            "valid name. Repair the plugin, or choose a --name."
+            f"The data source '{config.data.source}' calls the data {listing.name!r}, which is not "
+            "a valid name. Repair the plugin, or choose a --name."
         ) from error
     return listing
 
@@ -302,7 +326,7 @@ def _check_classes(manifest: pd.DataFrame, listing: ImageListing) -> None:
 
 def _one_class(listing: ImageListing, labels: set[str]) -> DataError:
     return DataError(
-        f"{listing.root} holds one class only, '{next(iter(labels))}'. A classifier needs at "
+        f"{listing.root} has only one class, '{next(iter(labels))}'. A classifier needs at "
         "least two folders of images, one for each class."
     )
 
@@ -331,8 +355,8 @@ def _notes_on_files(manifest: pd.DataFrame) -> list[str]:
 def _notes_on_size(rows: pd.DataFrame) -> list[str]:
     counts = rows["split"].value_counts()
     words = {
-        "validation": "the best epoch and the calibration hang on chance",
-        "test": "the test figures are rough",
+        "validation": "the best epoch and the calibration vary a lot",
+        "test": "the test metrics are imprecise",
     }
     return [
         f"only {counts[split]} {split} images: {meaning}"
@@ -342,7 +366,7 @@ def _notes_on_size(rows: pd.DataFrame) -> list[str]:
 
 
 def _notes_on_empty_classes(manifest: pd.DataFrame, listing: ImageListing) -> list[str]:
-    """Name the class folders without an image; a model of this data does not know such a class."""
+    """Name the class folders without images; the model will not know these classes."""
     labelled = manifest[manifest["label"] != ""]
     foreign = labelled["status"] == "foreign"
     without = sorted(set(labelled.loc[foreign, "label"]) - set(labelled.loc[~foreign, "label"]))
@@ -351,27 +375,3 @@ def _notes_on_empty_classes(manifest: pd.DataFrame, listing: ImageListing) -> li
         return []
     words = "class folder has" if len(empty) == 1 else "class folders have"
     return [f"{len(empty)} {words} no image: {manifests.examples(empty, _NAMED_FILES)}"]
-
-
-def _notes_on_leakage(rows: pd.DataFrame) -> list[str]:
-    """Name the images that lie in two splits, as one file or with the same pixels, and groups."""
-    notes = []
-    shared = _in_several_splits(rows, content_numbers(rows)[0])
-    if shared.any():
-        count = int(content_numbers(rows[shared])[0].nunique())
-        verb = " lies" if count == 1 else "s lie"
-        where = f"{count} image{verb} in more than one split, so the test metrics are optimistic"
-        notes.append(f"{where}: {manifests.examples(rows.loc[shared, 'path'])}")
-    grouped = rows[rows["group"] != ""]
-    groups = sorted(set(grouped.loc[_in_several_splits(grouped, grouped["group"]), "group"]))
-    if groups:
-        verb = " lies" if len(groups) == 1 else "s lie"
-        where = (
-            f"{len(groups)} group{verb} in more than one split, so the test metrics are optimistic"
-        )
-        notes.append(f"{where}: {manifests.examples(groups)}")
-    return notes
-
-
-def _in_several_splits(rows: pd.DataFrame, by: pd.Series[Any]) -> pd.Series[bool]:
-    return rows["split"].groupby(by).transform("nunique") > 1

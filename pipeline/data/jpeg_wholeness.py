@@ -1,13 +1,13 @@
-"""Whether a JPEG file holds all of its pixels.
+"""Check whether a JPEG file contains all of its pixels.
 
-JPEG decoders fill up what is missing and say nothing, so half a file with an end marker looks whole
-to them. Two questions find it out, neither of which depends on what the picture shows:
+JPEG decoders silently fill in missing data, so half a file with an end marker looks complete to
+them. Two checks find it out, and neither depends on the content of the picture:
 
-- One scan: decoded as if the picture were two rows of blocks higher, at an eighth of its size. The
-  first block beyond the picture is where the data must end: a decoder makes something of that block
-  only if it had data for all blocks before it.
-- Several scans, or a first block that tells nothing: are all scans there, and does the picture stay
-  the same whatever follows the data?
+- One scan: decode the picture as if it were two rows of blocks higher, at an eighth of its size.
+  The data must end at the first block beyond the picture: a decoder produces that block only if it
+  had data for all blocks before it.
+- Several scans, or an inconclusive first block: check that all scans are there, and that the
+  picture stays the same whatever follows the data.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _JPEG_BLOCK, _JPEG_COEFFICIENTS = 8, 64
 _JPEG_MOST_PIXELS = 65_400
 """On a side, that leave room for two more rows of blocks."""
 _JPEG_FOLLOWING = bytes((37 * number + 170) % 251 for number in range(512))
-"""What may follow instead of the end marker; its first bit differs from what decoders fill in."""
+"""Replaces the end marker in a check; its first bit differs from what decoders fill in."""
 
 
 class JpegFrame(NamedTuple):
-    """What the markers of a JPEG file say."""
+    """The properties that the markers of a JPEG file state."""
 
     width: int
     height: int
     height_at: int
-    """Where the file notes its height."""
+    """Offset of the height in the file."""
     block_columns: int
     """Blocks of 8 pixels beside each other in a coded unit, of the first component."""
     unit_rows: int
@@ -49,7 +49,7 @@ class JpegFrame(NamedTuple):
     complete: bool
     """Whether the scans bring every coefficient of every component to its last bit."""
     luma_last: bool
-    """Whether the last scan is of the first component alone."""
+    """Whether the last scan has only the first component."""
     restarts: bool
     data_start: int
     """Where the last scan's data begins."""

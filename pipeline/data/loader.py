@@ -1,4 +1,4 @@
-"""Batches in an order that depends on (seed, epoch) alone, however many processes load them."""
+"""Batches in an order that depends only on (seed, epoch), whatever the number of workers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class TrainingImages:
 
 
 class _AugmentedDataset(Dataset[Batch]):
-    """Fetch whole batches of (epoch, row) pairs; opened lazily in each loader process."""
+    """Fetch whole batches of (epoch, row) pairs; the store is opened lazily in each worker."""
 
     def __init__(self, source: TrainingImages) -> None:
         self.source = source
@@ -47,7 +47,7 @@ class _AugmentedDataset(Dataset[Batch]):
         if self._images is None or self._augment is None:
             import cv2
 
-            cv2.setNumThreads(0)  # the processes are the parallelism
+            cv2.setNumThreads(0)  # the workers are the parallelism
             self._images = open_images(source.store)
             self._augment = SeededAugmentation(source.augmentation, source.image, source.seed)
         augmented = [self._augment(np.array(self._images[row]), epoch, row) for epoch, row in keys]
@@ -59,9 +59,9 @@ class _AugmentedDataset(Dataset[Batch]):
 
 
 class BatchOrder:
-    """Yield batches of (epoch, row) for ever, from any step on; the last of an epoch is smaller.
+    """Yield batches of (epoch, row) endlessly, from any step; the last of an epoch is smaller.
 
-    One image left over joins the batch before: batch norm has nothing to compare it with.
+    A single image left over joins the previous batch, because batch norm needs at least two.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class BatchOrder:
 
 
 def training_batches(order: BatchOrder, source: TrainingImages, workers: int) -> Iterator[Batch]:
-    """Return the batches of the training split, endless, from the order's first step on."""
+    """Return the endless batches of the training split, starting at the order's first step."""
     loader: DataLoader[Batch] = DataLoader(
         _AugmentedDataset(source),
         batch_sampler=order,

@@ -1,8 +1,8 @@
-"""The manifest: one row for each file, and a fingerprint that is the data's version everywhere.
+"""The manifest: one row for each file, and a fingerprint that is the data's version.
 
 Columns: path (relative, with forward slashes), label, split, group, sha256 (of the file), pixels
 (digest of the decoded image), width, height, mode, bytes, status (`ok`, `damaged`, `foreign`),
-reason. Manifests that were saved by earlier versions have no column `pixels`.
+reason. Manifests of earlier versions have no column `pixels`.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _describe(root: Path, listed: ListedImage) -> _Row:
 
 
 def _fill(row: _Row, file: Path, *, labelled: bool) -> None:
-    """Complete a row; what is no image, or lies in no class folder, is never read whole."""
+    """Complete a row; files that are not images or have no class are not read as images."""
     with open_regular(file) as opened:
         row["bytes"] = os.fstat(opened.fileno()).st_size
         head = opened.read(HEAD_BYTES)
@@ -102,7 +102,7 @@ def _fill(row: _Row, file: Path, *, labelled: bool) -> None:
             opened.seek(0)
             row["sha256"] = sha256_of(opened)
     if not labelled:
-        row["status"], row["reason"] = "foreign", "lies in no class folder"
+        row["status"], row["reason"] = "foreign", "is not in a class folder"
         return
     if head and not looks_like_image and file.suffix.lower() not in _IMAGE_SUFFIXES:
         row["status"], row["reason"] = "foreign", "not an image"
@@ -117,7 +117,7 @@ def _fill(row: _Row, file: Path, *, labelled: bool) -> None:
 
 
 def _printable(name: str) -> str:
-    """Return a file name that Parquet can hold: bytes that are not UTF-8 are written out."""
+    """Return a file name that Parquet can hold: bytes that are not UTF-8 are escaped."""
     return name.encode("utf-8", "backslashreplace").decode()
 
 
@@ -131,7 +131,7 @@ def fingerprint(manifest: pd.DataFrame) -> str:
 
 
 def save(manifest: pd.DataFrame, file: Path) -> None:
-    """Write a manifest as Parquet, whole or not at all."""
+    """Write a manifest as Parquet, atomically."""
     with replacing(file) as temporary:
         manifest.to_parquet(temporary, index=False)
 
@@ -142,7 +142,7 @@ def load(file: Path) -> pd.DataFrame:
 
 
 def usable(manifest: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows that hold an image, in manifest order: row i is row i of the store."""
+    """Return the rows with a usable image, in manifest order: row i is row i of the store."""
     return manifest[manifest["status"] == "ok"].reset_index(drop=True)
 
 

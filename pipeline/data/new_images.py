@@ -1,6 +1,6 @@
-"""What is new in a folder of images: two manifests compared by content.
+"""Find new images in a folder by comparing two manifests by content.
 
-A copy, another name, another date or another file format with the same pixels is not new.
+A copy, a renamed file, a new date or another file format with the same pixels is not new.
 """
 
 from __future__ import annotations
@@ -15,37 +15,57 @@ _NAMED_FILES = 5
 
 
 class NewImages(Section):
-    """How the images of now differ from those of an earlier manifest, each content counted once."""
+    """How the current images differ from an earlier manifest; each content is counted once."""
 
     first: bool
-    """Whether there is no earlier manifest: everything is new then."""
+    """Whether there is no earlier manifest, so that everything is new."""
     images: int
-    """Usable images of now."""
+    """Usable images."""
     new: int
-    """Those that were not there before."""
+    """Images that are not in the earlier manifest."""
     removed: int
-    """Those of before that are gone."""
+    """Images of the earlier manifest that are gone."""
     relabelled: int
-    """Those that lie in another class, or in more or fewer classes, than before."""
+    """Images whose class, or set of classes, has changed."""
     new_by_class: dict[str, int]
-    """New images by the class that they lie in."""
+    """New images by class."""
     relabelled_examples: tuple[str, ...]
     """A few paths of images whose class has changed."""
 
     def words(self) -> str:
-        """Return the counts as a person reads them: `3 new images, 1 removed, 2 relabelled`."""
+        """Return the counts as text: `3 new images, 1 removed, 2 relabelled`."""
         parts = [f"{self.new} new image{'' if self.new == 1 else 's'}"]
         parts += [f"{self.removed} removed"] if self.removed else []
         parts += [f"{self.relabelled} relabelled"] if self.relabelled else []
         return ", ".join(parts)
 
+    def markdown(self, name: str, verdict: str) -> str:
+        """Return a report on these counts.
+
+        Args:
+            name: of the experiment.
+            verdict: what follows from the counts, in a sentence.
+        """
+        if self.first:
+            return f"## {name}\n\nThe first training: {self.images} images.\n"
+        lines = [f"## {name}", "", f"**{self.words()}** since the last training. {verdict}", ""]
+        if self.new_by_class:
+            lines += ["| class | new images |", "|---|---|"]
+            lines += [f"| {label} | {count} |" for label, count in self.new_by_class.items()]
+            lines.append("")
+        if self.relabelled_examples:
+            files = ", ".join(f"`{path}`" for path in self.relabelled_examples)
+            lines += [f"Relabelled: {files}.", ""]
+        lines.append(f"The folder holds {self.images} different images.")
+        return "\n".join(lines) + "\n"
+
 
 def compare(before: pd.DataFrame | None, now: pd.DataFrame) -> NewImages:
-    """Count what is new, gone and relabelled between two manifests.
+    """Count the new, removed and relabelled images between two manifests.
 
     Args:
-        before: the manifest of the last training, or none.
-        now: the manifest of the folder as it is; only usable images count, in both.
+        before: the manifest of the last training run, or None.
+        now: the manifest of the folder; only usable images count, in both.
     """
     rows = manifests.usable(now)
     earlier = rows.iloc[:0] if before is None else manifests.usable(before)
@@ -72,6 +92,6 @@ def compare(before: pd.DataFrame | None, now: pd.DataFrame) -> NewImages:
 
 
 def _labels(rows: pd.DataFrame, numbers: pd.Series[int]) -> dict[int, frozenset[str]]:
-    """Return the classes that each content lies in, by its number."""
+    """Return the classes of each content, by its number."""
     labels = rows["label"].groupby(numbers).agg(frozenset)
     return {int(number): found for number, found in labels.items()}  # type: ignore[call-overload]

@@ -1,7 +1,7 @@
-"""The chunks of a PNG file: whether they are whole, and the file without those that are not pixels.
+"""Check the chunks of a PNG file, and drop those that are not pixels.
 
-Without its text, its profiles and its private chunks, a file can neither unpack to more memory than
-its pixels take nor make a decoder write warnings on the terminal.
+Without its text, profiles and private chunks, a file can neither unpack to more memory than its
+pixels need nor make a decoder print warnings.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _PNG_KEPT = (b"IHDR", b"IDAT", b"IEND", b"eXIf")
-"""Pixels, and the note of the right way up."""
+"""Pixels and the EXIF orientation."""
 _PNG_CHUNK_EDGES = 12  # bytes: length, kind, checksum
 _PNG_MANY_CHUNKS = 100_000
 
@@ -21,13 +21,13 @@ class PlainPng(NamedTuple):
     """An 8-bit greyscale or RGB image without transparency."""
 
     data: bytes
-    """The file with the chunks that matter to its pixels alone."""
+    """The file with only the chunks that affect its pixels."""
     width: int
     height: int
 
 
 def plain_png(data: bytes) -> PlainPng | None:
-    """Return the file without what is not pixels; none if it is another kind, or not whole."""
+    """Return the file with only its pixels; None if it is another kind or incomplete."""
     if not data.startswith(_PNG_SIGNATURE):
         return None
     at, kept, kind = len(_PNG_SIGNATURE), [_PNG_SIGNATURE], b""

@@ -1,9 +1,9 @@
 """The prepared store: every image decoded once, as uint8 in one memory-mapped array.
 
 A store is addressed by its content: the images, their order, the size, and the decoder's version,
-source and libraries. The same data is prepared once, whoever asks. A store that exists was whole;
-that it still is shows its digest, which is computed anew each time that it is asked for. One that
-was damaged, or has no digest, is decoded again.
+source and libraries. So runs with the same data share one store. A store is complete when it
+appears; before each use its digest is computed and compared. A store that is damaged or has no
+digest is decoded again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from pipeline.workspace import make_folder
 logger = logging.getLogger(__name__)
 
 DECODER_VERSION = 2
-"""Raise it when decoding or resizing changes a pixel; old stores are then left alone."""
+"""Increase it when decoding or resizing changes a pixel; old stores are then not used."""
 
 IMAGES_FILE, DIGEST_FILE = "images.npy", "digest.json"
 _DECODER_MODULES = (decoding, image_formats, jpeg_wholeness, png_chunks)
@@ -46,7 +46,7 @@ Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
 @dataclass(frozen=True)
 class StoreSpec:
-    """The size that every image of a store has."""
+    """The format of every image of a store."""
 
     channels: int
     height: int
@@ -63,18 +63,18 @@ def prepare(
     *,
     fresh: bool = False,
 ) -> tuple[Path, bool]:
-    """Decode the usable rows of a manifest into a store, unless a whole one exists.
+    """Decode the usable rows of a manifest into a store, unless an intact one exists.
 
     Args:
-        rows: of the manifest, usable ones only.
+        rows: the usable rows of the manifest.
         root: the folder that their paths are relative to.
-        spec: the size that the images get.
+        spec: the format of the decoded images.
         stores: the folder of all stores.
-        on_progress: told how many images are done.
-        fresh: decode again whatever exists.
+        on_progress: called with how many images are decoded.
+        fresh: decode again even if a store exists.
 
     Returns:
-        The store's folder, and whether it was there already.
+        The store's folder, and whether it existed already.
 
     Raises:
         DataError: if a file changed since it was scanned.
@@ -97,7 +97,7 @@ def prepare(
 
 
 def is_whole(store: Path) -> bool:
-    """Return whether a store exists and its images are what they were when it was written."""
+    """Return whether a store exists and its images match their digest."""
     images = store / IMAGES_FILE
     if not images.is_file():
         return False
@@ -123,12 +123,12 @@ def channel_statistics(
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return mean and standard deviation by channel on the scale 0 to 1, over the given rows.
 
-    Every value from 0 to 255 is counted, so the sums are whole numbers and exact.
+    The values from 0 to 255 are counted, so the sums are integers and exact.
 
     Args:
         images: the store, mapped from disk.
-        rows: of the images that count; at least one.
-        piece: bytes of images that are looked at together; more than 8 times that is not needed.
+        rows: the images to measure; at least one.
+        piece: bytes of images to process at once; at most 8 times as much memory is used.
     """
     channels = images.shape[-1]
     together = max(1, piece // max(1, images[0].nbytes))
@@ -138,7 +138,7 @@ def channel_statistics(
         for channel in range(channels):
             counts[channel] += _histogram(pixels[:, channel], piece)
     statistics = [_mean_and_deviation(histogram.tolist()) for histogram in counts]
-    floor = 1 / 255  # a channel without contrast is not blown up
+    floor = 1 / 255  # do not amplify a channel without contrast
     return (
         tuple(round(mean, 6) for mean, _ in statistics),
         tuple(round(max(deviation, floor), 6) for _, deviation in statistics),
@@ -146,13 +146,13 @@ def channel_statistics(
 
 
 def _histogram(values: Pixels, piece: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Count the values piece by piece, as bincount widens each to eight bytes."""
+    """Count the values piece by piece, because bincount widens each to eight bytes."""
     pieces = (values[start : start + piece] for start in range(0, len(values), piece))
     return sum((np.bincount(part, minlength=256) for part in pieces), start=np.zeros(256, np.int64))
 
 
 def _mean_and_deviation(histogram: list[int]) -> tuple[float, float]:
-    """Return both on the scale 0 to 1, from whole numbers of any size."""
+    """Return both on the scale 0 to 1, computed from integers."""
     count = sum(histogram)
     total = sum(value * times for value, times in enumerate(histogram))
     squares = sum(value * value * times for value, times in enumerate(histogram))
@@ -200,18 +200,18 @@ def _fill(
 
 
 def _reserve(file: Path) -> None:
-    """Claim the disk space now: a full disk is then an error here, not a crash in mid-write."""
+    """Allocate the disk space now: a full disk is then an error here, not a crash later."""
     if hasattr(os, "posix_fallocate"):
         with file.open("r+b") as opened:
             os.posix_fallocate(opened.fileno(), 0, file.stat().st_size)
 
 
 def _publish(building: Path, store: Path) -> None:
-    """Put a new store in its place; whoever reads a file that is replaced keeps it open."""
+    """Move a new store to its place; readers of a replaced file keep their open copy."""
     try:
         building.rename(store)
     except OSError:
         if not store.is_dir():
             raise
-        for name in (IMAGES_FILE, DIGEST_FILE):  # the same content, from another run or the past
+        for name in (IMAGES_FILE, DIGEST_FILE):  # the same content, from another or an earlier run
             (building / name).replace(store / name)

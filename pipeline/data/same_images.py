@@ -1,7 +1,7 @@
-"""Which images are the same: those with the same pixels, or the same file.
+"""Find images that are the same: those with the same pixels, or the same file.
 
 The same picture saved as PNG and as BMP has two file digests and one pixel digest. Manifests of
-earlier versions of Patchline know the file digest alone; their images are told by that.
+earlier versions of Patchline have only the file digest, so their images are compared by that.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def pixel_digest(image_HWC: Array) -> str:
 def content_numbers(*manifests: pd.DataFrame) -> list[pd.Series[int]]:
     """Return a number for each row of each manifest, equal where two rows hold the same image.
 
-    Each result has the index of its manifest; numbers compare across all that were given.
+    Each result has the index of its manifest; the numbers are comparable across all manifests.
     """
     import pandas as pd
 
@@ -44,7 +44,7 @@ def content_numbers(*manifests: pd.DataFrame) -> list[pd.Series[int]]:
 
 
 def known(manifest: pd.DataFrame, key: str) -> pd.Series[str]:
-    """Return a column of a manifest, empty where it is not known."""
+    """Return a column of a manifest, with empty texts where it has no value."""
     import pandas as pd
 
     if key not in manifest:
@@ -53,10 +53,10 @@ def known(manifest: pd.DataFrame, key: str) -> pd.Series[str]:
 
 
 def united(*keys: pd.Series[str]) -> Array:
-    """Return a number for each row, the same for rows that are joined by a key that they share.
+    """Return a number for each row, the same for rows connected by shared keys.
 
     Args:
-        keys: of equal length; an empty text joins nothing.
+        keys: columns of equal length; an empty text connects nothing.
     """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components

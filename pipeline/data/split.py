@@ -1,16 +1,17 @@
-"""Decide which image is in which split, by its content and by what was decided before.
+"""Assign images to splits by their content and by earlier assignments.
 
-Images that belong together are a unit and are never divided: those of one group, and those with
+Images that belong together form a unit that is never divided: images of one group, and images with
 the same pixels or the same file. A new unit gets a number in [0, 1) from the SHA-256 of the split
-seed and its key (the first of its groups' names, else of its file digests); the number decides.
-Where chance leaves a class without an image in a split, the new unit whose number is nearest to
-that split goes there. What was decided once is remembered and stays, however the data grow.
+seed and its key (the first of its group names, else of its file digests); the number decides. If
+a class has no image in a split by chance, the new unit whose number is closest to that split goes
+there. Assignments are remembered and never change, however the data grows.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -24,10 +25,10 @@ Array = np.ndarray[Any, Any]
 
 SPLITS = ("train", "validation", "test")
 RULE = 2
-"""Raised when images that were never seen are divided in another way."""
+"""Increase it when new images are assigned in another way."""
 
 REMEMBERED = ["kind", "key", "split"]
-"""Columns of what was decided before; kind is one of the columns that name a content or a group."""
+"""Columns of earlier assignments; kind is a column that identifies a content or a group."""
 _KEY_DIGITS = 32
 _NEW = -1
 
@@ -40,24 +41,23 @@ def assign(
     seed: int,
     remembered: pd.DataFrame | None = None,
 ) -> tuple[pd.DataFrame, list[str]]:
-    """Return the manifest with every usable image in a split, and notes on what was carved.
+    """Return the manifest with every usable image in a split, and notes on what is unusual.
 
-    Splits that the source gives are kept. A missing test or validation split is carved from train.
-    An image that is remembered stays in its split.
+    Splits that the source gives are kept. A missing test or validation split is split off from
+    train. A remembered image stays in its split.
 
     Args:
         manifest: with the splits that the source gives.
-        validation_fraction: share of the images, where the source gives no such split.
-        test_fraction: the same of the test split.
-        seed: chooses among splits.
-        remembered: columns `REMEMBERED`, of images and groups that were assigned before.
+        validation_fraction: share of the images, if the source gives no such split.
+        test_fraction: likewise for the test split.
+        seed: of the split.
+        remembered: columns `REMEMBERED` of images and groups that were assigned before.
 
     Raises:
         DataError: if a class has too few images for the splits.
     """
     manifest = manifest.copy()
     usable = manifest["status"] == "ok"
-    has_given = bool((manifest.loc[usable, "split"] != "").any())
     wanted = wanted_splits(manifest, validation_fraction, test_fraction)
     movable = movable_rows(manifest)
     rows = manifest[movable]
@@ -65,14 +65,8 @@ def assign(
     codes, notes = _decided(rows, wanted, seed, memory)
     manifest.loc[movable, "split"] = np.array(SPLITS, dtype=object)[codes]
     manifest.loc[~usable, "split"] = ""
-    of_its = f"of its {len(rows)} {'training ' if has_given else ''}images"
-    carved = [
-        f"the data has no {split} split: {int((manifest['split'] == split).sum())} {of_its} were "
-        "taken for it"
-        for split in wanted
-    ]
     _check_training_images(manifest[usable])
-    return manifest, [*carved, *notes, *_notes_on_gaps(manifest[movable], wanted)]
+    return manifest, [*notes, *_notes_on_gaps(manifest[movable], wanted)]
 
 
 def wanted_splits(
@@ -84,13 +78,27 @@ def wanted_splits(
     return {split: share for split, share in fractions.items() if split not in given}
 
 
+def origin(manifest: pd.DataFrame, wanted: Iterable[str]) -> str:
+    """Return where the splits come from, in a few words.
+
+    Args:
+        manifest: with the splits that the source gives.
+        wanted: the splits that it does not give.
+    """
+    split_off = " and ".join(wanted)
+    if not split_off:
+        return "as given by the data"
+    has_given = (manifest.loc[manifest["status"] == "ok", "split"] != "").any()
+    return f"{split_off} split off from {'train' if has_given else 'all images'}"
+
+
 def movable_rows(manifest: pd.DataFrame) -> pd.Series[bool]:
-    """Return which images are for us to assign."""
+    """Return which images are not in a split that the source fixes."""
     return (manifest["status"] == "ok") & manifest["split"].isin(["", "train"])
 
 
 def learned(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return what to remember of images that are in a split; groups in several are left out."""
+    """Return the assignments to remember; groups in several splits are left out."""
     tables = []
     for kind in (FILE, PIXELS, GROUP):
         table = pd.DataFrame({"kind": kind, "key": known(rows, kind), "split": rows["split"]})
@@ -101,13 +109,13 @@ def learned(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def follows_first_rule(manifest: pd.DataFrame, wanted: dict[str, float], seed: int) -> bool:
-    """Return whether the splits of a manifest are those that the first version of the rule gives.
+    """Return whether the splits of a manifest are those of the first version of the rule.
 
-    It knew a unit by its group's name, else by its file digest, and remembered nothing.
+    It identified a unit by its group name, else by its file digest, and remembered nothing.
 
     Args:
-        manifest: as it was saved, after its images had been assigned.
-        wanted: shares of the splits that were carved, by name.
+        manifest: as saved after its images were assigned.
+        wanted: shares of the splits that were split off, by name.
         seed: the split seed.
     """
     rows = manifest[(manifest["status"] == "ok") & manifest["split"].isin(["train", *wanted])]
@@ -133,7 +141,7 @@ def _short(keys: pd.Series[str], kind: str) -> pd.Series[str]:
 def _decided(
     rows: pd.DataFrame, wanted: dict[str, float], seed: int, remembered: pd.DataFrame
 ) -> tuple[Array, list[str]]:
-    """Return the split of each row as its place in `SPLITS`, and notes on images between two."""
+    """Return the split of each row as an index of `SPLITS`, and notes on conflicts."""
     groups = known(rows, GROUP)
     units = united(known(rows, FILE), known(rows, PIXELS), groups)
     of_file = _looked_up(rows, remembered, FILE)
@@ -159,7 +167,7 @@ def _decided(
 
 
 def _looked_up(rows: pd.DataFrame, remembered: pd.DataFrame, kind: str) -> pd.Series[float]:
-    """Return the remembered split of each row as its place in `SPLITS`, NaN where there is none."""
+    """Return the remembered split of each row as an index of `SPLITS`, NaN if there is none."""
     own = remembered[remembered["kind"] == kind]
     places = own["split"].map({split: place for place, split in enumerate(SPLITS)})
     by_key = pd.Series(places.to_numpy(np.float64), index=own["key"].to_numpy(object))
@@ -183,7 +191,7 @@ def _names(rows: pd.DataFrame, units: Array, count: int) -> list[str]:
 
 
 class _Torn:
-    """Images that belong together and were put into different splits before they were known to."""
+    """Images that belong together but were assigned to different splits before."""
 
     def __init__(
         self,
@@ -197,7 +205,7 @@ class _Torn:
         self.of_content, self.of_group, self.groups = of_content, of_group, groups
 
     def codes(self) -> Array:
-        """Return the split of each row: its own, that of its copies, of its group, or train."""
+        """Return the split of each row: its own, its copies', its group's, or train."""
         contents = content_numbers(self.rows)[0]
         groups = self.groups.where(self.groups != "")
         own = self.of_content.fillna(self.of_content.groupby(contents).transform("min"))
@@ -208,7 +216,7 @@ class _Torn:
         return own.fillna(together).to_numpy(np.int64)
 
     def notes(self, is_new: pd.Series[bool]) -> list[str]:
-        """Name the new images that join what lies in different splits, and say where they went."""
+        """Name the new images that join images of different splits, and their own split."""
         paths = self.rows.loc[is_new, "path"]
         if paths.empty:
             return []
@@ -217,8 +225,8 @@ class _Torn:
         one = len(named) == 1
         note = (
             f"{len(named)} new image{'' if one else 's'} join{'s' if one else ''} copies or groups "
-            "that are in different splits already; none of those was moved, and the new "
-            f"image{' is' if one else 's are'} where the copies are: {examples(named)}"
+            "that are already in different splits; none of those was moved, and the new "
+            f"image{' is' if one else 's are'} in the split of the copies: {examples(named)}"
         )
         return [note]
 
@@ -280,7 +288,7 @@ def _split_of(number: float, wanted: dict[str, float]) -> int:
 def _fill_empty_splits(
     codes: Array, counts: Counter[int], ordered: list[int], needed: list[int]
 ) -> None:
-    """Move single new units of one class, in place, until none of its splits can be filled."""
+    """Move new units of one class, in place, into splits without any of its images."""
     for split in needed:
         if counts[split]:
             continue
@@ -304,20 +312,20 @@ def _too_few(label: str, images: int, units: int, needed: list[int]) -> DataErro
 
 
 def _notes_on_gaps(rows: pd.DataFrame, wanted: dict[str, float]) -> list[str]:
-    """Name the classes without an image in a split, because none that is remembered may move."""
+    """Name the classes without an image in a split; remembered images are never moved."""
     notes = []
     for split in wanted:
         there = set(rows.loc[rows["split"] == split, "label"])
         if not there:
             raise DataError(
                 f"The {split} split is empty: the images that earlier runs put there are gone, and "
-                "no image changes its split. Add images, or choose another data.split_seed."
+                "images never change their split. Add images, or choose another data.split_seed."
             )
         missing = sorted(set(rows["label"]) - there)
         if missing:
             notes.append(
                 f"{len(missing)} class{'' if len(missing) == 1 else 'es'} without {split} images, "
-                f"because no image changes its split; add some to {examples(missing)}"
+                f"because images never change their split; add some to {examples(missing)}"
             )
     return notes
 

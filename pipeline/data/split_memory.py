@@ -1,9 +1,9 @@
-"""What was decided about images before: `.patchline/splits/…`, one file for each way of splitting.
+"""Earlier assignments to splits: `.patchline/splits/…`, one file for each way of splitting.
 
-A file is addressed by the version of the rule, the split seed, and the shares of the splits that
-are carved: data that share images agree about them, and another `data.split_seed` begins anew. It
-holds digests of contents and names of groups, each with its split. A file is written whole or not
-at all, under a lock that goes when its holder goes; what stands in it is never changed.
+A file is addressed by the version of the rule, the split seed, and the shares of the splits. So
+datasets that share images agree about them, and another `data.split_seed` starts from scratch. It
+holds content digests and group names, each with its split. A file is written atomically, under a
+lock that dies with its holder; existing entries never change.
 """
 
 from __future__ import annotations
@@ -14,21 +14,20 @@ from pathlib import Path
 
 import pandas as pd
 import pyarrow.parquet
-from filelock import FileLock, Timeout
 
 from pipeline.data import manifest as manifests
 from pipeline.data import split
 from pipeline.data.same_images import PIXELS
 from pipeline.errors import DataError, StorageError
-from pipeline.files.atomic_files import replacing, storage_errors
-from pipeline.workspace import make_folder
+from pipeline.files.atomic_files import replacing
+from pipeline.files.file_locks import try_lock
 
 _LOCK_SECONDS = 600
-"""How long another run may take to assign its images before this one gives up."""
+"""How long to wait for another run to assign its images."""
 
 
 class SplitMemory:
-    """The remembered splits of one way of splitting, while its lock is held."""
+    """The remembered assignments of one way of splitting, while its lock is held."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -38,11 +37,11 @@ class SplitMemory:
             self.table = _read(file)
 
     def take_over(self, manifest: pd.DataFrame) -> None:
-        """Know the splits of an earlier run, where nothing else is known; nothing is saved yet."""
+        """Add the splits of an earlier run for images without an entry, without saving."""
         self._add(split.learned(manifest[manifest["split"].isin(split.SPLITS)]))
 
     def remember(self, rows: pd.DataFrame) -> None:
-        """Save the splits of images, beside those that are remembered already."""
+        """Save the splits of images in addition to those already remembered."""
         before = 0 if self.is_new else len(self.table)
         self._add(split.learned(rows))
         if len(self.table) > before:
@@ -61,43 +60,31 @@ def opened(
     seed: int,
     earlier: Callable[[], list[pd.DataFrame]],
 ) -> Iterator[SplitMemory]:
-    """Yield the memory of one way of splitting; nobody else changes it meanwhile.
+    """Yield the memory of one way of splitting, under an exclusive lock.
 
     Args:
         workspace: the folder `.patchline`.
-        wanted: shares of the splits that are carved, by name.
+        wanted: shares of the splits to split off, by name.
         seed: the split seed.
-        earlier: gives manifests of earlier runs, the most trusted first, for a new memory.
+        earlier: returns manifests of earlier runs for a new memory, the most trusted first.
 
     Raises:
         DataError: if the file is damaged.
-        StorageError: if it may not be written, or another process holds it for too long.
+        StorageError: if it cannot be written, or another process holds the lock for too long.
     """
     shares = "-".join(f"{name}-{share!r}" for name, share in sorted(wanted.items()))
     file = workspace / "splits" / f"rule-{split.RULE}-seed-{seed}-{shares}.parquet"
-    with storage_errors(file):
-        make_folder(file.parent)
-        lock = _held(file.with_suffix(".lock"))
-    try:
+    with try_lock(file.with_suffix(".lock"), _LOCK_SECONDS) as locked:
+        if not locked:
+            raise StorageError(
+                f"Another process has held {file.with_suffix('.lock')} for {_LOCK_SECONDS // 60} "
+                "minutes. End the run that is stuck, and run again."
+            )
         memory = SplitMemory(file)
         if memory.is_new:
             for manifest in [*earlier(), *_of_first_rule(workspace, wanted, seed)]:
                 memory.take_over(manifest)
         yield memory
-    finally:
-        lock.release()
-
-
-def _held(file: Path) -> FileLock:
-    lock = FileLock(file, timeout=_LOCK_SECONDS)
-    try:
-        lock.acquire()
-    except Timeout as error:
-        raise StorageError(
-            f"Another process has held {file} for {_LOCK_SECONDS // 60} minutes. End the run that "
-            "stands still, and run again."
-        ) from error
-    return lock
 
 
 def _read(file: Path) -> pd.DataFrame:
@@ -105,13 +92,13 @@ def _read(file: Path) -> pd.DataFrame:
         return pd.read_parquet(file, columns=split.REMEMBERED)
     except (OSError, ValueError, KeyError) as error:  # pyarrow's own errors derive from these
         raise DataError(
-            f"{file}, which remembers the splits of images, is damaged. Restore it; or delete it, "
-            "and images may change their split."
+            f"{file}, which stores the splits of images, is damaged. Restore it, or delete it: "
+            "then images may change their split."
         ) from error
 
 
 def _of_first_rule(workspace: Path, wanted: dict[str, float], seed: int) -> Iterator[pd.DataFrame]:
-    """Yield the manifests that the first version of the rule has split so, newest first."""
+    """Yield the manifests that were split by the first version of the rule, newest first."""
     files = (workspace / "manifests").glob("*.parquet")
     for file in sorted(files, key=lambda file: file.stat().st_mtime_ns, reverse=True):
         try:
@@ -119,6 +106,6 @@ def _of_first_rule(workspace: Path, wanted: dict[str, float], seed: int) -> Iter
                 continue  # made by a later version, which remembered it
             manifest = manifests.load(file)
         except (OSError, ValueError):
-            continue  # damaged: whatever was in it cannot be known
+            continue  # damaged, so its content is unknown
         if split.follows_first_rule(manifest, wanted, seed):
             yield manifest

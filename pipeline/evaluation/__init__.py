@@ -1,1 +1,1 @@
-"""Predictions on a split, and the report about them."""
+"""Predict a split, write its report, and compare two models on the same images."""

@@ -1,4 +1,4 @@
-"""The prediction process: `python -P -m pipeline.evaluation FOLDER`."""
+"""The prediction worker: `python -P -m pipeline.evaluation FOLDER`."""
 
 from __future__ import annotations
 

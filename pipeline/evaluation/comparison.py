@@ -1,4 +1,4 @@
-"""Two models on the same test images: how far apart they are, and on which images.
+"""Compare two models on the same test images: the paired difference, by class and by image.
 
 Shapes: N images, K classes; both models have the same classes in the same order.
 """
@@ -13,7 +13,7 @@ import numpy as np
 
 from pipeline.data.same_images import content_numbers
 from pipeline.metrics.intervals import MetricEstimate, proportion, proportions
-from pipeline.metrics.paired import PairedDifference, difference, paired_difference
+from pipeline.metrics.paired_test import PairedDifference, difference, paired_difference
 from pipeline.section import Section
 
 if TYPE_CHECKING:
@@ -21,28 +21,28 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 
-SEEN_BY_CHAMPION = "the champion was trained or chosen on the image"
-SEEN_BY_CHALLENGER = "a copy of an image that the challenger was trained or chosen on"
-SEEN_GROUP = "of a group that one of the two was trained or chosen on"
+SEEN_BY_CHAMPION = "used for training or model selection of the champion"
+SEEN_BY_CHALLENGER = "copy of an image used for training or model selection of the challenger"
+SEEN_GROUP = "its group was used for training or model selection of either model"
 CONTRADICTING = "copies of one image with different labels"
-COPY = "a further copy of an image that counts once"
+COPY = "further copy of an image that is counted once"
 
 _GALLERY_SIZE = 24
-_CHANCE = 0.05
+_SIGNIFICANCE = 0.05
 
 
 @dataclass(frozen=True)
 class ComparableImages:
-    """The images that neither of two models was trained or chosen on."""
+    """The images not used for training or model selection by either of two models."""
 
     images: pd.DataFrame
-    """Rows of the challenger's manifest under their index there, one for each content."""
+    """Rows of the challenger's manifest with their index there, one for each distinct image."""
     left_out: dict[str, int]
-    """Test images that do not count, by the first reason that applies; no reason with none."""
+    """Number of test images left out, by the first reason that applies; zeros are omitted."""
 
 
 class ClassChange(Section):
-    """What the challenger does to one class."""
+    """The change in one class's recall."""
 
     name: str
     images: int
@@ -51,14 +51,14 @@ class ClassChange(Section):
     challenger: MetricEstimate
     """Recall of the challenger."""
     difference: MetricEstimate
-    """Recall of the challenger minus that of the champion, paired."""
+    """The challenger's recall minus the champion's, paired."""
 
 
 class FlippedImage(Section):
-    """An image that one of the models gets right and the other wrong."""
+    """An image that one model gets right and the other wrong."""
 
     position: int
-    """Among the images that were compared, from 0."""
+    """Index among the compared images, from 0."""
     path: str
     label: str
     champion_says: str
@@ -68,13 +68,13 @@ class FlippedImage(Section):
 
 
 class Comparison(Section):
-    """Everything that a comparison found; differences are the challenger minus the champion."""
+    """The result of a comparison; differences are the challenger minus the champion."""
 
     champion: str
     challenger: str
     images: int
     left_out: dict[str, int]
-    """Test images that do not count, by reason."""
+    """Number of test images left out, by reason."""
     champion_accuracy: MetricEstimate
     challenger_accuracy: MetricEstimate
     paired: PairedDifference
@@ -82,37 +82,38 @@ class Comparison(Section):
     by_class: tuple[ClassChange, ...]
     """Every class, in the order of the model's outputs."""
     newly_right: tuple[FlippedImage, ...]
-    """Of the images that only the challenger gets right, those where both are surest."""
+    """Images that only the challenger gets right, with the highest combined confidence."""
     newly_wrong: tuple[FlippedImage, ...]
-    """Of the images that only the champion gets right, those where both are surest."""
+    """Images that only the champion gets right, with the highest combined confidence."""
 
     @property
     def both_right(self) -> int:
-        """Images that both get right."""
+        """Number of images that both get right."""
         right = round(self.champion_accuracy.value * self.images)
         return right - self.paired.only_a_right
 
     @property
     def both_wrong(self) -> int:
-        """Images that both get wrong."""
+        """Number of images that both get wrong."""
         one_right = self.paired.only_a_right + self.paired.only_b_right
         return self.images - self.both_right - one_right
 
     @property
     def sentence(self) -> str:
-        """The outcome in one sentence, with its figures."""
+        """The result in one sentence, with the difference and its interval."""
         if not self.images:
             return (
-                f"No test image is left to compare challenger {self.challenger} with champion "
-                f"{self.champion} on."
+                f"No test image is left for comparing challenger {self.challenger} with champion "
+                f"{self.champion}."
             )
         difference = self.paired.difference
         images = "1 image" if self.images == 1 else f"{self.images} images"
         return (
-            f"On {images} that neither was trained or chosen on, challenger {self.challenger} is "
-            f"right on {100 * self.challenger_accuracy.value:.1f} % and champion {self.champion} "
-            f"on {100 * self.champion_accuracy.value:.1f} %: {points(difference.value)} points "
-            f"(95 % interval {points(difference.low)} to {points(difference.high)}; "
+            f"On {images} not used for training or model selection by either, challenger "
+            f"{self.challenger} has an accuracy of {100 * self.challenger_accuracy.value:.1f} % "
+            f"and champion {self.champion} {100 * self.champion_accuracy.value:.1f} %: "
+            f"{points(difference.value)} points "
+            f"(95 % confidence interval {points(difference.low)} to {points(difference.high)}; "
             f"{p_value_text(self.paired.p_value)}); {self._meaning}."
         )
 
@@ -120,19 +121,20 @@ class Comparison(Section):
     def _meaning(self) -> str:
         if not self.paired.difference.value:
             return "neither is better"
-        if self.paired.p_value < _CHANCE:
-            return "chance alone seldom makes such a difference"
-        return "the difference may be chance"
+        if self.paired.p_value < _SIGNIFICANCE:
+            return "the difference is significant"
+        return "the difference may be due to chance"
 
 
 def comparable_images(
     champion_manifest: pd.DataFrame, challenger_manifest: pd.DataFrame
 ) -> ComparableImages:
-    """Return the challenger's test images that neither model was trained or chosen on.
+    """Return the challenger's test images not used for training or model selection by either model.
 
-    Images are known by their pixels, or by their file where a manifest does not know the pixels,
-    so names, folders and formats may differ between the versions of the data. An image belongs to
-    every group that either manifest gives it, and a group is seen as soon as one of its images is.
+    Images are matched by their pixels, or by their file where a manifest lacks the digest of the
+    pixels, so names, folders and formats may differ between the versions of the data. An image
+    belongs to every group that either manifest gives it; a group counts as seen if any of its
+    images was seen.
     """
     import pandas as pd
 
@@ -168,7 +170,7 @@ def comparable_images(
 
 
 def _was_seen(usable: pd.DataFrame) -> pd.Series[bool]:
-    """Return which images a model of this data was trained or chosen on."""
+    """Return which images were used for training or model selection."""
     return usable["split"].isin(["train", "validation"])
 
 
@@ -183,17 +185,19 @@ def compare(
     challenger_NK: Array,
     left_out: dict[str, int],
 ) -> Comparison:
-    """Compare two models on the same N images; with none, every interval is everything.
+    """Compare two models on the same N images.
+
+    With no images, the intervals span their whole range.
 
     Args:
-        champion: what the champion is called, such as its version.
-        challenger: the same of the challenger.
-        classes: names of the K classes, of both models.
-        paths: of the images.
+        champion: name of the champion on the page, such as its version.
+        challenger: name of the challenger on the page.
+        classes: names of the K classes of both models.
+        paths: paths of the images.
         labels_N: the true classes.
         champion_NK: calibrated probabilities of the champion.
         challenger_NK: calibrated probabilities of the challenger.
-        left_out: test images that do not count, by reason.
+        left_out: number of test images left out, by reason.
     """
     shape = (len(paths), len(classes))
     labels = np.asarray(labels_N).reshape(len(paths)).astype(np.int64)
@@ -223,38 +227,38 @@ class _Images(NamedTuple):
 
 
 class _Answers(NamedTuple):
-    """What one model says about the images."""
+    """One model's predictions."""
 
-    said_N: Array
-    sure_N: Array
-    """Probability of what it says."""
+    predicted_N: Array
+    confidence_N: Array
+    """Probability of the prediction."""
     right_N: Array
 
 
 def _answers(probabilities_NK: Array, labels_N: Array) -> _Answers:
-    said_N = probabilities_NK.argmax(axis=1)
-    sure_N = probabilities_NK.max(axis=1).astype(np.float64)
-    return _Answers(said_N, sure_N, said_N == labels_N)
+    predicted_N = probabilities_NK.argmax(axis=1)
+    confidence_N = probabilities_NK.max(axis=1).astype(np.float64)
+    return _Answers(predicted_N, confidence_N, predicted_N == labels_N)
 
 
 def _flips(
     images: _Images, champion: _Answers, challenger: _Answers, flipped_N: Array
 ) -> tuple[FlippedImage, ...]:
-    """Describe the flipped images about which the two models together are surest."""
+    """Describe the flipped images with the highest combined confidence."""
     positions = np.flatnonzero(flipped_N)
-    sure = (champion.sure_N + challenger.sure_N)[positions]
-    surest = positions[np.argsort(-sure, kind="stable")[:_GALLERY_SIZE]]
+    confidence = (champion.confidence_N + challenger.confidence_N)[positions]
+    chosen = positions[np.argsort(-confidence, kind="stable")[:_GALLERY_SIZE]]
     return tuple(
         FlippedImage(
             position=int(i),
             path=images.paths[i],
             label=images.classes[images.labels_N[i]],
-            champion_says=images.classes[champion.said_N[i]],
-            champion_probability=float(champion.sure_N[i]),
-            challenger_says=images.classes[challenger.said_N[i]],
-            challenger_probability=float(challenger.sure_N[i]),
+            champion_says=images.classes[champion.predicted_N[i]],
+            champion_probability=float(champion.confidence_N[i]),
+            challenger_says=images.classes[challenger.predicted_N[i]],
+            challenger_probability=float(challenger.confidence_N[i]),
         )
-        for i in surest
+        for i in chosen
     )
 
 

@@ -1,4 +1,4 @@
-"""A comparison as one HTML file that needs nothing else, and as JSON."""
+"""Write a comparison as a self-contained HTML file, and as JSON."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from pipeline.evaluation.comparison import (
     p_value_text,
     points,
 )
-from pipeline.evaluation.decision import Decision
 from pipeline.evaluation.html_page import render, thumbnail
+from pipeline.evaluation.promotion_decision import Decision
 from pipeline.files.atomic_files import write_text
 from pipeline.metrics.intervals import MetricEstimate
 
 PAGE, COMPARISON, DECISION = "comparison.html", "comparison.json", "decision.json"
 PixelsOf = Callable[[int], np.ndarray[Any, Any] | None]
-"""Returns the image (H, W, C) in uint8 at a position of the comparison; none if it is gone."""
+"""Returns the image (H, W, C) in uint8 at a position of the comparison; None if it is missing."""
 
 _FEW_IMAGES = 20
 _CLASSES_SHOWN, _MOST_CLASSES_LISTED = 30, 500
@@ -33,7 +33,7 @@ _MARGIN = 0.3
 
 @dataclass(frozen=True)
 class _Axis:
-    """Places, in percent of the width, of a difference, its interval and zero."""
+    """Positions of a difference, its interval and zero, in percent of the width."""
 
     low: float
     value: float
@@ -50,10 +50,10 @@ def write_comparison(
     """Write page, comparison and decision into the folder, and return the page.
 
     Args:
-        comparison: the figures.
-        decision: what follows from them; without one the page states the figures alone.
-        folder: where `comparison.html`, `comparison.json` and `decision.json` go.
-        pixels_of: gives the images that flipped; none if none of them can be shown.
+        comparison: the metrics of the two models.
+        decision: whether the challenger was promoted; None shows the comparison alone.
+        folder: receives `comparison.html`, `comparison.json` and `decision.json`.
+        pixels_of: returns an image of the comparison; None if no image can be shown.
     """
     write_text(folder / COMPARISON, _json(comparison) + "\n")
     if decision:
@@ -72,7 +72,7 @@ def write_comparison(
         largest_change=max([abs(change.difference.value) for change in changes], default=0) or 1,
         few_images=_FEW_IMAGES,
         points=lambda share: points(share).replace("-", "\N{MINUS SIGN}"),
-        figure=_figure,
+        number=_number,
         newly_right=_with_pictures(comparison.newly_right, pixels_of),
         newly_wrong=_with_pictures(comparison.newly_wrong, pixels_of),
     )
@@ -87,13 +87,13 @@ def _json(comparison: Comparison) -> str:
 
 
 def _worst_first(changes: tuple[ClassChange, ...]) -> list[ClassChange]:
-    """Return the classes that have images; those that lost most come first."""
+    """Return the classes that have images, largest loss first."""
     present = [change for change in changes if change.images]
     return sorted(present, key=lambda change: (change.difference.value, -change.images))
 
 
 def _axis(difference: MetricEstimate) -> _Axis:
-    """Return places that leave a margin for the numbers at both ends of the interval."""
+    """Return positions that leave a margin for the numbers at both ends of the interval."""
     low, high = min(difference.low, 0.0), max(difference.high, 0.0)
     margin = _MARGIN * max(high - low, 0.001)
     whole = high - low + 2 * margin
@@ -104,15 +104,15 @@ def _axis(difference: MetricEstimate) -> _Axis:
     return _Axis(place(difference.low), place(difference.value), place(difference.high), place(0.0))
 
 
-def _figure(value: float) -> str:
-    """Return a gate's figure in up to four digits, whatever its unit."""
+def _number(value: float) -> str:
+    """Return a gate's value with up to four digits."""
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"  # noqa: PLR2004 - four digits
 
 
 def _with_pictures(
     flipped: tuple[FlippedImage, ...], pixels_of: PixelsOf | None
 ) -> list[tuple[FlippedImage, str]]:
-    """Return each image with its data URI, which is empty where the image is gone."""
+    """Return each image with its data URI, which is empty if the image is missing."""
     shown = []
     for image in flipped:
         pixels_HWC = pixels_of(image.position) if pixels_of else None

@@ -1,4 +1,4 @@
-"""The evaluation stage: predict in a process of its own, then write the report."""
+"""The evaluation stage of a run: predict in a worker process, then write the report."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pandas as pd
 from pipeline.config import RunConfig
 from pipeline.data.ingestion import IngestedData, PreparedData
 from pipeline.data.prepared_store import open_images
-from pipeline.evaluation.figures import write_figures
 from pipeline.evaluation.html_report import PixelsOf, ReportPage, write_html
+from pipeline.evaluation.plots import write_plots
 from pipeline.evaluation.predictions import (
     PredictionJob,
     PredictionResult,
@@ -35,12 +35,12 @@ from pipeline.workers.event_log import Event
 from pipeline.workers.worker_process import run_worker
 
 FOLDER = "report"
-"""Below the run's folder."""
+"""Folder of the report inside the run's folder."""
 _CODE = ("pipeline.evaluation.__main__", "pipeline.evaluation.evaluating", "pipeline.layers")
 
 
 class Evaluated(Section):
-    """The report and the files that show it."""
+    """The report and its files."""
 
     report: EvaluationReport
     folder: Path
@@ -56,17 +56,17 @@ def evaluate_run(
     memory: StageMemory,
     on_event: Callable[[Event], None],
 ) -> Evaluated:
-    """Predict validation and test with the best weights, and write the report, if none is known.
+    """Predict validation and test with the best weights and write the report, or reuse a report.
 
     Args:
-        config: resolved.
-        data: the manifest.
-        prepared: the store.
-        trained: where the best weights are.
-        run_folder: its folder `report` gets `report.html`, `report.json`, `predictions.parquet`
-            and the pictures.
-        memory: may know the report.
-        on_event: sees the progress of the prediction.
+        config: the resolved config.
+        data: the ingested data with its manifest.
+        prepared: the prepared images.
+        trained: the training result with the best weights.
+        run_folder: receives `report/` with `report.html`, `report.json`, `predictions.parquet` and
+            the plots.
+        memory: results of earlier stages; an identical one is reused.
+        on_event: receives the progress of the prediction.
     """
     folder = run_folder / FOLDER
     return memory.once(
@@ -81,11 +81,11 @@ def evaluate_run(
 def ingredients(
     config: RunConfig, data: IngestedData, prepared: PreparedData, trained: TrainResult
 ) -> Ingredients:
-    """Return everything that decides the report; it shows all settings, so it hangs on all."""
+    """Return everything that determines the report; it lists all settings, so it depends on all."""
     return {
         **model_ingredients(config, data, prepared, trained),
         **config.flat(),
-        "notes": "\n".join(data.notes),
+        "notes": "\n".join((data.split_origin, *data.notes)),
         "training": trained.model_dump_json(exclude={"best"}),
         "code": stage_keys.code(*_CODE),
     }
@@ -94,7 +94,7 @@ def ingredients(
 def model_ingredients(
     config: RunConfig, data: IngestedData, prepared: PreparedData, trained: TrainResult
 ) -> Ingredients:
-    """Return everything that decides what a trained model answers: its files, images, plugins."""
+    """Return everything that determines a model's predictions: its files, images and plugins."""
     files = {file.name: digest_of(file).sha256 for file in kept(trained.best)}
     return {
         "data": data.fingerprint,
@@ -121,7 +121,7 @@ def _evaluated(
         on_event,
     )
     table, temperature = calibrated(pd.read_parquet(predicted.file), data.classes)
-    predicted.file.unlink()  # the table holds its logits
+    predicted.file.unlink()  # the table has its logits
     report = evaluate(
         Predictions.of(table[table["split"] == "test"]),
         name=str(config.name),
@@ -146,11 +146,11 @@ def _evaluated(
 
 
 def calibrated(table: pd.DataFrame, classes: tuple[str, ...]) -> tuple[pd.DataFrame, float]:
-    """Fit the temperature on the validation split, and return the table of predictions with it.
+    """Fit the temperature on the validation split; return the table of predictions and it.
 
     Args:
-        table: rows of the manifest with `logits`; the validation split is among them.
-        classes: of the model, in the order of its outputs.
+        table: rows of the manifest with `logits`, including the validation split.
+        classes: the model's classes, in the order of its outputs.
     """
     validation = (table["split"] == "validation").to_numpy()
     labels = table.loc[validation, "label"].map({name: k for k, name in enumerate(classes)})
@@ -173,20 +173,20 @@ def write_report(
     history: Sequence[Mapping[str, Any]] = (),
     preview: Path | None = None,
 ) -> Path:
-    """Write the page, the report as JSON, all predictions and the pictures; return the page's path.
+    """Write the page, the report as JSON, all predictions and the plots; return the page's path.
 
     Args:
-        report: what to write about.
-        page: the words of the page.
-        table: everything that was predicted, numbered from 0; other splits may be among it.
-        pixels_of: returns the image (H, W, C) of a row of these predictions.
-        folder: gets the files.
-        history: of the training.
-        preview: picture of the augmentation.
+        report: the report to write.
+        page: the text of the page.
+        table: all predictions, numbered from 0; may include other splits.
+        pixels_of: returns the image (H, W, C) of a row of `table`.
+        folder: receives the files.
+        history: training history.
+        preview: preview image of the augmentation.
     """
     save_predictions(table, folder / "predictions.parquet")
     save(report, folder / "report.json")
-    write_figures(report, pixels_of, folder, history)
+    write_plots(report, pixels_of, folder, history)
     html = folder / "report.html"
     write_html(report, page, pixels_of, html, history=history, preview=preview)
     return html
@@ -209,8 +209,9 @@ def _page(
     image, counts = prepared.image, data.counts
     colours = "greyscale" if image.channels == 1 else "colour"
     facts = {
-        "Images": f"{counts['train']} to train, {counts['validation']} to choose, "
-        f"{counts['test']} to test",
+        "Images": f"{counts['train']} train, {counts['validation']} validation, "
+        f"{counts['test']} test",
+        "Splits": data.split_origin,
         "Classes": str(len(data.classes)),
         "Size": f"{image.height}x{image.width} pixels, {colours}",
         "Model": f"{config.model.name}, {trained.parameters:,} parameters",
@@ -223,7 +224,7 @@ def _page(
     }
     return ReportPage(
         title=f"{config.name}: test report",
-        lead="The model was neither trained nor chosen on these images.",
+        lead="These images were not used for training or model selection.",
         facts=facts,
         notes=data.notes,
         settings=config.flat(),

@@ -1,4 +1,4 @@
-"""Which images a person should look at: confident errors, uncertain answers, suspect labels.
+"""Select images worth a look: confident errors, uncertain predictions, suspicious labels.
 
 Shapes: N images, K classes.
 """
@@ -19,23 +19,23 @@ _ANSWERS = 3
 
 
 class Answer(Section):
-    """A class, and the probability that the model gave to it."""
+    """A class and its predicted probability."""
 
     name: str
     probability: float
 
 
 class GalleryImage(Section):
-    """An image, and what the model thought of it."""
+    """An image and its prediction."""
 
     path: str
     position: int
     """Row in the table of predictions, from 0."""
     label: str
     label_probability: float
-    """That the model gave to the label."""
+    """Predicted probability of the label."""
     answers: tuple[Answer, ...]
-    """The most probable classes, at most three, the first one first."""
+    """The most probable classes, at most three, in descending order."""
 
     @property
     def predicted(self) -> str:
@@ -44,12 +44,12 @@ class GalleryImage(Section):
 
     @property
     def probability(self) -> float:
-        """That the model gave to its answer."""
+        """Predicted probability of the most probable class."""
         return self.answers[0].probability
 
 
 def confident_errors(predictions: Predictions) -> Array:
-    """Return the places of all errors, the one with the most probable wrong answer first."""
+    """Return the indices of all errors, highest confidence first."""
     probabilities = predictions.probabilities_NK
     wrong = np.flatnonzero(probabilities.argmax(axis=1) != predictions.labels_N)
     order: Array = wrong[np.argsort(-probabilities.max(axis=1)[wrong], kind="stable")]
@@ -57,9 +57,9 @@ def confident_errors(predictions: Predictions) -> Array:
 
 
 def least_certain(predictions: Predictions) -> Array:
-    """Return the places of all images, that with the smallest margin of its two top classes first.
+    """Return the indices of all images, smallest margin between the two top classes first.
 
-    The margin is that of Scheffer et al. 2001 (Active Hidden Markov Models, section 3).
+    The margin is defined as by Scheffer et al. 2001 (Active Hidden Markov Models, section 3).
     """
     probabilities = predictions.probabilities_NK
     margins = np.empty(len(probabilities))
@@ -71,13 +71,13 @@ def least_certain(predictions: Predictions) -> Array:
 
 
 def likely_label_errors(predictions: Predictions) -> Array:
-    """Return the places of the images whose label confident learning doubts, most doubtful first.
+    """Return the indices of images whose label confident learning flags, most suspicious first.
 
-    A class's threshold is the mean probability that its own images get for it. An image is
-    doubtful if another class passes its threshold there, is the most probable of those that do,
-    and more probable than the label; rank is the margin between the two (Northcutt, Jiang, Chuang
-    2021, arXiv 1911.00068: equation 1, ranked as in its "prune by noise rate").
-    The probabilities must come from images that the model was not trained on.
+    A class's threshold is the mean probability of the class on its own images. A label is flagged
+    if another class reaches its threshold on the image, is the most probable of those that do, and
+    is more probable than the label. Images are ranked by the margin between the two (Northcutt,
+    Jiang, Chuang 2021, arXiv 1911.00068: equation 1, ranked as in its "prune by noise rate").
+    The probabilities must be for images that the model was not trained on.
     """
     probabilities, labels = predictions.probabilities_NK, predictions.labels_N
     own = probabilities[np.arange(len(labels)), labels]
@@ -98,7 +98,7 @@ def likely_label_errors(predictions: Predictions) -> Array:
 def gallery(
     predictions: Predictions, classes: Sequence[str], places: Array
 ) -> tuple[GalleryImage, ...]:
-    """Describe the images at some places of the predictions."""
+    """Describe the images at the given indices of the predictions."""
     probabilities = predictions.probabilities_NK[places]
     paths = predictions.table["path"].iloc[places]
     top = np.argsort(-probabilities, axis=1, kind="stable")[:, :_ANSWERS]

@@ -1,4 +1,4 @@
-"""How every page is made: one HTML file without script, network or another file."""
+"""Render self-contained HTML pages: no scripts, no network, no other files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
 def render(template: str, **values: Any) -> str:
-    """Return a page from a template of this package; every value is escaped."""
+    """Render a template of this package; every value is escaped."""
     environment = Environment(
         loader=PackageLoader("pipeline.evaluation", ""),
         autoescape=True,
@@ -36,7 +36,7 @@ def render(template: str, **values: Any) -> str:
 
 
 def percent(share: float) -> str:
-    """Return a share as percent with one digit; only what is exactly so is 0 or 100."""
+    """Return a share as percent with one decimal; only exact 0 and 1 become 0 % and 100 %."""
     text = f"{100 * share:.1f}"
     if text == "100.0" and share < 1:
         text = ">99.9"
@@ -46,13 +46,13 @@ def percent(share: float) -> str:
 
 
 def plural(number: int, one: str, many: str = "") -> str:
-    """Return the number with its noun."""
+    """Return the number with its noun: `1 image`, `2 images`."""
     noun = one if number == 1 else many or f"{one}s"
     return f"{number:,}{_NO_BREAK}{noun}".replace(",", _NO_BREAK)
 
 
 def thumbnail(pixels_HWC: Array) -> str:
-    """Return a data URI of a small picture: small images unchanged, larger ones as JPEG.
+    """Return a data URI of a thumbnail: small images losslessly, larger ones as JPEG.
 
     Args:
         pixels_HWC: uint8, grey (one channel) or RGB.
@@ -71,7 +71,7 @@ def thumbnail(pixels_HWC: Array) -> str:
 
 
 def picture(file: Path) -> str:
-    """Return a data URI of a PNG file; a large one is made smaller."""
+    """Return a data URI of a PNG file; a large one is scaled down."""
     import cv2
 
     content = file.read_bytes()

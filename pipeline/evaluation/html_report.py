@@ -1,4 +1,4 @@
-"""The report as one HTML file that needs nothing else: no network, no script, no other file."""
+"""Write the report as a self-contained HTML file: no network, no scripts, no other files."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipeline.evaluation.charts import curve_charts, reliability_chart
 from pipeline.evaluation.config import SLICE_COLUMNS
-from pipeline.evaluation.confusions import confused_pairs, shown_matrix
+from pipeline.evaluation.confusion_matrix import confused_pairs, shown_matrix
 from pipeline.evaluation.galleries import GalleryImage
 from pipeline.evaluation.html_page import picture, render, thumbnail
 from pipeline.evaluation.report import EvaluationReport
 from pipeline.evaluation.slices import Slice
+from pipeline.evaluation.svg_charts import curve_charts, reliability_chart
 from pipeline.files.atomic_files import write_text
-from pipeline.metrics.classification import ClassFigures
+from pipeline.metrics.classification import ClassMetrics
 from pipeline.metrics.intervals import MetricEstimate
 from pipeline.metrics.names import METRICS, MetricName
 from pipeline.section import Section
@@ -24,24 +24,24 @@ from pipeline.section import Section
 PixelsOf = Callable[[int], np.ndarray[Any, np.dtype[np.uint8]]]
 """Returns the image (H, W, C) of a row of the table of predictions."""
 
-_KEY_FIGURES = ("balanced_accuracy", "macro_f1", "mcc", "roc_auc", "log_loss", "ece")
+_KEY_METRICS = ("balanced_accuracy", "macro_f1", "mcc", "roc_auc", "log_loss", "ece")
 _MOST_OPEN_CLASSES, _MOST_LISTED_CLASSES = 12, 500
 _OPEN_IMAGES = 12
 _MOST_NAMED_CLASSES = 5
 
 
 class ReportPage(Section):
-    """What the page says beside the figures."""
+    """The text of the page besides the metrics."""
 
     title: str
     lead: str = ""
-    """A sentence under the title: what the images are."""
+    """A sentence under the title that describes the images."""
     facts: dict[str, str]
     """Short facts about run, data and model, in order."""
     notes: tuple[str, ...]
-    """What a reader should know about the data."""
+    """Notes about the data."""
     settings: dict[str, str]
-    """The resolved config, dotted."""
+    """The resolved config by dotted key."""
 
 
 class _Gallery(NamedTuple):
@@ -49,7 +49,7 @@ class _Gallery(NamedTuple):
     title: str
     words: str
     images: list[tuple[GalleryImage, str]]
-    """With their pictures."""
+    """Each image with its data URI."""
 
 
 def write_html(
@@ -64,12 +64,12 @@ def write_html(
     """Write the report.
 
     Args:
-        report: the figures.
-        page: the words.
-        pixels_of: gives the images of the galleries.
-        file: where the page goes.
-        history: of the training, for its curves.
-        preview: picture of the augmentation.
+        report: the metrics.
+        page: the text.
+        pixels_of: returns the images of the galleries.
+        file: the HTML file to write.
+        history: training history, for the training curves.
+        preview: preview image of the augmentation.
     """
     classes = sorted(report.by_class, key=_worst_first)
     text = render(
@@ -77,7 +77,7 @@ def write_html(
         report=report,
         page=page,
         notes=[*page.notes, *_notes(report, page)],
-        key_figures=[row for row in _metric_rows(report) if row[0] in _KEY_FIGURES],
+        key_metrics=[row for row in _metric_rows(report) if row[0] in _KEY_METRICS],
         metrics=_metric_rows(report),
         pairs=confused_pairs(report.cells, report.classes),
         matrix=shown_matrix(report.cells, report.classes),
@@ -96,9 +96,9 @@ def write_html(
     write_text(file, text)
 
 
-def _worst_first(figures: ClassFigures) -> tuple[bool, float, float]:
+def _worst_first(row: ClassMetrics) -> tuple[bool, float, float]:
     """Sort by F1, then recall; classes without images last."""
-    return figures.images == 0, figures.f1.value, figures.recall.value
+    return row.images == 0, row.f1.value, row.recall.value
 
 
 def _metric_rows(report: EvaluationReport) -> list[tuple[str, MetricName, MetricEstimate]]:
@@ -110,20 +110,19 @@ def _metric_rows(report: EvaluationReport) -> list[tuple[str, MetricName, Metric
 
 
 def _notes(report: EvaluationReport, page: ReportPage) -> list[str]:
-    """Return what the figures themselves warn of, unless the page says it already."""
+    """Return warnings about the metrics, unless the page already has them."""
     found = []
     few = f"only {report.images} {report.split} images"
     said = any(note.startswith(few) for note in page.notes)
     if report.images < report.config.small_sample and not said:
-        found.append(f"{few}: the figures are rough")
-    absent = [figures.name for figures in report.by_class if figures.images == 0]
+        found.append(f"{few}: the metrics are imprecise")
+    absent = [row.name for row in report.by_class if row.images == 0]
     if absent:
         named = ", ".join(absent[:_MOST_NAMED_CLASSES])
         rest = len(absent) - _MOST_NAMED_CLASSES
         more = f" and {rest} more" if rest > 0 else ""
         found.append(
-            f"no {report.split} image of {named}{more}: means over classes leave "
-            f"{'it' if len(absent) == 1 else 'them'} out"
+            f"no {report.split} image of {named}{more}: excluded from means over the classes"
         )
     return found
 
@@ -137,21 +136,21 @@ def _galleries(report: EvaluationReport, pixels_of: PixelsOf) -> list[_Gallery]:
         _Gallery(
             "confident-errors",
             "Most confident errors",
-            "Where the model was sure and wrong, surest first.",
+            "Wrong predictions with the highest confidence first.",
             shown(report.most_confident_errors),
         ),
         _Gallery(
             "label-errors",
             "Likely label errors",
-            f"Confident learning doubts {doubted} of the {report.images} labels, the most doubtful "
-            "first. The image decides who is right: a model that confuses two classes doubts "
-            "right labels too.",
+            f"Confident learning flags {doubted} of {report.images} labels, most suspicious first. "
+            "Check them against the image: a model that confuses two classes also flags correct "
+            "labels.",
             shown(report.likely_label_errors),
         ),
         _Gallery(
             "least-certain",
             "Least certain",
-            "Where the two most probable classes are closest, whether the answer was right or not.",
+            "Images with the smallest margin between the two most probable classes first.",
             shown(report.least_certain),
         ),
     ]
@@ -159,10 +158,10 @@ def _galleries(report: EvaluationReport, pixels_of: PixelsOf) -> list[_Gallery]:
 
 def _calibration_words(temperature: float) -> str:
     if temperature > 1.05:  # noqa: PLR2004 - five percent make no visible difference
-        return "The raw scores were too sure of themselves, so they are made milder"
-    if temperature < 0.95:  # noqa: PLR2004 - the same
-        return "The raw scores were too cautious, so they are made sharper"
-    return "The raw scores were almost right as they are"
+        return "The uncalibrated model was overconfident"
+    if temperature < 0.95:  # noqa: PLR2004 - as above
+        return "The uncalibrated model was underconfident"
+    return "The uncalibrated model was almost calibrated"
 
 
 def _by_column(slices: Sequence[Slice]) -> dict[str, list[Slice]]:

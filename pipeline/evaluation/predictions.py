@@ -1,8 +1,8 @@
-"""What a model says about the images of a manifest, as a Parquet table.
+"""A model's predictions for the images of a manifest, as a Parquet table.
 
 Columns: path, sha256, split, label, label_index, predicted, probability (of the predicted class),
 probabilities (K numbers, calibrated), group, mode, width, height, bytes. The table of a run also
-has row (of the prepared store) and logits (K numbers, as the model gave them).
+has row (of the prepared store) and logits (K numbers, uncalibrated).
 
 Shapes: N images, K classes.
 """
@@ -30,13 +30,13 @@ COLUMNS = [
 ]  # fmt: skip
 _MOST_NAMED = 5
 _MOST_PRECISE = 2**25
-"""Probabilities in float64, 256 MiB; more stay in the float32 of the file."""
+"""Up to so many probabilities (256 MiB) are converted to float64; more stay float32."""
 _ROWS_OF_MANY, _MANY_NUMBERS = 512, 1000
-"""Rows are written in groups of so many where each has more numbers than that."""
+"""Row group size, used if a row has more probabilities than `_MANY_NUMBERS`."""
 
 
 class PredictionJob(Section):
-    """What the prediction process is given."""
+    """Input of the prediction worker."""
 
     model_folder: Path
     manifest_file: Path
@@ -44,11 +44,11 @@ class PredictionJob(Section):
     splits: tuple[str, ...]
     device: str
     file: Path
-    """Where the table goes; it has logits and no probabilities yet."""
+    """The table to write; it has logits, but no probabilities yet."""
 
 
 class PredictionResult(Section):
-    """Where the table is, and how fast it came."""
+    """The table that was written, and the duration in seconds."""
 
     file: Path
     images: int
@@ -65,18 +65,18 @@ class Predictions:
 
     @classmethod
     def of(cls, table: pd.DataFrame) -> Self:
-        """Take the arrays out of a table with the columns above."""
+        """Extract the arrays from a table with the columns above."""
         labels_N = table["label_index"].to_numpy(np.int64)
         rows = table["probabilities"]
         if len(rows) * (len(rows.iloc[0]) if len(rows) else 0) > _MOST_PRECISE:
             return cls(table, labels_N, np.stack(list(rows)))
         probabilities = stacked(rows)
-        # float32 in the file: the sums are brought back to 1
+        # float32 in the file: normalise the sums to 1 again
         return cls(table, labels_N, probabilities / probabilities.sum(axis=1, keepdims=True))
 
     @classmethod
     def load(cls, file: Path, split: str | None = None) -> Self:
-        """Read a table, or one split of it, in its own order."""
+        """Read a table, or one split of it, in the file's order."""
         table = pd.read_parquet(file)
         return cls.of(table if split is None else table[table["split"] == split])
 
@@ -87,11 +87,11 @@ class Predictions:
 
     @property
     def positions(self) -> Array:
-        """Row number of each image in the table that it was saved in."""
+        """Row number of each image in its saved table."""
         return self.table.index.to_numpy(np.int64)
 
     def of_split(self, split: str) -> Self:
-        """Return the predictions of one split; they keep their row numbers."""
+        """Return the predictions of one split, with their row numbers unchanged."""
         chosen = (self.table["split"] == split).to_numpy()
         return type(self)(self.table[chosen], self.labels_N[chosen], self.probabilities_NK[chosen])
 
@@ -109,12 +109,12 @@ def with_probabilities(
     """Return rows of a manifest as a table of predictions, numbered from 0.
 
     Args:
-        rows: with the manifest's columns; `row` and `logits` are kept where there are any.
-        classes: of the model, in the order of its outputs.
-        probabilities_NK: calibrated, one row for each row.
+        rows: rows with the manifest's columns; `row` and `logits` are kept if present.
+        classes: the model's classes, in the order of its outputs.
+        probabilities_NK: calibrated probabilities of the rows.
 
     Raises:
-        DataError: if a label is no class of the model.
+        DataError: if a label is not a class of the model.
     """
     index = {name: number for number, name in enumerate(classes)}
     labels = rows["label"].map(index)
@@ -122,7 +122,7 @@ def with_probabilities(
     if unknown:
         raise DataError(
             f"The model has no class {_listed(unknown)}; its classes are {_listed(classes)}. Leave "
-            "these images out, or name their folders as the model names its classes."
+            "out these images, or rename their folders to the model's class names."
         )
     probabilities = probabilities_NK.astype(np.float32, copy=False)
     answers = probabilities.argmax(axis=1)
@@ -143,7 +143,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def save(table: pd.DataFrame, file: Path) -> None:
-    """Write the table whole, or not at all."""
+    """Write the table atomically."""
     with replacing(file) as temporary:
         numbers = len(table["logits" if "logits" in table else "probabilities"].iloc[0])
         if numbers > _MANY_NUMBERS:
@@ -153,7 +153,7 @@ def save(table: pd.DataFrame, file: Path) -> None:
 
 
 def _write_in_groups(table: pd.DataFrame, file: Path) -> None:
-    """Write some rows at a time, so that no second copy of all of them is in memory."""
+    """Write the rows in groups, so that memory never holds a second copy of the table."""
     import pyarrow as pa
     from pyarrow import parquet
 

@@ -1,6 +1,6 @@
-"""The verdict on one model and one split: figures with intervals, and where it goes wrong.
+"""The evaluation report of one model on one split: metrics with intervals, and the errors.
 
-Everything comes from calibrated probabilities, so that a run and `patchline evaluate` say the same.
+Everything is computed from calibrated probabilities, so that a run and `patchline evaluate` agree.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pipeline.metrics.calibration import (
 )
 from pipeline.metrics.class_areas import Areas
 from pipeline.metrics.classification import (
-    ClassFigures,
+    ClassMetrics,
     by_class,
     confusion_matrix,
     metrics,
@@ -40,7 +40,7 @@ _MOST_INDENTED_CLASSES, _MOST_MATRIX_CLASSES = 100, 1000
 
 
 class EvaluationReport(Section):
-    """Everything that an evaluation found."""
+    """The result of an evaluation."""
 
     name: str
     split: str
@@ -48,38 +48,38 @@ class EvaluationReport(Section):
     images: int
     classes: tuple[str, ...]
     metrics: dict[str, MetricEstimate]
-    """By name, the split in front: `test/accuracy`."""
-    by_class: tuple[ClassFigures, ...]
-    """In the order of the classes."""
+    """Metrics by name, prefixed with the split: `test/accuracy`."""
+    by_class: tuple[ClassMetrics, ...]
+    """Metrics of each class, in the order of `classes`."""
     confusion: tuple[tuple[int, ...], ...]
     """Rows are true classes, columns predicted ones; empty with more than 1,000 classes."""
     confusion_cells: tuple[tuple[int, int, int], ...] = ()
-    """With more than 1,000 classes: true class, predicted class and images, by the numbers of the
-    classes, where there are any images."""
+    """With more than 1,000 classes: the non-zero cells, as index of the true class, index of the
+    predicted class, and number of images."""
     errors: int
     most_confident_errors: tuple[GalleryImage, ...]
     least_certain: tuple[GalleryImage, ...]
     """Smallest margin between the two most probable classes first."""
     likely_label_errors: tuple[GalleryImage, ...]
-    """Labels that confident learning doubts, the most doubtful first."""
+    """Labels flagged by confident learning, most suspicious first."""
     suspected_labels: int
-    """How many labels it doubts in all."""
+    """Total number of flagged labels."""
     temperature: float
     """Fitted on the validation split of the training data."""
     reliability: tuple[ReliabilityBin, ...]
-    """Of the calibrated probabilities."""
+    """Reliability of the calibrated probabilities."""
     uncalibrated_reliability: tuple[ReliabilityBin, ...]
-    """Of the probabilities without temperature."""
+    """Reliability without temperature scaling."""
     uncalibrated_ece: MetricEstimate
-    """Expected calibration error without temperature."""
+    """Expected calibration error without temperature scaling."""
     slices: tuple[Slice, ...]
     undivided: dict[str, str]
-    """Columns that were asked for and are the same for all images, with that value."""
+    """Requested columns that have one value for all images, with that value."""
     config: EvaluationConfig
 
     @property
     def accuracy(self) -> MetricEstimate:
-        """Share of the images whose most probable class is right."""
+        """Share of the images whose most probable class is the true class."""
         return self.metrics[f"{self.split}/accuracy"]
 
     @property
@@ -92,19 +92,19 @@ class EvaluationReport(Section):
 
     @property
     def commonest(self) -> tuple[str, float]:
-        """The class with most images, and the accuracy of always answering it."""
-        most = max(self.by_class, key=lambda figures: figures.images)
+        """The class with the most images, and the accuracy of always predicting it."""
+        most = max(self.by_class, key=lambda row: row.images)
         return most.name, most.images / self.accuracy.n
 
     @property
     def warning(self) -> str:
-        """A sentence if the model is not clearly better than naming one class for everything."""
+        """A sentence if the model is not significantly better than always predicting one class."""
         name, share = self.commonest
         if self.accuracy.low > share:
             return ""
         return (
-            f"the model is not clearly better than always answering '{name}', which is "
-            f"right for {share:.1%}: train longer (training.epochs), or on more images"
+            f"the model is not clearly better than always predicting '{name}', which scores "
+            f"{share:.1%}: train longer (training.epochs) or on more images"
         )
 
 
@@ -121,13 +121,13 @@ def evaluate(
     """Compute the report.
 
     Args:
-        predictions: of the images to report on, and of no others.
-        name: of the model.
-        classes: of the model, in the order of its outputs; some may have no image.
-        split: what the images are called; it stands in front of the figures' names.
+        predictions: predictions of exactly the images to report on.
+        name: name of the model.
+        classes: the model's classes, in the order of its outputs; some may have no image.
+        split: name of the split; the prefix of the metric names.
         data_fingerprint: version of the data.
-        temperature: that the probabilities were calibrated with.
-        config: what to show beside the figures.
+        temperature: the temperature that the probabilities were calibrated with.
+        config: contents of the report besides the metrics.
 
     Raises:
         DataError: if there are no images.
@@ -171,7 +171,7 @@ def evaluate(
 
 
 def _confusion(labels_N: Array, answers_N: Array, num_classes: int) -> dict[str, Any]:
-    """Return the matrix, or its cells where it would be mostly empty."""
+    """Return the matrix, or with very many classes its non-zero cells."""
     if num_classes <= _MOST_MATRIX_CLASSES:
         matrix = confusion_matrix(labels_N, answers_N, num_classes)
         return {"confusion": tuple(map(tuple, matrix.tolist()))}
@@ -181,6 +181,6 @@ def _confusion(labels_N: Array, answers_N: Array, num_classes: int) -> dict[str,
 
 
 def save(report: EvaluationReport, file: Path) -> None:
-    """Write the report as JSON; with very many classes in one line, to keep it small."""
+    """Write the report as JSON; with many classes on one line, to keep it small."""
     indent = 2 if len(report.classes) <= _MOST_INDENTED_CLASSES else None
     write_text(file, report.model_dump_json(indent=indent) + "\n")

@@ -1,4 +1,4 @@
-"""Accuracy on parts of the images: by group, by size, by any column of the manifest."""
+"""Accuracy on slices of the images: by group, by size, by any column of the manifest."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _UNITS = {"size": "px", "width": "px", "height": "px"}
 
 
 class Slice(Section):
-    """A part of the images, and how many of them the model recognised."""
+    """A subset of the images, and the accuracy on it."""
 
     column: str
     value: str
@@ -30,11 +30,11 @@ class Slice(Section):
     small: bool
     """Fewer images than `evaluation.small_sample`."""
     differs: bool
-    """The interval does not contain the accuracy on all images."""
+    """Whether the interval excludes the accuracy on all images."""
 
 
 def slices(predictions: Predictions, config: EvaluationConfig) -> tuple[Slice, ...]:
-    """Return the parts by each chosen column; one that does not divide the images has none."""
+    """Return the slices by each chosen column; a column with one value has none."""
     right_N = predictions.probabilities_NK.argmax(axis=1) == predictions.labels_N
     overall = float(right_N.mean())
     found = []
@@ -58,7 +58,7 @@ def slices(predictions: Predictions, config: EvaluationConfig) -> tuple[Slice, .
 
 
 def undivided(predictions: Predictions, config: EvaluationConfig) -> dict[str, str]:
-    """Return the chosen columns that are the same for all images, with that value."""
+    """Return the chosen columns that have one value for all images, with that value."""
     found = {}
     for column in config.slices:
         parts = list(_parts(column, _values(predictions.table, column)))
@@ -76,7 +76,7 @@ def _values(table: pd.DataFrame, column: str) -> pd.Series[Any]:
 
 
 def _parts(column: str, values: pd.Series[Any]) -> Iterator[tuple[str, Array]]:
-    """Yield the name of each part and which images belong to it (N)."""
+    """Yield the name of each slice and a mask of its images (N)."""
     if pd.api.types.is_numeric_dtype(values):
         yield from _quarters(values.to_numpy(), column)
     else:
@@ -84,7 +84,7 @@ def _parts(column: str, values: pd.Series[Any]) -> Iterator[tuple[str, Array]]:
 
 
 def _quarters(values_N: Array, column: str) -> Iterator[tuple[str, Array]]:
-    """Cut numbers into four parts of about equal size; few different numbers stay as they are."""
+    """Divide numbers at their quartiles; up to four distinct numbers are kept as they are."""
     distinct = np.unique(values_N)
     if len(distinct) <= _QUARTERS:
         codes_N = np.searchsorted(distinct, values_N)
@@ -114,7 +114,7 @@ def _number_text(number: float, column: str) -> str:
 
 
 def _most_frequent(values: pd.Series[Any]) -> Iterator[tuple[str, Array]]:
-    """Keep the most frequent values, most frequent first, and put the others together."""
+    """Keep the most frequent values in descending order, and merge the others."""
     counts = values.value_counts(sort=False)
     ordered = sorted(counts.index, key=lambda value: (-counts[value], value))
     kept = ordered if len(ordered) <= _MOST_VALUES else ordered[: _MOST_VALUES - 1]

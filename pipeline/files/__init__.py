@@ -1,1 +1,1 @@
-"""Files: written whole or not at all, known by their digest, locked by who lives."""
+"""Files: written atomically, identified by their digest, locked by living processes."""

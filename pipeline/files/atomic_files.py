@@ -1,4 +1,4 @@
-"""Write a file under a temporary name and rename it: a file that exists is whole."""
+"""Write files atomically: under a temporary name, then renamed, so that a file is always whole."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pipeline.workspace import make_folder, make_private_file
 _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _TOO_LITTLE = 2**20
-"""Bytes. SQLite and logs need more than that to go on."""
+"""Bytes. SQLite and logs need more than that to continue."""
 
 
 @contextmanager
@@ -23,7 +23,7 @@ def replacing(target: Path) -> Iterator[Path]:
     """Yield a temporary path beside `target`, and rename it to `target` if the block succeeds.
 
     Raises:
-        StorageError: if the place may not be written, or is full.
+        StorageError: if the folder may not be written, or the disk is full.
     """
     with storage_errors(target):
         make_folder(target.parent)
@@ -54,9 +54,9 @@ def storage_errors(target: Path) -> Iterator[None]:
 
 
 def full_disk(folder: Path) -> StorageError | None:
-    """Return what to say if nothing more can be written to the disk of a folder.
+    """Return an error if the disk of a folder is full.
 
-    For failures that do not tell their cause: a server's error, a process without a last word.
+    For failures that do not name their cause, such as a server's error or a silent crash.
     """
     try:
         free = shutil.disk_usage(folder).free
@@ -66,18 +66,18 @@ def full_disk(folder: Path) -> StorageError | None:
         return None
     return StorageError(
         f"There is no space left on the disk of {folder.resolve()} ({free / 2**20:.1f} MiB are "
-        "free). Free some, and do the same again."
+        "free). Free some, and try again."
     )
 
 
 def write_private_text(target: Path, text: str) -> None:
-    """Write a text file whole, or not at all; only its owner may read it."""
+    """Write a text file atomically; only its owner may read it."""
     with replacing(target) as temporary:
         make_private_file(temporary)
         temporary.write_text(text, encoding="utf-8")
 
 
 def write_text(target: Path, text: str) -> None:
-    """Write a text file whole, or not at all."""
+    """Write a text file atomically."""
     with replacing(target) as temporary:
         temporary.write_text(text, encoding="utf-8")

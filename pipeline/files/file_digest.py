@@ -1,4 +1,4 @@
-"""The digest of a file: what it held, to be compared with what it holds."""
+"""The SHA-256 digest of a file, computed in pieces."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PIECE_BYTES = 1 << 20
 
 
 class FileDigest(Section):
-    """What a file held at some moment."""
+    """Digest and size of a file's content."""
 
     sha256: str
     """In hexadecimal digits."""
@@ -27,7 +27,7 @@ def digest_of(file: Path) -> FileDigest:
 
 
 def sha256_of(opened: BinaryIO) -> str:
-    """Return the SHA-256 of what is left to read of an opened file, which is read in pieces."""
+    """Return the SHA-256 of the rest of an opened file, which is read in pieces."""
     digest = hashlib.sha256()
     while piece := opened.read(_PIECE_BYTES):
         digest.update(piece)

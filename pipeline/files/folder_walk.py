@@ -1,7 +1,7 @@
-"""What lies below a folder of images: the one walk that data sources and watches share.
+"""Walk a folder of images, for data sources and watches.
 
-Hidden files and folders are passed over. Links to folders are followed, but not in a circle; a
-link to a file is a file. What MLflow keeps beside the images is not part of the data.
+Hidden files and folders are skipped. Links to folders are followed, but not in a circle; a link to
+a file counts as a file. What MLflow stores beside the images is skipped.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from pipeline.errors import DataError
 
 OnUnreadable = Callable[[str, OSError], None]
-"""Called with a folder's path below the top (empty for the top itself) and what went wrong."""
+"""Called with a folder's path relative to the top (empty for the top itself) and the error."""
 
 _STORE_NAMES = ("mlruns", "mlartifacts")
 _DATABASE = re.compile(r"mlflow\.db(\.lock|-(wal|shm|journal))?")
@@ -29,7 +29,7 @@ class FoundFile(NamedTuple):
     """A file below a folder."""
 
     path: str
-    """Below the top folder, with forward slashes."""
+    """Relative to the top folder, with forward slashes."""
     entry: os.DirEntry[str]
 
 
@@ -37,19 +37,19 @@ class _Level(NamedTuple):
     prefix: str
     entries: Iterator[os.DirEntry[str]]
     above: frozenset[tuple[int, int]]
-    """Device and inode of this folder and of those above it."""
+    """Device and inode of this folder and its parents."""
 
 
 def walk_files(top: Path, on_unreadable: OnUnreadable | None = None) -> Iterator[FoundFile]:
-    """Yield every visible file below a folder, each folder's own in the order of their names.
+    """Yield every visible file below a folder, sorted by name within each folder.
 
     Args:
         top: the folder.
-        on_unreadable: told of each folder that cannot be opened; without it, such a folder is an
-            error. A folder that is removed meanwhile is no error, unless it is the top itself.
+        on_unreadable: called for each folder that cannot be opened; without it, such a folder is
+            an error. A folder that is removed during the walk is no error, unless it is the top.
 
     Raises:
-        DataError: if a folder cannot be opened and nobody is told.
+        DataError: if a folder cannot be opened and there is no `on_unreadable`.
     """
     tell = on_unreadable or _refuse(top)
     first = _opened(top, "", frozenset(), tell)
@@ -70,7 +70,7 @@ def walk_files(top: Path, on_unreadable: OnUnreadable | None = None) -> Iterator
 
 
 def visible_folders(top: Path) -> list[str]:
-    """Return the names of the visible folders directly in a folder, linked ones too, sorted.
+    """Return the sorted names of the visible folders directly in a folder, including links.
 
     Raises:
         DataError: if the folder cannot be opened.
@@ -92,7 +92,7 @@ def _refuse(top: Path) -> OnUnreadable:
 def _opened(
     folder: Path, prefix: str, above: frozenset[tuple[int, int]], tell: OnUnreadable
 ) -> _Level | None:
-    """Return a folder's visible entries, or none where a link leads back to a folder above."""
+    """Return a folder's visible entries; none if a link leads back to one of its parents."""
     try:
         status = folder.stat()
         identity = (status.st_dev, status.st_ino)
@@ -124,13 +124,13 @@ def _is_of_mlflow(entry: os.DirEntry[str]) -> bool:
     try:
         return _holds_artifacts(Path(entry.path))
     except OSError:
-        return False  # the walk says that it cannot be opened
+        return False  # the walk will report that it cannot be opened
 
 
 def _holds_artifacts(folder: Path) -> bool:
-    """Return whether a folder holds `EXPERIMENT/RUN/…` of MLflow and nothing else.
+    """Return whether a folder holds nothing but MLflow's `EXPERIMENT/RUN/…`.
 
-    A folder with MLflow's usual name may be without runs; with an image in it, it is a class.
+    A folder with MLflow's usual name may have no runs; if it contains an image, it is a class.
     """
     runs = 0
     for name in _visible_names(folder):

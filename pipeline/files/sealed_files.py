@@ -1,8 +1,8 @@
-"""safetensors files that know their own SHA-256, so that no changed byte is read as a weight.
+"""safetensors files that contain their own SHA-256, so that no changed byte is read as a weight.
 
-The digest stands in the file's header, among its metadata: of the whole file, with zeros in the
-place of the digest itself. One file needs no second one beside it that could be newer or older.
-Files of earlier versions have no digest; they are read as they are.
+The digest is in the metadata of the file's header. It covers the whole file, with zeros in place of
+the digest itself, so that no second file is needed, which could be newer or older. Files of earlier
+versions have no digest and are read without this check.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _PIECE = 2**20
 def write_tensors(
     file: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write tensors with their digest, whole or not at all.
+    """Write tensors and their digest atomically.
 
-    Tensors that share memory, such as tied weights, are written twice: safetensors refuses them.
+    Tensors that share memory, such as tied weights, are copied, because safetensors refuses them.
     """
     from safetensors.torch import save_file
 
@@ -51,7 +51,7 @@ def read_tensors(file: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """Return the tensors of a file and its metadata.
 
     Raises:
-        DamagedFileError: if the file is not what was written.
+        DamagedFileError: if the file has changed since it was written.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -66,10 +66,10 @@ def read_tensors(file: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
 
 
 def verify(file: Path) -> None:
-    """Compare a file with the digest in it; one of an earlier version has none.
+    """Compare a file with its digest; a file of an earlier version has none.
 
     Raises:
-        DamagedFileError: if the file is not what was written, is cut short, or cannot be read.
+        DamagedFileError: if the file has changed, is truncated, or cannot be read.
     """
     try:
         with file.open("rb") as opened:
@@ -79,9 +79,9 @@ def verify(file: Path) -> None:
                 opened.seek(place)
                 expected = opened.read(len(_ZEROS))
                 if _digest(opened, place) != expected:
-                    raise _damaged(file, "its content is not what its SHA-256 says")
+                    raise _damaged(file, "its content does not match its SHA-256")
             elif not _is_of_earlier_version(header):
-                raise _damaged(file, "its header is not what was written")
+                raise _damaged(file, "its header has changed")
     except (OSError, ValueError) as error:
         raise _damaged(file, str(error)) from error
 
@@ -90,31 +90,31 @@ def _header(opened: BinaryIO) -> bytes:
     opened.seek(0)
     first = opened.read(_LENGTH.size)
     if len(first) < _LENGTH.size:
-        raise ValueError("it is cut short")
+        raise ValueError("it is truncated")
     [length] = _LENGTH.unpack(first)
     if length > _LARGEST_HEADER:
         raise ValueError("its first bytes are not those of a safetensors file")
     header = opened.read(length)
     if len(header) < length:
-        raise ValueError("it is cut short")
+        raise ValueError("it is truncated")
     return header
 
 
 def _place_of_digest(header: bytes) -> int:
-    """Return where the 64 digits are in the file; 0 without them."""
+    """Return the position of the digest in the file; 0 without one."""
     found = header.find(_MARK)
     return _LENGTH.size + found + len(_MARK) if found >= 0 else 0
 
 
 def _is_of_earlier_version(header: bytes) -> bool:
-    """Return whether a header without a digest is one that was written without."""
+    """Return whether a header without a digest was written by an earlier version."""
     parsed = json.loads(header)
     metadata = parsed.get(_HEADER, {}) if isinstance(parsed, dict) else None
     return isinstance(metadata, dict) and set(metadata) <= {_METADATA, "format"}
 
 
 def _digest(opened: BinaryIO, place: int) -> bytes:
-    """Return the SHA-256 of the whole file, with zeros for the digits at a place."""
+    """Return the SHA-256 of the whole file, with zeros in place of the digest."""
     digest = hashlib.sha256()
     opened.seek(0)
     digest.update(opened.read(place))

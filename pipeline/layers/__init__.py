@@ -1,1 +1,1 @@
-"""The parts of a Transformer, one concept a file."""
+"""The layers of a Vision Transformer, one concept per file."""

@@ -14,16 +14,15 @@ from torch.nn import functional
 
 
 class AttentionValues(NamedTuple):
-    """Everything that one attention layer computes, by head."""
+    """The intermediate values of one attention layer, by head."""
 
     query_BHNd: torch.Tensor
     key_BHNd: torch.Tensor
     value_BHNd: torch.Tensor
     scores_BHNN: torch.Tensor
-    """Row i compares the query of token i with the key of every token; minus infinity where a
-    token may not look."""
+    """Row i: the scaled products of token i's query with every key; minus infinity where masked."""
     weights_BHNN: torch.Tensor
-    """The softmax of each row of the scores: how much token i takes from every token."""
+    """The softmax of each row of the scores: the weight of every token for token i."""
     mixed_BHNd: torch.Tensor
 
 
@@ -32,17 +31,25 @@ def explicit_attention(
     key_BHNd: torch.Tensor,
     value_BHNd: torch.Tensor,
     *,
-    forbidden_NN: torch.Tensor | None = None,
+    attn_mask: torch.Tensor | None = None,
     dropout: float = 0.0,
 ) -> AttentionValues:
-    """Attend step by step, as the paper writes it: softmax(q k' / sqrt(d)) v.
+    """Compute attention step by step, as in the paper: softmax(q k' / sqrt(d)) v.
 
-    The same map as `fused_attention`, which is faster and shows nothing.
+    Same result as `fused_attention`, which is faster but returns no intermediate values.
+
+    Args:
+        query_BHNd: the queries.
+        key_BHNd: the keys.
+        value_BHNd: the values.
+        attn_mask: boolean (N, N), True where a token must not attend, as in
+            `torch.nn.MultiheadAttention`.
+        dropout: dropout probability of the attention weights.
     """
     head_dim = query_BHNd.shape[-1]
     scores_BHNN = query_BHNd @ key_BHNd.transpose(-2, -1) / head_dim**0.5
-    if forbidden_NN is not None:
-        scores_BHNN = scores_BHNN.masked_fill(forbidden_NN, float("-inf"))
+    if attn_mask is not None:
+        scores_BHNN = scores_BHNN.masked_fill(attn_mask, float("-inf"))
     weights_BHNN = torch.softmax(scores_BHNN, dim=-1)
     mixed_BHNd = functional.dropout(weights_BHNN, dropout) @ value_BHNd
     return AttentionValues(query_BHNd, key_BHNd, value_BHNd, scores_BHNN, weights_BHNN, mixed_BHNd)
@@ -53,30 +60,33 @@ def fused_attention(
     key_BHNd: torch.Tensor,
     value_BHNd: torch.Tensor,
     *,
-    forbidden_NN: torch.Tensor | None = None,
+    attn_mask: torch.Tensor | None = None,
     dropout: float = 0.0,
 ) -> torch.Tensor:
-    """Attend by torch's fused kernel, which never holds the whole score matrix."""
-    allowed_NN = None if forbidden_NN is None else ~forbidden_NN
+    """Compute attention with torch's fused kernel, which never stores the whole score matrix.
+
+    `attn_mask` is True where a token must not attend; torch's own function has the opposite sense.
+    """
+    allowed_NN = None if attn_mask is None else ~attn_mask
     return functional.scaled_dot_product_attention(
         query_BHNd, key_BHNd, value_BHNd, attn_mask=allowed_NN, dropout_p=dropout
     )
 
 
 class MultiHeadSelfAttention(nn.Module):
-    """Let every token read from every other: `tokens_BND -> tokens_BND`.
+    """Multi-head self-attention: `tokens_BND -> tokens_BND`.
 
-    Each head compares queries with keys, divides by sqrt(d), and mixes the values by the softmax
-    of the result; the heads are concatenated and projected once more.
+    Each head multiplies queries by keys, divides by sqrt(d), and averages the values weighted by
+    the softmax of the result; the heads are concatenated and projected.
 
     Args:
         embed_dim: D.
         num_heads: H, a divisor of D.
-        dropout: share of the attention weights that is dropped in training.
-        bias: whether queries, keys and values have biases; the output always has.
+        dropout: dropout probability of the attention weights in training.
+        bias: whether queries, keys and values have biases; the output projection always has.
 
     Raises:
-        ValueError: if the heads do not divide the embedding.
+        ValueError: if `num_heads` does not divide `embed_dim`.
     """
 
     def __init__(
@@ -91,10 +101,10 @@ class MultiHeadSelfAttention(nn.Module):
         self.query_key_value = nn.Linear(embed_dim, 3 * embed_dim, bias=bias)
         self.projection = nn.Linear(embed_dim, embed_dim)
         self.observer: Callable[[AttentionValues], None] | None = None
-        """Who is shown every value; set by `pipeline.layers.intermediate_values.recorded`."""
+        """Called with the values; set by `pipeline.layers.intermediate_values.recorded`."""
 
     def forward(self, tokens_BND: torch.Tensor) -> torch.Tensor:
-        """Return the mixed tokens, shaped like the input."""
+        """Return the attended tokens, shaped like the input."""
         return self.attend(*self.queries_keys_values(tokens_BND))
 
     def queries_keys_values(
@@ -111,15 +121,18 @@ class MultiHeadSelfAttention(nn.Module):
         query_BHNd: torch.Tensor,
         key_BHNd: torch.Tensor,
         value_BHNd: torch.Tensor,
-        forbidden_NN: torch.Tensor | None = None,
+        attn_mask: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Mix the values, concatenate the heads and project: (B, N, D)."""
+        """Apply attention, concatenate the heads and project: (B, N, D).
+
+        `attn_mask` is boolean (N, N), True where a token must not attend.
+        """
         dropout = self.dropout if self.training else 0.0
         inputs = (query_BHNd, key_BHNd, value_BHNd)
         if self.observer is None:
-            mixed_BHNd = fused_attention(*inputs, forbidden_NN=forbidden_NN, dropout=dropout)
+            mixed_BHNd = fused_attention(*inputs, attn_mask=attn_mask, dropout=dropout)
         else:
-            values = explicit_attention(*inputs, forbidden_NN=forbidden_NN, dropout=dropout)
+            values = explicit_attention(*inputs, attn_mask=attn_mask, dropout=dropout)
             self.observer(values)
             mixed_BHNd = values.mixed_BHNd
         projected_BND: torch.Tensor = self.projection(mixed_BHNd.transpose(1, 2).flatten(2))

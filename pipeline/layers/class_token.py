@@ -1,4 +1,4 @@
-"""The class token: a learned vector put before the patches (arXiv 2010.11929, equation 1)."""
+"""The class token: a learned token prepended to the patches (arXiv 2010.11929, equation 1)."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ class ClassToken(nn.Module):
         self.token_11D = nn.Parameter(torch.zeros(1, 1, embed_dim))
 
     def forward(self, tokens_BND: torch.Tensor) -> torch.Tensor:
-        """Return the tokens with the class token in front."""
+        """Return the tokens with the class token prepended."""
         return torch.cat([self.token_11D.expand(tokens_BND.shape[0], -1, -1), tokens_BND], dim=1)

@@ -14,16 +14,16 @@ LAYER_NORM_EPSILON = 1e-6
 
 
 class EncoderBlock(nn.Module):
-    """Attention and MLP, each normalised before and added to its input: `tokens_BND -> tokens_BND`.
+    """Attention and MLP as pre-norm residual branches: `tokens_BND -> tokens_BND`.
 
     z' = MSA(LN(z)) + z;  z'' = MLP(LN(z')) + z'
 
     Args:
-        attention: MSA, for the block's embedding dimension D.
+        attention: the attention layer (MSA); its embedding dimension D is the block's.
         mlp_dim: hidden dimension of the MLP.
         dropout: dropout after each linear layer.
-        stochastic_depth: probability of leaving out a branch of an image in training.
-        layer_scale: initial gain of both branches; None for no gain (arXiv 2103.17239).
+        stochastic_depth: probability of skipping a branch of a sample in training.
+        layer_scale: initial gain of both branches; None for no LayerScale (arXiv 2103.17239).
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class EncoderBlock(nn.Module):
     def forward(self, tokens_BND: torch.Tensor, *attention_inputs: torch.Tensor) -> torch.Tensor:
         """Return the tokens after both residual branches.
 
-        What else the attention needs, such as places, follows the tokens.
+        Further inputs of the attention, such as positions, follow the tokens.
         """
         attended_BND = self.attention(self.attention_norm(tokens_BND), *attention_inputs)
         attended_BND = self.attention_scale(self.attention_dropout(attended_BND))

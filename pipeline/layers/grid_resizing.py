@@ -1,6 +1,6 @@
-"""Move values from one grid of patches to another (arXiv 2010.11929, section 3.2).
+"""Interpolate values from one grid of patches to another (arXiv 2010.11929, section 3.2).
 
-Shapes: N = rows * columns places, D numbers each.
+Shapes: N = rows * columns positions, D values each.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch.nn import functional
 def resized_grid(
     values_1ND: torch.Tensor, grid: tuple[int, int], new_grid: tuple[int, int]
 ) -> torch.Tensor:
-    """Interpolate between the places of a grid, bicubic and antialiased: (1, N', D).
+    """Resize a grid of values by antialiased bicubic interpolation: (1, N', D).
 
     Raises:
         ValueError: if the values do not fill the grid.

@@ -11,10 +11,10 @@ from pipeline.layers.attention import MultiHeadSelfAttention
 
 
 def xavier(module: nn.Module) -> None:
-    """Xavier-uniform weights and zero biases, as the published ViT starts.
+    """Set Xavier-uniform weights and zero biases, as in the published ViT.
 
-    The fused projection of an attention layer counts as the three matrices that it stands for.
-    Apply to whole blocks: an attention layer comes after its linear layers.
+    The fused projection of an attention layer is initialised as three separate matrices. Apply it
+    to whole blocks: `module.apply` visits an attention layer after its linear layers.
     """
     if isinstance(module, nn.Linear):
         nn.init.xavier_uniform_(module.weight)
@@ -24,13 +24,13 @@ def xavier(module: nn.Module) -> None:
 
 
 def xavier_fused_(weight: torch.Tensor) -> None:
-    """Fill several D x D matrices, laid on each other as one, with each one's Xavier-uniform."""
+    """Fill stacked D x D matrices with the Xavier-uniform values of a single D x D matrix."""
     bound = math.sqrt(6 / (2 * weight.shape[1]))
     nn.init.uniform_(weight, -bound, bound)
 
 
 def truncated_normal(module: nn.Module) -> None:
-    """Normal weights of standard deviation 0.02 and zero biases, as in DeiT and CCT."""
+    """Set truncated normal weights (std 0.02) and zero biases, as in DeiT and CCT."""
     if isinstance(module, nn.Linear):
         nn.init.trunc_normal_(module.weight, std=0.02)
         _zero(module.bias)

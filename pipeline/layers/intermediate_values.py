@@ -1,7 +1,7 @@
-"""Ask a ViT for what it computes on the way: tokens, scores, attention by layer and head.
+"""Record the intermediate values of a ViT: tokens, scores and attention by layer and head.
 
-Works on every model whose attention is `pipeline.layers.attention` or derived from it. A model that
-nobody asks runs its fused kernels as always.
+Works for every model whose attention is `pipeline.layers.attention` or derived from it. Outside of
+`recorded`, models use their fused kernels.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pipeline.layers.attention import AttentionValues, MultiHeadSelfAttention
 
 @dataclass
 class BlockValues:
-    """What one encoder block computed for the last batch."""
+    """The values of one encoder block for the last batch."""
 
     tokens_in_BND: torch.Tensor
     attention: AttentionValues
@@ -28,21 +28,21 @@ class BlockValues:
 
 @dataclass
 class IntermediateValues:
-    """What a model computed for the last batch, filled when it is called."""
+    """The values of a model for the last batch, filled in when the model is called."""
 
     blocks: list[BlockValues] = field(default_factory=list)
-    """In the order of the layers; the first one's tokens_in are the embedded patches."""
+    """In the order of the layers; `tokens_in_BND` of the first one are the embedded patches."""
 
 
 @contextmanager
 def recorded(model: nn.Module) -> Iterator[IntermediateValues]:
-    """Record every block's values while the context lasts.
+    """Record the values of every block within the context.
 
-    The values of a call replace those of the call before. The model's answers agree with those
-    outside of the context to rounding.
+    Each call of the model replaces the values of the previous call. The model's outputs equal those
+    outside of the context up to rounding.
 
     Raises:
-        ValueError: if the model has no attention of ours, or is being recorded already.
+        ValueError: if the model has no attention from `pipeline.layers`, or is already recorded.
     """
     attentions = {
         module: attention
@@ -50,9 +50,9 @@ def recorded(model: nn.Module) -> Iterator[IntermediateValues]:
         if (attention := _attention_of(module)) is not None
     }
     if not attentions:
-        raise ValueError(f"{type(model).__name__} has no self-attention that could be recorded")
+        raise ValueError(f"{type(model).__name__} has no self-attention to record")
     if any(attention.observer for attention in attentions.values()):
-        raise ValueError(f"{type(model).__name__} is being recorded already")
+        raise ValueError(f"{type(model).__name__} is already being recorded")
     values = IntermediateValues()
     seen: list[AttentionValues] = []
     handles = [model.register_forward_pre_hook(lambda *_: values.blocks.clear())]

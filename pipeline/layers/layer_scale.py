@@ -1,4 +1,4 @@
-"""LayerScale: a learned gain for each number of a residual branch (arXiv 2103.17239, section 2)."""
+"""LayerScale: a learned gain per channel of a residual branch (arXiv 2103.17239, section 2)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from torch import nn
 
 
 class LayerScale(nn.Module):
-    """Multiply each of the D numbers of a branch by its own gain: `tokens_BND -> tokens_BND`.
+    """Multiply each of the D channels of a branch by its own gain: `tokens_BND -> tokens_BND`.
 
-    Small gains at the start let a deep network begin close to the identity.
+    With small initial gains a deep network starts close to the identity.
     """
 
     def __init__(self, embed_dim: int, initial_gain: float) -> None:

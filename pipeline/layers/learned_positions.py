@@ -1,6 +1,6 @@
-"""Learned position embeddings, one vector for each place (arXiv 2010.11929, section 3.1).
+"""Learned position embeddings, one vector per position (arXiv 2010.11929, section 3.1).
 
-Shapes: B batch, N tokens, P of them in front (class token, registers), D embedding.
+Shapes: B batch, N tokens, P prefix tokens among them (class token, registers), D embedding.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from pipeline.layers.grid_resizing import resized_grid
 class LearnedPositionEmbedding(nn.Module):
     """Add a learned vector to every token: `tokens_BND -> tokens_BND`.
 
-    Tokens on another grid than the one that was learned get vectors interpolated between the
-    learned ones, in two dimensions (section 3.2).
+    For another grid than the learned one, the vectors are interpolated in two dimensions (section
+    3.2).
 
     Args:
         grid: rows and columns of the patches.
         embed_dim: D.
-        prefix_tokens: P, tokens in front of the patches that have a vector each.
+        prefix_tokens: P, number of prefix tokens; each has its own vector.
         std: standard deviation of the initial vectors.
     """
 
@@ -34,7 +34,7 @@ class LearnedPositionEmbedding(nn.Module):
         nn.init.normal_(self.positions_1ND, std=std)
 
     def forward(self, tokens_BND: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
-        """Return the tokens of a grid, each marked with its place."""
+        """Return the tokens of a grid with their position embeddings added."""
         return tokens_BND + self.on_grid(grid)
 
     def on_grid(self, grid: tuple[int, int]) -> torch.Tensor:

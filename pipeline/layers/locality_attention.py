@@ -12,10 +12,10 @@ from pipeline.layers.attention import MultiHeadSelfAttention
 
 
 class LocalitySelfAttention(MultiHeadSelfAttention):
-    """Attention that sharpens itself: `tokens_BND -> tokens_BND`.
+    """Self-attention with learned temperature and masked diagonal: `tokens_BND -> tokens_BND`.
 
-    The softmax's temperature is learned, from sqrt(d) on, and no token may look at itself, so that
-    what is left of each row of scores becomes steeper. Needs at least two tokens.
+    The temperature of the softmax is learned, starting at sqrt(d), and no token attends to itself;
+    both sharpen the attention. Needs at least two tokens.
     """
 
     def __init__(
@@ -26,7 +26,7 @@ class LocalitySelfAttention(MultiHeadSelfAttention):
         """The scores are multiplied by exp of this, on top of 1 / sqrt(d)."""
 
     def forward(self, tokens_BND: torch.Tensor) -> torch.Tensor:
-        """Return the mixed tokens, shaped like the input."""
+        """Return the attended tokens, shaped like the input."""
         query_BHNd, key_BHNd, value_BHNd = self.queries_keys_values(tokens_BND)
         N = tokens_BND.shape[1]
         itself_NN = torch.eye(N, dtype=torch.bool, device=tokens_BND.device)

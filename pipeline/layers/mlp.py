@@ -7,7 +7,7 @@ from torch import nn
 
 
 class MLP(nn.Module):
-    """Two linear layers with a GELU between, dropout after each: `tokens_BND -> tokens_BND`."""
+    """Two linear layers with a GELU in between, dropout after each: `tokens_BND -> tokens_BND`."""
 
     def __init__(self, embed_dim: int, mlp_dim: int, dropout: float = 0.0) -> None:
         super().__init__()
@@ -17,7 +17,7 @@ class MLP(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, tokens_BND: torch.Tensor) -> torch.Tensor:
-        """Return the tokens, each transformed alone."""
+        """Return the tokens, each transformed independently."""
         hidden_BNM = self.dropout(self.activation(self.expand(tokens_BND)))
         output_BND: torch.Tensor = self.dropout(self.contract(hidden_BNM))
         return output_BND

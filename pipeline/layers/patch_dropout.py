@@ -1,6 +1,6 @@
-"""PatchDropout: train on a random part of the patches (arXiv 2208.07220, section 3).
+"""PatchDropout: train on a random subset of the patches (arXiv 2208.07220, section 3).
 
-Shapes: B batch, N tokens, P of them in front (class token, registers), M kept, D embedding.
+Shapes: B batch, N tokens, P prefix tokens among them (class token, registers), M kept, D embedding.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from torch import nn
 class PatchDropout(nn.Module):
     """Keep a random subset of an image's patches in training: `tokens_BND -> tokens_BMD`.
 
-    Comes after the position embedding, so that a kept token knows its place. At a rate of one half
-    training costs half as much. The tokens in front are always kept, and at least one patch is.
+    Apply it after the position embedding, so that kept tokens have their positions. A rate of 0.5
+    halves the cost of training. Prefix tokens and at least one patch are always kept.
     """
 
     def __init__(self, rate: float, prefix_tokens: int = 0) -> None:
@@ -29,7 +29,7 @@ class PatchDropout(nn.Module):
     def with_places(
         self, tokens_BND: torch.Tensor, places_N2: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the kept tokens and their places: (B, M, 2), or (N, 2) when all are kept."""
+        """Return the kept tokens and their positions: (B, M, 2), or (N, 2) if all are kept."""
         kept_BM = self._drawn(tokens_BND)
         if kept_BM is None:
             return tokens_BND, places_N2

@@ -1,6 +1,6 @@
-"""Make one vector of many tokens: `tokens_BND -> features_BD`.
+"""Pool the tokens into one feature vector: `tokens_BND -> features_BD`.
 
-Four ways: take the class token, average the patches, or weigh them by what they hold.
+Four ways: the class token, the average of the patches, and two learned weighted averages.
 
 Shapes: B batch, N tokens, D embedding, H heads, d = D / H the size of a head.
 """
@@ -24,7 +24,7 @@ class ClassTokenPooling(nn.Module):
 
 
 class AveragePooling(nn.Module):
-    """Average the tokens behind the first `prefix_tokens` (arXiv 2205.01580, section 3)."""
+    """Average the tokens after the first `prefix_tokens` (arXiv 2205.01580, section 3)."""
 
     def __init__(self, prefix_tokens: int = 0) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class AveragePooling(nn.Module):
 
 
 class SequencePooling(nn.Module):
-    """Average with learned weights: one linear layer, a softmax (arXiv 2104.05704, section 3.1)."""
+    """Average weighted by a linear layer and a softmax (arXiv 2104.05704, section 3.1)."""
 
     def __init__(self, embed_dim: int) -> None:
         super().__init__()
@@ -49,10 +49,10 @@ class SequencePooling(nn.Module):
 
 
 class AttentionPooling(nn.Module):
-    """Let one learned query attend to all tokens, then an MLP (arXiv 2106.04560, section 3.3).
+    """Attend to all tokens with one learned query, then an MLP (arXiv 2106.04560, section 3.3).
 
     Raises:
-        ValueError: if the heads do not divide the embedding.
+        ValueError: if `num_heads` does not divide `embed_dim`.
     """
 
     def __init__(self, embed_dim: int, num_heads: int, mlp_dim: int) -> None:
@@ -71,7 +71,7 @@ class AttentionPooling(nn.Module):
         xavier_fused_(self.key_value.weight)
 
     def forward(self, tokens_BND: torch.Tensor) -> torch.Tensor:
-        """Return what the query found."""
+        """Return the pooled features."""
         B = tokens_BND.shape[0]
         query_BHNd = self._heads(self.query(self.probe_11D).expand(B, -1, -1))
         key_BND, value_BND = self.key_value(tokens_BND).chunk(2, dim=-1)

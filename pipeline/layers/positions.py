@@ -1,4 +1,4 @@
-"""The ways to tell a ViT where a patch was, by name (arXiv 2010.11929, appendix D.4)."""
+"""Position embeddings by name (arXiv 2010.11929, appendix D.4)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Positions = Literal["learned", "sine_cosine", "none"]
 
 
 class NoPositionEmbedding(nn.Module):
-    """Leave the tokens as they are: the model sees a bag of patches."""
+    """Add nothing: the model sees an unordered set of patches."""
 
     def forward(self, tokens_BND: torch.Tensor, _grid: tuple[int, int]) -> torch.Tensor:
         """Return the tokens unchanged."""
@@ -24,7 +24,7 @@ class NoPositionEmbedding(nn.Module):
 def position_embedding(
     positions: Positions, grid: tuple[int, int], embed_dim: int, prefix_tokens: int = 0
 ) -> nn.Module:
-    """Return the named position embedding; rotary positions belong to the attention instead.
+    """Return the named position embedding; rotary positions are part of the attention instead.
 
     Raises:
         ValueError: for sine_cosine, if D is not a multiple of 4.

@@ -1,4 +1,4 @@
-"""Attention with rotary positions in two dimensions (arXiv 2403.13298, section 3; 2104.09864).
+"""Self-attention with two-dimensional rotary positions (arXiv 2403.13298, section 3; 2104.09864).
 
 Shapes: B batch, N tokens, D embedding, H heads, d = D / H the size of a head, F = d / 2 pairs.
 """
@@ -11,24 +11,25 @@ import torch
 from torch import nn
 
 from pipeline.layers.attention import MultiHeadSelfAttention
+from pipeline.layers.renamed import old_names
 
 
 class RotarySelfAttention(MultiHeadSelfAttention):
-    """Turn queries and keys by their place, then attend: `tokens_BND, places -> tokens_BND`.
+    """Rotate queries and keys by position, then attend: `tokens_BND, places -> tokens_BND`.
 
-    The numbers of a head are taken in pairs; pair f is turned by x * frequency_x + y * frequency_y.
-    A score then depends on the difference of two places alone, whatever the grid. A token at place
-    (0, 0) is not turned, which is how a class token has no place.
+    The channels of a head form pairs; pair f is rotated by x * frequency_x + y * frequency_y. A
+    score then depends only on the difference of two positions. A token at (0, 0) is not rotated; a
+    class token uses that position.
 
     Args:
         embed_dim: D.
         num_heads: H, a divisor of D; d must be a multiple of 4.
-        dropout: share of the attention weights that is dropped in training.
-        learned: frequencies that mix x and y, start at random angles and are learned ("mixed",
-            section 3.2), instead of fixed ones, half of them for x and half for y ("axial").
+        dropout: dropout probability of the attention weights in training.
+        learned: learn frequencies that mix x and y, starting at random angles ("mixed", section
+            3.2), instead of fixed ones, half of them for x and half for y ("axial").
 
     Raises:
-        ValueError: if the heads do not divide the embedding, or d is not a multiple of 4.
+        ValueError: if `num_heads` does not divide `embed_dim`, or d is not a multiple of 4.
     """
 
     def __init__(
@@ -45,9 +46,10 @@ class RotarySelfAttention(MultiHeadSelfAttention):
             self.register_buffer("frequencies_2HF", frequencies_2HF, persistent=False)
 
     def forward(self, tokens_BND: torch.Tensor, places: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the mixed tokens; `places` are (N, 2) or, one set an image, (B, N, 2).
+        """Return the attended tokens, shaped like the input.
 
-        Tokens without places are not turned.
+        `places` holds the positions (x, y): (N, 2), or (B, N, 2) for different ones per image;
+        without it nothing is rotated.
         """
         query_BHNd, key_BHNd, value_BHNd = self.queries_keys_values(tokens_BND)
         if places is None:
@@ -58,7 +60,7 @@ class RotarySelfAttention(MultiHeadSelfAttention):
         )
 
     def _angles(self, places: torch.Tensor) -> torch.Tensor:
-        # Products of single numbers, not a matrix product, which autocast would round.
+        # Elementwise products: autocast would round a matrix product.
         x_1N1, y_1N1 = places.float()[..., None, :, :, None].unbind(-2)
         x_frequencies_HF, y_frequencies_HF = self.frequencies_2HF.float()
         angles_HNF: torch.Tensor = (
@@ -68,10 +70,10 @@ class RotarySelfAttention(MultiHeadSelfAttention):
 
 
 def rotation_frequencies(num_heads: int, head_dim: int, *, mixed: bool) -> torch.Tensor:
-    """Return radians per step in x and in y: (2, H, F).
+    """Return the frequencies in radians per step in x and in y: (2, H, F).
 
-    Axial frequencies fall from 1 to nearly 1/100, mixed ones to nearly 1/10 (section 3.2). Mixed
-    ones point in directions drawn from torch's generator, two perpendicular ones for each head.
+    Axial frequencies decrease from 1 to nearly 1/100, mixed ones to nearly 1/10 (section 3.2). Each
+    head's mixed frequencies have two perpendicular directions drawn from torch's generator.
     """
     base = 10.0 if mixed else 100.0
     magnitudes_M = base ** (-torch.arange(0, head_dim, 4) / head_dim)
@@ -88,7 +90,7 @@ def rotation_frequencies(num_heads: int, head_dim: int, *, mixed: bool) -> torch
 
 
 def rotated(values_BHNd: torch.Tensor, angles_HNF: torch.Tensor) -> torch.Tensor:
-    """Turn each pair of numbers (2f, 2f + 1) of a head by angle f, in float32."""
+    """Rotate each pair of channels (2f, 2f + 1) of a head by angle f, in float32."""
     pairs_BHNF2 = values_BHNd.float().reshape(*values_BHNd.shape[:-1], -1, 2)
     first, second = pairs_BHNF2.unbind(-1)
     cosine, sine = angles_HNF.cos(), angles_HNF.sin()
@@ -96,10 +98,13 @@ def rotated(values_BHNd: torch.Tensor, angles_HNF: torch.Tensor) -> torch.Tensor
     return turned.flatten(-2).to(values_BHNd.dtype)
 
 
-def grid_places(grid: tuple[int, int], device: torch.device | None = None) -> torch.Tensor:
-    """Return the place (x, y) of each token of a grid, row by row, in steps: (N, 2)."""
+def grid_positions(grid: tuple[int, int], device: torch.device | None = None) -> torch.Tensor:
+    """Return the position (x, y) of each token of a grid, row by row: (N, 2)."""
     rows, columns = grid
     y, x = torch.meshgrid(
         torch.arange(rows, device=device), torch.arange(columns, device=device), indexing="ij"
     )
     return torch.stack([x, y], dim=-1).reshape(-1, 2).float()
+
+
+__getattr__ = old_names(__name__)

@@ -1,6 +1,6 @@
-"""Fixed sine-cosine positions in two dimensions (arXiv 2104.02057, section 3; 2205.01580).
+"""Fixed two-dimensional sine-cosine positions (arXiv 2104.02057, section 3; 2205.01580).
 
-Shapes: B batch, N tokens, P of them in front, D embedding.
+Shapes: B batch, N tokens, P prefix tokens among them, D embedding.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ _SLOWEST = 10_000.0
 class SineCosinePositionEmbedding(nn.Module):
     """Add sines and cosines of a token's column and row: `tokens_BND -> tokens_BND`.
 
-    Nothing is learned, and any grid has its positions. Tokens in front get nothing added.
+    Nothing is learned, and every grid is supported. Prefix tokens are left unchanged.
 
     Args:
         grid: rows and columns of the patches.
         embed_dim: D, a multiple of 4.
-        prefix_tokens: P, tokens in front of the patches.
+        prefix_tokens: P, number of prefix tokens.
 
     Raises:
         ValueError: if D is not a multiple of 4.
@@ -33,7 +33,7 @@ class SineCosinePositionEmbedding(nn.Module):
         self.register_buffer("positions_1ND", positions_1ND, persistent=False)
 
     def forward(self, tokens_BND: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
-        """Return the tokens of a grid, each marked with its place."""
+        """Return the tokens of a grid with their position embeddings added."""
         positions_1ND = self.positions_1ND
         if grid != self.grid:
             positions_1ND = sine_cosine_positions(grid, self.embed_dim, self.prefix_tokens)
@@ -45,7 +45,7 @@ def sine_cosine_positions(
 ) -> torch.Tensor:
     """Return the positions of a grid, row by row: (1, P + N, D).
 
-    A quarter of the numbers each is the sine and the cosine of the column, the sine and the cosine
+    The four quarters of the channels are the sine and cosine of the column, and the sine and cosine
     of the row, at wavelengths from 2 pi to 20,000 pi.
 
     Raises:

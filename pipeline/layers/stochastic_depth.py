@@ -5,16 +5,18 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from pipeline.layers.renamed import old_names
+
 
 class StochasticDepth(nn.Module):
-    """Zero the whole branch of a sample with the given probability, and scale the others up."""
+    """Zero the whole branch of a sample with the given probability; scale up the others."""
 
     def __init__(self, drop_probability: float) -> None:
         super().__init__()
         self.drop_probability = drop_probability
 
     def forward(self, branch_BND: torch.Tensor) -> torch.Tensor:
-        """Return the branch; unchanged outside training."""
+        """Return the branch, unchanged in evaluation mode."""
         if not self.training or self.drop_probability == 0.0:
             return branch_BND
         keep = 1.0 - self.drop_probability
@@ -22,6 +24,9 @@ class StochasticDepth(nn.Module):
         return branch_BND * kept_B11 / keep
 
 
-def rising_rates(last: float, depth: int) -> list[float]:
-    """Return the drop probability of each block, rising linearly from 0 (section 3)."""
+def drop_path_rates(last: float, depth: int) -> list[float]:
+    """Return the drop probability of each block, increasing linearly from 0 (section 3)."""
     return [last * block / max(1, depth - 1) for block in range(depth)]
+
+
+__getattr__ = old_names(__name__)

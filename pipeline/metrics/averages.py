@@ -1,14 +1,13 @@
-"""Figures that average over the classes of a confusion matrix, with their intervals.
+"""Metrics averaged over the classes of a confusion matrix, with their intervals.
 
-Their variance comes from the delta method: each image moves a figure by its influence. Where a
-class has few images, or no errors, the plain counts say that nothing varies; so each class's counts
-are drawn towards a prior of `_PRIOR_IMAGES` images first. The interval follows from value and
-variance by an effective number of images (`with_effective_size`).
+Their variance comes from the delta method: the influence of each image on the metric. If a class
+has few images, or no errors, the plain counts would imply no variance; so each class's counts are
+first shrunk towards a prior of `_PRIOR_IMAGES` images. The interval follows from value and variance
+through an effective sample size (`with_effective_size`).
 
-Shapes: K classes, M cells off the diagonal that are not 0. Counts have true classes as rows and
-predicted ones as columns. The prior fills every cell, but as the product of a number of the row and
-one of the column; and an influence is a number of the row plus one of the column, plus one more on
-the diagonal. So nothing here has K x K numbers.
+Shapes: K classes, M non-zero cells off the diagonal. Rows are true classes, columns predicted ones.
+The prior fills every cell, but is stored as the product of a row vector and a column vector; an
+influence is a row term plus a column term, plus a diagonal term. So no array has K x K elements.
 """
 
 from __future__ import annotations
@@ -68,8 +67,8 @@ class _Counts(NamedTuple):
         return float(single + every - own)
 
 
-class _Figure(NamedTuple):
-    """Its value, and how much it moves by mass added to a cell, by the share of that mass."""
+class _Metric(NamedTuple):
+    """A metric's value, and its influence function: terms by row, column and on the diagonal."""
 
     value: float
     of_row_K: Array
@@ -87,10 +86,10 @@ class _Figure(NamedTuple):
 
 
 def average_estimates(confusion: ConfusionCells) -> dict[str, MetricEstimate]:
-    """Return balanced accuracy, macro and weighted figures and MCC.
+    """Return balanced accuracy, macro and weighted averages, and MCC.
 
     Means are over the classes with images. A class that was never predicted has precision 0 in the
-    value; the interval is made around what it would have with the prior alone.
+    value; the interval is centred on its precision under the prior alone.
     """
     counts = _plain(confusion)
     images, predicted = counts.images, counts.predicted
@@ -100,13 +99,13 @@ def average_estimates(confusion: ConfusionCells) -> dict[str, MetricEstimate]:
     by_row = _with_prior(counts, present, hit_share)
     by_column = _with_prior(counts.turned, present, hit_share).turned
     smooth = {
-        **_macro_figures(by_row, present),
+        **_macro_metrics(by_row, present),
         "mcc": _mcc(by_row),
         "macro_precision": _precision(by_column, _even(present)),
         "weighted_precision": _weighted_precision(by_column),
     }
     values = {
-        **_macro_figures(counts, present),
+        **_macro_metrics(counts, present),
         "mcc": _mcc(counts),
         "macro_precision": _precision(counts, _even(present)),
         "weighted_precision": _weighted_precision(counts),
@@ -118,14 +117,14 @@ def average_estimates(confusion: ConfusionCells) -> dict[str, MetricEstimate]:
     }
     estimates = {
         key: _estimate(
-            value=figure.value,
-            centre=figure.value + hit_share * float(missing.get(key, 0.0)),
+            value=metric.value,
+            centre=metric.value + hit_share * float(missing.get(key, 0.0)),
             smooth=smooth[key],
             counts=by_column if key in missing else by_row,
             n=int(total),
             ends=(-1.0, 1.0) if key == "mcc" else (0.0, 1.0),
         )
-        for key, figure in values.items()
+        for key, metric in values.items()
     }
     return {**estimates, "macro_recall": estimates["balanced_accuracy"]}
 
@@ -147,7 +146,7 @@ def _estimate(
     *,
     value: float,
     centre: float,
-    smooth: _Figure,
+    smooth: _Metric,
     counts: _Counts,
     n: int,
     ends: tuple[float, float],
@@ -159,10 +158,10 @@ def _estimate(
 
 
 def _with_prior(counts: _Counts, present: Array, hit_share: float) -> _Counts:
-    """Return the counts with each row drawn towards the prior, and its sum kept.
+    """Return the counts with each row shrunk towards the prior, its sum unchanged.
 
-    The prior has `hit_share` on the diagonal and shares the rest as often as the classes occur. A
-    row of a class that is present but has nothing becomes one image of the prior.
+    The prior puts `hit_share` on the diagonal and distributes the rest by class frequency. An empty
+    row of a class that is present becomes one image of the prior.
     """
     sums = counts.images
     occurrences = sums + counts.predicted + _HARDLY_ANY
@@ -191,7 +190,7 @@ def _even(present: Array) -> Array:
     return weights
 
 
-def _macro_figures(counts: _Counts, present: Array) -> dict[str, _Figure]:
+def _macro_metrics(counts: _Counts, present: Array) -> dict[str, _Metric]:
     images = counts.images
     share = images / images.sum()
     f1 = 2 * counts.diagonal_K / _positive(images + counts.predicted)
@@ -204,39 +203,39 @@ def _macro_figures(counts: _Counts, present: Array) -> dict[str, _Figure]:
     }
 
 
-def _recall(counts: _Counts, weights: Array) -> _Figure:
+def _recall(counts: _Counts, weights: Array) -> _Metric:
     images = counts.images
     recall = counts.diagonal_K / _positive(images)
     pull = weights * images.sum() / _positive(images)
-    return _Figure(float(recall @ weights), -recall * pull, np.zeros_like(pull), pull)
+    return _Metric(float(recall @ weights), -recall * pull, np.zeros_like(pull), pull)
 
 
-def _precision(counts: _Counts, weights: Array) -> _Figure:
+def _precision(counts: _Counts, weights: Array) -> _Metric:
     turned = _recall(counts.turned, weights)
     return turned._replace(of_row_K=turned.of_column_K, of_column_K=turned.of_row_K)
 
 
-def _weighted_precision(counts: _Counts) -> _Figure:
+def _weighted_precision(counts: _Counts) -> _Metric:
     images = counts.images
     precision = counts.diagonal_K / _positive(counts.predicted)
-    figure = _precision(counts, images / images.sum())
-    return figure._replace(of_row_K=figure.of_row_K + precision - figure.value)
+    metric = _precision(counts, images / images.sum())
+    return metric._replace(of_row_K=metric.of_row_K + precision - metric.value)
 
 
-def _f1(counts: _Counts, weights: Array) -> _Figure:
+def _f1(counts: _Counts, weights: Array) -> _Metric:
     """Return the weighted mean of the classes' F1 (Takahashi et al. 2022, Applied Intelligence)."""
     images = counts.images
     both = _positive(images + counts.predicted)
     f1 = 2 * counts.diagonal_K / both
     gain = weights * images.sum() / both
     loss = gain * f1
-    return _Figure(float(f1 @ weights), -loss, -loss, 2 * gain)
+    return _Metric(float(f1 @ weights), -loss, -loss, 2 * gain)
 
 
-def _mcc(counts: _Counts) -> _Figure:
+def _mcc(counts: _Counts) -> _Metric:
     """Return the correlation of K classes (Gorodkin 2004, Computational Biology and Chemistry 28).
 
-    It is 0, and its interval everything, where one class holds all labels or all predictions.
+    It is 0, with the widest interval, if all labels or all predictions are one class.
     """
     images = counts.images
     total = images.sum()
@@ -244,14 +243,14 @@ def _mcc(counts: _Counts) -> _Figure:
     of_true, of_called = 1 - true @ true, 1 - called @ called
     if min(of_true, of_called) < _NOTHING:
         nothing = np.zeros_like(true)
-        return _Figure(0.0, nothing, nothing, nothing)
+        return _Metric(0.0, nothing, nothing, nothing)
     root = np.sqrt(of_true * of_called)
     value = float((hits.sum() - true @ called) / root)
     row = value * true / of_true - called / root
     column = value * called / of_called - true / root
     diagonal = np.full_like(true, 1 / root)
     mean = hits @ diagonal + true @ row + called @ column
-    return _Figure(value, row - mean, column, diagonal)
+    return _Metric(value, row - mean, column, diagonal)
 
 
 def _positive(counts: Array) -> Array:

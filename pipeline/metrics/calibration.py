@@ -1,4 +1,4 @@
-"""Are the probabilities right: temperature, reliability and expected calibration error.
+"""Calibration: temperature scaling, reliability diagram and expected calibration error.
 
 Shapes: N samples, K classes.
 """
@@ -70,20 +70,20 @@ def with_temperature(probabilities_NK: Array, temperature: float) -> Array:
 
 
 class Answers(NamedTuple):
-    """What calibration looks at: the highest probability of each sample, and if it is right."""
+    """The highest probability of each sample, and whether its class is right."""
 
     confidence_N: Array
     right_N: Array
 
     @classmethod
     def of(cls, probabilities_NK: Array, labels_N: Array) -> Self:
-        """Take them from probabilities as they are."""
+        """Compute them from the given probabilities."""
         confidence = probabilities_NK.max(axis=1).astype(np.float64)
         return cls(confidence, probabilities_NK.argmax(axis=1) == labels_N)
 
     @classmethod
     def uncalibrated(cls, probabilities_NK: Array, labels_N: Array, temperature: float) -> Self:
-        """Take them from the probabilities before their calibration."""
+        """Compute them from the probabilities before calibration."""
         confidence, right = np.empty(len(labels_N)), np.empty(len(labels_N), bool)
         for rows in row_slices(probabilities_NK.shape):
             before = with_temperature(probabilities_NK[rows], temperature)
@@ -126,7 +126,7 @@ class _Bins(NamedTuple):
 
 
 def _binned(answers: Answers, bins: int) -> _Bins:
-    order = np.argsort(answers.confidence_N, kind="stable")  # sums hang not on the samples' order
+    order = np.argsort(answers.confidence_N, kind="stable")  # makes sums independent of the order
     confidence, right = answers.confidence_N[order], answers.right_N[order]
     places = np.clip(np.ceil(confidence * bins).astype(np.int64) - 1, 0, bins - 1)
     images = np.bincount(places, minlength=bins)
@@ -145,12 +145,12 @@ def expected_calibration_error(probabilities_NK: Array, labels_N: Array) -> Metr
 def calibration_error_of(answers: Answers) -> MetricEstimate:
     """Return the expected calibration error in ten bins of equal width (arXiv 1706.04599).
 
-    The figure is biased: chance alone makes gaps between probability and accuracy. So its interval
-    holds the errors of those models, from three families, under which the observed figure is none
-    of the 2.5 % lowest or highest of simulated samples: the observed gaps made smaller or larger,
-    and the accuracy of all bins lowered, or raised, by multiples of its standard error.
+    The estimate is biased: chance alone creates gaps between confidence and accuracy. The interval
+    therefore contains the errors of simulated models for which the observed value is not among the
+    2.5 % lowest or highest simulated values. The models come from three families: the observed gaps
+    scaled, and the accuracy of all bins lowered, or raised, by multiples of its standard error.
 
-    With no samples it is 0, and the interval is everything.
+    With no samples the value is 0 and the interval spans 0 to 1.
     """
     counts = _binned(answers, _BINS)
     n = len(answers.right_N)

@@ -1,4 +1,4 @@
-"""Figures of a classifier, as pure functions on arrays.
+"""Metrics of a classifier, as pure functions on arrays.
 
 Shapes: N samples, K classes; labels and predictions are class indices (N).
 """
@@ -23,23 +23,23 @@ from pipeline.section import Section
 Array = np.ndarray[Any, Any]
 
 
-class ClassFigures(Section):
-    """What the model does on one class."""
+class ClassMetrics(Section):
+    """The metrics of one class."""
 
     name: str
     images: int
     predicted: int
-    """Images that were called this class."""
+    """Number of images predicted as this class."""
     precision: MetricEstimate
-    """Of the images called this class, the share that is."""
+    """Share of the predictions of this class that are correct."""
     recall: MetricEstimate
-    """Of the images of this class, the share that was recognised."""
+    """Share of this class's images that are predicted correctly."""
     f1: MetricEstimate
-    """Harmonic mean of both; n counts the images that are of this class or called so."""
+    """Harmonic mean of both; n counts the images that are of this class or predicted as it."""
     roc_auc: MetricEstimate | None
-    """How often an image of this class gets a higher probability for it than another image."""
+    """Probability that an image of this class ranks above an image of another class."""
     pr_auc: MetricEstimate | None
-    """Average precision; none where the class, or every other class, has no image."""
+    """Average precision; None if the class, or every other class, has no image."""
 
 
 def softmax(logits_NK: Array, temperature: float = 1.0) -> Array:
@@ -57,7 +57,7 @@ def confusion_matrix(labels_N: Array, predictions_N: Array, num_classes: int) ->
 
 
 def top_k_hits(scores_NK: Array, labels_N: Array, k: int) -> int:
-    """Return how often the true class is among the k with the highest scores."""
+    """Return the number of samples whose true class is among the k highest scores."""
     hits = 0
     for rows in row_slices(scores_NK.shape):
         scores, labels = scores_NK[rows], labels_N[rows, None]
@@ -70,22 +70,22 @@ def top_k_hits(scores_NK: Array, labels_N: Array, k: int) -> int:
 def metrics(
     probabilities_NK: Array, labels_N: Array, areas: Areas | None = None
 ) -> dict[str, MetricEstimate]:
-    """Return the figures of a classifier with their intervals, by the keys of `METRICS`.
+    """Return the metrics of a classifier with their intervals, by the keys of `METRICS`.
 
-    Means over classes are over those that have images. `top5_accuracy` needs more than five
-    classes; `roc_auc` and `pr_auc` need images of two classes; without, they are left out.
+    Means over classes cover classes with images. `top5_accuracy` needs more than five classes, and
+    `roc_auc` and `pr_auc` need images of two classes; otherwise they are omitted.
 
     Args:
         probabilities_NK: calibrated probabilities; rows sum to 1.
         labels_N: the true classes.
-        areas: of the same, if they were computed already.
+        areas: the areas under the curves, if already computed.
 
     Raises:
         DataError: if there are no images.
     """
     n, num_classes = probabilities_NK.shape
     if n == 0:
-        raise DataError("0 images have no figures. Evaluate a split that has images.")
+        raise DataError("There are 0 images to evaluate. Choose a split that has images.")
     predictions_N = probabilities_NK.argmax(axis=1)
     found = average_estimates(ConfusionCells.of_answers(labels_N, predictions_N, num_classes))
     found["accuracy"] = proportion(int((predictions_N == labels_N).sum()), n)
@@ -105,8 +105,8 @@ def by_class(
     labels_N: Array,
     names: tuple[str, ...],
     areas: Areas | None = None,
-) -> tuple[ClassFigures, ...]:
-    """Return the figures of every class, in the order of the K names."""
+) -> tuple[ClassMetrics, ...]:
+    """Return the metrics of every class, in the order of the K names."""
     cells = ConfusionCells.of_answers(labels_N, probabilities_NK.argmax(axis=1), len(names))
     hits, predicted, images = cells.hits, cells.predicted, cells.images
     areas = areas or Areas.of(probabilities_NK, labels_N)
@@ -117,7 +117,7 @@ def by_class(
         f1_scores(hits, predicted + images - hits),
     )
     return tuple(
-        ClassFigures(
+        ClassMetrics(
             name=name,
             images=int(images[k]),
             predicted=int(predicted[k]),

@@ -1,4 +1,4 @@
-"""A confusion matrix by its cells that are not 0: K classes need no K x K numbers.
+"""A confusion matrix as its non-zero cells, so that K classes need no K x K array.
 
 Shapes: N samples, K classes, M cells, of which there are at most N.
 """
@@ -28,7 +28,7 @@ class ConfusionCells:
 
     @classmethod
     def of_answers(cls, labels_N: Array, predictions_N: Array, num_classes: int) -> Self:
-        """Count what N samples are and what they were called."""
+        """Count the true and predicted classes of N samples."""
         codes = labels_N.astype(np.int64) * num_classes + predictions_N
         cells, counts = np.unique(codes, return_counts=True)
         return cls(cells // num_classes, cells % num_classes, counts, num_classes)
@@ -47,12 +47,12 @@ class ConfusionCells:
 
     @property
     def predicted(self) -> Array:
-        """Images that were called each class."""
+        """Number of images predicted as each class."""
         return self._summed(self.columns_M, self.counts_M)
 
     @property
     def hits(self) -> Array:
-        """Images of each class that were recognised."""
+        """Number of correctly predicted images of each class."""
         right = self.rows_M == self.columns_M
         return self._summed(self.rows_M[right], self.counts_M[right])
 

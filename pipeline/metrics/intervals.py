@@ -1,4 +1,4 @@
-"""95 % intervals around figures that come from a sample."""
+"""95 % confidence intervals of metrics that are computed from a sample."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pipeline.section import Section
 
 Array = np.ndarray[Any, Any]
 TAIL = 0.025
-"""Probability that an interval leaves out on either side."""
+"""Probability outside of the interval on each side."""
 _HALVINGS = 30
 _TINY = float(np.finfo(np.float64).tiny)
 
 
 class MetricEstimate(Section):
-    """A figure, the 95 % interval around it, and the number of samples that it comes from."""
+    """A metric's value, its 95 % confidence interval, and the number of samples."""
 
     value: float
     low: float
@@ -27,7 +27,7 @@ class MetricEstimate(Section):
 def proportion(successes: int, n: int) -> MetricEstimate:
     """Return a proportion with its mid-P interval.
 
-    With no samples the proportion is 0 and the interval is everything.
+    With no samples the proportion is 0 and the interval is 0 to 1.
     """
     return proportions(np.array([successes]), np.array([n]))[0]
 
@@ -45,8 +45,8 @@ def proportions(successes_M: Array, n_M: Array) -> list[MetricEstimate]:
 def f1_scores(hits_M: Array, unions_M: Array) -> list[MetricEstimate]:
     """Return the F1 of M classes with their intervals.
 
-    F1 = 2 J / (1 + J) rises with the Jaccard index J, a proportion: the hits among the `unions_M`
-    images that are of the class or called so. So the ends of J's interval are carried over.
+    F1 = 2 J / (1 + J) increases with the Jaccard index J, a proportion: the hits among the
+    `unions_M` images that are of the class or predicted as it. So J's interval is transformed.
     """
     return [
         MetricEstimate(
@@ -102,18 +102,19 @@ def with_effective_size(
     centre: float | None = None,
     ends: tuple[float, float] = (0.0, 1.0),
 ) -> MetricEstimate:
-    """Return a bounded figure with the mid-P interval of a proportion that is as uncertain.
+    """Return a bounded metric with the mid-P interval of a proportion of equal variance.
 
-    The interval for proportions of complex surveys (Korn and Graubard 1998, Survey Methodology
-    24): where the figure has the variance that a proportion has among `effective_n` samples, its
-    interval is that proportion's.
+    The interval for proportions in complex surveys (Korn and Graubard 1998, Survey Methodology 24):
+    if the metric has the variance of a proportion among `effective_n` samples, it gets the interval
+    of that proportion.
 
     Args:
-        value: the figure; the interval is widened to it where it would leave it out.
+        value: the metric; the interval is widened to include it.
         n: number of samples.
-        effective_n: variance of one sample of a proportion of this size, over that of the figure.
-        centre: around what the interval is made, where the figure has a known bias.
-        ends: the least and the largest value that is possible.
+        effective_n: one-sample variance of a proportion of this size, divided by the metric's
+            variance.
+        centre: the centre of the interval, if the metric has a known bias.
+        ends: the smallest and the largest possible value.
     """
     least, most = ends
     share = ((value if centre is None else centre) - least) / (most - least)

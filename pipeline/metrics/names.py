@@ -1,4 +1,4 @@
-"""The figures of a classifier: their names, what they mean, and where their intervals come from."""
+"""The metrics of a classifier: their titles, meanings and interval methods."""
 
 from __future__ import annotations
 
@@ -6,34 +6,37 @@ from typing import NamedTuple
 
 
 class MetricName(NamedTuple):
-    """How a figure is called and read."""
+    """Title, meaning and interval method of a metric."""
 
     title: str
     meaning: str
-    """Part of a sentence."""
+    """A phrase, without a full stop."""
     higher_is_better: bool
     interval: str
-    """How its 95 % interval is made."""
+    """Method of its 95 % confidence interval."""
 
 
 _MID_P = "exact mid-P"
-_EFFECTIVE = "mid-P with an effective number of images"
+_EFFECTIVE = "mid-P with effective sample size"
 
 METRICS: dict[str, MetricName] = {
     "accuracy": MetricName(
-        "Accuracy", "share of the images whose most probable class is right", True, _MID_P
+        "Accuracy", "share of the images whose most probable class is the true class", True, _MID_P
     ),
     "balanced_accuracy": MetricName(
         "Balanced accuracy", "recall, averaged over the classes", True, _EFFECTIVE
     ),
     "top5_accuracy": MetricName(
-        "Top-5 accuracy", "share whose class is among the five most probable", True, _MID_P
+        "Top-5 accuracy",
+        "share with the true class among the five most probable",
+        True,
+        _MID_P,
     ),
     "log_loss": MetricName(
         "Log loss",
-        "mean surprise at the true class",
+        "mean negative log-probability of the true class",
         False,
-        "gamma; too narrow where errors that matter are still unseen",
+        "gamma; too narrow if rare large errors are not in the sample",
     ),
     "macro_precision": MetricName("Precision", "mean over the classes", True, _EFFECTIVE),
     "macro_recall": MetricName(
@@ -41,28 +44,31 @@ METRICS: dict[str, MetricName] = {
     ),
     "macro_f1": MetricName("F1", "mean over the classes", True, _EFFECTIVE),
     "weighted_precision": MetricName(
-        "Precision, weighted", "mean over the images' classes", True, _EFFECTIVE
+        "Precision, weighted", "mean weighted by class size", True, _EFFECTIVE
     ),
     "weighted_recall": MetricName(
-        "Recall, weighted", "mean over the images' classes; the same as accuracy", True, _MID_P
+        "Recall, weighted", "mean weighted by class size; the same as accuracy", True, _MID_P
     ),
-    "weighted_f1": MetricName("F1, weighted", "mean over the images' classes", True, _EFFECTIVE),
+    "weighted_f1": MetricName("F1, weighted", "mean weighted by class size", True, _EFFECTIVE),
     "roc_auc": MetricName(
         "ROC AUC",
-        "how often an image of a class gets a higher probability for it than another image, mean "
-        "over the classes",
+        "probability that an image of a class ranks above an image of another class, mean over the "
+        "classes",
         True,
-        "score type",
+        _EFFECTIVE,
     ),
-    "pr_auc": MetricName("PR AUC", "average precision, mean over the classes", True, "score type"),
+    "pr_auc": MetricName("PR AUC", "average precision, mean over classes", True, _EFFECTIVE),
     "mcc": MetricName(
-        "MCC", "Matthews correlation of labels and predictions, 0 is chance", True, _EFFECTIVE
+        "MCC",
+        "Matthews correlation coefficient of labels and predictions; 0 is chance level",
+        True,
+        _EFFECTIVE,
     ),
     "ece": MetricName(
         "ECE",
-        "expected calibration error: mean distance of probability and accuracy in ten bins",
+        "expected calibration error: mean gap between confidence and accuracy in ten bins",
         False,
-        "simulated models that could have given it",
+        "simulation of plausible models",
     ),
 }
 """By key, in the order of the report."""

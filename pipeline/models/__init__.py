@@ -1,1 +1,1 @@
-"""A model built from a choice, described, saved and loaded, run, exported, and what it costs."""
+"""Models: build, describe, save, load, run and export them, and compute their cost."""

@@ -13,7 +13,7 @@ from pipeline.plugin_api import ImageSpec
 
 
 def normalised(images_BHWC: torch.Tensor, image: ImageSpec) -> torch.Tensor:
-    """Turn uint8 images (B, H, W, C) into what a model is fed: float32 (B, C, H, W)."""
+    """Normalise uint8 images (B, H, W, C) for a model: float32 (B, C, H, W)."""
     device = images_BHWC.device
     mean_C = torch.tensor(image.mean, device=device) * 255
     std_C = torch.tensor(image.std, device=device) * 255
@@ -33,7 +33,7 @@ def predict_logits(
 ) -> torch.Tensor:
     """Return float32 logits (N, K) of the given rows, in their order, on the CPU.
 
-    Sets the model to evaluation, and back to what it was.
+    Runs the model in evaluation mode and restores its mode afterwards.
     """
     device = device or torch.device("cpu")
     was_training = model.training

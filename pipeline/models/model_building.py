@@ -68,7 +68,7 @@ def build_on_meta(choice: ModelChoice, image: ImageSpec, num_classes: int) -> nn
 
 
 def _built(build: Callable[[], object], kind: plugin_loader.Kind, name: str) -> nn.Module:
-    with plugin_loader.blamed(kind, name, "failed to build"):
+    with plugin_loader.plugin_errors(kind, name, "failed to build"):
         built = build()
     if not isinstance(built, nn.Module):
         raise PluginError(

@@ -1,6 +1,6 @@
-"""What a model costs: parameters, tokens, multiplications, memory.
+"""Compute the cost of a model: parameters, tokens, multiply-accumulates, activation memory.
 
-Everything is counted on tensors that have shapes and no values: Huge takes seconds, not gigabytes.
+Everything is computed on fake tensors without values: ViT-Huge takes seconds, not gigabytes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pipeline.config import ModelChoice, PatchEmbeddingChoice
 from pipeline.errors import PluginError
 from pipeline.models.model_building import build_model, build_on_meta
 from pipeline.plugin_api import NO_PATCH_EMBEDDING, DataTraits, ImageSpec, PluginConfig
-from pipeline.plugin_system.plugin_loader import Kind, blamed
+from pipeline.plugin_system.plugin_loader import Kind, plugin_errors
 from pipeline.plugin_system.plugin_settings import named_patch_embedding, settings_of
 from pipeline.section import Section
 
@@ -27,19 +27,30 @@ logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
 _OTHER_NUM_CLASSES = 2
 
 
-class ModelFigures(Section):
-    """What one RGB image costs in a model."""
+class ModelCost(Section):
+    """The cost of a model for one RGB image."""
 
     parameters: int
     """With 1000 classes."""
     parameters_without_head: int
-    """Those whose number does not depend on the number of classes."""
+    """Parameters that do not depend on the number of classes."""
     tokens: int
     """Patches of one image; 0 for a model without a patch embedding."""
     macs: int
     """Multiply-accumulate operations of matrix products and convolutions, forward."""
     activation_bytes: int
-    """What training keeps for the backward pass, in float32; fused attention keeps no scores."""
+    """Bytes kept for the backward pass in training, float32; fused attention keeps no scores."""
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Return what each number is called, and the number with its unit."""
+        without_head = f"{self.parameters_without_head:,} without the head"
+        memory = f"{self.activation_bytes / 2**20:.1f} MiB per image in training, float32"
+        return [
+            ("parameters", f"{self.parameters:,} ({without_head})"),
+            ("tokens", f"{self.tokens:,}" if self.tokens else "no patch embedding"),
+            ("forward pass", f"{self.macs / 1e9:.3f} GMACs per image"),
+            ("activation memory", memory),
+        ]
 
 
 def resolved_choice(choice: ModelChoice, traits: DataTraits) -> ModelChoice:
@@ -52,7 +63,7 @@ def resolved_choice(choice: ModelChoice, traits: DataTraits) -> ModelChoice:
 
     def resolved(kind: Kind, chosen: Any, prefix: str) -> Any:
         settings: PluginConfig = settings_of(kind, chosen, prefix)
-        with blamed(kind, chosen.name, "failed to resolve its settings"):
+        with plugin_errors(kind, chosen.name, "failed to resolve its settings"):
             settings = settings.resolved_for(traits)
         return chosen.with_settings(settings.model_dump())
 
@@ -63,8 +74,8 @@ def resolved_choice(choice: ModelChoice, traits: DataTraits) -> ModelChoice:
     return model.model_copy(update={"patch_embedding": embedding})
 
 
-def model_figures(choice: ModelChoice, image_size: int) -> ModelFigures:
-    """Count a model for square RGB images of a size and 1000 classes.
+def model_cost(choice: ModelChoice, image_size: int) -> ModelCost:
+    """Compute the cost of a model for square RGB images and 1000 classes.
 
     Raises:
         ConfigError: if a setting does not fit the images.
@@ -89,9 +100,9 @@ def model_figures(choice: ModelChoice, image_size: int) -> ModelFigures:
     except Exception as error:
         raise PluginError(
             f"The model plugin '{choice.name}' fails on a {image_size}x{image_size} image: "
-            f"{type(error).__name__}: {error}. Try `patchline plugins check model {choice.name}`."
+            f"{type(error).__name__}: {error}. Run `patchline plugins check model {choice.name}`."
         ) from error
-    return ModelFigures(
+    return ModelCost(
         parameters=parameters,
         parameters_without_head=round(parameters - NUM_CLASSES * for_a_class),
         tokens=tokens,

@@ -1,4 +1,4 @@
-"""What a saved model says of itself in `model.json`: everything but its weights."""
+"""The description of a saved model, `model.json`: everything except its weights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class PluginRecord(Section):
 
 
 class ModelDescription(Section):
-    """Everything about a model but its weights."""
+    """Everything about a model except its weights."""
 
     format_version: int = FORMAT_VERSION
     model: ModelChoice

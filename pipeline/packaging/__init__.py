@@ -1,1 +1,1 @@
-"""What a registered model holds, and the proof that it works alone."""
+"""Build the package of a registered model, and check that it works without Patchline."""

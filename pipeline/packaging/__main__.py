@@ -1,4 +1,4 @@
-"""The packaging process: `python -P -m pipeline.packaging FOLDER`."""
+"""The packaging worker: `python -P -m pipeline.packaging FOLDER`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pipeline.data.prepared_store import open_images
 from pipeline.files.atomic_files import write_text
 from pipeline.models.model_files import load_model, save_model
 from pipeline.models.onnx_export import write_onnx
-from pipeline.packaging.export import ProbabilityModel, export_onnx, largest_difference
+from pipeline.packaging.calibrated_onnx import ProbabilityModel, export_onnx, largest_difference
+from pipeline.packaging.job import Package, PackagingJob
 from pipeline.packaging.model_card import model_card
-from pipeline.packaging.packaging_job import Package, PackagingJob
-from pipeline.packaging.server_writer import write_server
+from pipeline.packaging.standalone_file import write_model_server
 from pipeline.workers.event_log import EventWriter
 from pipeline.workers.worker_process import worker_main
 
@@ -24,14 +24,14 @@ _CHECKED_IMAGES = 256
 
 
 def package(job: PackagingJob, _events: EventWriter) -> Package:
-    """Write the package, compare it with the trained model on real test images, describe it."""
+    """Write the package and its model card; compare its predictions with the trained model's."""
     model, description = load_model(job.model_folder)
     description = description.model_copy(update={"temperature": job.temperature})
     save_model(job.folder, model, description)
     whole = ProbabilityModel(model, description.image, job.temperature).eval()
     onnx_file = job.folder / "model.onnx"
     export_onnx(whole, onnx_file)
-    write_server(job.folder / "model_server.py")
+    write_model_server(job.folder / "model_server.py")
     table = manifests.usable(manifests.load(job.manifest_file))
     rows = np.flatnonzero(table["split"] == "test")[:_CHECKED_IMAGES]
     difference = largest_difference(whole, onnx_file, open_images(job.store)[rows])
@@ -39,7 +39,7 @@ def package(job: PackagingJob, _events: EventWriter) -> Package:
         description,
         job.card,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        check=f"probabilities of {len(rows)} test images differ by at most {difference:.1g}",
+        check=f"probabilities differ by at most {difference:.1g} on {len(rows)} test images",
     )
     write_text(job.folder / "model_card.md", card)
     size = sum(file.stat().st_size for file in job.folder.iterdir() if file.is_file())
@@ -49,7 +49,7 @@ def package(job: PackagingJob, _events: EventWriter) -> Package:
 
 
 def _rehearse() -> str:
-    """Export something small, so that the exporter has imported all that it takes."""
+    """Export a tiny model, so that the exporter has imported everything it needs."""
     with tempfile.TemporaryDirectory() as scratch:
         nothing, example = torch.nn.Identity(), torch.zeros(2, 1)
         file = Path(scratch) / "rehearsal.onnx"

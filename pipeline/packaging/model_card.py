@@ -1,7 +1,7 @@
-"""`model_card.md` of a package: what the model does, how to ask it, how good it is, its limits.
+"""Write `model_card.md` of a package: what the model does, how to use it, metrics and limitations.
 
-In the order of Mitchell et al., Model Cards for Model Reporting (arXiv 1810.03993), as far as a
-packaging process can know it.
+Follows Mitchell et al., Model Cards for Model Reporting (arXiv 1810.03993), as far as the packaging
+worker knows the answers.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _ADDRESS = re.compile(r"\b(https?|ftp)://|\bwww\.", re.IGNORECASE)
 _CARD = Template("""\
 # $title
 
-Labels an image with one of $num_classes classes and gives every class a calibrated probability.
+Classifies an image into one of $num_classes classes, with a calibrated probability for each class.
 
-## Ask it
+## Usage
 
 ```python
 import mlflow
@@ -46,31 +46,32 @@ curl http://127.0.0.1:5000/invocations -H 'Content-Type: application/json' \\
   -d '{"dataframe_records": [{"image": "BASE64 OF AN IMAGE FILE"}], "params": {"top_k": 3}}'
 ```
 
-**Input**: a column `image` with one or many images: encoded bytes (JPEG, PNG, …), base64 text,
-uint8 arrays (height, width[, channels]), and, unless it is served over HTTP, paths. They are turned
-upright by their EXIF orientation and brought to $height x $width pixels, $channels ($resize).
+**Input**: a column `image` with one or more images: encoded bytes (JPEG, PNG, …), base64 text,
+uint8 arrays of shape (height, width[, channels]) or, except over HTTP, file paths. Images are
+rotated by their EXIF orientation and resized to $height x $width pixels, $channels ($resize).
 
-**Output**, for each image: `label`, `probability`, `top_k` (the most probable classes with their
-probabilities) and `error`, the reason where an image cannot be read; the others get their answers.
+**Output** for each image: `label`, `probability`, `top_k` (the most probable classes and their
+probabilities) and `error`, the reason if the image cannot be read. An unreadable image does not
+affect the others.
 
-## How it was made
+## Training
 
 | | |
 |---|---|
 $facts
 
-## How good it is
+## Metrics
 
-$figures
+$metrics
 
-## Limits
+## Limitations
 
-- It answers one of its classes for every image, also for one that shows none of them: it has no
-  answer "something else".
-- Its probabilities are calibrated on images like those it was trained with. On others (another
-  camera, another place, drawings) it may be surer than it is right; measure it on your own images.
-- What is smaller than a few pixels at $height x $width is not seen.
-- Whatever is unbalanced or wrongly labelled in the training images is learned, too.
+- The model predicts one of its classes for every image, even if the image shows none of them: there
+  is no class "something else".
+- Its probabilities are calibrated on images like its training images. On other images (another
+  camera, another place, drawings) it may be overconfident; evaluate it on your own images.
+- Details smaller than a few pixels at $height x $width are lost.
+- Imbalance and wrong labels in the training images affect the model's predictions.
 
 ## Classes
 
@@ -81,35 +82,35 @@ $classes
 
 
 class CardFacts(Section):
-    """What a training run knows about a model beyond its description."""
+    """Facts about a model that are known to its training run but not in its description."""
 
     name: str = ""
     """Name of the model in the registry."""
     images: dict[str, int] = Field(default_factory=dict)
     """Number of images by split."""
-    figures: dict[str, MetricEstimate] = Field(default_factory=dict)
-    """Figures with their intervals by `SPLIT/metric`."""
+    metrics: dict[str, MetricEstimate] = Field(default_factory=dict)
+    """Metrics with their confidence intervals, by `SPLIT/metric`."""
     training: str = ""
-    """How long and on what it was trained, in words."""
+    """Duration and device of the training, in words."""
     commit: str = ""
-    """Commit of Patchline's own source."""
+    """Commit of Patchline's source."""
 
 
 def model_card(
     description: ModelDescription, facts: CardFacts, *, parameters: int, check: str
 ) -> str:
-    """Return the card as Markdown; it names no folder of the machine.
+    """Return the card as Markdown, without paths of the machine.
 
     Args:
-        description: what `model.json` holds.
-        facts: what the training run knows.
-        parameters: how many numbers were learned.
-        check: how close the package is to the trained model, in words.
+        description: the content of `model.json`.
+        facts: facts from the training run.
+        parameters: number of parameters.
+        check: how closely the package matches the trained model, in words.
     """
     image = description.image
     resize = {
-        "crop": "scaled until it covers them, cut at the centre",
-        "squash": "each side scaled alone",
+        "crop": "scaled to cover, then cropped at the centre",
+        "squash": "each side scaled independently",
     }
     return _CARD.substitute(
         title=escaped(facts.name or f"{description.model.name} classifier"),
@@ -120,13 +121,13 @@ def model_card(
         channels="RGB" if image.channels == 3 else "greyscale",  # noqa: PLR2004 - R, G, B
         resize=resize[image.resize],
         facts="\n".join(_facts(description, facts, parameters, check)),
-        figures="\n".join(_figures(facts)),
+        metrics="\n".join(_metrics(facts)),
         classes="\n".join(_classes(description.classes)),
     )
 
 
 def escaped(text: str) -> str:
-    """Return text that Markdown shows as it is, on one line, without a link in it."""
+    """Return text escaped for Markdown: one line, shown literally, with no links."""
     one_line = _CONTROL.sub(" ", text.encode("utf-8", "backslashreplace").decode())
     marked = _MARKDOWN.sub(r"\\\1", one_line)
     return _ADDRESS.sub(lambda found: re.sub(r"([:.])", r"\\\1", found[0]), marked)
@@ -143,27 +144,27 @@ def _facts(
         "patch embedding": "" if embedding == NO_PATCH_EMBEDDING else embedding,
         "plugins": ", ".join(plugins),
         "parameters": f"{parameters:,}",
-        "temperature": f"{description.temperature:.4g} (divides the logits, so that probabilities "
-        "are calibrated)",
+        "temperature": f"{description.temperature:.4g} (divides the logits to calibrate the "
+        "probabilities)",
         "training": facts.training,
         "images": images,
         "data version": description.data_fingerprint,
         "MLflow run": description.run_id,
         "Patchline commit": facts.commit,
-        "package against trained model": check,
+        "package compared with trained model": check,
     }
     for key, value in rows.items():
         if value:
             yield f"| {key} | {escaped(value)} |"
 
 
-def _figures(facts: CardFacts) -> Iterator[str]:
-    if not facts.figures:
-        yield "No figures were given when it was packaged."
+def _metrics(facts: CardFacts) -> Iterator[str]:
+    if not facts.metrics:
+        yield "No metrics were available when the model was packaged."
         return
-    yield "| figure | images of | value | 95 % interval | images |"
+    yield "| metric | split | value | 95 % confidence interval | images |"
     yield "|---|---|---|---|---|"
-    for key, estimate in facts.figures.items():
+    for key, estimate in facts.metrics.items():
         split, _, metric = key.rpartition("/")
         title = METRICS[metric].title if metric in METRICS else metric
         interval = f"{estimate.low:.4f} to {estimate.high:.4f}"

@@ -1,7 +1,7 @@
-"""A packaged model: decode, resize, run ONNX, name the classes.
+"""A packaged model: decode and resize images, run the ONNX network, name the classes.
 
-Written into every package together with the decoder, so it imports numpy, onnxruntime and OpenCV
-and nothing else of ours: no torch, no plugin.
+Inlined into every package together with the image decoder, so it needs only numpy, onnxruntime and
+OpenCV: no torch, no plugin.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _SHOWN = 300
 
 
 class PackagedModel:
-    """An ONNX model with the description that makes it an image classifier.
+    """An image classifier: an ONNX model and its description.
 
     Args:
         onnx_file: the package's `model.onnx`.
         description_file: the package's `model.json`.
-        threads: how many threads compute one batch; 0 for one a core.
+        threads: number of threads for one batch; 0 for one per core.
     """
 
     def __init__(self, onnx_file: Path, description_file: Path, threads: int = 0) -> None:
@@ -43,18 +43,18 @@ class PackagedModel:
         self._session = open_session(onnx_file, threads)
 
     def with_threads(self, threads: int) -> PackagedModel:
-        """Return the same model, opened again with another number of threads."""
+        """Return the same model with another number of threads."""
         return PackagedModel(*self._files, threads)
 
     def pixels(self, image: object, *, paths: bool = True) -> np.ndarray[Any, Any]:
-        """Return what the network is fed, uint8 (H, W, C).
+        """Decode and resize an image for the network: uint8 (H, W, C).
 
         Args:
             image: encoded bytes, base64 text, a path, or an array (H, W) or (H, W, C) of uint8.
-            paths: whether text may be a path; a server reads no files for its clients.
+            paths: whether text may be a path; a server must not read files for its clients.
 
         Raises:
-            UndecodableImageError: with the reason, if it is none of them, or too large.
+            UndecodableImageError: with the reason, if it is no image or too large.
         """
         spec = self.image
         try:
@@ -81,8 +81,8 @@ class PackagedModel:
     ) -> list[dict[str, Any]]:
         """Return one answer for each image, in order.
 
-        An answer holds `label`, `probability`, `top_k` and `error`. An image that cannot be read
-        gets an error of its own; the others get their answers.
+        An answer has `label`, `probability`, `top_k` and `error`. An image that cannot be read
+        gets an error; the other images are still predicted.
         """
         answers: list[dict[str, Any]] = []
         decoded: list[np.ndarray[Any, Any]] = []
@@ -107,7 +107,7 @@ class PackagedModel:
         return answers
 
     def ranked(self, row_K: np.ndarray[Any, Any], top_k: int) -> list[dict[str, Any]]:
-        """Return the most probable classes of one image, with `label` and `probability` each."""
+        """Return the most probable classes of one image, each with `label` and `probability`."""
         best = np.argsort(-row_K, kind="stable")[: max(1, top_k)]
         return [{"label": self.classes[k], "probability": float(row_K[k])} for k in best]
 
@@ -115,8 +115,8 @@ class PackagedModel:
 def _as_channels(image: np.ndarray[Any, Any], channels: int) -> np.ndarray[Any, Any]:
     if image.dtype != np.uint8 or image.ndim not in (2, 3):
         raise UndecodableImageError(
-            f"an array of {image.dtype} with {image.ndim} axes is not an image; give uint8 with "
-            "axes (height, width) or (height, width, channels)"
+            f"an array of {image.dtype} with {image.ndim} axes is not an image; pass uint8 with "
+            "shape (height, width) or (height, width, channels)"
         )
     stacked = image[:, :, None] if image.ndim == 2 else image  # noqa: PLR2004 - H, W
     if not stacked.size:
@@ -126,7 +126,7 @@ def _as_channels(image: np.ndarray[Any, Any], channels: int) -> np.ndarray[Any, 
     if stacked.shape[2] == 1:
         return np.repeat(stacked, channels, axis=2)
     if stacked.shape[2] == 3 and channels == 1:  # noqa: PLR2004 - RGB
-        grey = stacked @ np.array([0.299, 0.587, 0.114])  # ITU-R BT.601, as decoders do
+        grey = stacked @ np.array([0.299, 0.587, 0.114])  # ITU-R BT.601, as in image decoders
         rounded: np.ndarray[Any, Any] = np.round(grey).astype(np.uint8)[:, :, None]
         return rounded
     raise UndecodableImageError(f"an array with {stacked.shape[2]} channels is not an image")
@@ -134,7 +134,7 @@ def _as_channels(image: np.ndarray[Any, Any], channels: int) -> np.ndarray[Any, 
 
 @contextmanager
 def _encoded(image: object, *, paths: bool) -> Iterator[bytes]:
-    """Give the bytes of an image file, whatever holds them."""
+    """Yield the bytes of an image file from a path, bytes or base64 text."""
     file = _named_file(image) if paths else None
     if file is not None:
         with image_bytes(file) as data:
@@ -169,6 +169,6 @@ def _given_bytes(image: object, *, paths: bool) -> bytes:
             return base64.b64decode(image, validate=True)
         except (binascii.Error, ValueError):
             may_be_path = paths and len(image) <= _LONGEST_PATH
-            rule = "neither base64 nor a path of a file" if may_be_path else "not base64"
+            rule = "neither base64 nor the path of a file" if may_be_path else "not base64"
             raise UndecodableImageError(f"{image[:_SHOWN]!r} is {rule}") from None
     raise UndecodableImageError(f"a {type(image).__name__} is not an image")

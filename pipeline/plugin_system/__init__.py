@@ -1,1 +1,1 @@
-"""Plugins: found by entry point, imported by name, given settings, checked, written anew."""
+"""Plugins: find and import them, resolve their settings, check them, create new ones."""

@@ -1,7 +1,7 @@
-"""Find plugins by entry point, import one by name, and explain a failure in a sentence.
+"""Find plugins by entry point, import one by name, and report failures in a sentence.
 
-Listing imports nothing: the summary of a plugin is the first line of its module's docstring, read
-without running the module. A broken plugin hurts nobody who did not ask for it.
+Listing imports no plugin: a plugin's summary is the first line of its module's docstring, read
+without running the module. A broken plugin affects only runs that use it.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ KINDS: dict[Kind, type] = {
     "augmentation": AugmentationPlugin,
 }
 FILES_VARIABLE = "PATCHLINE_PLUGIN_FILES"
-"""Environment variable with the files of `--plugin`, so that child processes use them too."""
+"""Environment variable with the files of `--plugin`, inherited by child processes."""
 
 
 @dataclass(frozen=True)
 class PluginEntry:
-    """One plugin that is installed, not yet imported."""
+    """An installed plugin, not yet imported."""
 
     kind: Kind
     name: str
@@ -61,15 +61,15 @@ class PluginEntry:
 
 
 def plugin_files() -> list[Path]:
-    """Return the files named by `--plugin`, in this process or the one that started it."""
+    """Return the files given by `--plugin` to this process or its parent."""
     return [Path(part) for part in os.environ.get(FILES_VARIABLE, "").split(os.pathsep) if part]
 
 
 def use_plugin_files(files: list[Path]) -> None:
-    """Make single-file plugins available here and in every process started from here.
+    """Make single-file plugins available in this process and its children.
 
     Raises:
-        PluginError: if a file does not exist or does not hold a plugin.
+        PluginError: if a file does not exist or defines no plugin.
     """
     for file in files:
         if not file.is_file():
@@ -81,7 +81,7 @@ def use_plugin_files(files: list[Path]) -> None:
 
 
 def installed(kind: Kind | None = None, name: str | None = None) -> list[PluginEntry]:
-    """Return what is installed, sorted by kind and name, without importing any plugin."""
+    """Return the installed plugins, sorted by kind and name, without importing any."""
     entries: list[PluginEntry] = []
     points = metadata.entry_points()  # reads every distribution, so once for all kinds
     for wanted in KINDS if kind is None else (kind,):
@@ -113,7 +113,7 @@ def installed(kind: Kind | None = None, name: str | None = None) -> list[PluginE
 
 
 def _with_rivals(entries: list[PluginEntry]) -> list[PluginEntry]:
-    """Return the entries, with an error at those whose name is taken more than once."""
+    """Return the entries, with an error for each whose name is not unique."""
     owners: dict[tuple[str, str], list[str]] = {}
     for entry in entries:
         owners.setdefault((entry.kind, entry.name), []).append(entry.distribution)
@@ -143,8 +143,8 @@ def find(kind: Kind, name: str) -> PluginEntry:
         close = difflib.get_close_matches(name, names, n=1)
         hint = f" Did you mean '{close[0]}'?" if close else ""
         raise PluginError(
-            f"There is no {kind} plugin '{name}'.{hint} Installed: {', '.join(names) or 'none'}. A "
-            "plugin in a file of yours needs --plugin FILE.py."
+            f"There is no {kind} plugin '{name}'.{hint} Installed: {', '.join(names) or 'none'}. "
+            "To use a plugin from a file, add --plugin FILE.py."
         )
     return matches[0]
 
@@ -167,7 +167,7 @@ def _load_entry(entry: PluginEntry) -> Plugin:
     origin = f"The {entry.kind} plugin '{entry.name}' of {entry.distribution} {entry.version}"
     try:
         plugin = getattr(importlib.import_module(module_name), attribute)
-    except (Exception, SystemExit) as error:  # whatever a plugin's module raises is its fault
+    except (Exception, SystemExit) as error:  # a plugin's module may raise anything
         raise PluginError(
             f"{origin} cannot be imported: {type(error).__name__}: {_first_line(error)}. Repair or "
             f"uninstall {entry.distribution}."
@@ -208,16 +208,16 @@ def _load_file(file: str) -> Plugin:
 
 
 @contextmanager
-def blamed(kind: Kind, name: str, what: str) -> Iterator[None]:
-    """Turn whatever a plugin's own code raises into a sentence that names the plugin.
+def plugin_errors(kind: Kind, name: str, what: str) -> Iterator[None]:
+    """Raise exceptions from a plugin's code as a `PluginError` that names the plugin.
 
     Args:
-        kind: of the plugin.
-        name: of the plugin.
-        what: what it was doing, such as `failed to build`.
+        kind: kind of the plugin.
+        name: name of the plugin.
+        what: what failed, such as `failed to build`.
 
     Raises:
-        PluginError: for any exception but Patchline's own and those of the file system.
+        PluginError: for any exception except Patchline's own and `OSError`.
     """
     try:
         yield
@@ -225,8 +225,8 @@ def blamed(kind: Kind, name: str, what: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise PluginError(
-            f"{origin_of(kind, name)} {what}: {type(error).__name__}: {_first_line(error)}. Try "
-            f"`patchline plugins check {kind} {name}`, and repair it."
+            f"{origin_of(kind, name)} {what}: {type(error).__name__}: {_first_line(error)}. Run "
+            f"`patchline plugins check {kind} {name}` and fix the plugin."
         ) from error
 
 
@@ -249,7 +249,7 @@ def _check_api_version(plugin: Any, origin: str) -> None:
 
 
 def kind_of(plugin: Plugin) -> Kind:
-    """Return the kind that a plugin object is of."""
+    """Return the kind of a plugin object."""
     return next(kind for kind, cls in KINDS.items() if isinstance(plugin, cls))
 
 
@@ -274,11 +274,11 @@ def load_augmentation(name: str) -> AugmentationPlugin[Any]:
 
 
 def patch_embedding_name(model: str, chosen: str) -> str:
-    """Return the name of the patch embedding that feeds a model, `none` if nothing does.
+    """Return the name of a model's patch embedding, `none` if it takes none.
 
     Args:
         model: name of the model plugin.
-        chosen: what the settings name; `auto` leaves it to the model.
+        chosen: the name in the settings; `auto` means the model's default.
 
     Raises:
         ConfigError: if one is chosen for a model that takes none.
@@ -290,12 +290,12 @@ def patch_embedding_name(model: str, chosen: str) -> str:
     if own == NO_PATCH_EMBEDDING:
         raise ConfigError(
             f"model.patch_embedding.name is {chosen}, but the model {model} takes no patch "
-            f"embedding. Set it to {NO_PATCH_EMBEDDING}, or leave it out."
+            f"embedding. Set it to {NO_PATCH_EMBEDDING}, or omit it."
         )
     if chosen == NO_PATCH_EMBEDDING:
         raise ConfigError(
             f"model.patch_embedding.name is {chosen}, but the model {model} needs a patch "
-            f"embedding. Set it to {own}, or leave it out."
+            f"embedding. Set it to {own}, or omit it."
         )
     return chosen
 
@@ -320,7 +320,7 @@ def _file_of(module_name: str) -> Path | None:
 
 
 def _describe_module(module_name: str) -> tuple[str, str | None]:
-    """Return the first line of a module's docstring, and what is wrong with the module if it is."""
+    """Return the first line of a module's docstring, and an error if the module is broken."""
     file = _file_of(module_name)
     if file is None:
         return "", f"module {module_name} does not exist"

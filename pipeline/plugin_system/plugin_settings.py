@@ -1,4 +1,4 @@
-"""Hold the settings of the chosen plugins against the plugins' own config classes."""
+"""Validate the settings of the chosen plugins with the plugins' config classes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ from pipeline import config_errors
 from pipeline.config import ModelChoice, PatchEmbeddingChoice, PluginChoice, RunConfig
 from pipeline.errors import ConfigError
 from pipeline.plugin_api import NO_PATCH_EMBEDDING, DataTraits, PluginConfig
-from pipeline.plugin_system.plugin_loader import Kind, blamed, config_class, patch_embedding_name
+from pipeline.plugin_system.plugin_loader import (
+    Kind,
+    config_class,
+    patch_embedding_name,
+    plugin_errors,
+)
 
 Choice = TypeVar("Choice", bound=PluginChoice)
 _Change = Callable[[PluginConfig], PluginConfig]
@@ -21,7 +26,7 @@ def checked_plugins(config: RunConfig) -> RunConfig:
     """Check the plugins' settings and fill in their defaults.
 
     Raises:
-        ConfigError: for the first setting that is unknown or has a bad value.
+        ConfigError: for the first setting that is unknown or has an invalid value.
         PluginError: for a plugin that is unknown or broken.
     """
     return _with_settings(config, lambda settings: settings)
@@ -47,13 +52,13 @@ def named_patch_embedding(model: ModelChoice) -> PatchEmbeddingChoice:
     if name == NO_PATCH_EMBEDDING and chosen.settings:
         raise ConfigError(
             f"model.patch_embedding.{next(iter(chosen.settings))} is set, but the model "
-            f"{model.name} takes no patch embedding. Leave it out."
+            f"{model.name} takes no patch embedding. Omit it."
         )
     return chosen if name == chosen.name else chosen.model_copy(update={"name": name})
 
 
 def settings_of(kind: Kind, choice: PluginChoice, prefix: str) -> PluginConfig:
-    """Return the settings beside a plugin's name as the plugin's own config class."""
+    """Return a plugin's settings as an instance of its config class."""
     return _parsed(kind, choice.name, choice.settings, prefix)
 
 
@@ -68,7 +73,7 @@ def _parsed(kind: Kind, name: str, settings: dict[str, object], prefix: str) -> 
 def _with_settings(config: RunConfig, change: _Change) -> RunConfig:
     def changed(choice: Choice, kind: Kind, prefix: str) -> Choice:
         parsed = settings_of(kind, choice, prefix)
-        with blamed(kind, choice.name, "failed to resolve its settings"):
+        with plugin_errors(kind, choice.name, "failed to resolve its settings"):
             settings = change(parsed).model_dump(mode="json")
         return choice.with_settings(settings)
 
@@ -80,7 +85,7 @@ def _with_settings(config: RunConfig, change: _Change) -> RunConfig:
         else changed(named, "patch_embedding", "model.patch_embedding")
     )
     parsed = _parsed("data_source", config.data.source, config.data.options, "data.options")
-    with blamed("data_source", config.data.source, "failed to resolve its settings"):
+    with plugin_errors("data_source", config.data.source, "failed to resolve its settings"):
         options = change(parsed).model_dump(mode="json")
     return config.model_copy(
         update={

@@ -1,7 +1,7 @@
-"""Write a new plugin as a package that can be installed, tried and tested as it is.
+"""Create a package with a new plugin that can be installed, run and tested immediately.
 
-The files come from the templates in `plugin_skeletons`, beside this file: a folder for each kind,
-and `shared` for what all kinds have.
+The templates are in `plugin_skeletons`: one folder for each kind, and `shared` for files of all
+kinds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pipeline.plugin_system.plugin_loader import KINDS, Kind, PluginEntry, insta
 
 _TEMPLATES = Path(__file__).parent / "plugin_skeletons"
 _FILES = {
-    # the file in the package: its template below `shared` or the folder of the kind
+    # file in the package: its template in `shared` or in the folder of the kind
     "pyproject.toml": "shared/pyproject.toml.txt",
     "README.md": "shared/README.md.txt",
     "$package/__init__.py": "shared/package_init.py.txt",
@@ -45,12 +45,12 @@ _RUN_COMMANDS: dict[Kind, str] = {
 }
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", re.ASCII)
 _LONGEST_NAME = 40
-_TAKEN_WORDS = ("auto", "none")  # they mean something else where a plugin is chosen
+_TAKEN_WORDS = ("auto", "none")  # reserved values of the setting that selects a plugin
 
 
 @dataclass(frozen=True)
 class WrittenPackage:
-    """A package that has just been written."""
+    """A newly written package."""
 
     kind: Kind
     name: str
@@ -62,11 +62,11 @@ class WrittenPackage:
 
 
 def write_package(kind: str, name: str, into: Path) -> WrittenPackage:
-    """Write the package `patchline-NAME` into an existing folder, whole or not at all.
+    """Write the package `patchline-NAME` into an existing folder, atomically.
 
     Raises:
-        ConfigError: if the kind, the name or the folder cannot be used, or the package exists.
-        StorageError: if the folder may not be written to.
+        ConfigError: if the kind, the name or the folder is invalid, or the package exists.
+        StorageError: if the folder is not writable.
     """
     known_kind = _checked_kind(kind)
     fields = _fields(known_kind, _checked_name(known_kind, name))
@@ -81,7 +81,7 @@ def write_package(kind: str, name: str, into: Path) -> WrittenPackage:
 
 
 def _fields(kind: Kind, name: str) -> dict[str, str]:
-    """Return what stands for each marker of the templates."""
+    """Return the values of the templates' placeholders."""
     return {
         "kind": kind,
         "kind_in_words": kind.replace("_", " "),
@@ -112,14 +112,14 @@ def _checked_kind(kind: str) -> Kind:
 
 
 def _checked_name(kind: Kind, name: str) -> str:
-    """Return the name, or raise a `ConfigError` that offers one that can be used."""
+    """Return the name, or raise a `ConfigError` that suggests a valid one."""
     entries = installed()
     taken = {entry.name for entry in entries if entry.kind == kind}
-    remedy = f"Choose another one, such as '{_valid_name(name, taken)}'."
+    remedy = f"Choose another name, such as '{_valid_name(name, taken)}'."
     if not _NAME.fullmatch(name):
         raise ConfigError(
-            f"The plugin name '{name}' must be lower-case letters and digits, joined by single "
-            f"underscores, the first a letter. {remedy}"
+            f"The plugin name '{name}' is invalid: use lower-case letters and digits, separated by "
+            f"single underscores, starting with a letter. {remedy}"
         )
     if len(name) > _LONGEST_NAME:
         raise ConfigError(
@@ -128,25 +128,25 @@ def _checked_name(kind: Kind, name: str) -> str:
         )
     if keyword.iskeyword(name) or name in _TAKEN_WORDS:
         owner = "Python" if keyword.iskeyword(name) else "Patchline"
-        raise ConfigError(f"The plugin name '{name}' is a word that {owner} uses itself. {remedy}")
+        raise ConfigError(f"The plugin name '{name}' is reserved by {owner}. {remedy}")
     if name in taken:
-        raise ConfigError(f"There is a {kind} plugin '{name}' already. {remedy}")
+        raise ConfigError(f"The {kind} plugin '{name}' already exists. {remedy}")
     _check_distribution(name, entries, remedy)
     return name
 
 
 def _check_distribution(name: str, entries: list[PluginEntry], remedy: str) -> None:
-    """Refuse a package name under which a plugin of another kind is installed."""
+    """Refuse the name if its package is installed with a plugin of another kind."""
     for entry in entries:
         if re.sub(r"[-_.]+", "-", entry.distribution).lower() == _distribution(name):
             raise ConfigError(
-                f"The package {entry.distribution} is installed already, with the {entry.kind} "
-                f"plugin '{entry.name}'; a second of that name would replace it. {remedy}"
+                f"The package {entry.distribution} is already installed, with the {entry.kind} "
+                f"plugin '{entry.name}'; another package of that name would replace it. {remedy}"
             )
 
 
 def _valid_name(name: str, taken: set[str]) -> str:
-    """Return the nearest name that can be used: 'My-Stem' becomes 'my_stem'."""
+    """Return the closest valid name: 'My-Stem' becomes 'my_stem'."""
     split_at_humps = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
     letters = unicodedata.normalize("NFKD", split_at_humps.casefold())
     plain = letters.encode("ascii", "ignore").decode()
@@ -161,20 +161,20 @@ def _valid_name(name: str, taken: set[str]) -> str:
 def _free_place(into: Path, distribution: str) -> Path:
     """Return the folder of the package, which does not exist yet."""
     if not into.exists():
-        raise ConfigError(f"There is no folder {into}. Make it, or name another with --into.")
+        raise ConfigError(f"There is no folder {into}. Create it, or set another with --into.")
     if not into.is_dir():
-        raise ConfigError(f"{into} is not a folder. Name a folder with --into.")
+        raise ConfigError(f"{into} is not a folder. Set a folder with --into.")
     folder = into / distribution
     if folder.exists() or folder.is_symlink():
         raise ConfigError(
-            f"{folder} exists already, and nothing is overwritten. Choose another name, or another "
+            f"{folder} already exists and is not overwritten. Choose another name, or set another "
             "folder with --into."
         )
     return folder
 
 
 def _write_whole(folder: Path, contents: dict[str, str]) -> None:
-    """Write the files into a temporary folder beside, and rename it."""
+    """Write the files into a temporary folder next to it, then rename that."""
     temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.part")
     try:
         for relative, text in contents.items():
@@ -184,7 +184,7 @@ def _write_whole(folder: Path, contents: dict[str, str]) -> None:
         temporary.rename(folder)
     except OSError as error:
         raise StorageError(
-            f"{folder} cannot be written ({error.strerror}). Name another folder with --into."
+            f"{folder} cannot be written ({error.strerror}). Set another folder with --into."
         ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -1,1 +1,1 @@
-"""Many images through a packaged model, into a table."""
+"""Predictions of a packaged model for many images, written to a table."""

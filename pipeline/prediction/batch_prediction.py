@@ -1,9 +1,9 @@
-"""Predict any number of images into a table: in constant memory, and to be gone on with.
+"""Predict any number of images into a table: memory is bounded and an interruption resumable.
 
-Several threads each read, decode and predict a small batch, which keeps one core busy and stays in
-its cache. Only a few batches are on their way at a time, and their answers are taken in order.
+Each of several threads reads, decodes and predicts a small batch, which occupies one core and fits
+its cache. Only a few batches are in flight at a time; their predictions are written in order.
 
-N: images of a batch, R: those of them that could be read, K: classes.
+R: readable images in a batch, K: classes.
 """
 
 from __future__ import annotations
@@ -45,29 +45,29 @@ SUFFIXES = (".csv", ".parquet")
 _BATCH = 16
 _MOST_THREADS = 8
 _AHEAD = 2
-"""Batches for each thread that may be on their way or wait to be taken."""
+"""Batches per thread that may be in flight or waiting to be written."""
 _PART_IMAGES = 4096
 _PART_PROBABILITIES = 4_000_000
-"""No part holds more of them: 16 MB."""
+"""The most probabilities in a part: 16 MB."""
 
 OnProgress = Callable[[int, int, float], None]
-"""Called with images done, images in all, and images/s."""
+"""Called with the images done, the total, and images/s."""
 
 
 class PredictedTable(Section):
-    """What a finished table holds."""
+    """The content of a finished table."""
 
     images: int
     """Rows of the table."""
     unreadable: int
-    """Images that could not be read; the column `error` says why."""
+    """Images that could not be read; see the column `error`."""
     first_errors: tuple[tuple[str, str], ...]
-    """Name and reason of the first twenty of them."""
+    """Names and reasons of the first twenty of them."""
     answered_before: int
-    """Images that an interrupted command had answered."""
+    """Images that an interrupted command had predicted."""
 
 
-class _Answered(NamedTuple):
+class _PredictedBatch(NamedTuple):
     files: list[ImageFile]
     errors: list[str | None]
     probabilities_RK: np.ndarray[Any, Any]
@@ -77,12 +77,12 @@ def check_table(out: Path, top_k: int) -> None:
     """Refuse a table that cannot be written.
 
     Raises:
-        ConfigError: if the file's ending or the number of classes is wrong.
+        ConfigError: if the file extension or the number of classes is wrong.
     """
     if out.suffix not in SUFFIXES:
         raise ConfigError(f"--out is {out}, but must end in .csv or .parquet. Rename it.")
     if out.is_dir():
-        raise ConfigError(f"--out is {out}, which is a folder. Name a file.")
+        raise ConfigError(f"--out is {out}, which is a folder. Give a file.")
     if top_k < 1:
         raise ConfigError(f"--top-k is {top_k}, but must be at least 1. Choose a larger number.")
 
@@ -101,24 +101,24 @@ def predict_images(
     """Predict image files and all files below folders into a table.
 
     The columns are `image`, `label`, `probability`, `error` and `top_k` (JSON); a Parquet file
-    also has `probabilities` in the order of `classes`, a JSON list in its metadata. An image that
-    cannot be read gets its reason in `error`. What an interrupted call has answered is kept, also
-    of files that have gone since; files that have come since are answered.
+    also has `probabilities` in the order of `classes`, a JSON list in its metadata. For an image
+    that cannot be read, `error` holds the reason. The predictions of an interrupted call are kept,
+    even of files deleted since; files added since are predicted.
 
     Args:
         model: the packaged model.
-        model_id: says which model it is; an interrupted call goes on with the same one only.
-        images: files, or folders of them.
-        out: a file that ends in .csv or .parquet; it is replaced at the very end.
-        top_k: how many classes `top_k` names.
-        probabilities: whether a Parquet file holds the probabilities of all classes.
-        restart: forget what an interrupted call has answered.
+        model_id: identifies the model; an interrupted call resumes only with the same one.
+        images: files, or folders of files.
+        out: a .csv or .parquet file; it is replaced at the very end.
+        top_k: number of classes in the column `top_k`.
+        probabilities: whether a Parquet file includes the probabilities of all classes.
+        restart: discard the predictions of an interrupted call.
         on_progress: called after each batch.
 
     Raises:
         DataError: if a path does not exist, or a folder holds no files.
-        ConfigError: if the table's name, or what an interrupted call has left, does not fit.
-        StorageError: if the disk is full or read-only; what was answered before stays.
+        ConfigError: if the table's name or the state of an interrupted call does not match.
+        StorageError: if the disk is full or read-only; earlier predictions are kept.
     """
     check_table(out, top_k)
     left_out = (out, parts_folder(out))
@@ -151,17 +151,17 @@ def _fill(
     progress: _Progress,
 ) -> None:
     try:
-        with closing(_answers(model, files)) as answers:
-            for answered in answers:
-                parts.add(_table(answered, parts.schema, model, top_k))
-                progress.advance(len(answered.files))
+        with closing(_predictions(model, files)) as batches:
+            for batch in batches:
+                parts.add(_table(batch, parts.schema, model, top_k))
+                progress.advance(len(batch.files))
     except (KeyboardInterrupt, SystemExit):
         parts.flush()
         raise
 
 
 class _Progress:
-    """Counts, and says how fast."""
+    """Counts images and reports the rate."""
 
     def __init__(self, on_progress: OnProgress | None, done: int, total: int) -> None:
         self._on_progress = on_progress
@@ -176,8 +176,10 @@ class _Progress:
             self._on_progress(self._done, max(self._done, self._total), rate)
 
 
-def _answers(model: PackagedModel, files: Iterator[ImageFile]) -> Generator[_Answered, None, None]:
-    """Yield the answers of all files, batch by batch, in order."""
+def _predictions(
+    model: PackagedModel, files: Iterator[ImageFile]
+) -> Generator[_PredictedBatch, None, None]:
+    """Yield the predictions of all files, batch by batch, in order."""
     cores = _usable_cores()
     threads = min(cores, _MOST_THREADS)
     shared = model.with_threads(max(1, cores // threads))
@@ -185,15 +187,15 @@ def _answers(model: PackagedModel, files: Iterator[ImageFile]) -> Generator[_Ans
     pool = ThreadPoolExecutor(threads, thread_name_prefix="predict")
     with _opencv_in_one_thread():
         try:
-            futures = (pool.submit(_answered, shared, batch) for batch in batches)
+            futures = (pool.submit(_predict_batch, shared, batch) for batch in batches)
             yield from _in_order(futures, ahead=_AHEAD * threads)
         finally:
             pool.shutdown(cancel_futures=True)
 
 
-def _in_order(futures: Iterable[Future[_Answered]], ahead: int) -> Iterator[_Answered]:
-    """Yield results in order, while at most `ahead` more are on their way."""
-    waiting: deque[Future[_Answered]] = deque()
+def _in_order(futures: Iterable[Future[_PredictedBatch]], ahead: int) -> Iterator[_PredictedBatch]:
+    """Yield results in order, with at most `ahead` more in flight."""
+    waiting: deque[Future[_PredictedBatch]] = deque()
     for future in futures:
         waiting.append(future)
         if len(waiting) > ahead:
@@ -202,7 +204,7 @@ def _in_order(futures: Iterable[Future[_Answered]], ahead: int) -> Iterator[_Ans
         yield waiting.popleft().result()
 
 
-def _answered(model: PackagedModel, files: list[ImageFile]) -> _Answered:
+def _predict_batch(model: PackagedModel, files: list[ImageFile]) -> _PredictedBatch:
     pixels: list[np.ndarray[Any, Any]] = []
     errors: list[str | None] = []
     for file in files:
@@ -215,7 +217,7 @@ def _answered(model: PackagedModel, files: list[ImageFile]) -> _Answered:
         errors.append(reason)
     none = np.empty((0, len(model.classes)), np.float32)
     probabilities_RK = model.probabilities(np.stack(pixels)) if pixels else none
-    return _Answered(files, errors, probabilities_RK)
+    return _PredictedBatch(files, errors, probabilities_RK)
 
 
 def _schema(model: PackagedModel, model_id: str, *, whole: bool) -> pa.Schema:
@@ -225,30 +227,30 @@ def _schema(model: PackagedModel, model_id: str, *, whole: bool) -> pa.Schema:
     return pa.schema(fields, metadata={"classes": json.dumps(model.classes), "model": model_id})
 
 
-def _table(answered: _Answered, schema: pa.Schema, model: PackagedModel, top_k: int) -> pa.Table:
+def _table(batch: _PredictedBatch, schema: pa.Schema, model: PackagedModel, top_k: int) -> pa.Table:
     """Return the rows of a batch."""
-    ranked: list[list[dict[str, Any]]] = [[] for _ in answered.files]
-    readable = [row for row, error in enumerate(answered.errors) if error is None]
-    for row, row_K in zip(readable, answered.probabilities_RK, strict=True):
+    ranked: list[list[dict[str, Any]]] = [[] for _ in batch.files]
+    readable = [row for row, error in enumerate(batch.errors) if error is None]
+    for row, row_K in zip(readable, batch.probabilities_RK, strict=True):
         ranked[row] = model.ranked(row_K, top_k)
     columns: dict[str, Any] = {
-        "argument": [file.argument for file in answered.files],
-        "image": [file.name for file in answered.files],
+        "argument": [file.argument for file in batch.files],
+        "image": [file.name for file in batch.files],
         "label": [best[0]["label"] if best else None for best in ranked],
         "probability": [best[0]["probability"] if best else None for best in ranked],
-        "error": answered.errors,
+        "error": batch.errors,
         "top_k": [json.dumps(best) for best in ranked],
     }
     if "probabilities" in schema.names:
         rows: list[np.ndarray[Any, Any] | None] = [None] * len(ranked)
-        for row, row_K in zip(readable, answered.probabilities_RK, strict=True):
+        for row, row_K in zip(readable, batch.probabilities_RK, strict=True):
             rows[row] = row_K
         columns["probabilities"] = rows
     return pa.table(columns, schema=schema)
 
 
 def _usable_cores() -> int:
-    """Return how many cores this process may use, where the system tells."""
+    """Return how many cores this process may use, if the system reports it."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -256,7 +258,7 @@ def _usable_cores() -> int:
 
 @contextmanager
 def _opencv_in_one_thread() -> Iterator[None]:
-    """Let the threads here be the only ones: each decodes an image of its own."""
+    """Keep OpenCV from starting threads, because each thread here decodes its own image."""
     before = cv2.getNumThreads()
     cv2.setNumThreads(1)
     try:

@@ -1,9 +1,9 @@
-"""Predictions on their way into a table: parts in a folder beside it, so that nothing is lost.
+"""Unfinished predictions: parts of the table in a folder beside it, so that little can be lost.
 
-`OUT.parts/` holds `state.json`, which says what is being predicted, and one Parquet file for every
-few thousand images. Each part is whole or absent, so a process that is killed loses at most the
-part that it was filling; the next one goes on after what is there. At the end the parts are copied
-one by one into OUT and removed.
+`OUT.parts/` holds `state.json`, which describes the predictions, and one Parquet file for every few
+thousand images. Each part is complete or absent, so a killed process loses at most the part that it
+was filling, and the next one resumes after the existing parts. At the end the parts are copied one
+by one into OUT and removed.
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
-from filelock import FileLock, Timeout
 from pydantic import ValidationError
 
 from pipeline.errors import ConfigError, StorageError
 from pipeline.files.atomic_files import replacing, storage_errors, write_text
+from pipeline.files.file_locks import try_lock
 from pipeline.prediction.image_files import ImageFile, Place, place
 from pipeline.section import Section
-from pipeline.workspace import make_folder
 
 _STATE_FILE, _LOCK_FILE, _MERGED_FILE = "state.json", "lock", "merged"
 _PART_SECONDS = 15.0
@@ -34,27 +33,27 @@ _LISTED_ERRORS = 20
 
 
 class PredictionState(Section):
-    """What a folder of parts holds predictions of; another command may not add to it."""
+    """What the parts in a folder are predictions of; a different command may not add to them."""
 
     model: str
     """Name and version of the model, and the identity of its files."""
     images: tuple[str, ...]
-    """The paths as they were given."""
+    """The paths as given."""
     top_k: int
     probabilities: bool
 
 
 class Totals(NamedTuple):
-    """What a finished table holds."""
+    """The content of a finished table."""
 
     images: int
     errors: int
     first_errors: tuple[tuple[str, str], ...]
-    """Name and reason of the first twenty images that could not be read."""
+    """Names and reasons of the first twenty images that could not be read."""
 
 
 class PredictionParts:
-    """The parts of one table, locked by this process; made by `open_parts`."""
+    """The parts of one table, locked by this process; created by `open_parts`."""
 
     def __init__(self, folder: Path, schema: pa.Schema, rows: int) -> None:
         self._folder, self._schema, self._rows = folder, schema, rows
@@ -65,21 +64,21 @@ class PredictionParts:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of a part: those of the table, behind the number of the argument."""
+        """The columns of a part: the index of the argument, then those of the table."""
         return pa.schema([_ARGUMENT, *self._schema], metadata=self._schema.metadata)
 
     def add(self, table: pa.Table) -> None:
-        """Take a few rows; every few seconds, or when there are enough, they become a part."""
+        """Add rows; they are written as a part every few seconds, or when there are enough."""
         self._pending.append(table)
         rows = sum(len(each) for each in self._pending)
         if rows >= self._rows or time.monotonic() - self._last >= _PART_SECONDS:
             self.flush()
 
     def flush(self) -> None:
-        """Write what was taken since the last part.
+        """Write the rows added since the last part.
 
         Raises:
-            StorageError: if the disk is full or read-only; the parts before stay.
+            StorageError: if the disk is full or read-only; earlier parts are kept.
         """
         if self._pending:
             name = f"{self._attempt:05d}-{self._written:07d}.parquet"
@@ -90,26 +89,26 @@ class PredictionParts:
         self._last = time.monotonic()
 
     def without_done(self, files: Iterable[ImageFile]) -> Iterator[ImageFile]:
-        """Yield the files that no part holds; both sides come in the same order."""
+        """Yield the files that are in no part; files and parts are in the same order."""
         done = self._done()
         current = next(done, None)
         for file in files:
             while current is not None and current < file.place:
-                current = next(done, None)  # its file is gone; its answer stays
+                current = next(done, None)  # its file was deleted; its prediction is kept
             if current == file.place:
                 current = next(done, None)
             else:
                 yield file
 
     def count(self) -> int:
-        """Return how many images the parts hold."""
+        """Return the number of images in the parts."""
         return sum(_opened(part).metadata.num_rows for _, part in self._by_attempt())
 
     def merge(self, out: Path) -> Totals:
-        """Copy all parts into one table, in the order in which they were made.
+        """Copy all parts into one table, in the order in which they were written.
 
         Raises:
-            StorageError: if the disk is full or read-only; the parts stay.
+            StorageError: if the disk is full or read-only; the parts are kept.
         """
         self.flush()
         merged = self._folder / _MERGED_FILE
@@ -119,7 +118,7 @@ class PredictionParts:
         return totals
 
     def remove(self) -> None:
-        """Remove what this class has written, the folder too unless it holds something else."""
+        """Remove what this class has written, and the folder if nothing else is in it."""
         _clear(self._folder)
         (self._folder / _LOCK_FILE).unlink(missing_ok=True)
         if not any(self._folder.iterdir()):
@@ -139,7 +138,7 @@ class PredictionParts:
         return Totals(images, errors, tuple(listed[:_LISTED_ERRORS]))
 
     def _tables(self) -> Iterator[pa.Table]:
-        """Yield the rows in tables of a good size: a row group each."""
+        """Yield the rows in tables of one row group each."""
         waiting: list[pa.Table] = []
         for _, part in self._by_attempt():
             for batch in _opened(part).iter_batches(self._rows, columns=self._schema.names):
@@ -151,7 +150,7 @@ class PredictionParts:
             yield pa.concat_tables(waiting)
 
     def _done(self) -> Iterator[Place]:
-        """Yield the places of all rows in order; those of one attempt are in order already."""
+        """Yield the places of all rows in order; each attempt's rows are in order already."""
         attempts: dict[int, list[Path]] = {}
         for number, part in self._by_attempt():
             attempts.setdefault(number, []).append(part)
@@ -166,23 +165,18 @@ class PredictionParts:
 def open_parts(
     out: Path, state: PredictionState, schema: pa.Schema, *, rows: int, restart: bool
 ) -> Iterator[PredictionParts]:
-    """Lock the folder of parts of a table, and go on with it or begin anew.
+    """Lock the folder of a table's parts, and resume or start over.
 
     Raises:
-        ConfigError: if another process is at it, or it holds predictions of something else.
-        StorageError: if the place may not be written.
+        ConfigError: if another process uses it, or it holds predictions of something else.
+        StorageError: if the folder cannot be written to.
     """
     folder = parts_folder(out)
-    with storage_errors(folder):
-        make_folder(folder)
-        lock = FileLock(folder / _LOCK_FILE)
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
+    with try_lock(folder / _LOCK_FILE) as locked:
+        if not locked:
             raise ConfigError(
-                f"{out} is being written by another process. Wait for it, or name another --out."
-            ) from None
-    try:
+                f"{out} is being written by another process. Wait for it, or choose another --out."
+            )
         with storage_errors(folder):
             if restart:
                 _clear(folder)
@@ -190,12 +184,10 @@ def open_parts(
             _remove_unfinished(folder)
             write_text(folder / _STATE_FILE, state.model_dump_json(indent=2) + "\n")
         yield PredictionParts(folder, schema, rows)
-    finally:
-        lock.release()
 
 
 def parts_folder(out: Path) -> Path:
-    """Return where the parts of a table are."""
+    """Return the folder of a table's parts."""
     return out.with_name(f"{out.name}.parts")
 
 
@@ -203,7 +195,7 @@ def _check_state(folder: Path, out: Path, state: PredictionState) -> None:
     file = folder / _STATE_FILE
     if not file.exists():
         return
-    remedy = f"Give the same again, name another --out, or begin {out} anew with --restart."
+    remedy = f"Repeat the same command, choose another --out, or start {out} over with --restart."
     try:
         before = PredictionState.model_validate_json(file.read_text(encoding="utf-8"))
     except (ValidationError, UnicodeDecodeError) as error:
@@ -229,7 +221,7 @@ def _clear(folder: Path) -> None:
 
 
 def _remove_unfinished(folder: Path) -> None:
-    """Remove what a killed process has left half-written."""
+    """Remove the incomplete files of a killed process."""
     (folder / _MERGED_FILE).unlink(missing_ok=True)
     for unfinished in folder.glob(".*.part"):
         unfinished.unlink()
@@ -240,7 +232,7 @@ def _opened(part: Path) -> pyarrow.parquet.ParquetFile:
         return pyarrow.parquet.ParquetFile(part)
     except (pa.ArrowInvalid, OSError) as error:
         raise StorageError(
-            f"{part} cannot be read ({str(error).splitlines()[0]}). Remove it, and its images are "
+            f"{part} cannot be read ({str(error).splitlines()[0]}). Delete it; its images will be "
             "predicted again."
         ) from error
 
@@ -254,7 +246,7 @@ def _places(parts: Iterable[Path]) -> Iterator[Place]:
 
 @contextmanager
 def _writer(file: Path, schema: pa.Schema, *, as_csv: bool) -> Iterator[Any]:
-    """Open a table for writing; it is whole once closed."""
+    """Open a table for writing; it is complete once closed."""
     made = (
         pyarrow.csv.CSVWriter(file, schema)
         if as_csv

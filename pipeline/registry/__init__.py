@@ -1,1 +1,1 @@
-"""The registry: how a version gets there, who is champion, and why."""
+"""The model registry: versions, promotion through gates and the paired test, rollback, history."""

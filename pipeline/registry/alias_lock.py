@@ -1,11 +1,11 @@
-"""The right to change a registered model's aliases: one holder at a time.
+"""The lock on a registered model's aliases: one holder at a time.
 
-On one machine a file lock gives it, and the system takes it back from a process that dies. MLflow
-has no compare-and-swap, so on a shared server there is a claim too: a tag under a key of its own on
-the registered model. Everybody writes a claim first and then looks for others; two who do so at the
-same time cannot both see none. Who sees another takes the own claim back and tries again after a
-random pause. A claim that its owner has not renewed for a minute, by the watcher's own clock, is of
-a process that died, and is removed.
+On one machine it is a file lock, which the operating system releases when a process dies. MLflow
+has no compare-and-swap, so a shared server needs a claim too: a tag with a unique key on the
+registered model. Each process writes its claim first and then looks for others, so two processes
+cannot both see none. A process that sees another claim withdraws its own and retries after a random
+pause. A claim that exists for more than a minute, by the observer's clock, belongs to a dead
+process and is removed.
 """
 
 from __future__ import annotations
@@ -19,15 +19,14 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from filelock import FileLock, Timeout
 
 from pipeline import local_services
 from pipeline.errors import TrackingError
 from pipeline.files.atomic_files import storage_errors
+from pipeline.files.file_locks import locked, try_lock
 from pipeline.tracking.tracking_store import client, sqlite_file, use_store
 from pipeline.workspace import WORKSPACE, make_folder
 
@@ -52,24 +51,18 @@ def machine_lock(name: str, on_wait: Callable[[], None] | None = None) -> Iterat
         on_wait: called once if another process holds the lock.
 
     Raises:
-        StorageError: if the lock file may not be written.
+        StorageError: if the lock file cannot be written.
     """
     file = _lock_file(name)
     with storage_errors(file):
         make_folder(file.parent.parent)
         file.parent.mkdir(exist_ok=True, mode=0o700)
         file.touch(mode=0o600)
-    lock = FileLock(file)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        if on_wait:
+    with try_lock(file) as at_once:
+        if on_wait and not at_once:
             on_wait()
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
+        with nullcontext() if at_once else locked(file):
+            yield
 
 
 @contextmanager
@@ -77,13 +70,13 @@ def claimed(name: str) -> Iterator[Callable[[], None]]:
     """Hold the claim of a registered model among the users of a shared server.
 
     Yields:
-        A check to be called right before a write: it raises `TrackingError` if the claim was lost.
+        A check to call right before a write: it raises `TrackingError` if the claim was lost.
 
     Raises:
-        TrackingError: if others hold it for five minutes.
+        TrackingError: if other processes hold it for five minutes.
     """
     store = client()
-    if sqlite_file() is not None:  # the machine's lock is enough
+    if sqlite_file() is not None:  # the file lock is enough
         yield lambda: None
         return
     key = _wait_for_claim(store, name)
@@ -93,8 +86,8 @@ def claimed(name: str) -> Iterator[Callable[[], None]]:
         late = time.monotonic() - taken > _LEASE_SECONDS / 2
         if late or key not in _claims(store, name):
             raise TrackingError(
-                f"The claim on the registered model '{name}' was lost because the server answers "
-                "too slowly. Nothing was changed; run the command again."
+                f"The claim on the registered model '{name}' was lost because the server is too "
+                "slow. Nothing was changed; run the command again."
             )
 
     try:
@@ -113,7 +106,7 @@ def _lock_file(name: str) -> Path:
 
 
 def _folder_of_store() -> Path | None:
-    """Return the folder of a store on this machine: of the SQLite file, also behind a server."""
+    """Return the folder of the SQLite file, directly or behind a server on this machine."""
     database = sqlite_file()
     if database is not None:
         return database.parent
@@ -141,7 +134,7 @@ def _wait_for_claim(store: MlflowClient, name: str) -> str:
                 _withdraw(store, name, other)
         if now > deadline:
             raise TrackingError(
-                f"Others have been changing the registered model '{name}' for "
+                f"Other processes have held the claim on the registered model '{name}' for "
                 f"{_PATIENCE_SECONDS:.0f} s. Try again later."
             )
         time.sleep(random.uniform(*_PAUSE_SECONDS))  # noqa: S311 - a pause, not a secret

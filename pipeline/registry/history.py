@@ -1,13 +1,17 @@
-"""The history of a registered model's aliases: one entry for every change, in the registry's tags.
+"""The history of a registered model's aliases: one entry for each change, in the registry's tags.
 
-An entry is written before the alias moves, in the state `intended`, and marked `done` after it. So
-a process that dies in between leaves an entry that tells what it wanted; `settle` compares it with
-the alias and either completes it or takes it away. A change that was made outside Patchline gets an
-entry too, when it is noticed. Only the holder of `exclusive_right` calls what writes here.
+An entry is written before the alias moves, in the state `intended`, and marked `done` afterwards.
+If a process dies in between, `settle` compares the entry with the alias and either completes or
+removes it. A change made outside Patchline gets an entry when it is noticed. Functions that write
+here require the lock of `promotion.changing`.
+
+The MLflow UI hides tags whose names begin with `mlflow.`, so the entries are stored under such
+names. Earlier versions of Patchline used visible ones, which are still read.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
@@ -21,7 +25,8 @@ if TYPE_CHECKING:
 
 
 CHAMPION, CHALLENGER = "champion", "challenger"
-HISTORY_PREFIX = "patchline.history."
+HISTORY_PREFIX = "mlflow.patchline.history."
+EARLIER_PREFIX = "patchline.history."
 Action = Literal["registered", "promoted", "forced", "rolled back", "changed outside Patchline"]
 _LONGEST_REASON = 2000
 
@@ -30,26 +35,26 @@ class AliasChange(Section):
     """One change of an alias."""
 
     sequence: int
-    """Counts the changes of a model from 1."""
+    """Counts the changes of a model's aliases from 1."""
     alias: str
     from_version: str | None
-    """What the alias pointed at before; none if it did not exist."""
+    """The version that the alias pointed to before; none if it did not exist."""
     to_version: str | None
-    """What it points at now; none if it was removed."""
+    """The version that it points to now; none if it was removed."""
     action: Action
     reason: str
     """In one sentence."""
     at: str
     """ISO 8601, UTC."""
     gates: dict[str, bool] = Field(default_factory=dict)
-    """Which gates were asked, and which of them passed."""
+    """The gates that were evaluated, and whether each passed."""
     artifact: str | None = None
-    """Where the whole decision is."""
+    """URI of the full decision."""
     state: Literal["intended", "done"] = "done"
 
 
 class Proposal(Section):
-    """A change of an alias that somebody has decided on."""
+    """A change of an alias that was decided but not made yet."""
 
     alias: str
     to_version: str
@@ -60,19 +65,23 @@ class Proposal(Section):
 
 
 def read(store: MlflowClient, name: str) -> list[AliasChange]:
-    """Return the entries of a model, oldest first; what cannot be read is left out."""
+    """Return the entries of a model, oldest first; unreadable ones are skipped."""
+    return [entry for _, entry in _entries(store, name)]
+
+
+def _entries(store: MlflowClient, name: str) -> list[tuple[str, AliasChange]]:
+    """Return the entries of a model with the tags that hold them, oldest first."""
     tags = store.get_registered_model(name).tags
-    entries = []
-    for key in sorted(key for key in tags if key.startswith(HISTORY_PREFIX)):
-        try:
-            entries.append(AliasChange.model_validate_json(tags[key]))
-        except ValidationError:
-            continue  # written by a newer Patchline, or by hand
-    return sorted(entries, key=lambda entry: entry.sequence)
+    found = []
+    for key in sorted(tags):
+        if key.startswith((HISTORY_PREFIX, EARLIER_PREFIX)):
+            with contextlib.suppress(ValidationError):  # by a newer Patchline, or by hand
+                found.append((key, AliasChange.model_validate_json(tags[key])))
+    return sorted(found, key=lambda entry: entry[1].sequence)
 
 
 def alias_of(store: MlflowClient, name: str, alias: str) -> str | None:
-    """Return the version that an alias points at."""
+    """Return the version that an alias points to."""
     version = store.get_registered_model(name).aliases.get(alias)
     return None if version is None else str(version)
 
@@ -80,17 +89,17 @@ def alias_of(store: MlflowClient, name: str, alias: str) -> str | None:
 def settle(store: MlflowClient, name: str) -> list[AliasChange]:
     """Make the history agree with the aliases, and return it.
 
-    An intended change that took place is marked done, one that did not is removed, and what
-    somebody changed without an entry gets one.
+    An intended change that took place is marked done, and one that did not is removed. A change
+    without an entry gets one.
     """
     settled: list[AliasChange] = []
-    for entry in read(store, name):
+    for key, entry in _entries(store, name):
         if entry.state == "intended":
             if alias_of(store, name, entry.alias) != entry.to_version:
-                store.delete_registered_model_tag(name, _key(entry.sequence))
+                store.delete_registered_model_tag(name, key)
                 continue
             done = entry.model_copy(update={"state": "done"})
-            _write(store, name, done)
+            store.set_registered_model_tag(name, key, done.model_dump_json())
             settled.append(done)
         else:
             settled.append(entry)
@@ -102,7 +111,7 @@ def settle(store: MlflowClient, name: str) -> list[AliasChange]:
 
 
 def explained_version(entries: list[AliasChange], alias: str) -> str | None:
-    """Return the version that an alias should point at by its history."""
+    """Return the version that an alias points to according to its history."""
     own = [entry for entry in entries if entry.alias == alias and entry.state == "done"]
     return own[-1].to_version if own else None
 
@@ -113,13 +122,13 @@ def change_alias(
     proposal: Proposal,
     still_held: Callable[[], None],
 ) -> AliasChange:
-    """Move an alias and write its entry; the history must have been settled right before.
+    """Move an alias and write its entry; call `settle` right before.
 
     Args:
         store: the registry.
         name: of the registered model.
         proposal: what to change, and why.
-        still_held: raises if the exclusive right was lost.
+        still_held: raises an error if the lock was lost.
 
     Returns:
         The entry.
@@ -142,9 +151,9 @@ def change_alias(
 
 
 def earlier_champions(entries: list[AliasChange]) -> list[str]:
-    """Return the champions before the present one, latest first.
+    """Return the champions before the current one, latest first.
 
-    A promotion puts a champion on top; a rollback takes it off and shows the one below.
+    Champions form a stack: a promotion pushes one, a rollback pops it.
     """
     stack: list[str] = []
     for entry in entries:
@@ -172,7 +181,7 @@ def _noticed(
         from_version=explained,
         to_version=now,
         action="changed outside Patchline",
-        reason="noticed afterwards: the alias had been changed without a decision of Patchline",
+        reason="noticed afterwards: the alias was changed outside Patchline",
         at=_now(),
     )
     _write(store, name, entry)
@@ -180,11 +189,8 @@ def _noticed(
 
 
 def _write(store: MlflowClient, name: str, entry: AliasChange) -> None:
-    store.set_registered_model_tag(name, _key(entry.sequence), entry.model_dump_json())
-
-
-def _key(sequence: int) -> str:
-    return f"{HISTORY_PREFIX}{sequence:06d}"
+    key = f"{HISTORY_PREFIX}{entry.sequence:06d}"
+    store.set_registered_model_tag(name, key, entry.model_dump_json())
 
 
 def _next(entries: list[AliasChange]) -> int:

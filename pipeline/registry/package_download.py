@@ -1,4 +1,4 @@
-"""Open a registered package: numpy and onnxruntime, no torch."""
+"""Download and load a registered package with numpy and onnxruntime, without torch."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ from pipeline.registry.registered_models import ModelReference
 def fetch(reference: ModelReference) -> PackagedModel:
     """Return the packaged model of a version.
 
-    The package's data is read by this Patchline's own code; no code of the package runs.
+    The installed Patchline reads the package's data; no code from the package runs.
 
     Raises:
-        ModelReferenceError: if its files are gone, or it is no Patchline package.
+        ModelReferenceError: if its files are missing, or it is not a Patchline package.
     """
     return open_package(reference, package_folder(reference))
 
 
 def open_package(reference: ModelReference, folder: Path) -> PackagedModel:
-    """Return the packaged model of a version whose files are in a folder, as MLflow stores them.
+    """Load the packaged model of a version from a folder that MLflow has stored.
 
     Raises:
-        ModelReferenceError: if it is no Patchline package.
+        ModelReferenceError: if it is not a Patchline package.
     """
     folder = folder / "artifacts"
     files = [folder / "model.onnx", folder / "model.json"]
     missing = [file.name for file in files if not file.is_file()]
     if len(missing) == 1:
         raise ModelReferenceError(
-            f"The package of '{reference.name}' version {reference.version} lacks its file "
+            f"The package of '{reference.name}' version {reference.version} lacks the file "
             f"{missing[0]}. Restore it, or use another version."
         )
     if missing:
         raise ModelReferenceError(
-            f"'{reference.name}' version {reference.version} was not packaged by Patchline. Use "
-            "mlflow to load it, or name another model."
+            f"'{reference.name}' version {reference.version} was not packaged by Patchline. Load "
+            "it with MLflow, or choose another model."
         )
     onnx_file, description_file = files
     try:
         return PackagedModel(onnx_file, description_file)
-    except Exception as error:  # onnxruntime documents no class for a file that it cannot read
+    except Exception as error:  # onnxruntime documents no exception class for an unreadable file
         raise ModelReferenceError(
             f"The package of '{reference.name}' version {reference.version} is damaged "
             f"({str(error).splitlines()[0][:200]}). Restore it, or use another version."
@@ -50,10 +50,10 @@ def open_package(reference: ModelReference, folder: Path) -> PackagedModel:
 
 
 def package_folder(reference: ModelReference) -> Path:
-    """Return the folder of a package as MLflow stores it, fetched to this machine if need be.
+    """Return the folder of a package as MLflow stores it, downloaded if necessary.
 
     Raises:
-        ModelReferenceError: if its files are gone.
+        ModelReferenceError: if its files are missing.
     """
     from mlflow.artifacts import download_artifacts
     from mlflow.exceptions import MlflowException

@@ -1,10 +1,11 @@
-"""Promote a version to champion when the evidence is there, and go back to the one before."""
+"""Promote a version to champion if it passes the gates, roll back, assign the first aliases."""
 
 from __future__ import annotations
 
 import contextlib
 import datetime as dt
 import json
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,25 +13,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.errors import ModelReferenceError, TrackingError
-from pipeline.evaluation.comparison import Comparison
 from pipeline.evaluation.comparison_page import DECISION, write_comparison
-from pipeline.evaluation.decision import Decision, GateResult
+from pipeline.evaluation.promotion_decision import Decision, GateResult
 from pipeline.files.atomic_files import write_text
-from pipeline.packaging.package_check import check_package
+from pipeline.packaging.clean_process_check import check_package
 from pipeline.registry import history
 from pipeline.registry.alias_lock import claimed, machine_lock
+from pipeline.registry.approval.answer import Answer
 from pipeline.registry.config import PromotionConfig
+from pipeline.registry.gate_evaluation import GateEvaluation, evaluate_gates
 from pipeline.registry.history import CHALLENGER, CHAMPION, Action, AliasChange, Proposal
-from pipeline.registry.judgement import Judgement, judge
 from pipeline.registry.package_download import open_package, package_folder
 from pipeline.registry.registered_models import (
-    DECISION_TAG,
+    DECISION_RECORD,
     ModelReference,
     resolve,
     summaries,
+    write_record,
 )
 from pipeline.tracking.tracking_store import client
-from pipeline.workspace import make_folder
+from pipeline.workspace import WORKSPACE, make_folder
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -41,99 +43,97 @@ _ATTEMPTS = 10
 
 
 class Promotion(Decision):
-    """A decision that was carried out, and where its evidence is."""
+    """A decision that was carried out, and its report."""
 
     report: str | None
     """Path of the comparison's page on this machine; none if there was nothing to compare."""
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What a person said to a promotion, or that nobody said anything in time."""
-
-    approved: bool
-    words: str
-    """Such as `approved by Ada: looks good`."""
-    champion: str | None = None
-    """The champion that an approval was given against; it means no other one."""
-
-
-@dataclass(frozen=True)
 class Request:
-    """Somebody wants a version to become champion."""
+    """A request to promote a version to champion."""
 
     reference: ModelReference
     config: PromotionConfig
     force_reason: str | None = None
-    """Why gates that refuse are to be overruled; none respects them."""
+    """Why refusing gates are overruled; none if they are respected."""
     only_first: bool = False
-    """Ask for the place only while nobody has it, as a run does unless it promotes by itself."""
+    """Promote only if there is no champion, as a run does unless `automatic` is set."""
     answer: Answer | None = None
-    """Of the person who was asked; a refusal is recorded as one of the gates is."""
+    """Of the approver; a rejection is recorded like a refusal by a gate."""
+    answered_against: str | None = None
+    """The champion that the approver saw; an approval holds against no other one."""
 
     @property
-    def declined(self) -> bool:
-        """Whether the person who was asked said no."""
-        return self.answer is not None and not self.answer.approved
+    def rejected(self) -> bool:
+        """Whether the approver rejected the version."""
+        return self.answer is not None and not self.answer.approves
 
-    def fits(self, champion: str | None) -> bool:
-        """Return whether the request was meant for this champion."""
+    def holds_against(self, champion: str | None) -> bool:
+        """Return whether the request applies to this champion."""
         if self.only_first:
             return champion is None
-        if self.answer is None or self.declined or champion == self.reference.version:
+        if self.answer is None or self.rejected or champion == self.reference.version:
             return True
-        return champion == self.answer.champion
+        return champion == self.answered_against
 
 
 def promote(
     request: Request, folder: Path, on_note: OnNote = lambda _: None
 ) -> tuple[Promotion | None, AliasChange | None]:
-    """Hold a version against the gates and make it champion if they all pass, or if forced.
+    """Evaluate the gates for a version and make it champion if they all pass, or if forced.
 
-    The machine's lock is held from the look at the champion to the change. On a shared server
-    another machine may be faster; then the decision is taken again, against the new champion.
+    This machine's lock is held from reading the champion to changing it. If another machine on a
+    shared server changes the champion meanwhile, the version is compared with the new one.
 
     Args:
-        request: which version, and what it has to show.
-        folder: gets the comparison's page and the decision.
-        on_note: told what is being waited for.
+        request: the version, its gates, and the approver's answer.
+        folder: receives the comparison's page and the decision.
+        on_note: called with progress messages.
 
     Returns:
-        The decision, none if a request for an empty place found it taken or a person approved
-        against another champion, and the entry of the history if the alias moved.
+        The decision, and the history's entry if the alias moved. The decision is none if the
+        request does not hold against the champion.
 
     Raises:
-        ModelReferenceError: if the version's files or records are gone.
+        ModelReferenceError: if the version's files or records are missing.
         TrackingError: if the champion keeps changing.
     """
     name, store = request.reference.name, client()
     with machine_lock(name, lambda: on_note(_waiting(name))):
         for _ in range(_ATTEMPTS):
             champion = history.alias_of(store, name, CHAMPION)
-            if not request.fits(champion):
+            if not request.holds_against(champion):
                 return None, None
-            judgement = _judged(request, champion, on_note)
-            promotion = _decided(request, champion, judgement, folder)
+            evaluation = _evaluate(request, champion, on_note)
+            promotion = _decide(request, champion, evaluation, folder)
             if champion == request.reference.version:
                 return promotion, None
             if not promotion.promoted:
-                _record(store, request.reference, promotion, folder, judgement.run_id)
+                _record(store, request.reference, promotion, folder, evaluation.run_id)
                 return promotion, None
-            entry = _carry_out(store, request, promotion, folder, judgement.run_id)
+            entry = _make_champion(store, request, promotion, folder, evaluation.run_id)
             if entry is not None:
                 return promotion, entry
-            on_note("the champion changed meanwhile; deciding again")
-    raise _restless(name)
+            on_note("the champion changed; comparing again")
+    raise _keeps_changing(name)
+
+
+def decision_folder(reference: ModelReference) -> Path:
+    """Return a new folder in the workspace for the files of a decision."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    name = f"{reference.name}-{reference.version}-{stamp}"
+    return (WORKSPACE / "promotions" / name).resolve()
 
 
 def rollback(name: str, reason: str | None, on_note: OnNote = lambda _: None) -> AliasChange:
-    """Make the champion before the present one champion again.
+    """Roll back to the previous champion.
 
     Returns:
         The entry of the history.
 
     Raises:
-        ModelReferenceError: if there is none, or its package does not answer any more.
+        ModelReferenceError: if there is no previous champion, or its package no longer works.
         TrackingError: if the champion keeps changing.
     """
     store = client()
@@ -143,28 +143,28 @@ def rollback(name: str, reason: str | None, on_note: OnNote = lambda _: None) ->
                 entries = history.settle(store, name)
             present = history.alias_of(store, name, CHAMPION)
             target = _earlier_champion(name, present, entries)
-            words = reason or f"back from version {present} to the champion before it"
+            default_reason = f"rolled back from version {present} to the previous champion"
             proposal = Proposal(
                 alias=CHAMPION,
                 to_version=target.version,
                 action="rolled back",
-                reason=words,
+                reason=reason or default_reason,
                 gates={"package": True},
             )
             with claimed(name) as still_held:
                 if history.alias_of(store, name, CHAMPION) == present:
                     return history.change_alias(store, name, proposal, still_held)
-            on_note("the champion changed meanwhile; looking again")
-    raise _restless(name)
+            on_note("the champion changed; looking for the previous one again")
+    raise _keeps_changing(name)
 
 
 def _earlier_champion(name: str, present: str | None, entries: list[AliasChange]) -> ModelReference:
-    """Return the champion before the present one, whose package still answers."""
+    """Return the previous champion, after checking its package."""
     there = {version.version for version in summaries(name)[0].versions}
     earlier = [v for v in history.earlier_champions(entries) if v != present and v in there]
     if present is None or not earlier:
         raise ModelReferenceError(
-            f"'{name}' has no earlier champion to go back to. Choose a version with `patchline "
+            f"'{name}' has no previous champion to roll back to. Choose a version with `patchline "
             f"promote {name} --version N`."
         )
     target = resolve(f"{name}/{earlier[0]}")
@@ -172,38 +172,38 @@ def _earlier_champion(name: str, present: str | None, entries: list[AliasChange]
     check = check_package(folder, open_package(target, folder))
     if not check.passed:
         raise ModelReferenceError(
-            f"Version {target.version} of '{name}' was champion before, but {check.finding}. "
+            f"Version {target.version} of '{name}' is the previous champion, but {check.finding}. "
             f"Choose a version with `patchline promote {name} --version N`."
         )
     return target
 
 
-def welcome(
+def assign_aliases(
     reference: ModelReference,
     config: PromotionConfig,
     folder: Path,
     on_note: OnNote = lambda _: None,
 ) -> Promotion | None:
-    """Give a new version its aliases: challenger, and champion if the config lets it.
+    """Assign the aliases of a new version: challenger, and champion if the config allows it.
 
-    The first version of a name needs no comparison, but has to pass the limits on its own figures.
-    Its package was compared with the trained model a moment ago, so it is not tried again.
+    The first version of a model needs no comparison, but has to pass the limits on its own metrics.
+    Its package was compared with the trained model just before, so it is not checked again.
 
     Returns:
-        What was decided; none if a person has to decide.
+        The decision; none if a person has to decide.
     """
-    _announce(reference.name, reference.version, on_note)
+    _make_challenger(reference.name, reference.version, on_note)
     if config.automatic:
         try:
             return promote(Request(reference, config), folder, on_note)[0]
-        except ModelReferenceError as error:  # of the champion; the new version is fine
+        except ModelReferenceError as error:  # about the champion, not the new version
             on_note(f"not promoted: {error}")
             return None
     own = config.model_copy(update={"package_check": False})
     return promote(Request(reference, own, only_first=True), folder, on_note)[0]
 
 
-def _announce(name: str, version: str, on_note: OnNote) -> None:
+def _make_challenger(name: str, version: str, on_note: OnNote) -> None:
     with changing(name, on_note) as (store, still_held):
         history.settle(store, name)
         proposal = Proposal(
@@ -219,55 +219,56 @@ def _announce(name: str, version: str, on_note: OnNote) -> None:
 def changing(
     name: str, on_note: OnNote = lambda _: None
 ) -> Iterator[tuple[MlflowClient, Callable[[], None]]]:
-    """Hold the exclusive right of a model, on this machine and on a shared server."""
+    """Hold the lock on a model's aliases, on this machine and on a shared server.
+
+    Yields:
+        A client of the store, and a check to call right before a write.
+    """
     with machine_lock(name, lambda: on_note(_waiting(name))), claimed(name) as still_held:
         yield client(), still_held
 
 
 def _waiting(name: str) -> str:
-    return f"another process decides about '{name}'; waiting for it"
+    return f"waiting for another process that is changing '{name}'"
 
 
-def _restless(name: str) -> TrackingError:
+def _keeps_changing(name: str) -> TrackingError:
     return TrackingError(
-        f"The champion of '{name}' changed {_ATTEMPTS} times while it was being decided. Try again "
-        "when the others are done."
+        f"The champion of '{name}' changed {_ATTEMPTS} times during the comparison. Try again when "
+        "the other promotions are done."
     )
 
 
-def _judged(request: Request, champion: str | None, on_note: OnNote) -> Judgement:
-    """Ask the gates; what a person refuses is refused even if nothing can be compared any more.
-
-    A refusal does not wait for the package to be loaded in a process of its own.
-    """
+def _evaluate(request: Request, champion: str | None, on_note: OnNote) -> GateEvaluation:
+    """Evaluate the gates; a rejection needs neither a comparison nor the package check."""
     config = request.config
-    if request.declined:
+    if request.rejected:
         config = config.model_copy(update={"package_check": False, "max_latency_ms": None})
     try:
-        return judge(request.reference, champion, config, on_note)
+        return evaluate_gates(request.reference, champion, config, on_note)
     except ModelReferenceError:
-        if request.declined:
-            return Judgement(gates=[])
+        if request.rejected:
+            return GateEvaluation(gates=[])
         raise
 
 
-def _decided(
-    request: Request, champion: str | None, judgement: Judgement, folder: Path
+def _decide(
+    request: Request, champion: str | None, evaluation: GateEvaluation, folder: Path
 ) -> Promotion:
-    version, gates = request.reference.version, judgement.gates
+    version, gates = request.reference.version, evaluation.gates
     refused = [gate for gate in gates if not gate.passed]
-    forced = bool(refused) and request.force_reason is not None and not request.declined
+    forced = bool(refused) and request.force_reason is not None and not request.rejected
     decision = Decision(
         name=request.reference.name,
         version=version,
         champion=champion,
-        promoted=champion == version or (not request.declined and (forced or not refused)),
+        promoted=champion == version or (not request.rejected and (forced or not refused)),
         forced=forced,
         reason=_reason(request, champion, gates, refused),
         gates=tuple(gates),
         decided_at=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
     )
-    report = _write(decision, judgement.comparison, judgement, folder)
+    report = _write(decision, evaluation, folder)
     return Promotion(**decision.model_dump(), report=str(report) if report else None)
 
 
@@ -276,18 +277,18 @@ def _reason(
 ) -> str:
     version, answer = request.reference.version, request.answer
     if champion == version:
-        return f"version {version} is the champion already; nothing changed"
-    if request.declined and answer:
-        return answer.words
-    said = f"{answer.words}; " if answer else ""
+        return f"version {version} is already champion; nothing changed"
+    if request.rejected and answer:
+        return answer.text
+    said = f"{answer.text}; " if answer else ""
     if refused and request.force_reason is not None:
         names = ", ".join(gate.name for gate in refused)
         return f"{said}forced against {names}: {request.force_reason}"
     if refused:
         why = "; ".join(gate.sentence for gate in refused)
-        return f"{why} (although {answer.words})" if answer else why
+        return f"{why} (although {answer.text})" if answer else why
     if champion is None:
-        return f"{said}there was no champion, and every gate that was asked passed"
+        return f"{said}there was no champion, and every configured gate passed"
     return said + _best_reason(gates, champion)
 
 
@@ -295,23 +296,21 @@ def _best_reason(gates: list[GateResult], champion: str) -> str:
     for gate in gates:
         if gate.name == "better_than_champion":
             return f"better than version {champion}: {gate.sentence}"
-    return f"every gate that was asked passed; version {champion} was not compared with"
+    return f"every configured gate passed; version {champion} was not compared"
 
 
-def _write(
-    decision: Decision, comparison: Comparison | None, judgement: Judgement, folder: Path
-) -> Path | None:
+def _write(decision: Decision, evaluation: GateEvaluation, folder: Path) -> Path | None:
     make_folder(folder)
-    if comparison is None:
+    if evaluation.comparison is None:
         write_text(folder / DECISION, decision.model_dump_json(indent=2) + "\n")
         return None
-    return write_comparison(comparison, decision, folder, judgement.pixels_of)
+    return write_comparison(evaluation.comparison, decision, folder, evaluation.pixels_of)
 
 
-def _carry_out(
+def _make_champion(
     store: MlflowClient, request: Request, promotion: Promotion, folder: Path, run_id: str | None
 ) -> AliasChange | None:
-    """Change the alias, unless the champion is not the one that was decided against."""
+    """Change the alias, unless the champion changed since the comparison."""
     name, version = request.reference.name, request.reference.version
     with claimed(name) as still_held:
         history.settle(store, name)
@@ -337,10 +336,10 @@ def _record(
     folder: Path,
     run_id: str | None,
 ) -> str | None:
-    """Log the decision's files on the version's run and its outcome on the version.
+    """Log the decision's files on the version's run, and its outcome on the version.
 
     Returns:
-        The URI of the files, or none if the run is gone.
+        The URI of the files; none if the run was deleted.
     """
     from mlflow.exceptions import MlflowException
 
@@ -352,12 +351,12 @@ def _record(
         "at": promotion.decided_at,
         "gates": {gate.name: gate.passed for gate in promotion.gates},
     }
-    store.set_model_version_tag(reference.name, reference.version, DECISION_TAG, json.dumps(brief))
+    write_record(reference, DECISION_RECORD, json.dumps(brief))
     if run_id is None:
         return None
     stamp = promotion.decided_at.replace(":", "").replace("+0000", "Z")
     place = f"promotion/{stamp}"
-    with contextlib.suppress(MlflowException):  # the run was deleted; the tags still tell
+    with contextlib.suppress(MlflowException):  # the run was deleted; the tags remain
         store.log_artifacts(run_id, str(folder), place)
         return f"runs:/{run_id}/{place}"
     return None

@@ -1,15 +1,17 @@
-"""What the registry holds: versions, aliases, figures, classes."""
+"""Read the registry: models, versions, aliases, metrics, classes, and the records on a version."""
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import difflib
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pipeline.errors import ModelReferenceError
+from pipeline.errors import ConfigError, ModelReferenceError
 from pipeline.registry import history
 from pipeline.registry.history import CHAMPION, AliasChange
 from pipeline.section import Section
@@ -24,9 +26,13 @@ if TYPE_CHECKING:
 CLASSES_TAG, DIGEST_TAG = "patchline.classes", "patchline.classes_sha256"
 FINGERPRINT_TAG = "patchline.data_fingerprint"
 COMMIT_TAG = "patchline.commit"
-DECISION_TAG = "patchline.decision"
-APPROVAL_TAG = "patchline.approval"
+DECISION_RECORD, APPROVAL_RECORD = "patchline.decision", "patchline.approval"
+"""Records on a version, each JSON with the time in `at`; see `write_record`."""
+HIDDEN = "mlflow."
+"""The MLflow UI does not show tags whose names begin with this."""
 _LONGEST_TAG = 4000
+_SHORTEST_ID = 4
+"""Characters of a run id that are enough to name it."""
 _REFERENCE = re.compile(
     r"^(?:models:/)?(?P<name>[A-Za-z0-9][A-Za-z0-9_.-]*)"
     r"(?:@(?P<alias>[A-Za-z][A-Za-z0-9_-]*)|/(?P<version>\d+))?$"
@@ -48,9 +54,9 @@ class VersionSummary(Section):
     created_at: str
     """ISO 8601, UTC."""
     decision: dict[str, Any] | None
-    """What was decided last when the version asked to become champion."""
+    """The latest decision on whether the version becomes champion."""
     approval: dict[str, Any] | None = None
-    """Whether a person is asked or has answered; see `approving.Note`."""
+    """The state of the latest approval request; see `approval.answer.Note`."""
 
 
 class ModelSummary(Section):
@@ -63,7 +69,7 @@ class ModelSummary(Section):
 
 
 class ModelReference(NamedTuple):
-    """What a reference such as `flowers@champion` points at."""
+    """The version that a reference such as `flowers@champion` points to."""
 
     name: str
     version: str
@@ -72,17 +78,17 @@ class ModelReference(NamedTuple):
 
 
 def class_tags(classes: tuple[str, ...]) -> dict[str, str]:
-    """Return the tags that say which classes a version knows, in order."""
+    """Return the tags that list a version's classes, in order."""
     listed = json.dumps(list(classes))
     digest = hashlib.sha256(listed.encode()).hexdigest()
     return {DIGEST_TAG: digest, **({CLASSES_TAG: listed} if len(listed) <= _LONGEST_TAG else {})}
 
 
 def check_classes(name: str, classes: tuple[str, ...]) -> None:
-    """Refuse a name whose newest version knows other classes.
+    """Check that a model's newest version has these classes.
 
     Raises:
-        ModelReferenceError: naming the classes that differ.
+        ModelReferenceError: if it has others; the message lists the differences.
     """
     versions = _versions(client(), name) if store_exists() else []
     if not versions:
@@ -102,10 +108,10 @@ def check_classes(name: str, classes: tuple[str, ...]) -> None:
 
 
 def summaries(name: str | None = None) -> list[ModelSummary]:
-    """Return all registered models, or the one of that name.
+    """Return all registered models, or the one with this name.
 
     Raises:
-        ModelReferenceError: if there is no model of that name.
+        ModelReferenceError: if there is no model with this name.
     """
     if not store_exists():
         names: list[str] = []
@@ -122,18 +128,19 @@ def summaries(name: str | None = None) -> list[ModelSummary]:
 def resolve(reference: str) -> ModelReference:
     """Return the version that a reference names: `flowers`, `flowers@champion`, `flowers/3`.
 
-    A bare name means its champion.
+    A name alone means the champion.
 
     Raises:
-        ModelReferenceError: if the form is wrong, or there is no such model, version or alias.
+        ModelReferenceError: if the reference is malformed, or no such model, version or alias
+            exists.
     """
     name, at, number = reference.partition("@")
     if at and number.isdigit():
-        raise ModelReferenceError(f"A version is written {name}/{number}, not {reference}.")
+        raise ModelReferenceError(f"Write a version as {name}/{number}, not {reference}.")
     match = _REFERENCE.match(reference)
     if match is None:
         raise ModelReferenceError(
-            f"'{reference}' is not a model. Write NAME, NAME@ALIAS, NAME/VERSION or "
+            f"'{reference}' is not a model reference. Write NAME, NAME@ALIAS, NAME/VERSION or "
             "models:/NAME@ALIAS."
         )
     [model] = summaries(match["name"])
@@ -153,8 +160,58 @@ def resolve(reference: str) -> ModelReference:
     return ModelReference(model.name, chosen, str(version.source))
 
 
+def check_name(name: str) -> None:
+    """Check that a command was given a model name, not a reference.
+
+    Raises:
+        ConfigError: for `flowers@champion`, `flowers/2` and the like.
+    """
+    if not name or any(sign in name for sign in "@/:"):
+        raise ConfigError(
+            f"'{name}' is not the name of a registered model. Pass the bare name; promote takes a "
+            "version with --version."
+        )
+
+
+def was_made_by(name: str, version: str, run: str) -> bool:
+    """Return whether a run, given by its name or the beginning of its id, made the version."""
+    from mlflow.exceptions import MlflowException
+
+    if not store_exists():
+        return False
+    store = client()
+    try:
+        run_id = str(store.get_model_version(name, version).run_id)
+        if len(run) >= _SHORTEST_ID and run_id.startswith(run):
+            return True
+        return bool(store.get_run(run_id).info.run_name == run)
+    except MlflowException:  # the version or its run was deleted
+        return False
+
+
+def champion_of(name: str) -> str | None:
+    """Return the version that is champion; none if there is none, or no such model."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return history.alias_of(client(), name, CHAMPION)
+    except MlflowException:  # the model was deleted
+        return None
+
+
+def write_record(reference: ModelReference, name: str, content: str) -> None:
+    """Write a record on a version, in a tag that the MLflow UI hides.
+
+    Earlier versions of Patchline wrote it in a visible tag, which is removed.
+    """
+    store = client()
+    store.set_model_version_tag(reference.name, reference.version, HIDDEN + name, content)
+    if name in store.get_model_version(reference.name, reference.version).tags:
+        store.delete_model_version_tag(reference.name, reference.version, name)
+
+
 def aliases(name: str, version: str) -> tuple[str, ...]:
-    """Return the aliases that point at a version."""
+    """Return the aliases that point to a version."""
     found = client().get_registered_model(name).aliases
     return tuple(sorted(alias for alias, number in found.items() if str(number) == version))
 
@@ -181,8 +238,8 @@ def _summary(store: MlflowClient, name: str) -> ModelSummary:
                 commit=version.tags.get(COMMIT_TAG, ""),
                 flow_run_id=version.tags.get(FLOW_RUN_TAG, ""),
                 created_at=_moment(version.creation_timestamp),
-                decision=_recorded(version.tags.get(DECISION_TAG)),
-                approval=_recorded(version.tags.get(APPROVAL_TAG)),
+                decision=_record(version.tags, DECISION_RECORD),
+                approval=_record(version.tags, APPROVAL_RECORD),
             )
         )
     return ModelSummary(
@@ -194,12 +251,15 @@ def _moment(milliseconds: int) -> str:
     return dt.datetime.fromtimestamp(milliseconds / 1000, dt.UTC).isoformat(timespec="seconds")
 
 
-def _recorded(text: str | None) -> dict[str, Any] | None:
-    try:
-        found = json.loads(text or "null")
-    except ValueError:
-        return None  # written by hand
-    return found if isinstance(found, dict) else None
+def _record(tags: Mapping[str, str], name: str) -> dict[str, Any] | None:
+    """Return the latest record with this name, from its tag or the visible tag used earlier."""
+    found = []
+    for key in (HIDDEN + name, name):
+        with contextlib.suppress(ValueError):  # written by hand
+            content = json.loads(tags.get(key, "null"))
+            if isinstance(content, dict):
+                found.append(content)
+    return max(found, key=lambda content: str(content.get("at")), default=None)
 
 
 def _run_metrics(store: MlflowClient, run_id: str | None) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """Log a package as a model of its run, with its metrics, and register it.
 
-Each of these is done once, however often the run is continued: what an earlier attempt has done is
-found in the store.
+Each of these is done once, however often the run is resumed: the store shows what an earlier
+attempt has done.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import yaml
 
 from pipeline.evaluation.report import EvaluationReport
 from pipeline.models.model_description import load_description
-from pipeline.packaging.packaging_job import Package
-from pipeline.packaging.server_writer import requirements
+from pipeline.packaging.job import Package
+from pipeline.packaging.standalone_file import requirements
 from pipeline.registry.registered_models import (
     COMMIT_TAG,
     FINGERPRINT_TAG,
@@ -42,12 +42,12 @@ class Registered(Section):
 
     @property
     def reference(self) -> ModelReference:
-        """The version as the registry's functions take it."""
+        """The version as a reference."""
         return ModelReference(self.name, self.version, f"models:/{self.model_id}")
 
 
 def logged_model(run: TrackedRun, name: str) -> str:
-    """Return the id of the run's model: that of an earlier attempt, or a new one without files.
+    """Return the id of the run's model, created without files unless an earlier attempt did so.
 
     It exists before its files, so that metrics can be linked to it.
     """
@@ -68,7 +68,7 @@ def logged_model(run: TrackedRun, name: str) -> str:
 def log_report_metrics(
     run: TrackedRun, model_id: str, report: EvaluationReport, dataset_name: str
 ) -> None:
-    """Log the metrics of a report on the run, linked to the model and to the data."""
+    """Log a report's metrics on the run, linked to the model and to the data."""
     from mlflow.entities import Metric
 
     store = client()
@@ -96,7 +96,7 @@ def log_report_metrics(
 
 
 def log_evaluated_model(run: TrackedRun, model_id: str) -> None:
-    """Say on a run which registered model it looked at."""
+    """Record on a run which registered model it evaluated."""
     from mlflow.entities import LoggedModelInput
 
     client().log_inputs(run.run_id, models=[LoggedModelInput(model_id)])
@@ -129,9 +129,9 @@ def _new_version(
         **_commit_tag(),
         **tags,
     }
-    # `register_model` is the call that also writes the link back from the logged model; with the
-    # tags in the same call, a kill leaves no version without them.
-    with contextlib.redirect_stderr(io.StringIO()):  # it also prints what the caller says better
+    # `register_model` also writes the link back from the logged model. The tags are in the same
+    # call, so that a kill leaves no version without them.
+    with contextlib.redirect_stderr(io.StringIO()):  # it prints what the caller reports anyway
         version = mlflow.register_model(f"models:/{model_id}", name, tags=all_tags)
     return str(version.version)
 
@@ -164,7 +164,7 @@ def save_as_mlflow_model(run: TrackedRun, model_id: str, package: Path) -> Path:
 
 
 def _without_machine_paths(file: Path) -> None:
-    """Let a package say nothing about the folders of the machine that made it."""
+    """Remove the paths of this machine from a package."""
     content = yaml.safe_load(file.read_text(encoding="utf-8"))
     flavor = content["flavors"]["python_function"]
     flavor["model_code_path"] = Path(flavor["model_code_path"]).name

@@ -1,7 +1,7 @@
 """Evaluate a registered version on any data: `patchline evaluate MODEL DATA`.
 
-The package answers, so neither torch nor a plugin is needed. Images that the version was trained or
-chosen on are left out unless asked for, because on them every model looks better than it is.
+The package predicts, so neither torch nor a plugin is needed. Images that the version used for
+training or model selection are left out by default, because metrics on them are optimistic.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from pipeline.evaluation.html_report import ReportPage
 from pipeline.evaluation.predictions import Predictions, with_probabilities
 from pipeline.evaluation.report import EvaluationReport, evaluate
 from pipeline.packaging.packaged_model import PackagedModel
-from pipeline.registry.evidence import Evidence, gather
 from pipeline.registry.registered_models import ModelReference
+from pipeline.registry.version_records import VersionRecords, load_records
 from pipeline.section import Section
 
 Array = np.ndarray[Any, Any]
@@ -40,38 +40,38 @@ class EvaluationChoices(Section):
     """Which images are evaluated, and how."""
 
     split: SplitChoice = "auto"
-    """A split that the data itself names; auto takes its test split if it has one, else all."""
+    """A split that the data defines; auto uses its test split if it has one, otherwise all."""
     seen_images: bool = False
-    """Evaluate also on images that the version was trained or chosen on."""
+    """Include images that the version used for training or model selection."""
     common_classes: bool = False
-    """Leave out images of classes that the model does not know."""
+    """Leave out images whose class the model does not have."""
     report: EvaluationConfig = EvaluationConfig()
-    """What the report shows."""
+    """Settings of the report."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The images that are evaluated, and what was left out."""
+    """The images to evaluate on, and notes on what was left out."""
 
     rows: pd.DataFrame
     split: str
-    """The name in front of the metrics."""
+    """The prefix of the metrics."""
     fingerprint: str
     notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class ChosenImages:
-    """What is evaluated: a version, and the images that count."""
+    """A version, and the images to evaluate it on."""
 
-    evidence: Evidence
+    records: VersionRecords
     data: ScannedData
     selection: Selection
 
 
 @dataclass(frozen=True)
 class VersionEvaluation:
-    """A report on a registered version, and where it is."""
+    """A report on a registered version, and its location."""
 
     reference: ModelReference
     data: ScannedData
@@ -87,23 +87,23 @@ def choose_images(
     workspace: Path,
     on_progress: StageProgress,
 ) -> ChosenImages:
-    """Read the data and choose the images; nothing is written but what a data source writes.
+    """Read the data and choose the images; only a data source may write files.
 
     Args:
         reference: of the version.
         config: its section `data` names the source.
         choices: which images.
         workspace: where a data source may write.
-        on_progress: sees how far the reading has come.
+        on_progress: called as the data is read.
 
     Raises:
-        DataError: if no image is left, or the classes are not those of the model.
-        ModelReferenceError: if the version's files are gone.
+        DataError: if no image is left, or the classes differ from the model's.
+        ModelReferenceError: if the version's files are missing.
     """
-    evidence, known = _evidence(reference)
-    classes = tuple(evidence.package.classes)
+    records, known = _records(reference)
+    classes = tuple(records.package.classes)
     data = ingestion.scan(config, workspace, on_progress)
-    return ChosenImages(evidence, data, select(data, known, classes, choices))
+    return ChosenImages(records, data, select(data, known, classes, choices))
 
 
 def evaluate_version(
@@ -117,12 +117,12 @@ def evaluate_version(
 
     Args:
         chosen: the version and its images.
-        choices: what the report shows.
-        workspace: where decoded images are kept.
-        folder: gets the report, its figures and the predictions.
-        on_progress: sees how far the stages have come.
+        choices: include the settings of the report.
+        workspace: where decoded images are cached.
+        folder: receives the report, its charts and the predictions.
+        on_progress: called as each stage advances.
     """
-    data, selection, package = chosen.data, chosen.selection, chosen.evidence.package
+    data, selection, package = chosen.data, chosen.selection, chosen.records.package
     spec = package.image
     store, _ = prepared_store.prepare(
         selection.rows,
@@ -137,16 +137,16 @@ def evaluate_version(
     predictions = Predictions.of(table)
     report = evaluate(
         predictions,
-        name=chosen.evidence.reference.name,
+        name=chosen.records.reference.name,
         classes=tuple(package.classes),
         split=selection.split,
         data_fingerprint=selection.fingerprint,
         temperature=package.temperature,
         config=choices.report,
     )
-    page = _page(chosen.evidence, data, selection, choices)
+    page = _page(chosen.records, data, selection, choices)
     html = write_report(report, page, table, lambda position: images[position], folder)
-    return VersionEvaluation(chosen.evidence.reference, data, selection, report, html)
+    return VersionEvaluation(chosen.records.reference, data, selection, report, html)
 
 
 def select(
@@ -155,16 +155,16 @@ def select(
     classes: tuple[str, ...],
     choices: EvaluationChoices,
 ) -> Selection:
-    """Choose the images to evaluate on, and say what is left out.
+    """Choose the images to evaluate on, and note what is left out.
 
     Args:
-        data: everything that the source holds.
+        data: all images of the source.
         known: the manifest that the version was trained with; none if it is not recorded.
         classes: of the model.
         choices: of the user.
 
     Raises:
-        DataError: if nothing is left, or classes differ.
+        DataError: if no image is left, or classes differ.
     """
     rows = manifests.usable(data.manifest)
     notes = list(data.notes)
@@ -172,30 +172,32 @@ def select(
     rows = _of_classes(rows, classes, choices, notes)
     if known is None and not choices.seen_images:
         raise DataError(
-            "What the version was trained on is not recorded any more, so nobody knows which "
-            "images it has seen. Add --seen-images to evaluate on all of them."
+            "The version's training data is no longer recorded, so it is unknown which images it "
+            "has seen. Add --seen-images to evaluate on all of them."
         )
     if known is None:
-        notes.append("what the version was trained on is not recorded, so it may have seen these")
+        notes.append(
+            "the version's training data is not recorded, so it may have seen these images"
+        )
     else:
         rows = _unseen(rows, known, choices, notes)
     if rows.empty:
         raise DataError(
             f"No image of {data.root} is left to evaluate on ({'; '.join(notes) or 'it is empty'})."
-            " Give other data, or add --seen-images to include what the model was trained on."
+            " Pass other data, or add --seen-images to include the model's training images."
         )
     fingerprint = manifests.fingerprint(rows)
     return Selection(rows.reset_index(drop=True), split, fingerprint, tuple(notes))
 
 
-def _evidence(reference: ModelReference) -> tuple[Evidence, pd.DataFrame | None]:
-    """Return what is recorded; a version whose run is gone can still be evaluated."""
+def _records(reference: ModelReference) -> tuple[VersionRecords, pd.DataFrame | None]:
+    """Return the records and the manifest; a version whose run is gone can be evaluated too."""
     try:
-        evidence = gather(reference)
+        records = load_records(reference)
     except ModelReferenceError:
         empty = pd.DataFrame({"sha256": [], "probabilities": []})
-        return Evidence(reference, "", {}, pd.DataFrame(), empty, None), None
-    return evidence, evidence.manifest
+        return VersionRecords(reference, "", {}, pd.DataFrame(), empty, None), None
+    return records, records.manifest
 
 
 def _of_split(rows: pd.DataFrame, wanted: SplitChoice) -> tuple[pd.DataFrame, str]:
@@ -206,7 +208,7 @@ def _of_split(rows: pd.DataFrame, wanted: SplitChoice) -> tuple[pd.DataFrame, st
     if split not in there:
         named = ", ".join(there) or "none"
         raise DataError(
-            f"The data has no split '{split}'; it names {named}. Choose another --split, or all."
+            f"The data has no split '{split}'; it has {named}. Choose another --split, or all."
         )
     return rows[rows["split"] == split], split
 
@@ -219,7 +221,7 @@ def _of_classes(
     absent = sorted(set(classes) - set(counts))
     if strange and not choices.common_classes:
         raise DataError(
-            "The data has other classes than the model. Only in the data: "
+            "The data and the model have different classes. Only in the data: "
             f"{_listed([f'{name} ({counts[name]} images)' for name in strange])}. Only in the "
             f"model: {_listed(absent) if absent else 'none'}. "
             f"{_remedy(len(set(classes) & set(counts)))}"
@@ -227,20 +229,18 @@ def _of_classes(
     if strange:
         left_out = sum(counts[name] for name in strange)
         notes.append(
-            f"{left_out} images of classes that the model does not know are left out: "
+            f"{left_out} images were left out because the model does not have their class: "
             f"{_listed(strange)}"
         )
     if absent:
-        notes.append(f"classes of the model without an image here: {_listed(absent)}")
+        notes.append(f"classes of the model without images: {_listed(absent)}")
     return rows[rows["label"].isin(classes)]
 
 
 def _remedy(common: int) -> str:
     if common == 0:
-        return "Rename the folders as the model names its classes."
-    return (
-        f"Add --common-classes to evaluate on the {common} that both have, or rename the folders."
-    )
+        return "Rename the folders to the model's class names."
+    return f"Add --common-classes to evaluate on the {common} in common, or rename the folders."
 
 
 def _unseen(
@@ -255,35 +255,35 @@ def _unseen(
         return rows
     if choices.seen_images:
         notes.append(
-            f"the model was trained or chosen on {count} of these {len(rows)} images, so the "
-            "figures flatter"
+            f"the model used {count} of these {len(rows)} images for training or model selection, "
+            "so the metrics are optimistic"
         )
         return rows
     notes.append(
-        f"{count} of {len(rows)} images are left out, because the model was trained or chosen on "
-        "them"
+        f"{count} of {len(rows)} images were left out because the model used them for training or "
+        "model selection"
     )
     return rows[~seen]
 
 
 def _predicted(package: PackagedModel, images: Array, on_progress: StageProgress) -> Array:
-    answers = np.empty((len(images), len(package.classes)), np.float32)
+    probabilities_NK = np.empty((len(images), len(package.classes)), np.float32)
     for start in range(0, len(images), _BATCH):
         chosen = slice(start, min(start + _BATCH, len(images)))
-        answers[chosen] = package.probabilities(np.array(images[chosen]))
+        probabilities_NK[chosen] = package.probabilities(np.array(images[chosen]))
         on_progress("Predicting", chosen.stop, len(images))
-    return answers
+    return probabilities_NK
 
 
 def _page(
-    evidence: Evidence, data: ScannedData, selection: Selection, choices: EvaluationChoices
+    records: VersionRecords, data: ScannedData, selection: Selection, choices: EvaluationChoices
 ) -> ReportPage:
-    reference, spec = evidence.reference, evidence.package.image
+    reference, spec = records.reference, records.package.image
     facts = {
         "Model": f"{reference.name}, version {reference.version}",
         "Data": data.name,
         "Images": f"{len(selection.rows)} evaluated",
-        "Classes": str(len(evidence.package.classes)),
+        "Classes": str(len(records.package.classes)),
         "Size": f"{spec['height']}x{spec['width']} pixels",
         "Data version": selection.fingerprint[:12],
     }
@@ -295,7 +295,7 @@ def _page(
     }
     return ReportPage(
         title=f"{reference.name}, version {reference.version}, on {data.name}",
-        lead="How well a registered model recognises the images of this data.",
+        lead="How well a registered model classifies the images of this data.",
         facts=facts,
         notes=selection.notes,
         settings=settings,

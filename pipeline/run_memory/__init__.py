@@ -1,1 +1,1 @@
-"""What a run remembers, so that it can be resumed and no stage is computed twice."""
+"""What a run records, so that it can be resumed and no stage is computed twice."""

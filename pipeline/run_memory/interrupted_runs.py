@@ -1,4 +1,4 @@
-"""Find the run that shall be continued, and what is needed to continue it."""
+"""Find an interrupted run, and what is needed to resume it."""
 
 from __future__ import annotations
 
@@ -40,72 +40,72 @@ _STAGES = (
     "pipeline.registry.registration",
     "pipeline.layers",
 )
-"""Where the stages of a run begin; what they import counts too."""
+"""The modules in which the stages of a run begin; their imports count as well."""
 
 
 class RunRequest(Section):
-    """What a run was asked for, resolved against its data."""
+    """The request for a run, resolved against its data."""
 
     config: RunConfig
-    """As it was before the training; what the machine decided is not in it."""
+    """As it was before training, without what was chosen for this machine."""
     data_fingerprint: str
     plugin_files: tuple[str, ...] = ()
     fresh: bool = False
-    """Whether results of earlier runs were not to be used."""
+    """Whether the run may not use results of earlier runs."""
     code: str = ""
     """Digest of the library's source."""
 
 
 @dataclass(frozen=True)
 class InterruptedRun:
-    """A run in the store with its folder, from which it can be continued."""
+    """A run in the store, with the folder from which it can be resumed."""
 
     run_id: str
     folder: Path
     flow_runs: str
-    """Ids of the flow runs that worked on it, with commas between them."""
+    """Ids of the flow runs that worked on it, separated by commas."""
     request: RunRequest
     finished: bool = False
 
     @property
     def code_changed(self) -> bool:
-        """Whether the library is another one than when the run began."""
+        """Whether the library's code has changed since the run began."""
         return self.request.code != library_code()
 
 
 def library_code() -> str:
-    """Return the digest of everything in the library that a run may use."""
+    """Return the digest of all code in the library that a run may use."""
     return stage_keys.code(*_STAGES)
 
 
-def find(words: str, runs: Path) -> InterruptedRun:
-    """Return the run that a user names: an id, the beginning of one, a name, or `last`.
+def find(reference: str, runs: Path) -> InterruptedRun:
+    """Return the run that a user names: by its id, the beginning of its id, its name, or `last`.
 
     Args:
-        words: what the user gave.
+        reference: what the user typed.
         runs: the folder with the folders of this workspace's runs.
 
     Raises:
-        ConfigError: if there is no such run, more than one, or one that cannot be continued.
+        ConfigError: if no run or several match, or if the run cannot be resumed.
     """
-    found = _named(words, runs)
+    found = _named(reference, runs)
     if found.info.status == "FINISHED":
         raise ConfigError(
             f"The run {found.info.run_id[:8]} ({found.info.run_name}) is FINISHED, so there is "
-            "nothing to continue. Start a new run; one that ended while it read the data is not "
-            "in the store."
+            "nothing to resume. Start a new run. A run that was interrupted while it read the data "
+            "is not in the store."
         )
     interrupted = _interrupted(found, runs)
     if owner_is_alive(interrupted.folder):
         raise ConfigError(
-            f"The run {found.info.run_id[:8]} is alive in another process. Wait for its end, or "
-            "stop it."
+            f"The run {found.info.run_id[:8]} is still running in another process. Wait "
+            "until it ends, or stop it."
         )
     return interrupted
 
 
 def of_flow_run(flow_run_id: str, runs: Path) -> InterruptedRun | None:
-    """Return the run that a Prefect flow run has opened before, if it did."""
+    """Return the run that an earlier attempt at a Prefect flow run has opened, if any."""
     if not flow_run_id or not store_exists():
         return None
     for condition in (
@@ -118,32 +118,29 @@ def of_flow_run(flow_run_id: str, runs: Path) -> InterruptedRun | None:
     return None
 
 
-def _named(words: str, runs: Path) -> Run:
+def _named(reference: str, runs: Path) -> Run:
     known = _training_runs()
-    if words == LAST:
+    if reference == LAST:
         here = [run for run in known if _folder(run).parent == runs.resolve()]
         if not here:
-            raise ConfigError(
-                "No run was opened in this folder yet, so there is none to continue. Start one "
-                "with `patchline run`."
-            )
+            raise ConfigError("This folder has no run to resume. Start one with `patchline run`.")
         return here[0]
-    matches = [run for run in known if words in {run.info.run_id, run.info.run_name}]
-    if not matches and _ID.fullmatch(words):
-        matches = [run for run in known if run.info.run_id.startswith(words)]
+    matches = [run for run in known if reference in {run.info.run_id, run.info.run_name}]
+    if not matches and _ID.fullmatch(reference):
+        matches = [run for run in known if run.info.run_id.startswith(reference)]
     if not matches:
         raise ConfigError(
-            f"There is no run '{words}' in this store. Give the id of a run, the first letters of "
-            f"one, its name, or `{LAST}`."
+            f"There is no run '{reference}' in this store. Give a run's id, the beginning of its "
+            f"id, its name, or `{LAST}`."
         )
     if len(matches) > 1:
         listed = ", ".join(run.info.run_id[:8] for run in matches[:5])
-        raise ConfigError(f"'{words}' may mean {len(matches)} runs: {listed}. Give an id.")
+        raise ConfigError(f"'{reference}' matches {len(matches)} runs: {listed}. Give an id.")
     return matches[0]
 
 
 def _training_runs() -> list[Run]:
-    """Return the trainings in the store, the newest first."""
+    """Return the training runs in the store, the newest first."""
     if not store_exists():
         return []
     return list(all_runs("tags.`mlflow.source.name` = 'patchline run'"))
@@ -155,27 +152,27 @@ def _interrupted(run: Run, runs: Path) -> InterruptedRun:
     host = tags.get(HOST_TAG, "")
     if run.info.status == "RUNNING" and host != socket.gethostname():
         raise ConfigError(
-            f"The run {run_id[:8]} is alive on the machine {host}. Wait for its end, or continue "
-            "it there."
+            f"The run {run_id[:8]} is still running on the machine {host}. Wait until it ends, or "
+            "resume it there."
         )
     if not (folder / REQUEST_FILE).is_file():
-        where = f"on the machine {host}" if host != socket.gethostname() else "any more"
+        where = f"is on the machine {host}" if host != socket.gethostname() else "no longer exists"
         raise ConfigError(
-            f"The folder {folder} of the run {run_id[:8]} is not there {where}, so it cannot be "
-            f"continued. Start a new run with its settings: `mlflow artifacts download --run-id "
+            f"The folder {folder} of the run {run_id[:8]} {where}, so the run cannot be resumed "
+            f"here. Start a new run with its settings: `mlflow artifacts download --run-id "
             f"{run_id} --artifact-path config.yaml --dst-path .`, then `patchline run --config "
             "config.yaml`."
         )
     if folder.parent != runs.resolve():
         raise ConfigError(
-            f"The run {run_id[:8]} belongs to the folder {folder.parents[2]}. Continue it there."
+            f"The run {run_id[:8]} belongs to the folder {folder.parents[2]}. Resume it there."
         )
     try:
         content = (folder / REQUEST_FILE).read_text(encoding="utf-8")
         request = RunRequest.model_validate_json(content)
     except (OSError, ValidationError) as error:
         raise ConfigError(
-            f"{folder / REQUEST_FILE} cannot be read, so the run {run_id[:8]} cannot be continued. "
+            f"{folder / REQUEST_FILE} cannot be read, so the run {run_id[:8]} cannot be resumed. "
             "Start a new run."
         ) from error
     flow_runs = tags.get(FLOW_RUNS_TAG) or tags.get(FLOW_RUN_TAG, "")

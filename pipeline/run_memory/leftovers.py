@@ -15,7 +15,7 @@ _OLD_SECONDS = 24 * 3600.0
 
 
 def remove(workspace: Path) -> list[Path]:
-    """Remove what nobody has written to for a day, while no flow run is alive; return it.
+    """Remove and return unfinished files that are a day old, unless a flow run is alive.
 
     Args:
         workspace: the folder `.patchline`.
@@ -42,9 +42,9 @@ def _unfinished(workspace: Path) -> Iterator[Path]:
 
 
 def _last_change(path: Path) -> float:
-    """Return when something in a file or folder was last written; seconds since the epoch."""
+    """Return when a file or folder was last changed, in seconds since the epoch."""
     try:
         inside = path.rglob("*") if path.is_dir() else ()
         return max(float(each.lstat().st_mtime) for each in (path, *inside))
     except OSError:
-        return time.time()  # it is being changed at this moment
+        return time.time()  # it is being changed right now

@@ -1,14 +1,13 @@
-"""Which flow runs are alive on this machine: one record and one held lock for each.
+"""Which flow runs are alive on this machine: each has a record and a lock that its process holds.
 
-The lock is the operating system's: it goes when the process goes, in whatever way, and is not
-handed on to the processes that it starts. So a record whose lock is free is that of a process which
-ended without its last words.
+The operating system releases the lock when the process ends, however it ends; processes that it
+started do not inherit it. So a record with a free lock belongs to a process that was killed.
 
-A record outlives its block until the process ends: only then does Prefect surely know the outcome,
-and a process that is killed in between would leave a run in Prefect that nobody knows of.
+A record outlives its block until the process ends. Only then is Prefect sure to know the outcome: a
+process that is killed in between would leave a run in Prefect that nobody closes.
 
-A command holds one more lock before Prefect hears of its run, and the run's tags name that lock: so
-its owner is known from the first moment on, before there is a record.
+A command acquires one more lock before it creates its flow run, whose tags name that lock. So the
+owner of the run is known from the start, before there is a record.
 """
 
 from __future__ import annotations
@@ -23,49 +22,51 @@ import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from filelock import FileLock, Timeout
 from pydantic import PrivateAttr, ValidationError
 
 from pipeline.errors import OrchestrationError, StorageError
-from pipeline.files.atomic_files import storage_errors, write_text
-from pipeline.files.held_locks import is_held
+from pipeline.files.atomic_files import write_text
+from pipeline.files.file_locks import acquire, is_held, try_lock
 from pipeline.section import Section
-from pipeline.workspace import make_folder
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
 
 FOLDER = "live"
 OWNER = "owner:"
-"""How the tag begins that leads from a flow run to the lock of its owner."""
+"""Prefix of the tag that names the lock of a flow run's owner."""
 _ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _WAIT_SECONDS = 5.0
-_held_here: dict[Path, FileLock] = {}
-"""The locks of this process, by file; those of ended runs too."""
+_held_here: dict[Path, BaseFileLock] = {}
+"""The locks that this process holds, by file, including those of ended runs."""
 _ended_here: set[Path] = set()
 
 
 class LiveRun(Section):
-    """A flow run and the process that carries it out."""
+    """A flow run and the process that executes it."""
 
     flow_run_id: str
     what: str
-    """What it does, for a person: `training`, `watch`."""
+    """What it does, in messages: `training`, `watch`."""
     pid: int
     process_started: float
-    """When the process began, seconds since the epoch; with `pid` it names one process for ever."""
+    """When the process began, in seconds since the epoch; with `pid` it identifies the process."""
     host: str
     started: str
-    """When the record was made; ISO 8601, UTC."""
+    """When the record was written; ISO 8601, UTC."""
     ended: str | None = None
-    """When its work was over; only the process is still there."""
+    """When its work ended, while the process may still exist."""
     sought: str | None = None
-    """When a Prefect server was asked for it that did not know it."""
+    """When a Prefect server did not know the run."""
 
     _lock_file: Path = PrivateAttr()
 
     @property
     def is_here(self) -> bool:
-        """Whether it runs on this machine, so that its lock says something."""
+        """Whether it runs on this machine, so that its lock is meaningful."""
         return self.host == socket.gethostname()
 
     @property
@@ -74,7 +75,7 @@ class LiveRun(Section):
         return not self.is_here or is_held(self._lock_file)
 
     def at(self, lock_file: Path) -> LiveRun:
-        """Return the record, which now knows its lock."""
+        """Set the file of the record's lock, and return the record."""
         self._lock_file = lock_file
         return self
 
@@ -87,30 +88,31 @@ class LiveRun(Section):
         write_text(_record_file(self._lock_file), self.model_dump_json(indent=2))
 
     def mark_sought(self) -> None:
-        """Note in the record of a dead process that a Prefect server did not know it."""
-        with contextlib.suppress(Timeout), FileLock(self._lock_file, timeout=0):
-            if _record_file(self._lock_file).exists():
+        """Note in the record of a dead process that a Prefect server does not know the run."""
+        with try_lock(self._lock_file) as locked:
+            if locked and _record_file(self._lock_file).exists():
                 self.model_copy(update={"sought": _now()}).at(self._lock_file).write()
 
     def remove(self) -> None:
-        """Take the record of a dead process away; that of a live one stays."""
+        """Remove the record of a dead process; that of a live one stays."""
         if not self.is_here:
             return
-        with contextlib.suppress(Timeout), FileLock(self._lock_file, timeout=0):
-            _unlink(self._lock_file)
+        with try_lock(self._lock_file) as locked:
+            if locked:
+                _unlink(self._lock_file)
 
 
 @contextmanager
 def alive(workspace: Path, flow_run_id: str, what: str) -> Iterator[LiveRun]:
-    """Say, while the block runs, that this process carries out a flow run.
+    """Record, while the block runs, that this process executes a flow run.
 
     Args:
         workspace: the folder `.patchline`.
         flow_run_id: Prefect's id of the run.
-        what: what it does, for a person.
+        what: what it does, in messages.
 
     Raises:
-        OrchestrationError: if another process carries it out.
+        OrchestrationError: if another process executes it.
         StorageError: if the folder may not be written.
     """
     import psutil
@@ -140,7 +142,7 @@ def alive(workspace: Path, flow_run_id: str, what: str) -> Iterator[LiveRun]:
 
 @contextmanager
 def owner(workspace: Path) -> Iterator[str]:
-    """Yield the tag of the flow runs that begin in the block; this process owns them.
+    """Yield the tag for flow runs that begin in the block, which this process owns.
 
     Raises:
         StorageError: if the folder may not be written.
@@ -155,9 +157,9 @@ def owner(workspace: Path) -> Iterator[str]:
 
 
 def owner_is_gone(workspace: Path, tags: Iterable[str]) -> bool:
-    """Return whether a flow run was begun by a process of this folder that is not there any more.
+    """Return whether a flow run was started by a process of this folder that no longer exists.
 
-    A run without an owner's tag, and one that another folder or machine owns, is not judged.
+    It is False for a run without an owner's tag, and for one that another folder or machine owns.
     """
     own = f"{OWNER}{_folder_name(workspace)}-"
     names = [tag.removeprefix(OWNER) for tag in tags if tag.startswith(own)]
@@ -165,24 +167,20 @@ def owner_is_gone(workspace: Path, tags: Iterable[str]) -> bool:
 
 
 def _folder_name(workspace: Path) -> str:
-    """Return what stands for this folder on this machine in the tags of its runs."""
+    """Return the digest that identifies this folder and machine in the tags of its runs."""
     where = f"{socket.gethostname()}:{workspace.resolve()}"
     return hashlib.sha256(where.encode()).hexdigest()[:8]
 
 
 def _hold(lock_file: Path, flow_run_id: str) -> None:
-    for ended in list(_ended_here):  # Prefect knows how those went, or tries them again now
+    for ended in list(_ended_here):  # Prefect knows their outcome, or retries them now
         _let_go(ended)
-    with storage_errors(lock_file):
-        make_folder(lock_file.parent)
-        lock = FileLock(lock_file, thread_local=False)
-        try:
-            lock.acquire(timeout=_WAIT_SECONDS)  # who looks whether it is held holds it a moment
-        except Timeout:
-            raise OrchestrationError(
-                f"Another process carries out the flow run {flow_run_id} (see {lock_file.parent}). "
-                "Let it end, or cancel it."
-            ) from None
+    lock = acquire(lock_file, _WAIT_SECONDS)
+    if lock is None:
+        raise OrchestrationError(
+            f"Another process is executing the flow run {flow_run_id} (see {lock_file.parent}). "
+            "Wait for it to end, or cancel it."
+        )
     _held_here[lock_file] = lock
 
 
@@ -243,7 +241,7 @@ def _now() -> str:
 
 
 def _unlink(lock_file: Path) -> None:
-    """Remove a record and its lock's file; the caller holds the lock."""
+    """Remove a record and its lock file; the caller holds the lock."""
     with contextlib.suppress(OSError):
         _record_file(lock_file).unlink(missing_ok=True)
         lock_file.unlink(missing_ok=True)

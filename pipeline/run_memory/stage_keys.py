@@ -1,6 +1,6 @@
-"""What decides the result of a stage: data, settings, code, packages, plugins.
+"""The ingredients that determine the result of a stage: data, settings, code, packages, plugins.
 
-Everything is plain text, so that a record shows a person why its result was used or not.
+They are plain text, so that a record shows why its result was reused or not.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from importlib import metadata
 from pathlib import Path
 
 from pipeline.config import RunConfig
+from pipeline.files.file_digest import digest_of
 from pipeline.plugin_api import NO_PATCH_EMBEDDING
 from pipeline.plugin_system import plugin_loader
 from pipeline.plugin_system.plugin_loader import Kind, PluginEntry
@@ -27,7 +28,7 @@ _LIBRARY = Path(__file__).resolve().parent.parent
 _REQUIREMENT = re.compile(r"[A-Za-z0-9._-]+")
 _DEVELOPMENT = re.compile(r"extra\s*==\s*['\"]dev['\"]")
 _ORCHESTRATION = {"prefect", "cyclopts", "rich", "uvicorn", "fastapi", "filelock", "psutil"}
-"""Packages that start and show a stage, and decide nothing in it."""
+"""Packages that start and display a stage, but do not affect its result."""
 _OF_THE_MACHINE = ("training.threads", "training.device")
 
 
@@ -42,10 +43,10 @@ def settings(config: RunConfig, *sections: str) -> dict[str, str]:
 
 @functools.cache
 def code(*modules: str) -> str:
-    """Return a digest of the source of some modules, and of all that they import of the library.
+    """Return a digest of the source of some modules and of all library modules that they import.
 
     Args:
-        modules: full names, such as `pipeline.training.__main__`; a room counts as a whole.
+        modules: full names, such as `pipeline.training.__main__`; a package counts as a whole.
 
     Raises:
         ValueError: if there is no such module in the library.
@@ -54,23 +55,23 @@ def code(*modules: str) -> str:
 
 
 def _with_imports(modules: Iterable[str]) -> set[Path]:
-    """Return the files of the modules and of everything of the library that they import.
+    """Return the files of the modules and of all library modules that they import.
 
-    What lies beside a module and is no module, such as a template, counts with it.
+    Files beside a module that are not modules, such as templates, are included.
     """
     found: set[Path] = set()
     waiting = []
     for module in modules:
         files = _files_of(module)
         if not files:
-            raise ValueError(f"There is no module {module} whose code could be looked at.")
+            raise ValueError(f"There is no module {module} in the library.")
         waiting += files
     while waiting:
         file = waiting.pop()
         if file in found:
             continue
         found.add(file)
-        if file.name != "config.py":  # the settings of a room render nothing
+        if file.name != "config.py":  # settings do not use templates
             found.update(path for path in file.parent.iterdir() if _is_template(path))
         for name in _imported(file):
             waiting += _files_of(name)
@@ -78,7 +79,7 @@ def _with_imports(modules: Iterable[str]) -> set[Path]:
 
 
 def _files_of(module: str) -> list[Path]:
-    """Return the file of a module, or those of a whole room; none for what is not the library's."""
+    """Return the file of a module, or all files of a package; none outside the library."""
     top, *parts = module.split(".")
     if top != _LIBRARY.name:
         return []
@@ -90,7 +91,7 @@ def _files_of(module: str) -> list[Path]:
 
 
 def _imported(file: Path) -> Iterator[str]:
-    """Yield the library's modules that a file imports anywhere, also inside its functions."""
+    """Yield the modules that a file imports anywhere, also inside its functions."""
     for node in ast.walk(ast.parse(file.read_bytes())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -110,11 +111,11 @@ def _is_template(path: Path) -> bool:
 
 
 def software(config: RunConfig, *kinds: Kind) -> dict[str, str]:
-    """Return versions and sources of what a stage runs beside the library.
+    """Return versions and code digests of the packages and plugins that a stage uses.
 
     Args:
         config: names the plugins.
-        kinds: of the plugins that the stage uses.
+        kinds: the kinds of plugins that the stage uses.
     """
     entries = _entries(config, kinds)
     named = {f"plugin {e.kind} {e.name}": f"{e.version} {plugin_code(e)}" for e in entries}
@@ -123,7 +124,7 @@ def software(config: RunConfig, *kinds: Kind) -> dict[str, str]:
 
 
 def package_versions(distributions: Iterable[str] = ()) -> dict[str, str]:
-    """Return the versions of Patchline, of the given distributions, and of what they require."""
+    """Return the versions of Patchline, the given distributions, and their requirements."""
     owners = {"patchline", *distributions}
     needed = set(owners)
     for owner in owners:
@@ -136,7 +137,7 @@ def package_versions(distributions: Iterable[str] = ()) -> dict[str, str]:
 
 
 def plugin_code(entry: PluginEntry) -> str:
-    """Return a digest of a plugin's file, or of the whole package that it is in."""
+    """Return a digest of a plugin's file, or of the whole package that contains it."""
     if entry.target.endswith(".py"):
         file = Path(entry.target)
         return _digest([file], file.parent)
@@ -173,7 +174,7 @@ def _digest(files: Iterable[Path], root: Path) -> str:
     digest = hashlib.sha256()
     for file in sorted(files):
         digest.update(str(file.relative_to(root) if file.is_relative_to(root) else file).encode())
-        digest.update(b"\0" + hashlib.sha256(file.read_bytes()).digest())
+        digest.update(b"\0" + bytes.fromhex(digest_of(file).sha256))
     return digest.hexdigest()[:16]
 
 

@@ -1,13 +1,13 @@
-"""What the stages of earlier runs found, so that an unchanged stage is not repeated.
+"""The results of stages of earlier runs, so that an unchanged stage is not computed again.
 
-`.patchline/stages/STAGE/KEY.json` holds a record: everything that decides the result in plain text
-(the key is a digest of it), the result, and the digest of every file that the result stands on. A
-record is used only after each of these files was found with that digest; a file that is gone or
-damaged makes the stage run again. A run that uses a record takes the files into its own folder, so
-that the folders of old runs may be deleted.
+`.patchline/stages/STAGE/KEY.json` holds a record: the ingredients of the result in plain text (the
+key is their digest), the result, and the digest of every file that the result refers to. A record
+is only used after each of these files was found with its digest; a missing or damaged file makes
+the stage run again. A run that uses a record takes the files into its own folder, so that the
+folders of old runs may be deleted.
 
-Records are written whole or not at all. Two runs that write the same one write the same result; the
-later record stays.
+Records are written atomically. Two runs that write the same record write the same result; the later
+record replaces the earlier one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pipeline.workspace import make_folder
 
 Result = TypeVar("Result", bound=Section)
 Ingredients = Mapping[str, str]
-"""What decides a result, in words: `training.epochs` -> `60`."""
+"""What determines a result, as text: `training.epochs` -> `60`."""
 OnNote = Callable[[str], None]
 
 _FOLDER = "{folder}"
@@ -49,36 +49,36 @@ class StageRecord(Section):
     stage: str
     key: str
     ingredients: dict[str, str]
-    """Everything that decides the result."""
+    """Everything that determines the result."""
     run_id: str
     """The MLflow run that computed it."""
     made_at: str
     folder: Path
-    """Where the files are."""
+    """The folder with the files."""
     files: dict[str, FileDigest]
-    """By path below the folder."""
+    """By path relative to the folder."""
     result: dict[str, Any]
-    """Paths in the folder begin with `{folder}`."""
+    """Paths inside the folder begin with `{folder}`."""
 
 
 @dataclass
 class StageMemory:
-    """The records of one workspace, as one run sees them."""
+    """The records of a workspace, as used by one run."""
 
     workspace: Path
     fresh: bool = False
-    """Whether only what this very run has done counts."""
+    """Whether to use only results that this run has computed itself."""
     on_note: OnNote = lambda _: None
-    """Told when a record cannot be trusted."""
+    """Called with a message when a record cannot be trusted."""
     run_id: str = ""
     run_folder: Path | None = None
     reused: dict[str, str] = field(default_factory=dict)
-    """Stage by stage, the other run whose result was used."""
+    """The id of the run whose result was reused, by stage."""
     recalled: set[str] = field(default_factory=set)
-    """Stages that were not computed again: done by another run, or before an interruption."""
+    """Stages that were not computed again: by another run, or before an interruption."""
 
     def enter(self, run_id: str, folder: Path) -> None:
-        """Say which run this is; its own results are kept in its folder too."""
+        """Set the current run; its results are recorded in its own folder, too."""
         self.run_id, self.run_folder = run_id, folder
 
     def recall(
@@ -94,11 +94,11 @@ class StageMemory:
 
         Args:
             stage: its name.
-            ingredients: everything that decides the result.
-            result_class: of the result.
-            target: the folder of this run that gets the files; None if the files stay where they
-                are, because they are shared by all runs.
-            own_only: use only what this very run has done.
+            ingredients: everything that determines the result.
+            result_class: the class of the result.
+            target: the folder of this run that receives the files; None if the files stay where
+                they are, because all runs share them.
+            own_only: use only what this run has computed itself.
         """
         key = key_of(stage, ingredients)
         for file in self._records(stage, key, own_only=own_only or self.fresh):
@@ -132,10 +132,10 @@ class StageMemory:
 
         Args:
             stage: its name.
-            ingredients: everything that decides the result.
-            result_class: of the result.
-            folder: of this run, for the files of the result.
-            compute: does the work.
+            ingredients: everything that determines the result.
+            result_class: the class of the result.
+            folder: the folder of this run for the files of the result.
+            compute: computes the result.
         """
         known = self.recall(stage, ingredients, result_class, folder)
         if known is not None:
@@ -145,13 +145,13 @@ class StageMemory:
         return result
 
     def remember(self, stage: str, result: Section, folder: Path, *keys: Ingredients) -> None:
-        """Keep a result with the files of its folder, under each of the keys.
+        """Record a result and the files of its folder, under each of the keys.
 
         Args:
             stage: its name.
-            result: what the stage returned; its paths in the folder are stored relative to it.
-            folder: holds every file that the result stands on.
-            keys: ingredients; the first are those of this run, others stand for the same result.
+            result: what the stage returned; paths inside the folder are stored relative to it.
+            folder: holds every file that the result refers to.
+            keys: ingredients; first those of this run, then others that lead to the same result.
         """
         folder = folder.resolve()
         files = {file.relative_to(folder).as_posix(): digest_of(file) for file in kept(folder)}
@@ -189,16 +189,16 @@ class StageMemory:
         except FileNotFoundError:
             return None
         except (OSError, ValueError):
-            self.on_note(f"the record {file.name} of an earlier run is damaged and not used")
+            self.on_note(f"the record {file.name} of an earlier run is damaged and is ignored")
             return None
         if key_of(record.stage, record.ingredients) != record.key:
-            self.on_note(f"the record {file.name} of an earlier run was changed and is not used")
+            self.on_note(f"the record {file.name} of an earlier run was changed and is ignored")
             return None
         return record if record.key == key else None
 
     def _distrust(self, record: StageRecord, file: Path, reason: str) -> None:
         owner = f"run {record.run_id[:8]}" if record.run_id else "an earlier run"
-        self.on_note(f"what {owner} left is not used: {reason}")
+        self.on_note(f"the result of {owner} is not used: {reason}")
         with storage_errors(file):
             file.unlink(missing_ok=True)
 
@@ -216,7 +216,7 @@ def key_of(stage: str, ingredients: Ingredients) -> str:
 
 
 def kept(folder: Path) -> list[Path]:
-    """Return the files of a folder that belong to its result, sorted."""
+    """Return the files of a folder that belong to the result, sorted."""
     found = (path for path in folder.rglob("*") if path.is_file())
     return sorted(
         path for path in found if path.name not in _NOT_KEPT and not path.name.startswith(".")
@@ -224,11 +224,11 @@ def kept(folder: Path) -> list[Path]:
 
 
 class _UntrustedError(Exception):
-    """A file of a record is not what it was."""
+    """A file of a record is missing or has changed."""
 
 
 def _taken(record: StageRecord, target: Path) -> Path:
-    """Return a folder with the record's files, verified there; `target` unless it is their own."""
+    """Return `target` with verified copies or links of the record's files."""
     target = target.resolve()
     if target == record.folder:
         _verify(record, target)
@@ -250,9 +250,9 @@ def _taken(record: StageRecord, target: Path) -> Path:
 def _link(source: Path, copy: Path) -> None:
     make_folder(copy.parent)
     if not source.is_file():
-        raise _UntrustedError(f"{source.name} is gone")
+        raise _UntrustedError(f"{source.name} is missing")
     if source.suffix not in _APPENDED:
-        with contextlib.suppress(OSError):  # another disk, or one without links: then a copy
+        with contextlib.suppress(OSError):  # another disk or one without links: copy instead
             os.link(source, copy)
             return
     shutil.copyfile(source, copy)
@@ -262,13 +262,13 @@ def _verify(record: StageRecord, folder: Path) -> None:
     for name, expected in record.files.items():
         file = folder / name
         if not file.is_file():
-            raise _UntrustedError(f"{name} is gone")
+            raise _UntrustedError(f"{name} is missing")
         if file.stat().st_size != expected.bytes or digest_of(file) != expected:
             raise _UntrustedError(f"{name} is damaged")
 
 
 def _relative(value: Any, folder: Path) -> Any:
-    """Return a JSON value whose paths in the folder do not depend on where the folder is."""
+    """Return a JSON value in which paths inside the folder are relative to it."""
     if isinstance(value, dict):
         return {key: _relative(inner, folder) for key, inner in value.items()}
     if isinstance(value, list):

@@ -1,1 +1,1 @@
-"""MLflow: the store, one run in it, and where the run's results come from."""
+"""MLflow: the store, one run in it, its metrics, its provenance, and runs of killed processes."""

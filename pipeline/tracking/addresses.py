@@ -1,6 +1,6 @@
-"""The addresses of pages in the MLflow UI; each opens its layout for model training.
+"""Addresses of pages in the MLflow UI, in its layout for model training.
 
-A path is an address inside the UI: a link on one of its own pages works wherever the UI is.
+A path is an address relative to the UI, so a link on one of its own pages works on any server.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pipeline.tracking.tracked_run import TrackedRun
 from pipeline.tracking.tracking_store import use_store
 
 _LAYOUT = "workflowType=machine_learning"
-"""The UI opens in its layout for language models otherwise, which shows no runs."""
+"""Without it the UI may open in its layout for language models, which shows no runs."""
 _UI = "http://127.0.0.1:5000"
 """Where `mlflow ui` shows a store that is a file."""
 

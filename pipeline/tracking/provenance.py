@@ -1,4 +1,4 @@
-"""Where a result comes from: code, packages, hardware."""
+"""The provenance of a result: code, packages, hardware."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _GIT_SECONDS = 5
 
 
 def commit() -> tuple[str, bool]:
-    """Return the commit of Patchline's own source and whether it was changed since.
+    """Return the commit of Patchline's own source, and whether the source has changed since.
 
-    Both are empty and false when Patchline was installed from a package.
+    The commit is empty if Patchline was installed from a package.
     """
     source = Path(__file__).resolve().parent
     head = _git(source, "rev-parse", "HEAD")
@@ -35,12 +35,12 @@ def commit() -> tuple[str, bool]:
 
 
 def package_versions() -> dict[str, str]:
-    """Return the versions of the packages that decide a result."""
+    """Return the versions of the packages that affect results."""
     return {name: metadata.version(name) for name in _PACKAGES}
 
 
 def hardware() -> dict[str, str]:
-    """Return processor, cores, memory and system in words."""
+    """Return a description of processor, cores, memory and system."""
     import psutil
 
     return {
@@ -53,7 +53,7 @@ def hardware() -> dict[str, str]:
 
 
 def as_tags() -> dict[str, str]:
-    """Return all of it as flat tags for a run."""
+    """Return code, packages and hardware as tags for a run."""
     head, dirty = commit()
     tags = {f"version.{name}": version for name, version in package_versions().items()}
     tags |= {f"hardware.{key}": value for key, value in hardware().items()}

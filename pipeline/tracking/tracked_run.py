@@ -1,6 +1,7 @@
-"""One run in MLflow: open, log, close, and find those that a SIGKILL left open.
+"""One run in MLflow: opened, logged to, resumed, and closed whatever happens.
 
-Everything goes through `MlflowClient` with the run's id; there is no active run.
+Everything goes through `MlflowClient` with the run's id; there is no active run. A run that a
+SIGKILL left open is closed by `pipeline.tracking.abandoned_mlflow_runs`.
 """
 
 from __future__ import annotations
@@ -14,33 +15,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from filelock import FileLock, Timeout
-
 from pipeline.config import RunConfig
 from pipeline.errors import RunError, TrackingError
 from pipeline.files.atomic_files import storage_errors, write_text
+from pipeline.files.file_locks import is_held, locked, try_lock
 from pipeline.redaction import redacted_values
 from pipeline.tracking import provenance
-from pipeline.tracking.tracking_store import all_runs, client, store_exists, unreachable, use_store
+from pipeline.tracking.tracking_store import client, unreachable, use_store
 from pipeline.workspace import make_folder
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Run
-
 
 HOST_TAG, FOLDER_TAG, HEARTBEAT_TAG = "patchline.host", "patchline.folder", "patchline.heartbeat"
 FLOW_RUN_TAG = "prefect.flow_run_id"
 FLOW_RUNS_TAG = "patchline.flow_runs"
-"""Every flow run that worked on a run: the one that began it, and those that continued it."""
+"""Every flow run that worked on a run: the one that started it, and those that resumed it."""
 DATA_ROOT_TAG = "patchline.data_root"
 _LOCK_FILE = "owner.lock"
 _LONGEST_PARAM = 6000
-_LONG_GONE_SECONDS = 24 * 3600
 _CLOSE_SECONDS = 10.0
 _LOCK_SECONDS = 5.0
 REQUEST_FILE = "request.json"
-"""In the run's folder: what is needed to continue it."""
+"""In the run's folder: what is needed to resume it."""
 
 
 @dataclass(frozen=True)
@@ -51,34 +48,34 @@ class TrackedRun:
     experiment_id: str
     folder: Path
     continued: bool = False
-    """Whether an earlier attempt has logged something already."""
+    """Whether an earlier attempt may have logged something."""
 
 
 @dataclass(frozen=True)
 class NewRun:
-    """What is written on a run when it is opened."""
+    """What is logged when a run is opened."""
 
     experiment: str
     name: str
     command: str
-    """That the user gave, such as `patchline run`."""
+    """The command that the user ran, such as `patchline run`."""
     params: Mapping[str, str]
     tags: Mapping[str, str]
     request: str = ""
-    """What is needed to continue it, kept in its folder before the run is opened."""
+    """What is needed to resume it, saved in its folder before the run is opened."""
 
 
 @contextmanager
 def owned_run(
     config: RunConfig, runs: Path, tags: Mapping[str, str], request: str = ""
 ) -> Iterator[TrackedRun]:
-    """Open the run of a training; see `open_run`.
+    """Open a training run; see `open_run`.
 
     Args:
         config: resolved; its name is the experiment, its settings are the params.
-        runs: the folder that gets a folder for this run.
-        tags: what else to write on the run.
-        request: what is needed to continue it.
+        runs: the folder in which this run gets a folder.
+        tags: additional tags.
+        request: what is needed to resume the run.
     """
     name = str(config.name)
     new = NewRun(
@@ -95,65 +92,59 @@ def owned_run(
 
 @contextmanager
 def open_run(new: NewRun, runs: Path) -> Iterator[TrackedRun]:
-    """Open a run, hold the lock that says it is alive, and close it whatever happens.
+    """Open a run, hold its owner's lock, and close it whatever happens.
 
     It ends FINISHED, FAILED after an error, KILLED after a signal.
 
     Args:
-        new: what to write on it.
-        runs: the folder that gets a folder for this run.
+        new: what to log when it is opened.
+        runs: the folder in which this run gets a folder.
     """
     store = client()
     folder = (runs / f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}").resolve()
     with storage_errors(folder):
         make_folder(runs)
         folder.mkdir()
-        lock = FileLock(folder / _LOCK_FILE)
-        lock.acquire()
-    try:
+    with locked(owner_lock(folder)):
         if new.request:
             write_text(folder / REQUEST_FILE, new.request)
         with _closed_in_the_end(store, _create_run(store, new, folder)) as run:
             yield run
-    finally:
-        lock.release()
 
 
 @contextmanager
 def continued_run(
     run_id: str, folder: Path, params: Mapping[str, str], tags: Mapping[str, str]
 ) -> Iterator[TrackedRun]:
-    """Open a run again that failed or was killed; it ends as `open_run` lets it end.
+    """Reopen a run that failed or was killed; it is closed as in `open_run`.
 
     Args:
-        run_id: of the run.
+        run_id: the id of the run.
         folder: its folder, which exists.
-        params: logged again, in case that it died before they were.
-        tags: what else to write on the run.
+        params: logged again, in case its process was killed before they were.
+        tags: additional tags.
 
     Raises:
-        RunError: if its owner is alive, or it has finished.
+        RunError: if its owner is alive, or it has already finished.
     """
     store = client()
-    lock = FileLock(folder / _LOCK_FILE)
-    try:
-        lock.acquire(timeout=_LOCK_SECONDS)  # who looks whether it is held holds it for a moment
-    except Timeout as error:
-        raise RunError(
-            f"The run {run_id[:8]} is alive in another process. Wait for its end, or stop it."
-        ) from error
-    try:
+    with try_lock(owner_lock(folder), _LOCK_SECONDS) as is_owner:
+        if not is_owner:
+            raise RunError(
+                f"The run {run_id[:8]} is still running in another process. Wait until it "
+                "ends, or stop it."
+            )
         found = store.get_run(run_id)
         if found.info.status == "FINISHED":
-            raise RunError(f"The run {run_id[:8]} has finished meanwhile. Nothing is left to do.")
+            raise RunError(
+                f"The run {run_id[:8]} has finished in the meantime. Nothing is left to do."
+            )
         run = TrackedRun(run_id, found.info.experiment_id, folder, continued=True)
         store.update_run(run_id, status="RUNNING")
         with _closed_in_the_end(store, run):
             _log_params(store, run_id, params)
             set_tags(run, {HOST_TAG: socket.gethostname(), HEARTBEAT_TAG: _now(), **tags})
             yield run
-    finally:
-        lock.release()
 
 
 @contextmanager
@@ -170,11 +161,11 @@ def _closed_in_the_end(store: MlflowClient, run: TrackedRun) -> Iterator[Tracked
 
 
 def _close(store: MlflowClient, run: TrackedRun, status: str) -> None:
-    """Close a run and fail its models that have no files, waiting a little for a store away."""
+    """Close a run; retry for ten seconds if the store does not answer."""
     deadline = time.monotonic() + _CLOSE_SECONDS
     while True:
         try:
-            _end(store, run.run_id, run.experiment_id, status)
+            end_run(store, run.run_id, run.experiment_id, status)
         except Exception as error:
             if time.monotonic() > deadline:
                 raise unreachable(use_store(), error) from error
@@ -183,10 +174,10 @@ def _close(store: MlflowClient, run: TrackedRun, status: str) -> None:
             return
 
 
-def _end(store: MlflowClient, run_id: str, experiment_id: str, status: str) -> None:
-    """Close a run; before that its models without files become FAILED.
+def end_run(store: MlflowClient, run_id: str, experiment_id: str, status: str) -> None:
+    """Set a run's logged models without files to FAILED, then close the run.
 
-    In this order, because only a run that is still open will be closed again by somebody.
+    The order matters: if this is interrupted, the run is still open and will be closed again.
     """
     from mlflow.entities import LoggedModelStatus
 
@@ -197,45 +188,25 @@ def _end(store: MlflowClient, run_id: str, experiment_id: str, status: str) -> N
     store.set_terminated(run_id, status)
 
 
-def close_abandoned() -> list[str]:
-    """Close the runs whose owner was killed, and return their ids.
-
-    A run of this host is alive while its owner holds the lock in its folder. A run of another host
-    is left alone unless its last heartbeat is a day old.
-    """
-    if not store_exists():
-        return []
-    store = client()
-    closed = []
-    for run in list(all_runs("attributes.status = 'RUNNING'")):  # what is closed leaves the search
-        if HOST_TAG not in run.data.tags:
-            continue
-        with _abandoned(run) as abandoned:
-            # Looked at again while the lock is held: it may have ended, or been continued.
-            if abandoned and store.get_run(run.info.run_id).info.status == "RUNNING":
-                _end(store, run.info.run_id, run.info.experiment_id, "KILLED")
-                closed.append(run.info.run_id)
-    return closed
-
-
 def owner_is_alive(folder: Path) -> bool:
     """Return whether a process of this machine owns the run of a folder."""
-    try:
-        with FileLock(folder / _LOCK_FILE, timeout=1.0):  # who looks holds it for a moment, too
-            return False
-    except Timeout:
-        return True
+    return is_held(owner_lock(folder), wait_seconds=1.0)
+
+
+def owner_lock(folder: Path) -> Path:
+    """Return the file that the owner of a run holds a lock on."""
+    return folder / _LOCK_FILE
 
 
 def log_data(
     run: TrackedRun, name: str, fingerprint: str, manifest_file: Path, context: str = "training"
 ) -> None:
-    """Log the data's version as the data set of the run, and its manifest as an artifact."""
+    """Log the data as the dataset of the run, and its manifest as an artifact."""
     from mlflow.data import sources
     from mlflow.data.meta_dataset import MetaDataset
     from mlflow.entities import DatasetInput, InputTag
 
-    # MLflow makes the class of a local folder while it runs, so no checker can see it.
+    # MLflow creates this class at run time, so type checkers cannot see it.
     source = sources.LocalArtifactDatasetSource(str(manifest_file.parent))  # type: ignore[attr-defined]
     dataset = MetaDataset(source, name=name, digest=fingerprint)  # type: ignore[abstract]
     entity = dataset._to_mlflow_entity()  # noqa: SLF001 - MlflowClient takes the entity only
@@ -251,7 +222,7 @@ def log_file(run: TrackedRun, file: Path, folder: str | None = None) -> None:
 
 
 def set_tags(run: TrackedRun, tags: Mapping[str, str]) -> None:
-    """Write tags on the run."""
+    """Set tags of the run."""
     from mlflow.entities import RunTag
 
     client().log_batch(run.run_id, tags=[RunTag(*tag) for tag in redacted_values(tags).items()])
@@ -259,7 +230,7 @@ def set_tags(run: TrackedRun, tags: Mapping[str, str]) -> None:
 
 @contextmanager
 def system_metrics(run: TrackedRun) -> Iterator[None]:
-    """Log the machine's load while the block runs."""
+    """Log system metrics while the block runs."""
     from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
     monitor: Any = SystemMetricsMonitor(  # type: ignore[no-untyped-call]
@@ -310,26 +281,3 @@ def _log_params(store: MlflowClient, run_id: str, params: Mapping[str, str]) -> 
 
 def _now() -> str:
     return str(int(time.time()))
-
-
-@contextmanager
-def _abandoned(run: Run) -> Iterator[bool]:
-    """Tell whether a run's owner is gone; nobody can become its owner during the block."""
-    tags = run.data.tags
-    if tags[HOST_TAG] != socket.gethostname():
-        yield time.time() - float(tags.get(HEARTBEAT_TAG, "0")) > _LONG_GONE_SECONDS
-        return
-    lock_file = Path(tags.get(FOLDER_TAG, "")) / _LOCK_FILE
-    if not lock_file.exists():
-        yield True
-        return
-    lock = FileLock(lock_file)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        yield False
-        return
-    try:
-        yield True
-    finally:
-        lock.release()

@@ -1,4 +1,4 @@
-"""The MLflow store: where it is, and a client of it."""
+"""The MLflow store: its address, and a client for it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from filelock import FileLock
-
 from pipeline import local_login, local_services
 from pipeline.errors import PipelineError, ServerAwayError, TrackingError
 from pipeline.files.atomic_files import storage_errors
+from pipeline.files.file_locks import locked
 from pipeline.redaction import redacted, split_credentials
 from pipeline.workspace import WORKSPACE, make_folder
 
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _FIRST_ANSWER = {"MLFLOW_HTTP_REQUEST_TIMEOUT": 10, "MLFLOW_HTTP_REQUEST_MAX_RETRIES": 1}
-"""Seconds, and repetitions, within which a server has to answer the first question."""
+"""Timeout in seconds, and retries, of the first request to a server."""
 _IN_WORDS = (
     ("Read timed out", "it does not answer"),
     ("Connection refused", "nothing listens there"),
@@ -36,10 +35,10 @@ _IN_WORDS = (
 
 
 def use_store() -> str:
-    """Return the tracking URI, made absolute for this process and all that it starts.
+    """Return the tracking URI, made absolute for this process and the processes it starts.
 
-    `MLFLOW_TRACKING_URI` decides; without it, the server of `patchline up`; without that, MLflow's
-    own default in the working directory, which is the same store.
+    `MLFLOW_TRACKING_URI` takes precedence, then the server of `patchline up`, then MLflow's default
+    in the working directory, which is the store that this server uses.
     """
     uri = os.environ.get("MLFLOW_TRACKING_URI") or _local_server() or "sqlite:///mlflow.db"
     match = re.match(r"^sqlite:///(?!/)(.+)$", uri)
@@ -59,8 +58,8 @@ def _local_server() -> str | None:
     served_here = "mlflow" in services.own
     if served_here and not local_services.answers(f"{services.mlflow_url}/health"):
         logger.warning(
-            "The MLflow server of `patchline up` at %s does not answer (see %s); its database is "
-            "used directly.",
+            "The MLflow server of `patchline up` at %s does not answer (see %s). Using its "
+            "database directly.",
             services.mlflow_url,
             local_services.logs_folder(services.folder) / "mlflow.log",
         )
@@ -69,10 +68,10 @@ def _local_server() -> str | None:
 
 
 def without_login(uri: str) -> str:
-    """Return the address of a server without user and password, which go into the environment.
+    """Return the address of a server without user and password, which move to the environment.
 
-    MLflow takes them from there, and then no error, tag or page of MLflow's can show them. The
-    address of a database keeps its password.
+    MLflow reads them there, and no error, tag or page of MLflow can show them. The address of a
+    database keeps its password.
     """
     login = split_credentials(uri)
     if not uri.startswith(("http://", "https://")) or login.user is None:
@@ -83,24 +82,24 @@ def without_login(uri: str) -> str:
 
 
 def sqlite_file() -> Path | None:
-    """Return the file of a store that is SQLite; none for a server."""
+    """Return the file of a SQLite store; none for a server."""
     uri = use_store()
     return Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:") else None
 
 
 def store_exists() -> bool:
-    """Return whether there is a store to read from; a SQLite file is only made by a run."""
+    """Return whether there is a store to read; a SQLite file is only created by a run."""
     database = sqlite_file()
     if database is not None and not database.parent.is_dir():
         raise TrackingError(
-            f"There is no folder {database.parent} for the MLflow store {database.name}. Check "
-            "MLFLOW_TRACKING_URI."
+            f"The folder {database.parent} of the MLflow store {database.name} does not exist. "
+            "Check MLFLOW_TRACKING_URI."
         )
     return database is None or database.exists()
 
 
 def client() -> MlflowClient:
-    """Return a client of the store, which is created first if it is a new SQLite file.
+    """Return a client of the store; create the store first if it is a new SQLite file.
 
     Raises:
         TrackingError: if the store does not answer.
@@ -114,10 +113,10 @@ def client() -> MlflowClient:
         if database is None:
             return _answering_client()
         lock = database.parent / WORKSPACE / "mlflow.lock"
-        with storage_errors(lock.parent.parent / "mlflow.db"):
+        with storage_errors(database):
             make_folder(lock.parent)
-            lock.touch()  # says at once whether the folder can be written
-        with FileLock(lock):  # processes that meet a new SQLite file would crash each other
+            lock.touch()  # fails at once if the folder may not be written
+        with locked(lock):  # processes that create a SQLite file together would crash each other
             return _answering_client()
     except PipelineError:
         raise
@@ -126,9 +125,9 @@ def client() -> MlflowClient:
 
 
 def all_runs(condition: str) -> Iterator[Run]:
-    """Yield the runs that fulfil a condition in MLflow's search language, the newest first.
+    """Yield the runs that match a filter in MLflow's search language, the newest first.
 
-    The condition is one such as `attributes.status = 'RUNNING'`.
+    An example is `attributes.status = 'RUNNING'`.
     """
     store = client()
     where: list[str] = []
@@ -160,7 +159,7 @@ def _answering_client() -> MlflowClient:
 
 @contextmanager
 def _impatient() -> Iterator[None]:
-    """Wait less for a server than later, when it is known to be there."""
+    """Use short timeouts for the first request, before the server is known to answer."""
     before = {name: os.environ.get(name) for name in _FIRST_ANSWER}
     for name, most in _FIRST_ANSWER.items():
         given = before[name] or ""
@@ -176,7 +175,7 @@ def _impatient() -> Iterator[None]:
 
 
 def unreachable(uri: str, error: Exception) -> ServerAwayError:
-    """Return the error of a store that failed, in words and without credentials."""
+    """Return the error for a store that failed, without credentials."""
     text = str(error)
     first_line = text.splitlines()[0] if text else type(error).__name__
     reason = next((words for sign, words in _IN_WORDS if sign in text), first_line)

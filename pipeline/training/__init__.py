@@ -1,1 +1,1 @@
-"""The training loop and the child process that it runs in."""
+"""The training loop and the process that it runs in."""

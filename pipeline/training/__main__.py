@@ -16,7 +16,7 @@ from pipeline.workers.worker_process import worker_main
 
 
 def train(job: TrainingJob, events: EventWriter) -> TrainResult:
-    """Show what the augmentation does, then train."""
+    """Draw the augmentation preview, then train."""
     training = Training(job, events)
     augmentation = SeededAugmentation(job.config.augmentation, job.image, job.config.seed)
     rows = preview_rows(training.labels, training.training_images.rows)
@@ -28,7 +28,7 @@ def train(job: TrainingJob, events: EventWriter) -> TrainResult:
 
 
 def _get_ready() -> str:
-    """Import what most trainings need, and say what this machine has."""
+    """Import what most training runs need, and describe this machine."""
     importlib.import_module("albumentations")
     return look().model_dump_json()
 

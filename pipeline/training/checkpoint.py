@@ -1,8 +1,8 @@
-"""Checkpoints: the state of a training on disk, from which it resumes bit for bit.
+"""Checkpoints: the training state on disk, from which training resumes bit for bit.
 
-The last checkpoint and the one before it are kept while the training runs, each with the best
-weights that it names. One that is damaged gives way to the one before; without a whole one the
-training starts from the beginning.
+The last two checkpoints are kept during training, each with the best weights that it names. If the
+last one is damaged, training resumes from the previous one; if both are, it starts from the
+beginning.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ logger = logging.getLogger(__name__)
 LAST, PREVIOUS = "last.safetensors", "previous.safetensors"
 _PAUSE_SECONDS = 15.0
 _SHARE = 0.05
-"""Of the time, at most, for writing checkpoints; those of a large model take long."""
+"""Largest share of the time that may be spent on writing checkpoints."""
 _NUMBERS = "progress"
-"""Key of the metadata that holds what is no tensor."""
+"""Key of the metadata with everything that is not a tensor."""
 
 
 class Checkpoints:
-    """The checkpoints of one training, in its folder."""
+    """The checkpoints of one training run, in its folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -39,21 +39,21 @@ class Checkpoints:
         self._pause = _PAUSE_SECONDS
 
     def start_clock(self) -> None:
-        """Let the time to the next checkpoint begin now."""
+        """Start measuring the time to the next checkpoint."""
         self._written_at = time.monotonic()
 
     @property
     def is_due(self) -> bool:
-        """Whether it is time for the next one."""
+        """Whether it is time for the next checkpoint."""
         return time.monotonic() - self._written_at > self._pause
 
     @property
     def exist(self) -> bool:
-        """Whether there is one."""
+        """Whether there is a checkpoint."""
         return self._last.exists()
 
     def write(self, state: TrainState) -> None:
-        """Write the state; the checkpoint before it stays beside it."""
+        """Write the state, and keep the previous checkpoint."""
         began = time.monotonic()
         if self._last.exists():
             self._last.replace(self._previous)
@@ -65,11 +65,11 @@ class Checkpoints:
             best_weights.keep_only(self._folder, *self._best_steps)
 
     def keep_best(self, step: int) -> None:
-        """Delete all best weights but those of a step and those that a checkpoint names."""
+        """Delete all best weights except those of a step and those named by a checkpoint."""
         best_weights.keep_only(self._folder, step, *self._best_steps)
 
     def resume(self, state: TrainState) -> str:
-        """Restore the newest state that is whole, and say what was done; empty without any."""
+        """Restore the newest intact state and describe what was done; empty without checkpoints."""
         why = ""
         for file in (self._last, self._previous):
             if not file.exists():
@@ -79,38 +79,38 @@ class Checkpoints:
             except DamagedFileError as error:
                 logger.warning("%s", error)
                 why += f" ({file.name} or its best weights are damaged)"
-                file.unlink()  # so that it does not take the place of a good one
+                file.unlink()  # so that it never replaces an intact one
             else:
                 self._best_steps = (state.best.step,) if state.best else ()
-                return f"going on from step {state.step}{why}"
+                return f"resuming from step {state.step}{why}"
         if why:
             best_weights.keep_only(self._folder)
             return f"starting from the beginning{why}"
         return ""
 
     def finish(self, best_step: int) -> Path:
-        """Keep the last checkpoint and the best weights alone, and return where these are."""
+        """Keep only the last checkpoint and the best weights, and return the weights' folder."""
         self._previous.unlink(missing_ok=True)
         best_weights.keep_only(self._folder, best_step)
         return best_weights.finish(self._folder, best_step)
 
 
 def save(file: Path, state: TrainState) -> None:
-    """Write a state with its digest, whole or not at all."""
+    """Write a state with its digest, atomically."""
     write_tensors(file, state.tensors(), {_NUMBERS: json.dumps(state.numbers())})
 
 
 def load(file: Path, state: TrainState, folder: Path | None = None) -> None:
-    """Restore the state that a file holds.
+    """Restore the state from a file.
 
     Args:
         file: the checkpoint.
-        state: of the same model; it becomes the one that was saved.
-        folder: where the best weights are that the checkpoint names; they are verified too.
+        state: of the same model; it is overwritten.
+        folder: of the best weights that the checkpoint names; they are verified too.
 
     Raises:
-        DamagedFileError: if a file is not what was written, or the checkpoint is of another model;
-            the state is then as it was.
+        DamagedFileError: if a file is damaged, or the checkpoint is of another model; the state is
+            then unchanged.
     """
     tensors, metadata = read_tensors(file)
     if _NUMBERS not in metadata:

@@ -1,4 +1,4 @@
-"""Settings of the training: optimizer, length, precision."""
+"""Settings of the training: optimizer, length and precision."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ StepPlanKnots = tuple[tuple[int, float, int], ...]
 
 
 def _checked_plan(knots: StepPlanKnots) -> StepPlanKnots:
-    """Return the knots if a training can go by them.
+    """Return the knots if they are a valid plan.
 
     Raises:
-        ValueError: if there is none, they do not begin at step 0, steps or progress fall, or an end
-            is before a step that it has to reach.
+        ValueError: if there is none, they do not begin at step 0, steps or progress decrease, or an
+            end is before a step that has to be reached.
     """
     if not knots or knots[0][0] != 0 or knots[-1][2] < 1:
         raise ValueError("must have a knot (step, progress, end) at step 0, and end at 1 or later")
@@ -66,13 +66,13 @@ class OptimizerConfig(Section):
     """The optimizer and its learning-rate schedule."""
 
     name: Literal["adamw"] = "adamw"
-    """AdamW: Adam with decoupled weight decay (arXiv 1711.05101)."""
+    """Optimizer to train with; adamw is Adam with decoupled weight decay (arXiv 1711.05101)."""
 
     learning_rate: Annotated[float, Field(gt=0, le=1)] = 2e-3
     """Peak learning rate, reached after the warm-up."""
 
     weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.05
-    """Decoupled weight decay of the weight matrices; biases, norms and positions have none."""
+    """Decoupled weight decay of weight matrices; not applied to biases, norms and positions."""
 
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Decay of the running mean of the gradient."""
@@ -81,38 +81,38 @@ class OptimizerConfig(Section):
     """Decay of the running mean of the squared gradient."""
 
     warmup_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    """Share of the training in which the learning rate rises; then it falls as a cosine."""
+    """Fraction of the training with a rising learning rate; then it falls as a cosine."""
 
     gradient_clip: Annotated[float, Field(gt=0)] | None = 1.0
-    """Largest global norm of the gradient; null for no limit."""
+    """Maximum global norm of the gradient; null for no clipping."""
 
 
 class TrainingConfig(Section):
-    """How long and how the model is trained."""
+    """Length, batch size and precision of the training."""
 
     epochs: Annotated[int, Field(ge=1, le=100_000)] = 60
-    """Passes over the training split; ignored when time_limit is set."""
+    """Passes over the training split; ignored if time_limit is set."""
 
     time_limit: Duration | None = None
-    """Train for this long instead, from the first step, validation included: 90s, 20m, 2h."""
+    """Duration of the training instead of epochs, including validation: 90s, 20m, 2h."""
 
     step_plan: Annotated[StepPlanKnots, AfterValidator(_checked_plan)] | None = None
-    """What a run with a time limit recorded, (step, progress, end), so that it can be replayed."""
+    """Recorded (step, progress, end) knots of a run with a time limit, to reproduce it."""
 
     batch_size: Annotated[int, Field(ge=1, le=65_536)] = 128
     """Images per step."""
 
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """bfloat16 computes the forward pass under autocast; auto uses it where it pays."""
+    """Precision of the forward pass (bfloat16 uses autocast); auto chooses the faster one."""
 
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    """Where to train; auto takes a CUDA device if there is one."""
+    """Device to train on; auto uses a CUDA device if there is one."""
 
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """Threads of torch on the CPU; by default torch's own choice. Results depend on it."""
+    """Number of torch threads on the CPU; by default chosen by torch. Affects the results."""
 
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    """Share of the target spread over all classes (arXiv 1512.00567, section 7)."""
+    """Fraction of the target spread over all classes (arXiv 1512.00567, section 7)."""
 
     ema_decay: Annotated[float, Field(ge=0, lt=1)] = 0.999
-    """Decay of the moving average of the weights that is kept; warmed up from 0."""
+    """Decay of the moving average of the weights, which is what is kept; warmed up from 0."""

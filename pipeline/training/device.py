@@ -1,4 +1,4 @@
-"""Choose how precisely to compute, and make it repeatable."""
+"""Choose the precision, and make the computation reproducible."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 from pipeline.training.config import TrainingConfig
 
 _WORTH_CASTING = 1_000_000
-"""Parameters below which casting costs a CPU more than bfloat16 saves: see docs/performance.md."""
+"""With fewer parameters, casting costs a CPU more than bfloat16 saves: see the performance page."""
 
 
 def choose_precision(config: TrainingConfig, device: torch.device, parameters: int) -> str:
     """Return `float32` or `bfloat16`.
 
-    `auto` takes bfloat16 where the hardware multiplies it; on a CPU only for a model that is large
-    enough to gain.
+    `auto` uses bfloat16 if the hardware supports it, on a CPU only for a model that is large enough
+    to benefit.
     """
     if config.precision != "auto":
         return config.precision
@@ -27,7 +27,7 @@ def choose_precision(config: TrainingConfig, device: torch.device, parameters: i
 
 
 def make_repeatable(threads: int | None) -> int:
-    """Ask torch for deterministic algorithms, set its threads, and return their number."""
+    """Enable deterministic algorithms, set the number of threads, and return it."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     # `use_deterministic_algorithms` also imports torch's compiler, two seconds that nobody needs
     torch.set_deterministic_debug_mode("warn")

@@ -1,4 +1,4 @@
-"""The moving average of the weights that is validated, kept and packaged."""
+"""The moving average of the weights, which is validated, kept and packaged."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 class MovingAverage:
     """An exponential moving average whose decay is warmed up: min(decay, (1 + n) / (10 + n)).
 
-    So a short run already has an average that left the initial weights behind.
+    So even in a short run the average is no longer dominated by the initial weights.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:

@@ -1,4 +1,4 @@
-"""What the training process is given."""
+"""The input of the training process."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pipeline.section import Section
 
 
 class TrainingJob(Section):
-    """Everything that decides the weights, and where they go."""
+    """Everything that decides the weights, and the folder for the results."""
 
     config: RunConfig
-    """Resolved: nothing in it depends on the data any more."""
+    """Resolved against the data."""
     manifest_file: Path
     store: Path
     image: ImageSpec
@@ -21,4 +21,4 @@ class TrainingJob(Section):
     data_fingerprint: str
     run_id: str
     folder: Path
-    """Checkpoints and pictures go here."""
+    """For checkpoints and pictures."""

@@ -1,7 +1,7 @@
-"""The training stage: start the training process, forward what it says, return its result.
+"""The training stage: start the training process, forward its events, return its result.
 
-A training that was interrupted goes on from its last checkpoint. One that an earlier run has done
-is not repeated: its events are told again, so that the new run has its curves too.
+Interrupted training resumes from its last checkpoint. Training that an earlier run has done already
+is not repeated: its events are logged again, so that the new run has the curves too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pipeline.data.ingestion import IngestedData, PreparedData
 from pipeline.run_memory import stage_keys
 from pipeline.run_memory.stage_memory import Ingredients, StageMemory
 from pipeline.tracking import provenance, tracked_run
-from pipeline.tracking.sent_once import RunLog
+from pipeline.tracking.exactly_once_metrics import MetricSender
 from pipeline.training.job import TrainingJob
 from pipeline.training.machine import MODULE, choose_device, seen
 from pipeline.training.train_result import TrainResult
@@ -39,22 +39,22 @@ def train(
     memory: StageMemory,
     on_event: OnEvent,
 ) -> TrainResult:
-    """Train in a process of its own, unless the weights are known.
+    """Train in a separate process, unless the weights are known.
 
     Args:
         config: resolved.
         data: the manifest.
         prepared: the store.
-        run: where metrics and pictures go while the training runs.
+        run: gets metrics and pictures during training.
         memory: may know the weights.
-        on_event: sees every event too, for a progress display.
+        on_event: also called with every event, for a progress display.
     """
     folder = run.folder / FOLDER
     asked = ingredients(config, data, prepared)
-    begun = bool(earlier_events(folder))  # then it is continued, whatever others have done since
+    begun = bool(earlier_events(folder))  # then it is resumed, whatever other runs have done since
     known = memory.recall("train", asked, TrainResult, folder, own_only=begun)
     if known is not None:
-        tell_again(run)
+        log_again(run)
         return known
     trained = _trained(config, data, prepared, run, on_event)
     same = ingredients(replayable(config, trained), data, prepared)
@@ -79,7 +79,7 @@ def _trained(
         run_id=run.run_id,
         folder=run.folder / FOLDER,
     )
-    log = RunLog(run)
+    log = MetricSender(run)
     for event in earlier_events(job.folder):
         _log(event, log, send=False)
     log.send()
@@ -97,11 +97,11 @@ def _trained(
     return result
 
 
-def tell_again(run: tracked_run.TrackedRun) -> None:
-    """Log what the training in the run's folder said when it was computed."""
+def log_again(run: tracked_run.TrackedRun) -> None:
+    """Log the events of the training whose results were copied to the run's folder."""
     folder = run.folder / FOLDER
     job = TrainingJob.model_validate_json((folder / JOB_FILE).read_text(encoding="utf-8"))
-    log = RunLog(run)
+    log = MetricSender(run)
     for event in earlier_events(folder):
         if event["kind"] == "artifact":
             path = Path(event["path"])
@@ -111,7 +111,7 @@ def tell_again(run: tracked_run.TrackedRun) -> None:
     log.flush()
 
 
-def _log(event: Event, log: RunLog, *, send: bool = True) -> None:
+def _log(event: Event, log: MetricSender, *, send: bool = True) -> None:
     if event["kind"] == "metrics":
         log.add_metrics(event["values"], event["step"], event["time"], send=send)
     elif event["kind"] == "artifact" and Path(event["path"]).is_file():
@@ -122,7 +122,7 @@ def ingredients(config: RunConfig, data: IngestedData, prepared: PreparedData) -
     """Return everything that decides the weights.
 
     Raises:
-        ConfigError: if the machine does not have the device that was asked for.
+        ConfigError: if the machine does not have the requested device.
     """
     machine = seen()
     sections = ("seed", "augmentation", "model", "optimizer", "training")
@@ -140,7 +140,7 @@ def ingredients(config: RunConfig, data: IngestedData, prepared: PreparedData) -
 
 
 def replayable(config: RunConfig, result: TrainResult) -> RunConfig:
-    """Return the config with all that the machine decided, so that it runs the same again."""
+    """Return the config with everything that the machine decided, to reproduce the run."""
     planned = config.training.time_limit is not None
     training = config.training.model_copy(
         update={
@@ -152,6 +152,16 @@ def replayable(config: RunConfig, result: TrainResult) -> RunConfig:
         }
     )
     return config.model_copy(update={"training": training})
+
+
+def record_training(
+    config: RunConfig, result: TrainResult, run: tracked_run.TrackedRun
+) -> tuple[RunConfig, Path]:
+    """Tag the run with what the machine decided, and log the config that reproduces the run."""
+    names = ("precision", "device", "threads", "parameters", "stopped_because", "steps")
+    tracked_run.set_tags(run, {f"training.{name}": str(getattr(result, name)) for name in names})
+    reproducible = replayable(config, result)
+    return reproducible, log_config(reproducible, run)
 
 
 def log_config(config: RunConfig, run: tracked_run.TrackedRun) -> Path:

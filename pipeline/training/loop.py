@@ -1,8 +1,8 @@
 """The training loop.
 
 Randomness is counter-based: the order of the images and their augmentation depend on (seed, epoch),
-dropout and stochastic depth on (seed, step). So a training that was killed goes on from its last
-checkpoint to the same weights as if nothing had happened.
+dropout and stochastic depth on (seed, step). So training that was killed and resumes from its last
+checkpoint reaches the same weights as without the interruption.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Labels = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Training:
-    """One training, from a job to a result."""
+    """One training run, from a job to a result."""
 
     def __init__(self, job: TrainingJob, events: EventWriter) -> None:
         self.job, self.events, self.config = job, events, job.config
@@ -65,7 +65,7 @@ class Training:
         self.checkpoints = Checkpoints(job.folder)
 
     def run(self) -> TrainResult:
-        """Train to the end of the plan and return where the best weights are."""
+        """Train to the end of the plan and return the result."""
         state = self.state
         if resumed := self.checkpoints.resume(state):
             self.events.write("warning", message=resumed)
@@ -89,7 +89,7 @@ class Training:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the first step, earlier attempts included."""
+        """Seconds since the first step, including earlier attempts."""
         return self._seconds_before + time.monotonic() - self._started
 
     # -- set-up --------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ class Training:
         state.sums.add(float(loss.detach()), correct, len(labels_B))
         if not np.isfinite(state.sums.loss):
             raise RunError(
-                f"The loss became {float(loss.detach())} at step {state.step}, so the training was "
+                f"The loss became {float(loss.detach())} at step {state.step}, so training was "
                 "stopped. Lower optimizer.learning_rate, or set training.precision to float32."
             )
 
@@ -176,6 +176,11 @@ class Training:
             return
         per_epoch = self.order.steps_per_epoch
         epochs = -(-state.plan.last_step // per_epoch)
+        timed: dict[str, float | bool] = {}
+        if self.planner:
+            limit = self.planner.limit_seconds
+            settled = self.planner.is_settled
+            timed = {"seconds": self.elapsed, "limit_seconds": limit, "settled": settled}
         self.events.progress(
             state.step,
             state.plan.last_step,
@@ -185,6 +190,7 @@ class Training:
             loss=round(state.sums.mean_loss, 4),
             accuracy=round(state.sums.accuracy, 4),
             images_per_second=round(state.sums.total_images / max(state.training_seconds, 1e-9), 1),
+            **timed,
         )
 
     # -- validation and checkpoints ------------------------------------------------------------
@@ -239,7 +245,7 @@ class Training:
     def _result(self) -> TrainResult:
         state = self.state
         if state.best is None:
-            raise RunError("The training did no step, so there is no model. Raise training.epochs.")
+            raise RunError("No step was done, so there is no model. Increase training.epochs.")
         limited = self.config.training.time_limit
         return TrainResult(
             best=self.checkpoints.finish(state.best.step),
@@ -264,7 +270,7 @@ def _step_seed(seed: int, step: int) -> int:
 
 
 def _better(new: EpochRecord, old: EpochRecord) -> bool:
-    """Compare by accuracy; at the same accuracy by the loss, which says more on few images."""
+    """Compare by accuracy, then by the loss, which is finer for few images."""
     return (new.validation_accuracy, -new.validation_loss) > (
         old.validation_accuracy,
         -old.validation_loss,
@@ -284,7 +290,7 @@ def _metric_values(record: EpochRecord) -> dict[str, float]:
 
 
 def preview_rows(labels: np.ndarray[Any, Any], rows: np.ndarray[Any, Any], limit: int = 8) -> Any:
-    """Return up to `limit` rows, one of each class first."""
+    """Return up to `limit` rows, starting with one of each class."""
     by_class = [rows[labels[rows] == label] for label in np.unique(labels[rows])]
     rounds = itertools.zip_longest(*(list(group[:limit]) for group in by_class))
     ordered = [row for one_round in rounds for row in one_round if row is not None]

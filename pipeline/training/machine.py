@@ -1,4 +1,4 @@
-"""What the machine decides in a training: where it computes, with how many threads, on what CPU."""
+"""What the machine decides about training: the device, the number of threads, the CPU."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ MODULE = "pipeline.training"
 
 
 class Machine(Section):
-    """A machine as torch sees it."""
+    """The machine as seen by torch."""
 
     cpu_capability: str
-    """The vector instructions that torch uses."""
+    """The CPU's vector instructions that torch uses."""
     threads: int
-    """What torch takes unless it is told."""
+    """Torch's default number of threads."""
     devices: dict[str, str]
-    """Those that are there, by their names in a config, with the names of their makers."""
+    """The available devices: their names in a config, with their product names."""
 
 
 def look() -> Machine:
-    """Ask torch in this process."""
+    """Query torch in this process."""
     import torch
 
     devices = {"cpu": "cpu"}
@@ -39,7 +39,7 @@ def look() -> Machine:
 
 @functools.cache
 def seen() -> Machine:
-    """Return what a prepared training process has seen, so that this one needs no torch."""
+    """Return what a prewarmed training process has seen, so that this one needs no torch."""
     said = worker_start.introduction(MODULE)
     return Machine.model_validate_json(said) if said else look()
 
@@ -48,7 +48,7 @@ def choose_device(config: TrainingConfig, machine: Machine) -> str:
     """Return the name of the device to train on.
 
     Raises:
-        ConfigError: if the machine does not have the device that was asked for.
+        ConfigError: if the machine does not have the requested device.
     """
     name = config.device
     if name == "auto":

@@ -1,7 +1,8 @@
-"""AdamW with weight decay on the weight matrices alone."""
+"""The optimizers that `optimizer.name` chooses from; only weight matrices decay."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,14 +10,12 @@ from torch import nn
 
 from pipeline.training.config import OptimizerConfig
 
+Groups = list[dict[str, Any]]
+"""Parameters with settings of their own, as torch's optimizers take them."""
 
-def build_optimizer(config: OptimizerConfig, model: nn.Module) -> torch.optim.Optimizer:
-    """Return the optimizer; what is no weight matrix does not decay."""
-    decayed: list[nn.Parameter] = []
-    free: list[nn.Parameter] = []
-    for name, parameter in model.named_parameters():
-        (decayed if is_weight_matrix(name, parameter) else free).append(parameter)
-    groups: list[dict[str, Any]] = [{"params": decayed}, {"params": free, "weight_decay": 0.0}]
+
+def _adamw(groups: Groups, config: OptimizerConfig) -> torch.optim.Optimizer:
+    """Return AdamW: Adam with decoupled weight decay (arXiv 1711.05101)."""
     return torch.optim.AdamW(
         groups,
         lr=config.learning_rate,
@@ -25,11 +24,27 @@ def build_optimizer(config: OptimizerConfig, model: nn.Module) -> torch.optim.Op
     )
 
 
+OPTIMIZERS: dict[str, Callable[[Groups, OptimizerConfig], torch.optim.Optimizer]] = {
+    "adamw": _adamw,
+}
+"""The function that builds each optimizer, by the names that `OptimizerConfig.name` accepts."""
+
+
+def build_optimizer(config: OptimizerConfig, model: nn.Module) -> torch.optim.Optimizer:
+    """Return the optimizer that the config names, with weight decay on weight matrices only."""
+    decayed: list[nn.Parameter] = []
+    free: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        (decayed if is_weight_matrix(name, parameter) else free).append(parameter)
+    groups: Groups = [{"params": decayed}, {"params": free, "weight_decay": 0.0}]
+    return OPTIMIZERS[config.name](groups, config)
+
+
 def is_weight_matrix(name: str, parameter: nn.Parameter) -> bool:
-    """Return whether a parameter multiplies features: a matrix or a kernel, called so.
+    """Return whether a parameter is a weight matrix or a kernel, by its shape and name.
 
     Biases, norms and layer scales have one dimension; tokens, registers, position embeddings and
-    rotary frequencies have more, but another name.
+    rotary frequencies have more dimensions but other names.
     """
     own = name.rpartition(".")[2]
     return parameter.ndim > 1 and (own.endswith("weight") or own.startswith("kernel"))

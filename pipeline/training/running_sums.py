@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class RunningSums:
-    """Loss and accuracy of the epoch so far, as the model saw the images."""
+    """Loss and accuracy of the current epoch, on the augmented images."""
 
     def __init__(
         self, loss: float = 0.0, correct: int = 0, images: int = 0, total_images: int = 0
@@ -17,22 +17,22 @@ class RunningSums:
         )
 
     def add(self, loss: float, correct: int, images: int) -> None:
-        """Count the images of one step, with their mean loss."""
+        """Add the images of one step, with their mean loss."""
         self.loss += loss * images
         self.correct += correct
         self.images += images
         self.total_images += images
 
     def next_epoch(self) -> None:
-        """Begin to count anew; the images of the whole training stay."""
+        """Reset the sums of the epoch; the image count of the whole training stays."""
         self.loss, self.correct, self.images = 0.0, 0, 0
 
     @property
     def mean_loss(self) -> float:
-        """Loss of an image of this epoch."""
+        """Mean loss per image in this epoch."""
         return self.loss / max(1, self.images)
 
     @property
     def accuracy(self) -> float:
-        """Share of the images of this epoch that were recognised."""
+        """Fraction of this epoch's images that were classified correctly."""
         return self.correct / max(1, self.images)

@@ -1,6 +1,6 @@
 """The learning rate: linear warm-up, then a cosine to zero (arXiv 1608.03983, without restarts).
 
-A step takes the rate of its own middle, so none has the 0 of the start and the end.
+Each step uses the rate at its middle, so no step has the rate 0 of the start and the end.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import math
 
 
 def learning_rate_factor(progress: float, warmup_fraction: float) -> float:
-    """Return the share of the peak learning rate at a progress from 0 (start) to 1 (end)."""
+    """Return the fraction of the peak learning rate at a progress from 0 (start) to 1 (end)."""
     if progress < warmup_fraction:
         return progress / warmup_fraction
     falling = (progress - warmup_fraction) / (1 - warmup_fraction)

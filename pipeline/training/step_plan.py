@@ -1,13 +1,12 @@
-"""How far the training has come at each step, planned by steps or by time.
+"""Plan the progress of the training at each step, by a number of steps or by time.
 
-A plan is a list of knots (step, progress, end): from that step on, progress rises evenly from that
-progress to 1 at that end. A run limited by epochs has one knot. A run limited by time moves its end
-while it measures how fast it is, and leaves a knot at each such moment. The knots are written into
-the resolved config; a run with the same knots does the same steps at exactly the same progress:
-that is its replay.
+A plan is a list of knots (step, progress, end): from that step, progress rises linearly from that
+value to 1 at the end. A run limited by epochs has one knot. A run limited by time measures its
+speed, moves the end accordingly, and adds a knot each time. The knots are saved in the resolved
+config; a run with the same knots reproduces the same steps with exactly the same progress.
 
-What is called a step's progress is that of its middle, so that the first step is past the start and
-the last one before the end: at both the learning rate is 0.
+The progress of a step is that of its middle, so the first step is after the start and the last step
+before the end, where the learning rate is 0.
 """
 
 from __future__ import annotations
@@ -19,11 +18,13 @@ Knot = tuple[int, float, int]
 
 _UNKNOWN_END = 10**9
 _REPLANS = 40
-"""Shares of the time limit after which the end is planned again,"""
+"""The end is planned again after this fraction (1/40) of the time limit,"""
 _REPLANS_TO_GO = 4
-"""or shares of the steps to go, whichever comes first: so near the end it is planned more often."""
+"""or this fraction (1/4) of the remaining steps, so more often near the end."""
+_SETTLED_KNOTS, _SETTLED_SPREAD = 4, 1.05
+"""The end counts as settled when the last four plans differ by at most 5 %."""
 _FEWEST_GUESSED = 20
-"""Steps: the first one warms up caches, and a guess of few would jump over the warm-up."""
+"""Minimum of the first guess: the first step is slow, and few steps would skip the warm-up."""
 
 
 class StepPlan:
@@ -34,7 +35,7 @@ class StepPlan:
 
     @classmethod
     def of_steps(cls, steps: int) -> StepPlan:
-        """Return the plan of a run that does a known number of steps."""
+        """Return the plan of a run with a known number of steps."""
         return cls([(0, 0.0, steps)])
 
     @property
@@ -48,7 +49,7 @@ class StepPlan:
         return self.last_step < _UNKNOWN_END
 
     def progress(self, step: int) -> float:
-        """Return the progress when `step` steps have been done."""
+        """Return the progress after `step` steps."""
         start, low, end = self.knots[self._in_force(step)]
         if step >= end:
             return 1.0
@@ -60,28 +61,28 @@ class StepPlan:
     def progress_of(self, step: int) -> float:
         """Return the progress in the middle of a step, counted from 0: never 0 and never 1.
 
-        Only the knot in force at the step decides, so a later one does not change it.
+        Later knots do not change it.
         """
         start, low, end = self.knots[self._in_force(step)]
         return low + (1.0 - low) * (step + 0.5 - start) / max(1, end - start)
 
     def end_after(self, step: int, remaining: int) -> None:
-        """Leave a knot at `step` and plan the end `remaining` steps later; 0 ends it here."""
+        """Add a knot at `step` and plan the end `remaining` steps later; 0 ends it here."""
         here = self.progress(step)
-        if here >= 1.0 and remaining and step:  # more time than planned: not all of it is used up
+        if here >= 1.0 and remaining and step:  # there is more time than planned
             here = self.progress_of(step - 1)
         self.knots = [knot for knot in self.knots if knot[0] < step]
         self.knots.append((step, here, step + max(0, remaining)))
 
 
 class TimePlanner:
-    """Plan the end of a run with a time limit from the speed that is measured.
+    """Plan the end of a run with a time limit from its measured speed.
 
     Args:
-        plan: the plan to move; it is changed in place.
+        plan: changed in place.
         limit_seconds: from the first step to the end of the last validation.
-        steps_per_epoch: validations come once an epoch and at the end.
-        validation_steps: what a validation costs in training steps, until it has been measured.
+        steps_per_epoch: there is a validation after each epoch and at the end.
+        validation_steps: estimated duration of a validation in steps, until it is measured.
     """
 
     def __init__(
@@ -99,28 +100,34 @@ class TimePlanner:
 
     @staticmethod
     def opening_plan() -> StepPlan:
-        """Return the plan before anything was measured: no end, and no progress to speak of."""
+        """Return the plan before anything is measured, without an end."""
         return StepPlan([(0, 0.0, _UNKNOWN_END)])
 
     @property
     def has_measured(self) -> bool:
-        """Whether the plan is more than the guess before the first update."""
+        """Whether the plan is based on more than the first guess."""
         return len(self.plan.knots) > 1
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether the planned end has stopped jumping, so that it is worth showing."""
+        ends = [end for _, _, end in self.plan.knots[-_SETTLED_KNOTS:]]
+        return len(ends) == _SETTLED_KNOTS and max(ends) <= _SETTLED_SPREAD * min(ends)
+
     def before_first_update(self, seconds: float) -> None:
-        """Guess the end from how long the first gradient took, so that the first update counts."""
+        """Guess the end from the duration of the first gradient, for the first update."""
         most = int(self.limit_seconds / max(seconds, 1e-9))
         self.plan.end_after(0, min(max(_FEWEST_GUESSED, most), _UNKNOWN_END - 1))
 
     def after_step(self, step: int, training_seconds: float, elapsed_seconds: float) -> None:
-        """Plan again, if it is time to.
+        """Plan again if it is time to.
 
         Args:
-            step: steps done.
-            training_seconds: time spent in them, validation excluded.
-            elapsed_seconds: time since the first step began, everything included.
+            step: number of steps done.
+            training_seconds: their duration, without validation.
+            elapsed_seconds: time since the start of the first step, including everything.
         """
-        if self._mark is None:  # the first step also warms up caches, so it says little
+        if self._mark is None:  # the first step also warms up caches, so it is not representative
             self._mark = (step, training_seconds)
             if elapsed_seconds >= self.limit_seconds:
                 self.plan.end_after(step, 0)
@@ -137,7 +144,7 @@ class TimePlanner:
         self._next_replan_seconds = elapsed_seconds + self.limit_seconds / _REPLANS
 
     def _steps_within(self, seconds: float, step: int, step_seconds: float) -> int:
-        """Return how many more steps fit, with the validations that come between and after."""
+        """Return how many more steps fit, including the validations."""
         validation = self.validation_seconds
         if validation is None:
             validation = self._validation_steps * step_seconds

@@ -1,4 +1,4 @@
-"""What a training gives back: paths and numbers, nothing large."""
+"""The result of training: paths and numbers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pipeline.section import Section
 
 
 class EpochRecord(Section):
-    """One line of the history."""
+    """The metrics of one validation."""
 
     epoch: float
     step: int
@@ -21,10 +21,10 @@ class EpochRecord(Section):
 
 
 class TrainResult(Section):
-    """Paths and numbers: nothing here is large."""
+    """Paths and numbers; large data stays in files."""
 
     best: Path
-    """Folder with the weights that did best in validation."""
+    """Folder of the weights with the best validation metrics."""
     best_step: int
     best_validation_accuracy: float
     steps: int
@@ -32,7 +32,7 @@ class TrainResult(Section):
     seconds: float
     """From the first step to the end of the last validation."""
     images_per_second: float
-    """Training images over the time of the training steps, validation excluded."""
+    """Training images per second of training steps, without validation."""
     step_plan: tuple[tuple[int, float, int], ...]
     precision: str
     device: str

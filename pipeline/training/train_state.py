@@ -1,7 +1,7 @@
-"""The state of a training: everything that decides how it continues, as one value.
+"""The training state: everything that decides how training continues, as one value.
 
-What is in here goes into a checkpoint, and nothing else does. The machinery around it (data,
-device, clock, events) is made anew by each process.
+This is exactly what a checkpoint holds. Everything else (data, device, clock, events) is created
+again by each process.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from pipeline.training.step_plan import StepPlan
 from pipeline.training.train_result import EpochRecord
 
 Numbers = dict[str, Any]
-"""What of a state is no tensor, as JSON."""
+"""The part of a state that is not tensors, as JSON."""
 Tensors = dict[str, torch.Tensor]
 
 
 @dataclass
 class TrainState:
-    """Weights, their average, the optimizer, the plan, and how far the training has come."""
+    """Weights, their average, the optimizer, the plan and the progress."""
 
     model: nn.Module
     average: MovingAverage
@@ -33,15 +33,15 @@ class TrainState:
     plan: StepPlan
     step: int = 0
     training_seconds: float = 0.0
-    """Time spent in steps, validation excluded; by all processes."""
+    """Time spent in steps, without validation, over all attempts."""
     elapsed_seconds: float = 0.0
-    """Time since the first step until the last checkpoint; by all processes."""
+    """Time from the first step to the last checkpoint, over all attempts."""
     history: list[EpochRecord] = field(default_factory=list)
     best: EpochRecord | None = None
     sums: RunningSums = field(default_factory=RunningSums)
 
     def tensors(self) -> Tensors:
-        """Return every tensor by name; those of the model itself, not copies."""
+        """Return all tensors by name, without copying."""
         found = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
         averages = self.average.model.state_dict()
         found |= {f"average.{name}": tensor for name, tensor in averages.items()}
@@ -62,10 +62,10 @@ class TrainState:
         }
 
     def restore(self, tensors: Tensors, numbers: Numbers) -> None:
-        """Become the state that `tensors` and `numbers` were taken from.
+        """Restore the state from `tensors` and `numbers`.
 
         Raises:
-            DamagedFileError: if the tensors are not of this model; nothing has changed then.
+            DamagedFileError: if the tensors are of another model; the state is then unchanged.
         """
         weights, averages = _below(tensors, "model."), _below(tensors, "average.")
         moments: dict[int, Tensors] = {}
@@ -78,7 +78,7 @@ class TrainState:
             and _fit_optimizer(moments, self.optimizer)
         ):
             raise DamagedFileError(
-                "The checkpoint is not one of this model. Delete it, or train with the version of "
+                "The checkpoint belongs to another model. Delete it, or train with the version of "
                 "Patchline that wrote it."
             )
         self.model.load_state_dict(weights)
@@ -99,7 +99,7 @@ def _fit(tensors: Tensors, module: nn.Module) -> bool:
 
 
 def _fit_optimizer(moments: dict[int, Tensors], optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether every moment belongs to a parameter of its shape; counters have none."""
+    """Return whether every moment has the shape of its parameter; counters are scalars."""
     shapes = [each.shape for group in optimizer.param_groups for each in group["params"]]
     return all(
         index < len(shapes)

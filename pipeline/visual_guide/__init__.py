@@ -1,1 +1,1 @@
-"""Pictures that show what a part of a model does to one photograph."""
+"""Pictures of what a part of a model does to a photograph."""

@@ -1,1 +1,1 @@
-"""The processes that a run starts, and the events that they write."""
+"""The worker processes that a run starts, and the events that they write."""

@@ -1,13 +1,13 @@
 """The numbered events that a worker process writes and its parent reads.
 
-One JSON object a line: `seq` counts from 0 without gaps, `time` is seconds since the epoch, `kind`
-says what the rest means.
+Each line is a JSON object: `seq` counts from 0 without gaps, `time` is in seconds since the epoch,
+`kind` decides the other keys.
 
-    progress    done, total, unit, and what a progress bar shows beside
+    progress    done, total, unit, and additional values for the progress bar
     metrics     step, values
-    artifact    path, name: a file that is worth keeping with the run
+    artifact    path, name: a file to keep with the run
     warning     message
-    log         message: a line that the worker or a library wrote to its output; it has no `seq`
+    log         message: a line that the worker or a library printed; it has no `seq`
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LONGEST_LINE = 2000
 
 
 class EventWriter:
-    """Append events to a file; each line is written whole."""
+    """Append events to a file, one whole line at a time."""
 
     def __init__(self, file: Path, *, progress_interval_seconds: float = 0.5) -> None:
         make_folder(file.parent)
@@ -52,14 +52,14 @@ class EventWriter:
 
 
 class EventReader:
-    """Read what was appended since the last look."""
+    """Read what was appended since the last call."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
         self._offset = 0
 
     def new_events(self) -> list[Event]:
-        """Return the events of all lines that are complete by now."""
+        """Return the events of all lines that have been completed since."""
         return [json.loads(line) for line in self._new_lines()]
 
     def _new_lines(self) -> list[bytes]:
@@ -74,20 +74,20 @@ class EventReader:
 
 
 class LineReader(EventReader):
-    """Read the lines of a plain file as events of the kind `log`; those before it stay unread."""
+    """Read new lines of a plain text file as events of the kind `log`; skip existing ones."""
 
     def __init__(self, file: Path) -> None:
         super().__init__(file)
         self._offset = file.stat().st_size if file.exists() else 0
 
     def new_events(self) -> list[Event]:
-        """Return an event for each line with words that is complete by now."""
+        """Return an event for each non-empty line that has been completed since."""
         lines = [line.decode(errors="replace").strip() for line in self._new_lines()]
         return [{"kind": "log", "message": line[:_LONGEST_LINE]} for line in lines if line]
 
 
 def read_events(file: Path) -> list[Event]:
-    """Return all complete events of a file, cutting off a line that a killed writer left."""
+    """Return all complete events of a file; cut off a partial line that a killed writer left."""
     if not file.exists():
         return []
     data = file.read_bytes()

@@ -1,8 +1,8 @@
-"""Start a worker process in its own group, follow its events, and never leave it behind.
+"""Run a worker process in its own group, forward its events, and never leave it behind.
 
 A worker is a module with a `__main__`, started as `python -P -m MODULE FOLDER`. The folder holds
 `job.json`; the worker writes `events.jsonl`, `result.json` and `worker.log`. The parent keeps the
-worker's standard input open; when the parent dies in whatever way, that pipe closes and the worker
+worker's standard input open; when the parent ends, however it ends, that pipe closes and the worker
 ends itself and everything that it started.
 """
 
@@ -21,11 +21,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
-from filelock import FileLock, Timeout
-
 from pipeline import redaction
 from pipeline.errors import PipelineError, RunError, StorageError, WorkerError, error_class
 from pipeline.files.atomic_files import storage_errors, write_text
+from pipeline.files.file_locks import try_lock
 from pipeline.section import Section
 from pipeline.workers import worker_start
 from pipeline.workers.event_log import Event, EventReader, EventWriter, LineReader
@@ -52,15 +51,15 @@ _LAST_WORKER_SECONDS = 60.0
 def run_worker(
     module: str, folder: Path, job: Section, result_class: type[Result], on_event: OnEvent
 ) -> Result:
-    """Run a worker to its end and return its result; `on_event` sees every event once, in order.
+    """Run a worker to its end and return its result; `on_event` gets every event once, in order.
 
-    Those of an earlier worker in the same folder are not among them: see `earlier_events`. On any
+    Events of an earlier worker in the same folder are not included: see `earlier_events`. On any
     exception in the parent (a signal, an error in `on_event`) the worker's whole group is stopped
-    before the exception goes on.
+    before the exception propagates.
 
     Raises:
-        PipelineError: the error that the worker reported, by class and text.
-        WorkerError: if the worker died without a report.
+        PipelineError: the error that the worker reported, by class and message.
+        WorkerError: if the worker ended without a report.
     """
     make_folder(folder)
     reader, lines = EventReader(folder / EVENTS_FILE), LineReader(folder / LOG_FILE)
@@ -82,7 +81,7 @@ def run_worker(
 
 
 def earlier_events(folder: Path) -> list[Event]:
-    """Return what the workers of earlier attempts in a folder wrote, once they are gone."""
+    """Return the events of earlier attempts in a folder, once their workers have ended."""
     if not (folder / EVENTS_FILE).exists():
         return []
     with _last_worker_gone(folder):
@@ -91,18 +90,17 @@ def earlier_events(folder: Path) -> list[Event]:
 
 @contextmanager
 def _last_worker_gone(folder: Path) -> Iterator[None]:
-    """Wait for the worker of a parent that was killed; it ends by itself, but a moment later.
+    """Wait for the worker of a parent that was killed, which ends by itself a moment later.
 
     Raises:
-        WorkerError: if it does not.
+        WorkerError: if it does not end within a minute.
     """
-    try:
-        with FileLock(folder / LOCK_FILE, timeout=_LAST_WORKER_SECONDS):
-            yield
-    except Timeout as error:
-        raise WorkerError(
-            f"A process of an earlier attempt still works in {folder}. End it, then try again."
-        ) from error
+    with try_lock(folder / LOCK_FILE, _LAST_WORKER_SECONDS) as locked:
+        if not locked:
+            raise WorkerError(
+                f"A process of an earlier attempt is still running in {folder}. End it, then retry."
+            )
+        yield
 
 
 def _result(folder: Path, code: int, module: str, result_class: type[Result]) -> Result:
@@ -115,8 +113,8 @@ def _result(folder: Path, code: int, module: str, result_class: type[Result]) ->
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
     hint = " The machine may have run out of memory." if code == -signal.SIGKILL else ""
     raise WorkerError(
-        f"The process {module} {how} before it was done.{hint} Its last words: "
-        f"{_last_line(folder / LOG_FILE)!r}; the rest is in {folder / LOG_FILE}."
+        f"The process {module} {how} before it finished.{hint} Its last log line: "
+        f"{_last_line(folder / LOG_FILE)!r}. See {folder / LOG_FILE}."
     )
 
 
@@ -135,18 +133,18 @@ def worker_main(
     work: Callable[[Job, EventWriter], Section],
     introduced: Callable[[], str] = lambda: "{}",
 ) -> NoReturn:
-    """Run `work` on the job in the folder that the parent names, and write its result.
+    """Do the job in the folder that the parent names, and write its result.
 
     Args:
-        job_class: what `job.json` holds.
+        job_class: the class of `job.json`.
         work: does the job.
-        introduced: what a prepared worker says of itself, a JSON object.
+        introduced: returns the introduction of a prepared worker, a JSON object.
     """
     redaction.install(streams=True)
     folder = worker_start.own_folder(introduced)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is the parent's to handle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C in the terminal
     job = job_class.model_validate_json((folder / JOB_FILE).read_text(encoding="utf-8"))
     with _last_worker_gone(folder):
         events = EventWriter(folder / EVENTS_FILE)
@@ -164,7 +162,7 @@ def worker_main(
 
 
 def _leave() -> NoReturn:
-    """End at once: to take an interpreter with torch apart takes seconds, and all is written."""
+    """Exit at once: shutting down an interpreter with torch takes seconds, and all is written."""
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -172,7 +170,7 @@ def _leave() -> NoReturn:
 
 
 def _end_with_parent() -> None:
-    """Wait until the parent is gone, then end this process group."""
+    """Wait until the parent has ended, then end this process group."""
     while os.read(0, 1024):
         pass
     if hasattr(os, "killpg") and os.getpgid(0) == os.getpid():

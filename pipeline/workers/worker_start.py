@@ -1,9 +1,9 @@
-"""Start worker processes, also ahead of their work, and stop them.
+"""Start worker processes, also ahead of time, and stop them.
 
-Most of a short stage's time would be its imports. So a worker can be prepared while another stage
-still works: it imports what its module needs, introduces itself with one line, and waits for the
-folder of its job. One that is not needed is stopped; one that died meanwhile is replaced by a
-worker that is started when it is needed.
+Imports would take most of the time of a short stage. So a worker can be prepared while another
+stage is still running: it imports what its module needs, prints an introduction of one line, and
+waits for the folder of its job. A prepared worker that is not needed is stopped; one that died is
+replaced by a worker that is started on demand.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from typing import IO
 
 LOG_FILE = "worker.log"
 WAIT = "--wait"
-"""Stands in the place of the folder while a worker has none."""
-# Threads that wait must sleep soon: spinning ones stop each other when something else wants a core.
-# Ten thousand turns, some microseconds, bridge the gaps of a small model, which sleeping at once
-# made a fifth slower.
+"""Passed instead of a folder to a worker that is prepared ahead of time."""
+# Waiting threads must sleep soon: spinning ones block each other when another process needs a core.
+# Ten thousand spins, some microseconds, bridge the gaps of a small model; sleeping at once made its
+# training 20 % slower.
 _ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "10000"}
 _GRACE_SECONDS = 10.0
 
@@ -34,7 +34,7 @@ _GRACE_SECONDS = 10.0
 class _Prepared:
     process: subprocess.Popen[bytes]
     introduction: bytes | None = None
-    """Its line, once somebody has waited for it; empty if it died instead."""
+    """Its introduction, once somebody has waited for it; empty if the worker died instead."""
 
 
 _prepared: dict[str, _Prepared] | None = None
@@ -42,9 +42,9 @@ _prepared: dict[str, _Prepared] | None = None
 
 @contextmanager
 def prepared_workers() -> Iterator[None]:
-    """Let workers be prepared inside the block; in the end, stop those that nobody has taken."""
+    """Allow workers to be prepared inside the block; at its end, stop unused ones."""
     global _prepared  # noqa: PLW0603 - one process runs one line of stages
-    if _prepared is not None:  # an outer block sees to it
+    if _prepared is not None:  # the outer block stops them
         yield
         return
     _prepared = {}
@@ -58,18 +58,18 @@ def prepared_workers() -> Iterator[None]:
 
 
 def prepare(module: str) -> None:
-    """Start a worker of a module before its work is known; outside the block of above, do nothing.
+    """Start a worker of a module ahead of its job; outside `prepared_workers`, do nothing.
 
-    Only one of each module waits.
+    Only one worker of each module waits.
     """
     if _prepared is not None and module not in _prepared:
         _prepared[module] = _Prepared(_started(module, WAIT, subprocess.PIPE, subprocess.DEVNULL))
 
 
 def introduction(module: str) -> str:
-    """Return what the prepared worker of a module says of itself, as soon as it has imported.
+    """Return the introduction of the prepared worker of a module, once its imports are done.
 
-    Empty if none was prepared, or it died.
+    Empty if none was prepared, or if it died.
     """
     waiting = (_prepared or {}).get(module)
     if waiting is None:
@@ -80,7 +80,7 @@ def introduction(module: str) -> str:
 
 
 def start(module: str, folder: Path) -> subprocess.Popen[bytes]:
-    """Give a job's folder to the prepared worker of a module, or to a new one."""
+    """Pass a job's folder to the prepared worker of a module, or to a new one."""
     said = introduction(module)
     waiting = _prepared.pop(module, None) if _prepared is not None else None
     if waiting:
@@ -94,14 +94,14 @@ def start(module: str, folder: Path) -> subprocess.Popen[bytes]:
 
 
 def stop_group(process: subprocess.Popen[bytes]) -> None:
-    """End a process that leads its own group, with everything in the group, and wait for it."""
+    """End a process that leads its own group, with the whole group, and wait for it."""
     try:
         if process.poll() is None:
             _signal_group(process.pid, signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):  # then SIGKILL does it
+            with contextlib.suppress(subprocess.TimeoutExpired):  # then SIGKILL follows
                 process.wait(_GRACE_SECONDS)
     finally:
-        _signal_group(process.pid, signal.SIGKILL)  # also what the leader left behind
+        _signal_group(process.pid, signal.SIGKILL)  # also ends what the leader left behind
         process.wait()
         if process.stdin:
             process.stdin.close()
@@ -122,12 +122,12 @@ def _started(
 
 
 def _first_line(process: subprocess.Popen[bytes]) -> bytes:
-    """Return the introduction; a library may have printed something before it."""
+    """Return the introduction; a library may have printed lines before it."""
     return next((line for line in process.stdout or () if line.startswith(b"{")), b"")
 
 
 def _given(process: subprocess.Popen[bytes], folder: Path) -> bool:
-    """Tell a worker its folder, and return whether it was still there to hear it."""
+    """Send a worker its folder, and return whether it was still alive to read it."""
     line = json.dumps(str(folder.absolute())).encode() + b"\n"
     with contextlib.suppress(BrokenPipeError):
         return process.stdin is not None and process.stdin.write(line) == len(line)
@@ -148,9 +148,9 @@ def _signal_group(group: int, number: signal.Signals) -> None:
 
 
 def own_folder(introduced: Callable[[], str]) -> Path:
-    """Return the folder of this worker's job: its argument, or what the parent says in time.
+    """Return the folder of this worker's job: its argument, or what the parent sends later.
 
-    A worker that the parent does not need any more ends here.
+    A worker that the parent no longer needs ends here.
     """
     if sys.argv[1] != WAIT:
         return Path(sys.argv[1])

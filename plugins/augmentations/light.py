@@ -12,25 +12,25 @@ Share = Annotated[float, Field(ge=0, le=0.5)]
 
 
 class LightConfig(PluginConfig):
-    """How far images are moved."""
+    """Strength of the random changes."""
 
     horizontal_flip: bool | None = None
-    """Mirror half of the images; by default only where the data says that this keeps the class."""
+    """Mirror half of the images; by default only if the data is mirror-symmetric."""
 
     shift: Share = 0.12
-    """Largest shift in each direction, as a share of the side."""
+    """Largest shift in each direction, as a fraction of the side."""
 
     scale: Share = 0.15
-    """Largest change of size, up or down, as a share."""
+    """Largest change of scale, up or down, as a fraction."""
 
     rotation: Annotated[float, Field(ge=0, le=180)] = 15.0
-    """Largest rotation either way, in degrees."""
+    """Largest rotation in either direction, in degrees."""
 
     brightness: Share = 0.1
-    """Largest change of brightness and of contrast, as a share."""
+    """Largest change of brightness and contrast, as a fraction."""
 
     def resolved_for(self, traits: DataTraits) -> Self:
-        """Mirror only where a mirrored image still shows its class."""
+        """Mirror only if a mirrored image still shows its class."""
         if self.horizontal_flip is not None:
             return self
         return self.model_copy(update={"horizontal_flip": traits.mirror_symmetric})
@@ -59,7 +59,7 @@ def build(config: LightConfig, _context: AugmentationContext) -> Any:
 
 
 plugin = AugmentationPlugin(
-    summary="Small shifts, rotations and changes of scale and brightness, mirroring where it fits",
+    summary="Small shifts, rotations, changes of scale and brightness, and mirroring",
     paper="",
     config_class=LightConfig,
     build=build,

@@ -23,5 +23,5 @@ plugin = AugmentationPlugin(
     paper="",
     config_class=NoneConfig,
     build=build,
-    exceptions={"changes_something": "changing nothing is what it is for"},
+    expected_failed_checks={"changes_something": "it is meant to change nothing"},
 )

@@ -1,4 +1,4 @@
-"""Compact Convolutional Transformer: convolutional tokens, pooled by what they hold.
+"""Compact Convolutional Transformer: convolutional tokens, sequence pooling.
 
 Settings and plugin; the network is in `plugins.models.cct_module`.
 """
@@ -38,10 +38,10 @@ class CctConfig(TransformerConfig):
     """Dropout of the attention weights."""
 
     stochastic_depth: Probability = 0.1
-    """Probability of skipping a residual branch in the last block, rising linearly from 0."""
+    """Probability of skipping a residual branch in the last block, increasing linearly from 0."""
 
     positions: Literal["learned", "sine_cosine", "none"] = "learned"
-    """How a token knows its place; convolutional tokens do without better than others."""
+    """Position embedding; convolutional tokens need it less than others."""
 
     def resolved_for(self, traits: DataTraits) -> Self:
         """Fill in the dimensions, and check that the positions fit them."""

@@ -21,7 +21,7 @@ from pipeline.layers.mlp import MLP
 from pipeline.layers.patch_dropout import PatchDropout
 from pipeline.layers.pooling import SequencePooling
 from pipeline.layers.positions import position_embedding
-from pipeline.layers.stochastic_depth import StochasticDepth, rising_rates
+from pipeline.layers.stochastic_depth import StochasticDepth, drop_path_rates
 from pipeline.plugin_api import ModelContext, PatchTokens
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class CompactTransformer(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.patch_dropout = PatchDropout(config.patch_dropout)
         self.blocks = nn.ModuleList(
-            CompactBlock(config, rate) for rate in rising_rates(config.stochastic_depth, depth)
+            CompactBlock(config, rate) for rate in drop_path_rates(config.stochastic_depth, depth)
         )
         self.norm = nn.LayerNorm(embed_dim)
         self.pooling = SequencePooling(embed_dim)

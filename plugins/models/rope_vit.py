@@ -1,4 +1,4 @@
-"""A ViT with rotary positions: attention knows how far apart two patches are.
+"""A ViT with rotary positions: attention depends on the distance of two patches.
 
 Settings and plugin; the network is in `plugins.models.rope_vit_module`.
 """
@@ -53,7 +53,7 @@ def build(config: RopeVitConfig, context: ModelContext) -> torch.nn.Module:
 
 
 plugin = ModelPlugin(
-    summary="A ViT with rotary positions: attention knows how far apart two patches are",
+    summary="A ViT with rotary positions: attention depends on the distance of two patches",
     paper="arXiv 2403.13298",
     config_class=RopeVitConfig,
     build=build,

@@ -17,8 +17,8 @@ from pipeline.layers.initialisation import xavier
 from pipeline.layers.patch_dropout import PatchDropout
 from pipeline.layers.pooling import ClassTokenPooling
 from pipeline.layers.positions import Positions, position_embedding
-from pipeline.layers.rotary_attention import RotarySelfAttention, grid_places
-from pipeline.layers.stochastic_depth import rising_rates
+from pipeline.layers.rotary_attention import RotarySelfAttention, grid_positions
+from pipeline.layers.stochastic_depth import drop_path_rates
 from pipeline.plugin_api import ModelContext, PatchTokens
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class RotaryVisionTransformer(nn.Module):
-    """A ViT that turns queries and keys by their place: `images_BCHW -> logits_BK`."""
+    """A ViT that rotates queries and keys by position: `images_BCHW -> logits_BK`."""
 
     def __init__(self, config: RopeVitConfig, context: ModelContext) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class RotaryVisionTransformer(nn.Module):
                 stochastic_depth=rate,
                 layer_scale=config.layer_scale,
             )
-            for rate in rising_rates(config.stochastic_depth, depth)
+            for rate in drop_path_rates(config.stochastic_depth, depth)
         )
         self.blocks.apply(xavier)
         self.norm = nn.LayerNorm(embed_dim, eps=LAYER_NORM_EPSILON)
@@ -61,7 +61,7 @@ class RotaryVisionTransformer(nn.Module):
         patches: PatchTokens = self.patch_embedding(images_BCHW)
         tokens_BND = self.class_token(patches.tokens_BND)
         tokens_BND = self.dropout(self.position_embedding(tokens_BND, patches.grid))
-        patch_places_N2 = grid_places(patches.grid, tokens_BND.device)
+        patch_places_N2 = grid_positions(patches.grid, tokens_BND.device)
         places_N2 = torch.cat([patch_places_N2.new_zeros(1, 2), patch_places_N2])
         tokens_BND, places = self.patch_dropout.with_places(tokens_BND, places_N2)
         for block in self.blocks:

@@ -17,7 +17,7 @@ from pipeline.layers.initialisation import xavier
 from pipeline.layers.patch_dropout import PatchDropout
 from pipeline.layers.pooling import AveragePooling
 from pipeline.layers.sine_cosine_positions import SineCosinePositionEmbedding
-from pipeline.layers.stochastic_depth import rising_rates
+from pipeline.layers.stochastic_depth import drop_path_rates
 from pipeline.plugin_api import ModelContext, PatchTokens
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class SimpleVisionTransformer(nn.Module):
                 dropout=config.dropout,
                 stochastic_depth=rate,
             )
-            for rate in rising_rates(config.stochastic_depth, depth)
+            for rate in drop_path_rates(config.stochastic_depth, depth)
         )
         self.blocks.apply(xavier)
         self.norm = nn.LayerNorm(embed_dim, eps=LAYER_NORM_EPSILON)

@@ -1,4 +1,4 @@
-"""Any classification model of timm by its name, from random weights; needs timm installed.
+"""Any classification model of timm by its name, from random weights; needs timm.
 
 Settings and plugin; the models are found in `plugins.models.timm_module`.
 """

@@ -1,4 +1,4 @@
-"""Models of timm behind the contract of a model plugin; timm is imported when one is asked for.
+"""Models of timm as model plugins; timm is imported only when one is built.
 
 Shapes: B batch, C channels, H height, W width, K classes.
 """

@@ -1,4 +1,4 @@
-"""Models of torchvision behind the contract of a model plugin.
+"""Models of torchvision as model plugins.
 
 Shapes: B batch, C channels, H height, W width, K classes.
 """

@@ -1,4 +1,4 @@
-"""What the settings of all built-in Transformers have in common."""
+"""Settings shared by all built-in Transformers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pipeline.plugin_api import ConfigError, DataTraits, PluginConfig
 
 
 class Size(NamedTuple):
-    """The four numbers that make a Transformer small or large."""
+    """The four dimensions that define the size of a Transformer."""
 
     embed_dim: int
     depth: int
@@ -61,10 +61,10 @@ class TransformerConfig(PluginConfig):
     """Dropout of the attention weights."""
 
     stochastic_depth: Probability = 0.0
-    """Probability of skipping a residual branch in the last block, rising linearly from 0."""
+    """Probability of skipping a residual branch in the last block, increasing linearly from 0."""
 
     patch_dropout: Probability = 0.0
-    """Share of the patches that is left out in training (arXiv 2208.07220)."""
+    """Fraction of the patches that is dropped in training (arXiv 2208.07220)."""
 
     def resolved_for(self, _traits: DataTraits) -> Self:
         """Fill in the dimensions of the size, and check that the heads divide the embedding."""

@@ -23,11 +23,11 @@ class VitConfig(TransformerConfig):
     """Dimensions: micro and mini for small images and few cores; ti, s, b, l, h as published."""
 
     positions: Literal["learned", "sine_cosine", "none"] = "learned"
-    """How a token knows its place: a learned vector, as published, a fixed one, or not at all."""
+    """Position embedding: learned, as published, fixed sine-cosine, or none."""
 
     pooling: Literal["class_token", "average", "attention"] = "class_token"
-    """What the head reads: the class token, as published, the average of the patches, or what one
-    learned query finds in them (arXiv 2106.04560)."""
+    """Pooling before the head: the class token, as published, the average of the patches, or
+    attention pooling with a learned query (arXiv 2106.04560)."""
 
     layer_scale: Annotated[float, Field(gt=0, le=1)] | None = None
     """Initial gain of each residual branch (arXiv 2103.17239), such as 1e-5; null for none."""

@@ -18,7 +18,7 @@ from pipeline.layers.initialisation import xavier
 from pipeline.layers.patch_dropout import PatchDropout
 from pipeline.layers.pooling import AttentionPooling, AveragePooling, ClassTokenPooling
 from pipeline.layers.positions import position_embedding
-from pipeline.layers.stochastic_depth import rising_rates
+from pipeline.layers.stochastic_depth import drop_path_rates
 from pipeline.plugin_api import ModelContext, PatchTokens
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class VisionTransformer(nn.Module):
                 stochastic_depth=rate,
                 layer_scale=config.layer_scale,
             )
-            for rate in rising_rates(config.stochastic_depth, depth)
+            for rate in drop_path_rates(config.stochastic_depth, depth)
         )
         self.blocks.apply(xavier)
         self.norm = nn.LayerNorm(embed_dim, eps=LAYER_NORM_EPSILON)

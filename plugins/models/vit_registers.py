@@ -1,4 +1,4 @@
-"""A ViT with register tokens: room to compute in, so that patches keep to what they show.
+"""A ViT with register tokens, which keep artifacts out of the patches.
 
 Settings and plugin; the network is in `plugins.models.vit_registers_module`.
 """
@@ -37,7 +37,7 @@ def build(config: VitRegistersConfig, context: ModelContext) -> torch.nn.Module:
 
 
 plugin = ModelPlugin(
-    summary="A ViT with register tokens, so that patches keep to what they show",
+    summary="A ViT with register tokens, which keep artifacts out of the patches",
     paper="arXiv 2309.16588",
     config_class=VitRegistersConfig,
     build=build,

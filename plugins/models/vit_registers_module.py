@@ -19,7 +19,7 @@ from pipeline.layers.learned_positions import LearnedPositionEmbedding
 from pipeline.layers.patch_dropout import PatchDropout
 from pipeline.layers.pooling import ClassTokenPooling
 from pipeline.layers.registers import RegisterTokens
-from pipeline.layers.stochastic_depth import rising_rates
+from pipeline.layers.stochastic_depth import drop_path_rates
 from pipeline.plugin_api import ModelContext, PatchTokens
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class RegisterVisionTransformer(nn.Module):
                 stochastic_depth=rate,
                 layer_scale=config.layer_scale,
             )
-            for rate in rising_rates(config.stochastic_depth, depth)
+            for rate in drop_path_rates(config.stochastic_depth, depth)
         )
         self.blocks.apply(xavier)
         self.norm = nn.LayerNorm(embed_dim, eps=LAYER_NORM_EPSILON)

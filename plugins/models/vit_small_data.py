@@ -1,4 +1,4 @@
-"""A ViT for small data sets: shifted patches and attention that looks at others only.
+"""A ViT for small data sets: shifted patches and locality self-attention.
 
 Settings and plugin; the network is in `plugins.models.vit_small_data_module`.
 """

@@ -18,7 +18,7 @@ from pipeline.layers.learned_positions import LearnedPositionEmbedding
 from pipeline.layers.locality_attention import LocalitySelfAttention
 from pipeline.layers.patch_dropout import PatchDropout
 from pipeline.layers.pooling import ClassTokenPooling
-from pipeline.layers.stochastic_depth import rising_rates
+from pipeline.layers.stochastic_depth import drop_path_rates
 from pipeline.plugin_api import ModelContext, PatchTokens
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class SmallDataVisionTransformer(nn.Module):
-    """A ViT whose tokens look at each other, never at themselves: `images_BCHW -> logits_BK`."""
+    """A ViT whose tokens attend to each other, never to themselves: `images_BCHW -> logits_BK`."""
 
     def __init__(self, config: VitSmallDataConfig, context: ModelContext) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class SmallDataVisionTransformer(nn.Module):
                 dropout=config.dropout,
                 stochastic_depth=rate,
             )
-            for rate in rising_rates(config.stochastic_depth, depth)
+            for rate in drop_path_rates(config.stochastic_depth, depth)
         )
         self.blocks.apply(truncated_normal)
         self.norm = nn.LayerNorm(embed_dim, eps=LAYER_NORM_EPSILON)

@@ -49,11 +49,11 @@ class CctConfig(PluginConfig):
     """Output channels of all layers but the last, which has the embedding dimension."""
 
     def resolved_for(self, traits: DataTraits) -> Self:
-        """Choose what is open, and check that every layer still finds something to shrink."""
+        """Choose defaults, and check that every layer still finds something to shrink."""
         return self.model_copy(update=self.layers(traits.height, traits.width)._asdict())
 
     def layers(self, height: int, width: int) -> Layers:
-        """Return depth and kernel for an image, chosen if they are open.
+        """Return depth and kernel for an image, or defaults if they are not set.
 
         Raises:
             ConfigError: if the kernel is even or the layers are too many for the image.

@@ -35,7 +35,7 @@ class CctTokenizer(nn.Module):
         )
 
     def forward(self, images_BCHW: torch.Tensor) -> PatchTokens:
-        """Return one token for each place of the grid, row by row."""
+        """Return one token per grid position, row by row."""
         features_BDhw = self.layers(images_BCHW)
         return PatchTokens(features_BDhw.flatten(2).transpose(1, 2), self.grid)
 

@@ -25,6 +25,6 @@ class ConvPatchEmbedding(nn.Module):
         nn.init.zeros_(torch.as_tensor(self.projection.bias))
 
     def forward(self, images_BCHW: torch.Tensor) -> PatchTokens:
-        """Return one token for each patch, row by row."""
+        """Return one token per patch, row by row."""
         features_BDhw = self.projection(images_BCHW)
         return PatchTokens(features_BDhw.flatten(2).transpose(1, 2), self.grid)

@@ -33,7 +33,7 @@ class ConvStemConfig(PatchGridConfig):
     depend on the other images of a batch."""
 
     def patch_size_for(self, height: int, width: int) -> int:
-        """Return the power of two for an image, chosen if it is open.
+        """Return the power of two for an image, or a default if it is not set.
 
         Raises:
             ConfigError: if it does not fit the image.

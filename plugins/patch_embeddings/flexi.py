@@ -46,13 +46,13 @@ class FlexiConfig(PatchGridConfig):
     """Side of the stored kernel in pixels. By default 32, or the largest patch if that is more."""
 
     def resolved_for(self, traits: DataTraits) -> Self:
-        """Choose the sizes that are open, and check that each divides the image."""
+        """Choose default sizes, and check that each divides the image."""
         sizes = self.sizes(traits.height, traits.width)
         chosen = {"patch_size": sizes.patch_size, "kernel_size": sizes.kernel_size}
         return self.model_copy(update=chosen)
 
     def patch_size_for(self, height: int, width: int) -> int:
-        """Return the patch size in evaluation, chosen if it is open.
+        """Return the patch size in evaluation, or a default if it is not set.
 
         Raises:
             ConfigError: if it or one of the random sizes does not divide the image.
@@ -65,7 +65,7 @@ class FlexiConfig(PatchGridConfig):
         return super().patch_size_for(height, width)
 
     def sizes(self, height: int, width: int) -> FlexiSizes:
-        """Return all sizes for an image, chosen if they are open.
+        """Return all sizes for an image, or defaults if they are not set.
 
         Raises:
             ConfigError: if one does not divide the image.

@@ -39,7 +39,7 @@ class FlexiPatchEmbedding(nn.Module):
             self.register_buffer(_buffer_name(patch_size), matrix_PK, persistent=False)
 
     def forward(self, images_BCHW: torch.Tensor) -> PatchTokens:
-        """Return one token for each patch, row by row."""
+        """Return one token per patch, row by row."""
         patch_size = self._draw() if self.training and self.patch_sizes else self.patch_size
         kernel_DCPP = self.resized_kernel(patch_size)
         features_BDhw = functional.conv2d(images_BCHW, kernel_DCPP, self.bias, stride=patch_size)

@@ -1,4 +1,4 @@
-"""The feature map of a ResNet, each place of it a token.
+"""The feature map of a ResNet, one token per position.
 
 Settings and plugin; the layer is in `plugins.patch_embeddings.hybrid_module`.
 """
@@ -38,11 +38,11 @@ class HybridConfig(PluginConfig):
     default the one closest to 8 tokens a side, or 14 for images from 128 pixels on."""
 
     def resolved_for(self, traits: DataTraits) -> Self:
-        """Choose the stage if it is open, and check that the image is large enough for it."""
+        """Choose a default stage, and check that the image is large enough for it."""
         return self.model_copy(update={"stage": self.stage_for(traits.height, traits.width)})
 
     def stage_for(self, height: int, width: int) -> int:
-        """Return the stage for an image, chosen if it is open.
+        """Return the stage for an image, or a default if it is not set.
 
         Raises:
             ConfigError: if a stage up to it would find nothing left to halve.
@@ -82,7 +82,7 @@ def build(config: HybridConfig, context: PatchEmbeddingContext) -> torch.nn.Modu
 
 
 plugin = PatchEmbeddingPlugin(
-    summary="The feature map of a ResNet, each place of it a token",
+    summary="The feature map of a ResNet, one token per position",
     paper="arXiv 2010.11929, section 3.1, with the norms of arXiv 1912.11370",
     config_class=HybridConfig,
     build=build,

@@ -49,7 +49,7 @@ class HybridPatchEmbedding(nn.Module):
         nn.init.zeros_(torch.as_tensor(self.projection.bias))
 
     def forward(self, images_BCHW: torch.Tensor) -> PatchTokens:
-        """Return one token for each place of the grid, row by row."""
+        """Return one token per grid position, row by row."""
         features_BDhw = self.projection(self.features(images_BCHW))
         return PatchTokens(features_BDhw.flatten(2).transpose(1, 2), self.grid)
 
@@ -66,7 +66,7 @@ def _resnet_up_to(backbone: Backbone, stage: int, channels: int) -> nn.Sequentia
 
 
 def _fill_in_layers(module: nn.Module) -> None:
-    """Put real layers in the place of those without memory."""
+    """Replace layers on the meta device by real ones."""
     for name, child in module.named_children():
         if isinstance(child, nn.Conv2d):
             setattr(module, name, _standardised(child))

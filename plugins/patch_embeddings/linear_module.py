@@ -23,7 +23,7 @@ class LinearPatchEmbedding(nn.Module):
         nn.init.zeros_(self.projection.bias)
 
     def forward(self, images_BCHW: torch.Tensor) -> PatchTokens:
-        """Return one token for each patch, row by row."""
+        """Return one token per patch, row by row."""
         B, C = images_BCHW.shape[:2]
         (rows, columns), p = self.grid, self.patch_size
         patches = images_BCHW.reshape(B, C, rows, p, columns, p).permute(0, 2, 4, 1, 3, 5)

@@ -1,4 +1,4 @@
-"""Overlapping patches: a convolution that sees its neighbours' pixels too.
+"""Overlapping patches: a convolution with a kernel larger than its stride.
 
 Settings and plugin; the layer is in `plugins.patch_embeddings.overlap_module`.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Window(NamedTuple):
-    """What each token sees, and how far the next one is away; in pixels."""
+    """Kernel size and stride of the patches, in pixels."""
 
     patch_size: int
     kernel_size: int
@@ -42,11 +42,11 @@ class OverlapConfig(PluginConfig):
     2 patch_size - 1, as published, and at least 3."""
 
     def resolved_for(self, traits: DataTraits) -> Self:
-        """Choose what is open, and check that the patches overlap."""
+        """Choose defaults, and check that the patches overlap."""
         return self.model_copy(update=self.window(traits.height, traits.width)._asdict())
 
     def window(self, height: int, width: int) -> Window:
-        """Return both sizes for an image, chosen if they are open.
+        """Return both sizes for an image, or defaults if they are not set.
 
         Raises:
             ConfigError: if they do not fit the image or each other.
@@ -87,7 +87,7 @@ def _default_stride(height: int, width: int) -> int:
 
 
 plugin = PatchEmbeddingPlugin(
-    summary="Overlapping patches: a convolution that sees its neighbours' pixels too",
+    summary="Overlapping patches: a convolution with a kernel larger than its stride",
     paper="arXiv 2106.13797, section 3.2",
     config_class=OverlapConfig,
     build=build,

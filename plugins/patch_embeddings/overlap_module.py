@@ -30,6 +30,6 @@ class OverlapPatchEmbedding(nn.Module):
         nn.init.zeros_(torch.as_tensor(self.projection.bias))
 
     def forward(self, images_BCHW: torch.Tensor) -> PatchTokens:
-        """Return one token for each place of the grid, row by row."""
+        """Return one token per grid position, row by row."""
         features_BDhw = self.projection(images_BCHW)
         return PatchTokens(self.norm(features_BDhw.flatten(2).transpose(1, 2)), self.grid)

@@ -1,4 +1,4 @@
-"""What all embeddings that cut an image into square patches have in common."""
+"""Settings shared by embeddings that cut an image into square patches."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class PatchGridConfig(PluginConfig):
     16 pixels each."""
 
     def resolved_for(self, traits: DataTraits) -> Self:
-        """Choose the patch size if it is open, and check that it divides the image."""
+        """Choose a default patch size, and check that it divides the image."""
         patch_size = self.patch_size_for(traits.height, traits.width)
         return self.model_copy(update={"patch_size": patch_size})
 
     def patch_size_for(self, height: int, width: int) -> int:
-        """Return the patch size for an image, chosen if it is open.
+        """Return the patch size for an image, or a default if it is not set.
 
         Raises:
             ConfigError: if it does not fit the image.

@@ -24,7 +24,7 @@ class ShiftedConfig(PatchGridConfig):
     16 pixels each."""
 
     def patch_size_for(self, height: int, width: int) -> int:
-        """Return the patch size for an image, chosen if it is open.
+        """Return the patch size for an image, or a default if it is not set.
 
         Raises:
             ConfigError: if it does not fit the image.

@@ -28,7 +28,7 @@ class ShiftedPatchEmbedding(nn.Module):
         nn.init.zeros_(self.projection.bias)
 
     def forward(self, images_BCHW: torch.Tensor) -> PatchTokens:
-        """Return one token for each patch, row by row."""
+        """Return one token per patch, row by row."""
         (rows, columns), p = self.grid, self.patch_size
         stacked = with_shifted_copies(images_BCHW, p // 2)
         B, C = stacked.shape[:2]

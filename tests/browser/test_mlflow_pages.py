@@ -92,17 +92,18 @@ def test_the_report_is_shown_among_the_artifacts(opened: Opened) -> None:
     """The link to the report opens it inside the run's page, drawn as HTML."""
     opened.window.open(
         f"{opened.server}/{addresses.report_path(opened.run)}",
-        *("photos: test report", "test images recognised", "Balanced accuracy"),
+        *("photos: test report", "test images classified correctly", "Balanced accuracy"),
     )
     assert opened.window.count("iframe") == 1
 
 
 def test_the_pages_of_the_model_lead_to_data_run_and_code(opened: Opened) -> None:
-    """Model and version have descriptions; the version shows aliases, figures and lineage."""
-    opened.window.open(
+    """Model and version have descriptions; the version shows aliases, metrics and origin."""
+    shown = opened.window.open(
         f"{opened.server}/{addresses.model_path('photos')}",
         *("photos", "Labels an image with one of 3 classes", "challenger", "champion"),
     )
+    assert "patchline.history" not in shown
     opened.window.open(
         f"{opened.server}/{addresses.model_path('photos', '1')}",
         f"{opened.accuracy} of",

@@ -89,7 +89,7 @@ def test_the_flow_run_tells_its_stages_its_log_and_its_progress(opened: Opened) 
     opened.window.open(
         f"{page}?tab=TaskRuns",
         *("Read photos", "Decode 120 images", "Train vit with conv for 12 epochs"),
-        *("Evaluate on", "Package the model", "Register in photos", "Decide about photos"),
+        *("Evaluate on", "Package the model", "Register in photos", "Assign aliases of photos"),
     )
     opened.window.open(f"{page}?tab=Artifacts", "summary", "test-metrics", "mlflow-run")
 
@@ -102,7 +102,7 @@ def test_the_graph_is_one_line_from_the_data_to_the_decision(opened: Opened) -> 
         nodes = dict(json.load(response)["nodes"])
     order = sorted(nodes, key=lambda node: str(nodes[node]["start_time"]))
     assert [nodes[node]["label"].split()[0] for node in order] == [
-        *("Read", "Decode", "Train", "Evaluate", "Package", "Register", "Decide"),
+        *("Read", "Decode", "Train", "Evaluate", "Package", "Register", "Assign"),
     ]
     for before, node in pairwise(order):
         assert {parent["id"] for parent in nodes[node]["parents"]} == {before}

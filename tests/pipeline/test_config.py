@@ -150,7 +150,7 @@ def test_seed_outside_its_range_is_refused(seed: int) -> None:
 def test_held_back_shares_must_leave_training_images() -> None:
     """Two shares that are each allowed may be too much together."""
     RunConfig(data=DataConfig(validation_fraction=0.45, test_fraction=0.45))
-    with pytest.raises(ValidationError, match=r"hold back 1\.20"):
+    with pytest.raises(ValidationError, match=r"add up to 1\.20"):
         RunConfig(data=DataConfig(validation_fraction=0.6, test_fraction=0.6))
 
 

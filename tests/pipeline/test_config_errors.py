@@ -116,7 +116,7 @@ def test_misspelt_setting_is_answered_with_the_nearest(
 def test_setting_like_no_other_is_answered_with_all() -> None:
     """When nothing is near, the settings that exist there are listed."""
     sentence = sentence_of({"optimizer": {"zzz": 1}})
-    assert "There is no setting optimizer.zzz. Known here: optimizer.beta1, " in sentence
+    assert "There is no setting optimizer.zzz. Available settings: optimizer.beta1, " in sentence
     assert sentence.endswith("optimizer.weight_decay.")
 
 
@@ -124,13 +124,13 @@ def test_setting_of_a_plugin_without_settings_is_answered_in_words() -> None:
     """Where there are no settings at all, the answer does not end in an empty list."""
     sentence = sentence_of({"augmentation": {"name": "none", "rotation": 4}})
     assert sentence.startswith("There is no setting augmentation.rotation.")
-    assert "Known here: ." not in sentence
+    assert "Available settings: ." not in sentence
 
 
 def test_sentence_about_several_settings_keeps_their_names() -> None:
     """A rule over two settings writes their names as the user must write them."""
     sentence = sentence_of({"data": {"validation_fraction": 0.6, "test_fraction": 0.6}})
-    assert "data.validation_fraction and data.test_fraction hold back 1.20" in sentence
+    assert "data.validation_fraction and data.test_fraction add up to 1.20" in sentence
     assert sentence.endswith("Make one of them smaller.")
 
 

@@ -124,13 +124,13 @@ def test_setting_of_the_default_plugin_needs_no_name(section: str, values: dict[
 def test_two_lengths_at_once_are_refused() -> None:
     """Whoever asks for epochs and for a time is told, instead of getting one of them."""
     flags = {"training": {"epochs": 3, "time_limit": "1m"}}
-    with pytest.raises(ConfigError, match="both say how long"):
+    with pytest.raises(ConfigError, match="both set the length"):
         assemble(preset_name=None, file=None, flags=flags)
 
 
 def test_a_limit_that_nothing_can_reach_is_refused() -> None:
     """90 instead of 0.9 would refuse every version after hours of training."""
-    with pytest.raises(ConfigError, match=r"never above 1, .* 0\.9"):
+    with pytest.raises(ConfigError, match=r"never exceeds 1, .* 0\.9"):
         validated({"promotion": {"minimum": {"accuracy": 90}}})
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from flows import progress
-from flows.commands import predict, run
-from pipeline.terminal_words import visible
+from flows.commands import predict
+from pipeline.terminal_words import pasted_path, visible
 
 ODD = "a\x1b[2J\n\r\x9b\u202eb\x7f\udcff.png"
 
@@ -47,7 +47,7 @@ def test_a_pasted_path_names_its_file(
     file.parent.mkdir()
     file.write_text("found")
     for path in (str(file), os.path.relpath(file)):
-        words = run._shown_path(path)
+        words = pasted_path(path)
         assert visible(words) == words
         answer = subprocess.run(
             ["bash", "-c", f"cat {words}"], capture_output=True, text=True, check=False

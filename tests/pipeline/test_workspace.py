@@ -73,7 +73,7 @@ def test_only_one_function_makes_folders_that_may_be_the_workspace() -> None:
 def test_a_place_that_cannot_be_narrowed_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """On a file system without modes, or in another's folder, the work goes on with a warning."""
+    """On a file system without modes, or in another's folder, work continues with a warning."""
 
     def refuse(*_: object) -> None:
         raise PermissionError

@@ -215,7 +215,7 @@ def test_takes_no_patch_embedding(library: str) -> None:
         validated({"model": chosen})
     assert str(caught.value) == (
         f"model.patch_embedding.name is conv, but the model {library} takes no patch embedding. "
-        "Set it to none, or leave it out."
+        "Set it to none, or omit it."
     )
 
 
@@ -255,7 +255,7 @@ def test_counts_on_meta(library: str) -> None:
 
 
 def test_says_that_timm_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without timm installed, the error says so and how to install it; torchvision goes on."""
+    """Without timm installed, the error says so and how to install it; torchvision still works."""
     monkeypatch.setitem(sys.modules, "timm", None)
     choice = _choice("timm", "resnet18")
     expected = r"'timm' needs the package timm, which is not installed\. .*pip install"

@@ -22,6 +22,6 @@ def garden(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(folder / "drawn" / drawn, folder / "flowers" / flower)
     Image.fromarray(draw_photo(0, 99)).save(folder / "photo.png")
     shutil.copytree(ROOT / "examples", folder / "examples")
-    [settings] = blocks(ROOT / "docs/settings.md", "yaml")
+    [settings] = blocks(ROOT / "docs/reference/settings.md", "yaml")
     (folder / "run.yaml").write_text(settings, encoding="utf-8")
     return folder

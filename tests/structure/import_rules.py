@@ -15,8 +15,10 @@ _ROOMS: dict[str, set[str]] = {
     "plugin_system": set(),
     "plugin_system.contract": {"plugin_system", "models", "data"},
     "models": {"plugin_system"},
-    "data": {"plugin_system", "tracking"},
+    "data": {"plugin_system", "tracking", "run_memory"},
     "workers": set(),
+    "supervision": set(),
+    "server_access": set(),
     "tracking": {"plugin_system"},
     "run_memory": {"plugin_system", "tracking"},
     "training": {"metrics", "models", "data", "workers", "tracking", "run_memory"},
@@ -32,6 +34,7 @@ _ROOMS: dict[str, set[str]] = {
     },
     "prediction": {"packaging", "data"},
     "registry": {"packaging", "evaluation", "metrics", "models", "data", "tracking"},
+    "automation": {"prediction", "registry", "packaging", "data"},
     "browsing": {"registry", "packaging", "evaluation", "metrics", "data", "tracking"},
     "visual_guide": {"plugin_system", "models"},
 }
@@ -79,15 +82,16 @@ def _broken_rule(file: str, module: str) -> str | None:
     top = file.split("/", maxsplit=1)[0]
     target = module.split(".", maxsplit=1)[0]
     if top == "flows":
-        return "flows never import plugins" if target == "plugins" else None
+        barred = target in ("plugins", "patchline")
+        return f"flows never import {target}" if barred else None
     if top == "plugins":
-        if target == "flows":
-            return "plugins never import flows"
+        if target in ("flows", "patchline"):
+            return f"plugins never import {target}"
         if target == "pipeline" and not module.startswith(_PLUGIN_API):
             return "plugins import only pipeline.plugin_api and pipeline.layers"
         return None
-    if target in ("prefect", "flows", "plugins"):
-        return "pipeline never imports prefect, flows or plugins"
+    if target in ("prefect", "flows", "plugins", "patchline"):
+        return "pipeline never imports prefect, flows, plugins or patchline"
     return _broken_layer(file, module)
 
 

@@ -1,4 +1,4 @@
-"""What README and docs show is executed; the tutorial in docs/plugins.md has a test of its own."""
+"""What README and docs show is executed; the plugin tutorial has a test of its own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LISTING = re.compile(r"<!-- file: (\S+) -->\n```\w+\n(.*?)^```$", re.MULTILINE 
 _LINK = re.compile(r"\]\((?!https?:)([^)#]+)\)")
 
 
-_TRAINING = ("settings.md", "restart.md")
+_TRAINING = ("settings.md", "resume.md", "getting_started.md")
 """Pages beside README whose commands train: for the slow suite."""
 
 
@@ -29,7 +29,7 @@ def described() -> set[str]:
     [
         pytest.param(page, marks=pytest.mark.slow if page.name in _TRAINING else ())
         for page in PAGES
-        if page.name != "plugins.md"
+        if page.name != "write_a_plugin.md"
     ],
     ids=lambda page: page.name,
 )
@@ -43,17 +43,23 @@ def test_every_command_of_a_page_works(page: Path, garden: Path, described: set[
 
 
 def test_the_python_examples_work(garden: Path) -> None:
-    """The example in docs/packages.md answers from the registered model; docs/models.md's runs."""
-    for example in blocks(ROOT / "docs/models.md", "python"):
+    """The example of serving answers from the registered model; that of the models runs."""
+    for example in blocks(ROOT / "docs/reference/models.md", "python"):
         execute([sys.executable, "-c", example], garden)
     if not (garden / "mlflow.db").exists():
         execute("patchline run flowers --training.epochs 1", garden)
-    for example in blocks(ROOT / "docs/packages.md", "python"):
+    for example in blocks(ROOT / "docs/how_to/serve.md", "python"):
         execute([sys.executable, "-c", example], garden)
     if not (garden / "predictions.parquet").exists():
         execute("patchline predict flowers@champion flowers --out predictions.parquet", garden)
-    for example in blocks(ROOT / "docs/prediction.md", "python"):
+    for example in blocks(ROOT / "docs/how_to/predict.md", "python"):
         execute([sys.executable, "-c", example], garden)
+
+
+def test_the_python_page_works(garden: Path) -> None:
+    """The examples of docs/how_to/python.md, one after the other as in a notebook."""
+    cells = blocks(ROOT / "docs/how_to/python.md", "python")
+    execute([sys.executable, "-c", "\n".join(cells)], garden)
 
 
 def test_a_command_that_fails_is_noticed(garden: Path) -> None:

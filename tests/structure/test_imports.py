@@ -46,7 +46,7 @@ def test_every_room_says_what_it_is_for() -> None:
         ("pipeline/tracking/tracked_run.py", "from pipeline.training import loop"),
         ("pipeline/data/split.py", "from pipeline.training import loop"),
         ("pipeline/metrics/intervals.py", "from pipeline.evaluation.report import evaluate"),
-        ("pipeline/files/held_locks.py", "from pipeline.workers import event_log"),
+        ("pipeline/files/file_locks.py", "from pipeline.workers import event_log"),
         (
             "pipeline/plugin_system/plugin_loader.py",
             "from pipeline.plugin_system.contract import checks",
@@ -54,6 +54,7 @@ def test_every_room_says_what_it_is_for() -> None:
         ("pipeline/evaluation/report.py", "from pipeline.registry import export"),
         ("pipeline/models/inference.py", "from plugins.models import vit"),
         ("flows/training/stages.py", "import plugins.models.vit"),
+        ("flows/training/stages.py", "import patchline"),
         ("plugins/models/vit.py", "from pipeline.tracking import client"),
         ("plugins/models/vit.py", "from flows import stages"),
     ],

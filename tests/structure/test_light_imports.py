@@ -74,6 +74,16 @@ def test_a_wrong_path_is_answered_before_the_servers_clients_are_imported(tmp_pa
     assert not loaded & {"torch", "mlflow", "prefect"}
 
 
+def test_the_python_api_is_light(tmp_path: Path) -> None:
+    """`import patchline` imports nothing heavy, and neither does a call with a wrong setting."""
+    wrong_setting = (
+        "import patchline\n"
+        "try:\n    patchline.run(trainig={})\n"
+        "except patchline.ConfigError:\n    pass\n"
+    )
+    assert loaded_by(["--help"], tmp_path, before=wrong_setting) == set()
+
+
 def test_a_heavy_import_would_be_seen(tmp_path: Path) -> None:
     """The same check fails when something heavy is imported on purpose."""
     assert loaded_by(["--help"], tmp_path, before="import pandas\n") == {"pandas"}

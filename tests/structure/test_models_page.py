@@ -1,4 +1,4 @@
-"""docs/models.md shows what the models cost now, and every built-in plugin is on its page."""
+"""The page shows what the models cost now, and every built-in plugin is on its page."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pipeline.plugin_system.plugin_loader import installed
 pytestmark = pytest.mark.slow  # counts every model
 
 ROOT = Path(__file__).resolve().parents[2]
-MODELS = ROOT / "docs" / "models.md"
-EMBEDDINGS = ROOT / "docs" / "patch_embeddings.md"
+MODELS = ROOT / "docs/reference/models.md"
+EMBEDDINGS = ROOT / "docs/reference/patch_embeddings.md"
 TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "models at 32 pixels": lambda: model_rows(SMALL),
     "patch embeddings at 32 pixels": lambda: embedding_rows(SMALL, "micro"),

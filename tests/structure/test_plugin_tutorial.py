@@ -1,4 +1,4 @@
-"""The tutorial in docs/plugins.md, up to a model that serves without the plugin."""
+"""The tutorial in docs/how_to/write_a_plugin.md, up to a model that serves without the plugin."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow  # two whole runs and an installation
 def worked_through(garden: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder in which every command of the page has succeeded, in order."""
     entered = environment_beside(tmp_path_factory.mktemp("environment") / "venv")
-    for command in commands(ROOT / "docs/plugins.md"):
+    for command in commands(ROOT / "docs/how_to/write_a_plugin.md"):
         execute(command, garden, entered)
     return garden
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import patchline
 from pipeline import plugin_api
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,10 +43,38 @@ def test_the_plugin_api_exports_exactly_these_names() -> None:
         assert hasattr(plugin_api, name)
 
 
+def test_the_python_api_exports_exactly_these_names() -> None:
+    """A name that appears or vanishes here changes the contract with programs and notebooks."""
+    assert sorted(patchline.__all__) == [
+        "ConfigError",
+        "DataError",
+        "Decision",
+        "Evaluation",
+        "MetricEstimate",
+        "Model",
+        "ModelReferenceError",
+        "PipelineError",
+        "PluginError",
+        "Report",
+        "Run",
+        "RunError",
+        "Settings",
+        "UserError",
+        "evaluate",
+        "load",
+        "models",
+        "promote",
+        "run",
+    ]
+    for name in patchline.__all__:
+        assert hasattr(patchline, name)
+    assert not hasattr(patchline, "trian")
+
+
 def test_the_top_level_holds_what_the_readme_says() -> None:
     """Nothing but the agreed names stands at the top, dotfiles and build products aside."""
     agreed = {
-        "pipeline", "flows", "plugins", "tests", "docs", "examples", "benchmarks",
+        "patchline.py", "pipeline", "flows", "plugins", "tests", "docs", "examples", "benchmarks",
         "pyproject.toml", "constraints.txt", "Makefile", "README.md", "CHANGELOG.md", "LICENSE",
     }  # fmt: skip
     made = {"patchline.egg-info", "build", "dist", "mlflow.db", "mlflow.db.lock", "mlruns"}

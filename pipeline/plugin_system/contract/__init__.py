@@ -1,1 +1,1 @@
-"""What a plugin has to do, as checks that run."""
+"""The conformance checks of plugins."""

@@ -1,4 +1,4 @@
-"""What an augmentation has to do: change a training image, and keep its shape and its type.
+"""Conformance checks of an augmentation: it changes training images and keeps shape and dtype.
 
 Shapes: H height, W width, C channels.
 """
@@ -23,13 +23,13 @@ _KEYS = range(12)
 
 
 class AugmentationChecks:
-    """The checks of an augmentation with given settings."""
+    """Conformance checks of an augmentation with the given settings."""
 
     def __init__(self, plugin: AugmentationPlugin[Any], settings: PluginConfig) -> None:
         self.plugin, self.settings = plugin, settings
 
     def rules(self) -> list[Rule]:
-        """Return the checks in the order in which an author meets them."""
+        """Return the checks in the order in which they run."""
         return [
             ("keeps_shape_and_type", self.keeps_shape_and_type),
             ("same_seed_same_image", self.same_seed_same_image),
@@ -38,17 +38,17 @@ class AugmentationChecks:
         ]
 
     def refuse_settings(self) -> None:
-        """Every setting is taken."""
+        """Accept all settings."""
 
     def keeps_shape_and_type(self) -> None:
-        """Colour, grey and oblong images come out as uint8 of the same shape."""
+        """Colour, greyscale and non-square images stay uint8 of the same shape."""
         for context in _CONTEXTS:
             transform, image = self._transform(context), _image(context)
             for key in _KEYS:
                 transform(image, [key])
 
     def same_seed_same_image(self) -> None:
-        """The same key gives the same image, in this object and in a new one."""
+        """The same seed gives the same image, in this object and in a new one."""
         for context in _CONTEXTS:
             transform, again, image = (
                 self._transform(context),
@@ -60,29 +60,30 @@ class AugmentationChecks:
                 second = [other(image, [key]) for key in reversed(_KEYS)][::-1]
                 require(
                     all(np.array_equal(a, b) for a, b in zip(first, second, strict=True)),
-                    "The same key gives different images. Draw from the transform's own "
+                    "The same seed gives different images. Draw from the transform's own "
                     "generators, and keep no state between images.",
                 )
 
     def changes_something(self) -> None:
-        """Different keys give different images, in one of the shapes at least."""
+        """Different seeds give different images, for at least one shape."""
         versions = [
             {self._transform(context)(_image(context), [key]).tobytes() for key in _KEYS}
             for context in _CONTEXTS
         ]
         require(
             max(len(found) for found in versions) > 1,
-            f"{len(_KEYS)} keys give the same image. Change something, or declare an exception.",
+            f"{len(_KEYS)} seeds give the same image. Change the image, or add this check to "
+            "expected_failed_checks.",
         )
 
     def leaves_the_image_alone(self) -> None:
-        """The image that it was given is unchanged afterwards."""
+        """The input image is not modified."""
         for context in _CONTEXTS:
             transform, image = self._transform(context), _image(context)
             before = image.copy()
             for key in _KEYS:
                 transform(image, [key])
-            require(np.array_equal(image, before), "It changes its input. Work on a copy.")
+            require(np.array_equal(image, before), "It modifies its input. Work on a copy.")
 
     def _transform(self, context: AugmentationContext) -> SeededTransform:
         os.environ["NO_ALBUMENTATIONS_UPDATE"] = "1"  # its import would contact a registry

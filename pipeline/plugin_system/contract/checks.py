@@ -1,4 +1,4 @@
-"""What a check is: a name, a function that passes or says what is wrong, perhaps an exception."""
+"""Define a check: a name, a function that passes or raises `CheckError`, an expected failure."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from pipeline.section import Section
 
 
 class CheckError(AssertionError):
-    """A plugin does not do what its contract says; the text says what, and what to do."""
+    """A plugin fails a conformance check; the message says why, and how to fix it."""
 
 
 def require(holds: object, sentence: str) -> None:
-    """Fail the running check with a sentence unless the condition holds."""
+    """Fail the running check with the sentence unless the condition holds."""
     if not holds:
         raise CheckError(sentence)
 
 
 class CheckResult(Section):
-    """How one check ended."""
+    """The result of one check."""
 
     name: str
     status: Literal["passed", "failed", "excepted"]
     seconds: float
     message: str
-    """Why it failed, or the reason of the declared exception."""
+    """Why it failed, or the reason why the failure is expected."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One rule of the contract, for one plugin; call it to hold the plugin against it.
+    """One conformance check of one plugin; call it to run the check.
 
-    A check with a `reason` is a declared exception: it is run all the same, and fails when the
-    plugin does pass, so that no exception outlives its reason.
+    A check with a `reason` is expected to fail: it is run all the same, and it is an error if the
+    plugin passes, so that no expected failure outlives its reason.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Check:
         """Run the check.
 
         Raises:
-            CheckError: if the plugin breaks the rule, or passes in spite of a declared exception.
+            CheckError: if the plugin fails the check, or passes although a failure is expected.
         """
         try:
             self._run()
@@ -61,11 +61,11 @@ class Check:
             return
         if self.reason is not None:
             raise CheckError(
-                f"It passes {self.name}, which it declares as an exception. Remove the exception."
+                f"It passes {self.name}, which is among its expected_failed_checks. Remove it."
             )
 
     def result(self) -> CheckResult:
-        """Run the check and return how it ended."""
+        """Run the check and return the result."""
         began = time.monotonic()
         status: Literal["passed", "failed", "excepted"] = "excepted" if self.reason else "passed"
         message = self.reason or ""
@@ -83,7 +83,7 @@ class Check:
             raise
         except PipelineError as error:
             raise CheckError(str(error)) from error
-        except Exception as error:  # whatever a plugin raises breaks its contract
+        except Exception as error:  # any exception from a plugin fails the check
             reason = (str(error).strip() or "no message").splitlines()[0]
             raise CheckError(f"It raised {type(error).__name__}: {reason}") from error
 
@@ -92,24 +92,26 @@ Rule = tuple[str, Callable[[], None]]
 """A check's name and its function, whose docstring is the summary."""
 
 
-def with_exceptions(rules: Iterable[Rule], exceptions: Mapping[str, str]) -> Iterator[Check]:
-    """Return a plugin's checks, its declared exceptions among them.
+def with_expected_failures(
+    rules: Iterable[Rule], expected_failures: Mapping[str, str]
+) -> Iterator[Check]:
+    """Return a plugin's checks, including those that are expected to fail.
 
     Raises:
-        PluginError: for an exception without a reason, or for a check that does not exist.
+        PluginError: for an expected failure without a reason, or of a check that does not exist.
     """
     rules = list(rules)
     names = [name for name, _ in rules]
-    for name, reason in exceptions.items():
+    for name, reason in expected_failures.items():
         if name not in names:
             raise PluginError(
-                f"The plugin declares an exception for '{name}', but there is no such check. "
+                f"expected_failed_checks names '{name}', but there is no such check. "
                 f"Checks: {', '.join(names)}."
             )
         if not reason.strip():
             raise PluginError(
-                f"The plugin declares an exception for '{name}' without a reason. Say why."
+                f"expected_failed_checks gives no reason for '{name}'. Add the reason."
             )
     for name, function in rules:
         summary = (function.__doc__ or "").partition("\n")[0]
-        yield Check(name, summary, function, exceptions.get(name))
+        yield Check(name, summary, function, expected_failures.get(name))

@@ -1,4 +1,4 @@
-"""What a data source has to do: list images and their labels, and read none of them."""
+"""Conformance checks of a data source: it lists images and their labels without reading them."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ _FEWEST_CLASSES = 2
 
 
 class DataSourceChecks:
-    """The checks of a data source on the example that it writes itself."""
+    """Conformance checks of a data source, on the example that the plugin writes."""
 
     def __init__(self, plugin: DataSourcePlugin[Any], settings: PluginConfig) -> None:
         self.plugin, self.settings = plugin, settings
-        # Kept for all checks, and removed with this object: a source may write many files.
+        # Shared by all checks and removed with this object: a source may write many files.
         self._folder = Path(tempfile.mkdtemp())
         weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         self._path: str | None = None
 
     def rules(self) -> list[Rule]:
-        """Return the checks in the order in which an author meets them."""
+        """Return the checks in the order in which they run."""
         return [
             ("lists_labelled_images", self.lists_labelled_images),
             ("paths_stay_inside_the_root", self.paths_stay_inside_the_root),
@@ -48,10 +48,10 @@ class DataSourceChecks:
         ]
 
     def refuse_settings(self) -> None:
-        """Every setting is taken."""
+        """Accept all settings."""
 
     def lists_labelled_images(self) -> None:
-        """There are images of at least two classes, in a listing with a name."""
+        """The listing has a name and images of at least two classes."""
         listing = self._listing()
         require(
             isinstance(listing, ImageListing),
@@ -62,47 +62,47 @@ class DataSourceChecks:
             RunConfig(name=listing.name)
         except ValueError as error:
             raise CheckError(
-                f"The listing's name {listing.name!r} is no valid name of a model. Use letters, "
+                f"The listing's name {listing.name!r} is not a valid model name. Use letters, "
                 "digits, dots, dashes and underscores."
             ) from error
         require(
             isinstance(listing.mirror_symmetric, bool),
-            f"mirror_symmetric is {listing.mirror_symmetric!r}. Say True or False.",
+            f"mirror_symmetric is {listing.mirror_symmetric!r}. Set it to True or False.",
         )
         wrong = [image for image in listing.images if not isinstance(image, ListedImage)]
-        require(not wrong, f"The listing holds {wrong[:1]}. List ListedImage objects.")
+        require(not wrong, f"The listing contains {wrong[:1]}. Use ListedImage objects.")
         odd = [image.label for image in listing.images if not isinstance(image.label, str)]
-        require(not odd, f"The label {odd[:1]} is not text. Write it as one.")
+        require(not odd, f"The label {odd[:1]} is not a string. Use a string.")
         empty = listing.empty_classes
         require(
             all(isinstance(name, str) for name in empty),
-            f"empty_classes is {empty!r}. List the names of classes.",
+            f"empty_classes is {empty!r}. Use a list of class names.",
         )
         classes = {image.label for image in listing.images} - {""}
         require(
             len(classes) >= _FEWEST_CLASSES,
-            f"The example has the classes {sorted(classes)}. Two are the fewest.",
+            f"The example has the classes {sorted(classes)}. At least two are required.",
         )
 
     def paths_stay_inside_the_root(self) -> None:
-        """Each path is relative, written with forward slashes, there, and listed once."""
+        """Each path is relative, uses forward slashes, exists, and is listed once."""
         listing = self._listing()
         root = listing.root.resolve()
         paths = [image.path for image in listing.images]
         for path in paths:
             require(
                 not PurePosixPath(path).is_absolute() and "\\" not in path,
-                f"The path {path!r} is not relative with forward slashes.",
+                f"The path {path!r} must be relative and use forward slashes.",
             )
             require(
                 (root / path).resolve().is_relative_to(root),
-                f"The path {path!r} leads out of the listing's root.",
+                f"The path {path!r} leads outside the listing's root.",
             )
             require((root / path).is_file(), f"There is no file at the path {path!r}.")
         require(len(set(paths)) == len(paths), "A path is listed twice.")
 
     def splits_and_groups_are_valid(self) -> None:
-        """A split is train, validation, test or None; a group is text or None."""
+        """A split is train, validation, test or None; a group is a string or None."""
         listing = self._listing()
         for image in listing.images:
             require(
@@ -112,18 +112,18 @@ class DataSourceChecks:
             )
             require(
                 image.group is None or isinstance(image.group, str),
-                f"The group of {image.path!r} is {image.group!r}. Use text or None.",
+                f"The group of {image.path!r} is {image.group!r}. Use a string or None.",
             )
 
     def lists_the_same_twice(self) -> None:
-        """Asked again, it gives the same images in the same order."""
+        """Listing twice gives the same images in the same order."""
         require(
             self._listing().images == self._listing().images,
-            "Two listings of the same data differ. Sort what the file system gives.",
+            "Two listings of the same data differ. Sort the entries from the file system.",
         )
 
     def images_can_be_decoded(self) -> None:
-        """The listed files are images that Patchline reads."""
+        """The listed files are images that Patchline can read."""
         listing = self._listing()
         for image in listing.images:
             try:
@@ -132,20 +132,20 @@ class DataSourceChecks:
                 raise CheckError(f"{image.path!r} cannot be decoded: {error}.") from error
 
     def refuses_what_does_not_exist(self) -> None:
-        """A path that does not exist is refused in a sentence."""
+        """A path that does not exist raises an error with a clear message."""
         if self.plugin.example is None:
-            return  # it needs no path
+            return  # the source needs no path
         missing = str(self._folder / "no" / "such")
         try:
             self._source(missing).list_images()
         except UserError:
             return
-        require(False, "A path that does not exist is taken as empty. Raise a DataError.")
+        require(False, "A path that does not exist is treated as empty. Raise a DataError.")
 
     def _listing(self) -> ImageListing:
         if self.plugin.example is not None and self._path is None:
             data = self._folder / "data"
-            shutil.rmtree(data, ignore_errors=True)  # what a failed attempt left
+            shutil.rmtree(data, ignore_errors=True)  # from a failed attempt
             data.mkdir()
             self._path = self.plugin.example(data)
         return self._source(self._path).list_images()

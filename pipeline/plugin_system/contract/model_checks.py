@@ -1,4 +1,4 @@
-"""What a model has to do: `images_BCHW -> logits_BK`.
+"""Conformance checks of a model: `images_BCHW -> logits_BK`.
 
 Shapes: B batch, C channels, H height, W width, D embedding, K classes.
 """
@@ -24,14 +24,14 @@ from pipeline.plugin_system.plugin_loader import load_patch_embedding
 
 
 class ModelChecks(ModuleChecks):
-    """The checks of a model with given settings, fed by the patch embedding that it names."""
+    """Conformance checks of a model with the given settings and its default patch embedding."""
 
     def __init__(self, plugin: ModelPlugin[Any], settings: PluginConfig) -> None:
         self.plugin, self.settings = plugin, settings
         self.embeddings_built = 0
 
     def rules(self) -> list[Rule]:
-        """Return the checks in the order in which an author meets them."""
+        """Return the checks in the order in which they run."""
         own = [
             ("returns_logits", self.returns_logits),
             ("takes_any_number_of_classes", self.takes_any_number_of_classes),
@@ -48,19 +48,19 @@ class ModelChecks(ModuleChecks):
 
     @torch.no_grad()
     def returns_logits(self) -> None:
-        """For colour and grey images the logits (B, K) come out, in float32."""
+        """It returns float32 logits (B, K) for colour and greyscale images."""
         for channels in (3, 1):
             shape = self.usual_shape(channels)
             self.embeddings_built = 0
             logits = self.built(shape)(shape.images(2))
             require(
                 self.embeddings_built or self.plugin.patch_embedding == NO_PATCH_EMBEDDING,
-                "It never builds its patch embedding. Ask the context for it, or say that it takes "
-                "none: patch_embedding=NO_PATCH_EMBEDDING.",
+                "It never builds its patch embedding. Call context.patch_embedding(embed_dim), or "
+                "declare that it takes none: patch_embedding=NO_PATCH_EMBEDDING.",
             )
             require(
                 isinstance(logits, torch.Tensor),
-                f"It returns {type(logits).__name__}. Return the logits, one tensor.",
+                f"It returns {type(logits).__name__}. Return the logits as one tensor.",
             )
             require(
                 tuple(logits.shape) == (2, NUM_CLASSES),
@@ -71,14 +71,14 @@ class ModelChecks(ModuleChecks):
 
     @torch.no_grad()
     def takes_any_number_of_classes(self) -> None:
-        """It has as many logits as there are classes."""
+        """The number of logits equals the number of classes."""
         shape = self.usual_shape()
         for num_classes in (2, 11):
             logits = self._model(shape, num_classes).eval()(shape.images(2))
             require(
                 logits.shape[-1] == num_classes,
-                f"For {num_classes} classes it has {logits.shape[-1]} logits. Use the context's "
-                "num_classes.",
+                f"For {num_classes} classes it returns {logits.shape[-1]} logits. Use "
+                "context.num_classes.",
             )
 
     def _model(self, shape: ImageShape, num_classes: int) -> nn.Module:
@@ -99,7 +99,8 @@ class ModelChecks(ModuleChecks):
         def patch_embedding(embed_dim: int) -> nn.Module:
             require(
                 self.plugin.patch_embedding != NO_PATCH_EMBEDDING,
-                "It asks for a patch embedding, but says that it takes none.",
+                "It builds a patch embedding, but declares that it takes none "
+                "(patch_embedding=NO_PATCH_EMBEDDING). Set patch_embedding to the one it uses.",
             )
             self.embeddings_built += 1
             plugin = load_patch_embedding(self.plugin.patch_embedding)

@@ -1,4 +1,4 @@
-"""What every torch module of a plugin has to do: models and patch embeddings alike.
+"""Conformance checks of torch modules, shared by models and patch embeddings.
 
 Shapes: B batch, C channels, H height, W width.
 """
@@ -38,28 +38,28 @@ class ImageShape(NamedTuple):
 
     @property
     def traits(self) -> DataTraits:
-        """Data of such images."""
+        """Traits of data with such images."""
         return DataTraits(*self, num_classes=NUM_CLASSES, mirror_symmetric=True)
 
     def images(self, batch: int, seed: int = 0) -> torch.Tensor:
-        """Return a batch of noise, like normalised images: (B, C, H, W)."""
+        """Return a batch of noise in the range of normalised images: (B, C, H, W)."""
         generator = torch.Generator().manual_seed(seed)
         return torch.randn(batch, *self, generator=generator)
 
 
 class ModuleChecks(ABC):
-    """The checks that models and patch embeddings share; a subclass says how to build one."""
+    """Checks shared by models and patch embeddings; a subclass builds the module."""
 
     @abstractmethod
     def build(self, shape: ImageShape) -> nn.Module:
-        """Build for images of a shape, with open settings resolved; one tensor in, one out."""
+        """Build the module for images of a shape, settings resolved: one tensor in, one out."""
 
     @abstractmethod
     def learner(self, shape: ImageShape) -> nn.Module:
-        """Build something that classifies: `images_BCHW -> logits_BK`."""
+        """Build a classifier from the module: `images_BCHW -> logits_BK`."""
 
     def rules(self) -> list[Rule]:
-        """Return the checks in the order in which an author meets them."""
+        """Return the checks in the order in which they run."""
         return [
             ("fits_or_refuses_every_size", self.fits_or_refuses_every_size),
             ("every_parameter_gets_a_gradient", self.every_parameter_gets_a_gradient),
@@ -78,10 +78,10 @@ class ModuleChecks(ABC):
         self.usual_shape()
 
     def usual_shape(self, channels: int = 3) -> ImageShape:
-        """Return the smallest usual square image that the plugin takes.
+        """Return the smallest usual square image size that the plugin accepts.
 
         Raises:
-            ConfigError: if it takes none of 32 to 384 pixels.
+            ConfigError: if it accepts no size from 32 to 384 pixels.
         """
         refusal: ConfigError | None = None
         for side in _USUAL_SIZES:
@@ -91,7 +91,7 @@ class ModuleChecks(ABC):
                 refusal = error
             else:
                 return ImageShape(channels, side, side)
-        raise refusal or ConfigError("It takes no images.")
+        raise refusal or ConfigError("It accepts no images.")
 
     def built(self, shape: ImageShape | None = None, seed: int = 0) -> nn.Module:
         """Build from a seed, in evaluation mode."""
@@ -99,7 +99,7 @@ class ModuleChecks(ABC):
         return self.build(shape or self.usual_shape()).eval()
 
     def fits_or_refuses_every_size(self) -> None:
-        """An image size works, or is refused by `resolved_for` in a sentence."""
+        """An image size either works or is refused by `resolved_for` with a clear message."""
         for height, width in _SIZES:
             shape = ImageShape(3, height, width)
             try:
@@ -109,8 +109,8 @@ class ModuleChecks(ABC):
                 text = str(error)
                 require(
                     text.endswith((".", "?")) and " " in text,
-                    f"It refuses {height}x{width} images with {text!r}. Write a sentence: the "
-                    "value, the rule, the remedy.",
+                    f"It refuses {height}x{width} images with {text!r}. Write a sentence with the "
+                    "value, the rule and the remedy.",
                 )
                 continue
             except CheckError:
@@ -118,19 +118,19 @@ class ModuleChecks(ABC):
             except Exception as error:
                 raise CheckError(
                     f"For {height}x{width} images it raised {type(error).__name__}: {error}. "
-                    "Refuse such a size by a ConfigError in resolved_for."
+                    "Raise a ConfigError for such a size in resolved_for."
                 ) from error
             require(
                 len(output) == 2 and bool(output.isfinite().all()),  # noqa: PLR2004 - the batch
-                f"For two {height}x{width} images it answers with {len(output)}, or with inf or "
-                "nan. Refuse such a size by a ConfigError in resolved_for.",
+                f"For two {height}x{width} images it returns {len(output)} outputs, or inf or nan. "
+                "Raise a ConfigError for such a size in resolved_for.",
             )
 
     def every_parameter_gets_a_gradient(self) -> None:
-        """In training no parameter is without a gradient, or with one that stays zero.
+        """In training every parameter gets a gradient that is not always zero.
 
-        A head that starts from zero hides the rest of the model in the first step, so there are
-        two.
+        A head initialised to zero blocks the gradient of the rest of the model in the first step,
+        so the check takes two steps.
         """
         torch.manual_seed(0)
         shape = self.usual_shape()
@@ -144,7 +144,7 @@ class ModuleChecks(ABC):
                 require(
                     parameter.grad is not None,
                     f"The parameter {name} gets no gradient. Use it in forward, remove it, or make "
-                    "it a buffer if it is not meant to learn.",
+                    "it a buffer if it should not be trained.",
                 )
                 if parameter.grad is not None and bool((parameter.grad != 0).any()):
                     moved.add(name)
@@ -152,22 +152,22 @@ class ModuleChecks(ABC):
                 step.step()
                 step.zero_grad()
         for name, _ in module.named_parameters():
-            require(name in moved, f"The gradient of {name} is zero. Check what hides it.")
+            require(name in moved, f"The gradient of {name} is zero. Check what blocks it.")
 
     @torch.no_grad()
     def same_seed_same_output(self) -> None:
-        """A seed decides the weights, and in evaluation an answer does not change by itself."""
+        """The seed determines the weights, and outputs in evaluation mode are deterministic."""
         shape = self.usual_shape()
         images = shape.images(2)
         module, again, other = self.built(shape), self.built(shape), self.built(shape, seed=1)
         output = module(images)
         require(
             torch.equal(output, module(images)),
-            "In evaluation mode it answers the same images differently. Leave out what is random.",
+            "In evaluation mode its outputs for the same images differ. Disable randomness there.",
         )
         require(
             torch.equal(output, again(images)),
-            "Built twice from one seed it answers differently. Draw from torch's generator alone.",
+            "Built twice from one seed, its outputs differ. Draw only from torch's generator.",
         )
         module.train()
         torch.manual_seed(0)
@@ -175,37 +175,37 @@ class ModuleChecks(ABC):
         torch.manual_seed(0)
         require(
             torch.equal(in_training, module(images)),
-            "In training it answers differently from one seed. Draw from torch's generator alone.",
+            "In training mode, its outputs from one seed differ. Draw only from torch's generator.",
         )
         module.eval()
-        # Not its answers: a head may start from zero, and then every seed answers alike.
+        # Compares weights, not outputs: a head initialised to zero gives equal outputs.
         pairs = list(zip(module.parameters(), other.parameters(), strict=True))
         require(
             not pairs or any(not torch.equal(own, others) for own, others in pairs),
-            "Another seed gives the same weights. Give them random initial values.",
+            "Another seed gives the same weights. Initialise them at random.",
         )
 
     @torch.no_grad()
     def images_do_not_see_each_other(self) -> None:
-        """In evaluation an image's answer does not depend on the rest of the batch."""
+        """In evaluation mode an image's output does not depend on the rest of the batch."""
         shape = self.usual_shape()
         module, images = self.built(shape), shape.images(3)
         alone = torch.cat([module(image[None]) for image in images])
-        _require_close(module(images), alone, "An image's answer depends on the others beside it.")
+        _require_close(module(images), alone, "An image's output depends on the other images.")
 
     @torch.no_grad()
     def leaves_the_images_alone(self) -> None:
-        """The images that it was given are unchanged afterwards."""
+        """The input images are not modified."""
         shape = self.usual_shape()
         images = shape.images(2)
         before = images.clone()
         for training in (False, True):
             self.built(shape).train(training)(images)
-            require(torch.equal(images, before), "It changes its input. Work on a copy.")
+            require(torch.equal(images, before), "It modifies its input. Work on a copy.")
 
     @torch.no_grad()
     def weights_survive_a_file(self) -> None:
-        """Saved weights, loaded into another instance, give the same answers."""
+        """Saved weights, loaded into another instance, give the same outputs."""
         from safetensors.torch import load_file, save_file
 
         shape = self.usual_shape()
@@ -219,11 +219,11 @@ class ModuleChecks(ABC):
             other.load_state_dict(load_file(Path(folder) / "weights.safetensors"))
         require(
             torch.equal(module(images), other(images)),
-            "Weights from a file give other answers. Keep every state in parameters and buffers.",
+            "With saved weights, its outputs differ. Keep all state in parameters and buffers.",
         )
 
     def overfits_one_batch(self) -> None:
-        """It can learn eight images by heart, which no broken gradient can."""
+        """It can memorise eight images, which fails if gradients are broken."""
         torch.manual_seed(0)
         shape = self.usual_shape()
         model = self.learner(shape).train()
@@ -244,35 +244,35 @@ class ModuleChecks(ABC):
 
     @torch.no_grad()
     def runs_in_bfloat16(self) -> None:
-        """Under autocast the answers stay close to those in float32."""
+        """Under autocast the outputs stay close to those in float32."""
         shape = self.usual_shape()
         module, images = self.built(shape), shape.images(4)
         expected = module(images)
         with torch.autocast("cpu", torch.bfloat16):
             output = module(images).float()
-        require(bool(output.isfinite().all()), "Under autocast it answers with inf or nan.")
+        require(bool(output.isfinite().all()), "Under autocast it returns inf or nan.")
         error = float((output - expected).norm() / expected.norm().clamp_min(1e-6))
         require(
             error < _BFLOAT16_TOLERANCE,
-            f"Under autocast its answers differ by {error:.0%}; {_BFLOAT16_TOLERANCE:.0%} is "
-            "allowed. Compute what is delicate in float32.",
+            f"Under autocast its outputs differ by {error:.0%}; at most {_BFLOAT16_TOLERANCE:.0%} "
+            "is allowed. Compute the sensitive parts in float32.",
         )
 
     @torch.no_grad()
     def compiles(self) -> None:
-        """`torch.compile` takes it as one graph, which gives the same answers."""
+        """`torch.compile` captures it as one graph that gives the same outputs."""
         shape = self.usual_shape()
         module, images = self.built(shape), shape.images(2)
         torch.compiler.reset()
-        # This back end finds what cannot be captured and needs no C++ compiler.
+        # This backend finds graph breaks and needs no C++ compiler.
         compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
-        _require_close(compiled(images), module(images), "Compiled, it answers differently.")
+        _require_close(compiled(images), module(images), "Compiled, its outputs differ.")
         module.train()
         compiled(images)  # as one graph in training too
 
     @torch.no_grad()
     def exports_to_onnx(self) -> None:
-        """It exports to ONNX with a free batch size, and the file agrees to 1e-4."""
+        """It exports to ONNX with a dynamic batch size, and the outputs agree to 1e-4."""
         from pipeline.models.onnx_session import open_session
 
         shape = self.usual_shape()
@@ -287,7 +287,7 @@ class ModuleChecks(ABC):
         for batch in _ONNX_BATCHES:
             images = shape.images(batch, seed=batch)
             found = np.asarray(session.run(None, {"images": images.numpy()})[0])
-            _require_close(torch.from_numpy(found), module(images), "The ONNX file disagrees.")
+            _require_close(torch.from_numpy(found), module(images), "The ONNX outputs differ.")
 
 
 def _has_parameters(module: nn.Module) -> bool:
@@ -297,8 +297,12 @@ def _has_parameters(module: nn.Module) -> bool:
 def _require_close(found: torch.Tensor, expected: torch.Tensor, what: str) -> None:
     require(
         found.shape == expected.shape,
-        f"{what} Its shape is {tuple(found.shape)} instead of {tuple(expected.shape)}.",
+        f"{what} The shape is {tuple(found.shape)} instead of {tuple(expected.shape)}.",
     )
     scale = max(1.0, float(expected.abs().max()))
     difference = float((found - expected).abs().max()) / scale
-    require(difference <= TOLERANCE, f"{what} They differ by {difference:.2g} of the largest.")
+    require(
+        difference <= TOLERANCE,
+        f"{what} The difference is {difference:.2g} relative to the largest; at most "
+        f"{TOLERANCE:g} is allowed.",
+    )

@@ -1,4 +1,4 @@
-"""What a patch embedding has to do: `images_BCHW -> PatchTokens`.
+"""Conformance checks of a patch embedding: `images_BCHW -> PatchTokens`.
 
 Shapes: B batch, C channels, H height, W width, N tokens, D embedding.
 """
@@ -25,17 +25,17 @@ _IMAGES = 16
 
 
 class PatchEmbeddingChecks(ModuleChecks):
-    """The checks of a patch embedding with given settings."""
+    """Conformance checks of a patch embedding with the given settings."""
 
     def __init__(self, plugin: PatchEmbeddingPlugin[Any], settings: PluginConfig) -> None:
         self.plugin, self.settings = plugin, settings
 
     def rules(self) -> list[Rule]:
-        """Return the checks in the order in which an author meets them."""
+        """Return the checks in the order in which they run."""
         return [("returns_patch_tokens", self.returns_patch_tokens), *super().rules()]
 
     def build(self, shape: ImageShape) -> nn.Module:
-        """Build the embedding, its tokens alone coming out."""
+        """Build the embedding, wrapped so that it returns only its tokens."""
         return _Tokens(self._embedding(shape))
 
     def learner(self, shape: ImageShape) -> nn.Module:
@@ -44,15 +44,15 @@ class PatchEmbeddingChecks(ModuleChecks):
 
     @torch.no_grad()
     def returns_patch_tokens(self) -> None:
-        """Tokens (B, N, D) and their grid come out, which was known before any image."""
+        """It returns tokens (B, N, D) and their grid; the grid is known before any image."""
         for shape in (self.usual_shape(3), self.usual_shape(1), self._oblong_shape()):
             torch.manual_seed(0)
             embedding: Any = self._embedding(shape).eval()
             grid: Any = getattr(embedding, "grid", None)
             require(
                 _is_grid(grid),
-                f"Its attribute grid is {grid!r}. Set it to (rows, columns), two positive int, "
-                "when it is built.",
+                f"Its attribute grid is {grid!r}. Set it to (rows, columns), two positive "
+                "integers, when it is built.",
             )
             patches = embedding(shape.images(2))
             require(
@@ -63,12 +63,12 @@ class PatchEmbeddingChecks(ModuleChecks):
             expected = (2, rows * columns, _EMBED_DIM)
             require(
                 tuple(patches.tokens_BND.shape) == expected,
-                f"Its tokens have the shape {tuple(patches.tokens_BND.shape)}. With the grid "
-                f"{rows}x{columns} for 2 images and D = {_EMBED_DIM}, {expected} is expected.",
+                f"Its tokens have the shape {tuple(patches.tokens_BND.shape)}. For 2 images, a "
+                f"grid of {rows}x{columns} and D = {_EMBED_DIM}, {expected} is expected.",
             )
             require(
                 tuple(patches.grid) == tuple(grid),
-                f"It returns the grid {patches.grid}, but its attribute says {grid}.",
+                f"It returns the grid {patches.grid}, but its attribute grid is {grid}.",
             )
             require(
                 patches.tokens_BND.dtype == torch.float32,
@@ -77,7 +77,7 @@ class PatchEmbeddingChecks(ModuleChecks):
             self._require_row_by_row(embedding, shape)
 
     def _oblong_shape(self) -> ImageShape:
-        """Return a shape that is wider than high, if the plugin takes one."""
+        """Return a shape that is wider than high, if the plugin accepts one."""
         usual = self.usual_shape()
         oblong = ImageShape(usual.channels, usual.height, 2 * usual.width)
         try:
@@ -87,11 +87,11 @@ class PatchEmbeddingChecks(ModuleChecks):
         return oblong
 
     def _require_row_by_row(self, embedding: Any, shape: ImageShape) -> None:
-        """Change the middle of the upper edge: the token that changes most has to stand there."""
+        """Change the middle of the upper edge: the token that changes most must be there."""
         rows, columns = embedding.grid
         height, width = -(-shape.height // rows), -(-shape.width // columns)
         left = columns // 2 * width
-        images = shape.images(_IMAGES)  # many, as one alone may have a larger change elsewhere
+        images = shape.images(_IMAGES)  # many: in a single image another token may change more
         changed = images.clone()
         changed[:, :, :height, left : left + width] += 3
         before, after = embedding(images).tokens_BND, embedding(changed).tokens_BND
@@ -100,9 +100,8 @@ class PatchEmbeddingChecks(ModuleChecks):
         require(
             row <= 1 and abs(column - columns // 2) <= 1,
             f"A change in the middle of the upper edge of a {shape.height}x{shape.width} image "
-            f"changes token {most} most, which stands in row {row}, column {column} of a "
-            f"{rows}x{columns} grid. Order the tokens row by row, and give the grid as (rows, "
-            "columns).",
+            f"changes token {most} most, which is at row {row}, column {column} of the "
+            f"{rows}x{columns} grid. Order the tokens row by row, and set grid to (rows, columns).",
         )
 
     def _embedding(self, shape: ImageShape) -> nn.Module:

@@ -1,4 +1,4 @@
-"""What every plugin's config class and source code have to do, whatever the kind."""
+"""Conformance checks of the config class and the source code of every kind of plugin."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _OWN = ("pipeline", "flows", "plugins")
 
 @dataclass(frozen=True)
 class SettingsChecks:
-    """The checks that all four kinds share."""
+    """Conformance checks shared by all four kinds of plugins."""
 
     plugin: Plugin
     settings: PluginConfig | None
-    """None if the config class gives none without being asked for more."""
+    """None if the config class has no valid defaults."""
 
     def rules(self) -> list[Rule]:
-        """Return the checks in the order in which an author meets them."""
+        """Return the checks in the order in which they run."""
         return [
             ("says_what_it_is", self.says_what_it_is),
             ("rejects_unknown_settings", self.rejects_unknown_settings),
@@ -47,40 +47,40 @@ class SettingsChecks:
     def says_what_it_is(self) -> None:
         """The summary is one line."""
         summary = self.plugin.summary
-        require(summary.strip(), "Its summary is empty. Say in one line what it does.")
-        require("\n" not in summary, "Its summary has several lines. Say it in one.")
+        require(summary.strip(), "Its summary is empty. Describe the plugin in one line.")
+        require("\n" not in summary, "Its summary has several lines. Use one line.")
 
     def rejects_unknown_settings(self) -> None:
-        """A setting that does not exist is refused, not ignored."""
+        """An unknown setting is an error; it is not ignored."""
         config_class = self.plugin.config_class
         require(
             isinstance(config_class, type) and issubclass(config_class, PluginConfig),
-            f"Its config class {config_class!r} does not derive from PluginConfig. Let it.",
+            f"Its config class {config_class!r} does not derive from PluginConfig. Derive it.",
         )
         try:
             config_class.model_validate({"no_such_setting_anywhere": 1})
         except ValidationError:
             return
-        require(False, f"{config_class.__name__} takes unknown settings. Forbid extra keys.")
+        require(False, f"{config_class.__name__} accepts unknown settings. Forbid extra keys.")
 
     def explains_every_setting(self) -> None:
-        """Every setting has a text, which becomes its help, and a default."""
+        """Every setting has a default and a docstring, which becomes its help text."""
         for name, field in self.plugin.config_class.model_fields.items():
             require(
                 name not in _TAKEN_NAMES,
-                f"The setting {name} stands where a plugin's name stands. Call it something else.",
+                f"The setting name {name} is reserved. Rename the setting.",
             )
             require(
                 field.description,
-                f"The setting {name} has no text. Put a docstring below its field.",
+                f"The setting {name} has no help text. Add a docstring below its field.",
             )
             require(
                 not field.is_required(),
-                f"The setting {name} has no default. Give one, so that the name alone is enough.",
+                f"The setting {name} has no default. Add one, so that the plugin works without it.",
             )
 
     def settings_survive_json(self) -> None:
-        """Settings written as JSON and read again are the same settings."""
+        """Settings survive a round trip through JSON unchanged."""
         config_class = self.plugin.config_class
         settings = self.settings or config_class()
         self._survives(settings)
@@ -101,22 +101,23 @@ class SettingsChecks:
             again = config_class.model_validate_json(settings.model_dump_json())
         except ValidationError as error:
             raise CheckError(
-                f"{settings!r} cannot be read again: {config_errors.sentence(error, config_class)}"
+                f"{settings!r} cannot be read from its own JSON: "
+                f"{config_errors.sentence(error, config_class)}"
             ) from error
-        require(again == settings, f"{settings!r} came back from JSON as {again!r}.")
+        require(again == settings, f"{settings!r} is read from its own JSON as {again!r}.")
 
     def imports_only_the_public_api(self) -> None:
-        """Of Patchline it imports `pipeline.plugin_api` and `pipeline.layers`, nothing else."""
+        """From Patchline it imports only `pipeline.plugin_api` and `pipeline.layers`."""
         for file, line, module in foreign_imports(self.plugin):
             require(
                 False,
-                f"{file.name}:{line} imports {module}. Only pipeline.plugin_api and "
-                "pipeline.layers are promised to stay.",
+                f"{file.name}:{line} imports {module}. Import only pipeline.plugin_api and "
+                "pipeline.layers; other modules may change.",
             )
 
 
 def foreign_imports(plugin: Plugin) -> Iterator[tuple[Path, int, str]]:
-    """Yield file, line and module where a plugin's modules import what is Patchline's own."""
+    """Yield file, line and module of each import of a private Patchline module by a plugin."""
     build_module = _module_of(plugin.build)
     pending = {getattr(plugin.config_class, "__module__", ""), build_module}
     home = {name.partition(".")[0] for name in pending} - {"pipeline", "flows"}
@@ -140,7 +141,7 @@ def foreign_imports(plugin: Plugin) -> Iterator[tuple[Path, int, str]]:
 
 
 def _module_of(build: Any) -> str:
-    target = getattr(build, "func", build)  # of a functools.partial
+    target = getattr(build, "func", build)  # unwraps a functools.partial
     module = inspect.getmodule(target) or inspect.getmodule(type(target))
     return module.__name__ if module else ""
 
@@ -151,7 +152,7 @@ def _source_of(name: str) -> Path | None:
     if module is None:
         try:
             spec = importlib.util.find_spec(name)
-        except Exception:  # noqa: BLE001 - a neighbour that cannot be imported is not read
+        except Exception:  # noqa: BLE001 - a module that cannot be imported is skipped
             return None
         origin = spec.origin if spec else None
     return Path(origin) if origin and origin.endswith(".py") else None

@@ -1,4 +1,4 @@
-"""Parts of an approval that tests drive by hand: ask, carry out in this process, look."""
+"""Steps of an approval that tests drive by hand: request, run the flow in this process, look."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from prefect.flow_engine import run_flow
 from prefect.logging.handlers import APILogHandler
 from prefect.states import Crashed, Pending
 
-from flows.approval import questions
-from flows.approval.answer_form import Approval
+from flows.approval import requests
 from flows.approval.approval_flow import approve_promotion
-from flows.approval.questions import Asked
+from flows.approval.requests import ApprovalRequest
 from flows.notifications import events
 from pipeline.registry import history
+from pipeline.registry.approval.answer import Answer
 from pipeline.registry.config import PromotionConfig
 from pipeline.registry.registered_models import ModelReference, VersionSummary, summaries
 from pipeline.tracking.tracking_store import client
 from tests.pipeline.registry.made_versions import QUICK, make_version
 
-YES = Approval(decision="approve", who="Ada", reason="looks good")
-NO = Approval(decision="reject", who="Ada", reason="blurry")
+YES = Answer(decision="approve", who="Ada", reason="looks good")
+NO = Answer(decision="reject", who="Ada", reason="blurry")
 
 
 def versions(name: str, folder: Path, *wrong: range) -> list[ModelReference]:
@@ -32,39 +32,39 @@ def versions(name: str, folder: Path, *wrong: range) -> list[ModelReference]:
     return [make_version(name, folder, wrong=images) for images in wrong]
 
 
-def start(reference: ModelReference, config: PromotionConfig = QUICK) -> Asked:
-    """Start the flow that asks; nobody has carried it out yet."""
-    others = [each for each in questions.open_questions() if each.name == reference.name]
-    questions._ask(reference, config, others)
-    return question(reference)
+def start(reference: ModelReference, config: PromotionConfig = QUICK) -> ApprovalRequest:
+    """Open a request; its flow has not run yet."""
+    others = [each for each in requests.open_requests() if each.name == reference.name]
+    requests._open(reference, config, others)
+    return open_request(reference)
 
 
-def question(reference: ModelReference) -> Asked:
-    """Return the one open question about a version."""
+def open_request(reference: ModelReference) -> ApprovalRequest:
+    """Return the one open request for a version."""
     version = f"{reference.name}/{reference.version}"
-    [found] = [each for each in questions.open_questions() if each.reference == version]
+    [found] = [each for each in requests.open_requests() if each.reference == version]
     return found
 
 
-def carry_on(asked: Asked) -> Asked:
-    """Carry out a flow run until it ends or suspends, as the runner's process does."""
+def carry_on(asked: ApprovalRequest) -> ApprovalRequest:
+    """Run a flow run until it ends or suspends, as the runner's process does."""
     with get_client(sync_client=True) as prefect:
         prefect.set_flow_run_state(asked.flow_run_id, Pending())
         flow_run: FlowRun = prefect.read_flow_run(asked.flow_run_id)
     with contextlib.suppress(Pause):
         run_flow(approve_promotion, flow_run=flow_run, return_type="state")
-    return questions.look_at(asked)
+    return requests.refreshed(asked)
 
 
-def asked_about(reference: ModelReference, config: PromotionConfig = QUICK) -> Asked:
-    """Return a question that waits for its answer."""
+def asked_about(reference: ModelReference, config: PromotionConfig = QUICK) -> ApprovalRequest:
+    """Return a request that waits for its answer."""
     asked = carry_on(start(reference, config))
     assert asked.waits, asked
     return asked
 
 
-def kill(asked: Asked) -> None:
-    """Leave what the runner reports of a process that was killed."""
+def kill(asked: ApprovalRequest) -> None:
+    """Set the state that the runner reports for a killed process."""
     with get_client(sync_client=True) as prefect:
         prefect.set_flow_run_state(asked.flow_run_id, Pending())
         prefect.set_flow_run_state(asked.flow_run_id, Crashed(message="code -9"))
@@ -76,13 +76,13 @@ def champion(name: str) -> str | None:
 
 
 def summary(reference: ModelReference) -> VersionSummary:
-    """Return what the registry holds about a version."""
+    """Return the registry's summary of a version."""
     [model] = summaries(reference.name)
     [version] = [each for each in model.versions if each.version == reference.version]
     return version
 
 
 def parting_words() -> None:
-    """Send what this process still has to say, before the server goes."""
+    """Flush the events and logs of this process before the server stops."""
     events.flush()
     APILogHandler().flush()

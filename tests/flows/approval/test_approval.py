@@ -1,4 +1,4 @@
-"""A person decides about a promotion: asked, answered, too late, killed in between."""
+"""Human approval of a promotion: requested, answered, expired, interrupted."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelled
 
-from flows.approval import answer_form, questions
-from flows.approval.answer_form import Approval
-from flows.commands import approve
+from flows.approval import answers, expiry, requests
 from flows.schedules import deployments
 from pipeline.errors import ModelReferenceError
+from pipeline.registry.approval.answer import Answer, refuse_closed
 from pipeline.registry.history import CHAMPION
-from pipeline.registry.promotion import Answer, Request, promote
+from pipeline.registry.promotion import Request, promote
 from pipeline.registry.registered_models import summaries
 from pipeline.tracking.tracking_store import client
 from tests.flows.approval.approval_parts import (
@@ -75,7 +74,7 @@ def _get(path: str) -> Any:
 
 
 def test_the_form_of_prefects_page_promotes(here: Path) -> None:
-    """The page gets a form and figures, a wrong form is refused, and a right one promotes."""
+    """The form shows the metrics; an invalid answer is refused, and a valid one promotes."""
     _, better = versions("roses", here, range(60), range(10))
     asked = asked_about(better)
     note = summary(better).approval
@@ -107,12 +106,12 @@ def test_the_form_of_prefects_page_promotes(here: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_refusal_is_recorded_like_that_of_a_gate(here: Path) -> None:
-    """The version says who refused it and why, the evidence lies with its run; once is enough."""
+def test_a_rejection_is_recorded_like_a_refusal_by_a_gate(here: Path) -> None:
+    """The version records who rejected it and why; the comparison is logged on its run."""
     _, better = versions("lilies", here, range(60), range(10))
     asked = asked_about(better)
-    assert questions.answer(asked, NO)
-    assert not questions.answer(asked, YES)
+    assert answers.submit(asked, NO)
+    assert not answers.submit(asked, YES)
     ended = carry_on(asked)
     assert (ended.state, ended.message) == ("Refused", "rejected by Ada: blurry")
     assert champion("lilies") == "1"
@@ -130,17 +129,17 @@ def test_gates_refuse_what_is_approved_without_force(here: Path) -> None:
     """An approval does not overrule a gate; one with force and a reason does."""
     _, equal = versions("tulips", here, range(60), range(60))
     asked = asked_about(equal)
-    assert questions.answer(asked, YES)
+    assert answers.submit(asked, YES)
     ended = carry_on(asked)
     assert (ended.state, champion("tulips")) == ("Refused: the gates", "1")
     assert ended.message.startswith("of 200 images")
     assert ended.message.endswith("(although approved by Ada: looks good)")
-    with pytest.raises(ModelReferenceError, match=r"tulips/2 is closed: it was approved by Ada"):
-        approve._refuse_answered(equal)
+    with pytest.raises(ModelReferenceError, match=r"tulips/2 is closed: approved by Ada"):
+        refuse_closed(equal)
     again = asked_about(equal)
     assert again.flow_run_id != asked.flow_run_id
-    forced = Approval(decision="approve", who="Ada", reason="half the size", force=True)
-    assert questions.answer(again, forced)
+    forced = Answer(decision="approve", who="Ada", reason="half the size", force=True)
+    assert answers.submit(again, forced)
     assert (carry_on(again).state, champion("tulips")) == ("Promoted", "2")
     [model] = summaries("tulips")
     assert model.history[-1].action == "forced"
@@ -148,68 +147,68 @@ def test_gates_refuse_what_is_approved_without_force(here: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_approval_is_asked_for_again_when_the_champion_changed(here: Path) -> None:
-    """It was given against another champion; a refusal would count against any."""
+def test_approval_is_requested_again_if_the_champion_changed(here: Path) -> None:
+    """An approval holds against one champion, a rejection against any."""
     first, second, third = versions("asters", here, range(60), range(40), range(10))
     asked = asked_about(third)
     promote(Request(second, QUICK), here / "by_hand")
-    assert questions.answer(asked, YES)
+    assert answers.submit(asked, YES)
     again = carry_on(asked)
     assert (again.waits, champion("asters")) == (True, second.version)
-    assert questions.answer(again, NO)
+    assert answers.submit(again, NO)
     assert carry_on(again).state == "Refused"
     assert champion("asters") == second.version != first.version
 
 
 @pytest.mark.slow
-def test_what_nobody_answers_in_time_is_refused(here: Path) -> None:
-    """Only what is overdue, by the clock, whatever ran meanwhile."""
+def test_an_overdue_request_is_refused(here: Path) -> None:
+    """Only overdue ones, by the clock, whether or not anything was running."""
     _, better = versions("irises", here, range(60), range(10))
     _, other = versions("poppies", here, range(60), range(10))
     waiting = asked_about(other)
     overdue = asked_about(better, QUICK.model_copy(update={"approval_hours": 1e-6}))
-    questions.expire_overdue()
-    assert questions.look_at(waiting).waits
+    expiry.expire_overdue()
+    assert requests.refreshed(waiting).waits
     ended = carry_on(overdue)
     assert (ended.state, champion("irises")) == ("Refused: nobody answered", "1")
     assert ended.message == "nobody answered within 1e-06 hours"
     approval = summary(better).approval
     assert approval is not None
     assert approval["state"] == "expired"
-    assert questions.answer(waiting, NO)
+    assert answers.submit(waiting, NO)
 
 
 @pytest.mark.slow
-def test_a_question_that_is_cancelled_in_prefect_waits_no_longer(here: Path) -> None:
-    """The version says so, and the same question can be asked again."""
+def test_a_request_cancelled_in_prefect_is_closed(here: Path) -> None:
+    """The version records it, and approval can be requested again."""
     _, better = versions("dahlias", here, range(60), range(10))
     asked = asked_about(better)
     with get_client(sync_client=True) as prefect:
         prefect.set_flow_run_state(asked.flow_run_id, Cancelled())
-    questions.expire_overdue()
+    expiry.expire_overdue()
     approval = summary(better).approval
     assert approval is not None
     assert approval["state"] == "cancelled"
     again = asked_about(better)
     assert again.flow_run_id != asked.flow_run_id
-    questions.expire_overdue()
+    expiry.expire_overdue()
     assert (summary(better).approval or {})["state"] == "asked"
-    assert questions.answer(again, NO)
+    assert answers.submit(again, NO)
 
 
 @pytest.mark.slow
 def test_an_answer_survives_the_death_of_the_process(here: Path) -> None:
-    """Killed after the answer, and again after the promotion, the flow goes on and ends right."""
+    """Killed after the answer, and again after the promotion, the flow still ends as it should."""
     _, better = versions("violets", here, range(60), range(10))
     asked = asked_about(better)
-    assert questions.answer(asked, YES)
+    assert answers.submit(asked, YES)
     kill(asked)
-    questions.expire_overdue()
-    assert questions.look_at(asked).state == "Crashed"  # not at once
-    questions.go_on(questions.look_at(asked), dt.datetime.now(dt.UTC) + dt.timedelta(minutes=1))
-    assert questions.look_at(asked).state == "Resuming"
-    said = Answer(approved=True, words=YES.words, champion="1")
-    promote(Request(better, QUICK, answer=said), here / "killed")  # what the process had done
+    expiry.expire_overdue()
+    assert requests.refreshed(asked).state == "Crashed"  # not at once
+    expiry.retry(requests.refreshed(asked), dt.datetime.now(dt.UTC) + dt.timedelta(minutes=1))
+    assert requests.refreshed(asked).state == "Resuming"
+    done = Request(better, QUICK, answer=YES, answered_against="1")
+    promote(done, here / "killed")  # what the process had done
     ended = carry_on(asked)
     assert (ended.state, champion("violets")) == ("Promoted", "2")
     approval = summary(better).approval
@@ -220,39 +219,39 @@ def test_an_answer_survives_the_death_of_the_process(here: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_question_killed_while_it_was_asked_can_be_answered(here: Path) -> None:
-    """The form that the killed process did not store is made up for; the flow asks anew."""
+def test_a_request_killed_while_it_was_opened_can_be_answered(here: Path) -> None:
+    """The form that the killed process did not store is restored; the flow asks again."""
     _, better = versions("peonies", here, range(60), range(10))
     asked = asked_about(better)
     with get_client(sync_client=True) as prefect:
-        key = answer_form.question_key("1")
-        answer_form.forget_question(prefect, asked.flow_run_id, key)
-    assert questions.answer(asked, NO)
+        key = answers.key_against("1")
+        answers.clear(prefect, asked.flow_run_id, key)
+    assert answers.submit(asked, NO)
     assert carry_on(asked).state == "Refused"
     again = asked_about(better)
     kill(again)
-    questions.go_on(questions.look_at(again), dt.datetime.now(dt.UTC) + dt.timedelta(minutes=1))
+    expiry.retry(requests.refreshed(again), dt.datetime.now(dt.UTC) + dt.timedelta(minutes=1))
     again = carry_on(again)
     assert again.waits
-    assert questions.answer(again, NO)
+    assert answers.submit(again, NO)
     assert carry_on(again).state == "Refused"
 
 
 @pytest.mark.slow
-def test_a_newer_version_takes_the_place_of_an_older_one(here: Path) -> None:
-    """One question at a time about each model, the newest; asked twice it is one question."""
+def test_a_newer_version_supersedes_an_older_one(here: Path) -> None:
+    """One request per model, for the newest version; requesting twice opens one."""
     _, second, third = versions("daisies", here, range(60), range(40), range(10))
     older = asked_about(second)
     newer = start(third)
     assert start(third).flow_run_id == newer.flow_run_id
     assert carry_on(older).state == "Refused: a newer version waits"
-    assert "daisies/3, which is newer, waits" in str(questions.ask(second, QUICK))
-    assert questions.answer(carry_on(newer), NO)
+    assert "the newer version daisies/3 is pending" in str(requests.request_approval(second, QUICK))
+    assert answers.submit(carry_on(newer), NO)
 
 
 @pytest.mark.slow
 def test_of_two_answers_at_once_one_counts(here: Path) -> None:
-    """What is carried out is what was told to count."""
+    """The answer that is carried out is the one that was reported to count."""
     _, better = versions("dahlias", here, range(60), range(10))
     asked = asked_about(better)
     given = [YES, NO, YES, NO]
@@ -260,7 +259,7 @@ def test_of_two_answers_at_once_one_counts(here: Path) -> None:
 
     def give(number: int) -> None:
         with temporary_settings({PREFECT_API_URL: os.environ["PREFECT_API_URL"]}):
-            told[number] = questions.answer(asked, given[number])
+            told[number] = answers.submit(asked, given[number])
 
     threads = [threading.Thread(target=give, args=(number,)) for number in range(len(given))]
     for thread in threads:
@@ -272,19 +271,19 @@ def test_of_two_answers_at_once_one_counts(here: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_version_that_is_gone_ends_the_question_with_a_sentence(here: Path) -> None:
-    """Nothing fails for ever when somebody has deleted the version or the model meanwhile."""
+def test_a_deleted_version_closes_the_request_with_a_message(here: Path) -> None:
+    """Nothing fails forever if somebody deletes the version or the model meanwhile."""
     _, better = versions("cosmos", here, range(60), range(10))
     asked = asked_about(better)
     client().delete_model_version("cosmos", better.version)
-    assert questions.answer(asked, YES)
+    assert answers.submit(asked, YES)
     ended = carry_on(asked)
     assert ended.state == "Refused: the version is gone"
     assert "'cosmos' has no version 2" in ended.message
 
 
-def test_what_cannot_be_answered_is_said(here: Path, run_here: Command) -> None:
-    """The sentence lists what waits, and says what to do where nobody can be asked."""
+def test_a_request_that_cannot_be_answered_is_an_error(here: Path, run_here: Command) -> None:
+    """The message lists pending versions, and how to request approval."""
     _, better = versions("crocuses", here, range(60), range(10))
     asked = asked_about(better)
     code, _, err = run_here("approve", "crocusses/2")
@@ -292,29 +291,28 @@ def test_what_cannot_be_answered_is_said(here: Path, run_here: Command) -> None:
     assert "Did you mean 'crocuses'?" in err
     code, _, err = run_here("approve", "crocuses/1")
     assert code == 2
-    assert "No question about 'crocuses/1'" in err
+    assert "No approval request is open for 'crocuses/1'" in err
     assert "crocuses/2" in err
     code, out, _ = run_here("promote", "crocuses", "--ask", "--json")
     assert code == 0
     assert json.loads(out)["asked"] is True
     assert (
-        "waits for a person's answer: `patchline approve crocuses/2`"
-        in run_here("models", "crocuses")[1]
+        "pending approval: run `patchline approve crocuses/2`" in run_here("models", "crocuses")[1]
     )
-    assert questions.answer(asked, NO)
+    assert answers.submit(asked, NO)
     code, _, err = run_here("promote", "crocuses", "--ask", "--force", "--reason", "x")
     assert code == 2
     assert "--ask" in err
-    assert questions.ask(versions("crocuses", here, range(60))[0], QUICK) is not None
+    assert requests.request_approval(versions("crocuses", here, range(60))[0], QUICK) is not None
 
 
-def test_a_champion_is_not_asked_about(here: Path) -> None:
-    """The first version of a model is champion at once, so there is no question."""
+def test_no_approval_is_requested_for_a_champion(here: Path) -> None:
+    """The first version of a model is champion at once, so no approval is needed."""
     [first] = versions("freesias", here, range(60))
-    assert questions.ask(first, QUICK) is None
+    assert requests.request_approval(first, QUICK) is None
     assert not deployments.runner_is_up()
     second = make_version("freesias", here, wrong=range(10))
-    sentence = questions.ask(second, QUICK)
+    sentence = requests.request_approval(second, QUICK)
     assert sentence is not None
     assert "`patchline up`" in sentence
     assert "`patchline promote freesias --version 2 --ask`" in sentence

@@ -1,4 +1,4 @@
-"""Approvals with the processes that they have in real life: a server, a worker, the command."""
+"""Approvals with real processes: a server, a worker, the command."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ import psutil
 import pytest
 from prefect.client.orchestration import get_client
 
-from flows.approval import questions
-from flows.approval.questions import Asked
+from flows.approval import answers, expiry, requests
+from flows.approval.requests import ApprovalRequest
 from flows.failures import was_interrupted
-from flows.schedules import deployments, second_tries
+from flows.schedules import deployments, retries
 from flows.schedules.deployments import POOL
 from pipeline.registry.registered_models import ModelReference
 from pipeline.run_memory import live_runs
@@ -90,18 +90,18 @@ def _wait_for(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.2)
 
 
-def _suspended(reference: ModelReference) -> Asked:
-    """Ask through the worker, and return the question when it waits."""
-    said = questions.ask(reference, QUICK)
+def _suspended(reference: ModelReference) -> ApprovalRequest:
+    """Request approval through the worker, and return the request once it waits."""
+    said = requests.request_approval(reference, QUICK)
     assert said is not None
-    assert "A person is asked" in said
+    assert "Approval requested" in said
     version = f"{reference.name}/{reference.version}"
-    [asked] = [each for each in questions.open_questions() if each.reference == version]
-    _wait_for(lambda: questions.look_at(asked).waits, "the question")
-    return questions.look_at(asked)
+    [asked] = [each for each in requests.open_requests() if each.reference == version]
+    _wait_for(lambda: requests.refreshed(asked).waits, "the question")
+    return requests.refreshed(asked)
 
 
-def _flow_processes(asked: Asked) -> list[psutil.Process]:
+def _flow_processes(asked: ApprovalRequest) -> list[psutil.Process]:
     """Return the processes that carry out a flow run."""
     found = []
     for process in psutil.process_iter():
@@ -112,7 +112,7 @@ def _flow_processes(asked: Asked) -> list[psutil.Process]:
 
 
 def test_approve_and_reject_on_the_command_line(here: Path) -> None:
-    """The flow holds no process while it waits; each command ends with what came of its answer."""
+    """The flow holds no process while it waits; each command reports the outcome."""
     _, better, best = versions("roses", here, range(60), range(10), range(5))
     asked = _suspended(better)
     _wait_for(lambda: not _flow_processes(asked), "no process")
@@ -135,11 +135,11 @@ def test_approve_and_reject_on_the_command_line(here: Path) -> None:
     assert champion("roses") == "2"
     done = patchline("approve", "roses/3", cwd=here)
     assert done.code == 2
-    assert "roses/3 is closed: it was rejected by" in done.err
+    assert "roses/3 is closed: rejected by" in done.err
 
 
 def test_a_gate_that_refuses_in_the_end_is_exit_code_3(here: Path) -> None:
-    """The command tells it as `promote` does."""
+    """The command reports it as `promote` does."""
     _, equal = versions("tulips", here, range(60), range(60))
     done = patchline(
         "promote", "tulips", "--ask", "--promotion.no-package-check", "--json", cwd=here
@@ -152,32 +152,32 @@ def test_a_gate_that_refuses_in_the_end_is_exit_code_3(here: Path) -> None:
 
 
 def test_sigkill_right_after_the_answer_loses_nothing(here: Path) -> None:
-    """The worker reports the death, the keeper's duty lets the flow go on, the answer counts."""
+    """The worker reports the kill, the keeper retries the flow run, and the answer counts."""
     _, better = versions("violets", here, range(60), range(10))
     asked = _suspended(better)
     _wait_for(lambda: not _flow_processes(asked), "no process")
-    assert questions.answer(asked, YES)
+    assert answers.submit(asked, YES)
     _wait_for(lambda: bool(_flow_processes(asked)), "the process that carries it out")
     for process in _flow_processes(asked):
         with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(signal.SIGKILL)
-    _wait_for(lambda: questions.look_at(asked).failed, "Crashed")
+    _wait_for(lambda: requests.refreshed(asked).failed, "Crashed")
     assert champion("violets") == "1"
 
     def promoted() -> bool:
-        questions.expire_overdue()
-        return questions.look_at(asked).state == "Promoted"
+        expiry.expire_overdue()
+        return requests.refreshed(asked).state == "Promoted"
 
     _wait_for(promoted, "the promotion")
     assert champion("violets") == "2"
     with get_client(sync_client=True) as prefect:
-        assert second_tries.failures(prefect, asked.flow_run_id, was_interrupted) == 1
+        assert retries.count_failures(prefect, asked.flow_run_id, was_interrupted) == 1
 
 
 def test_a_deadline_while_the_servers_are_down(
     tmp_path: Path, empty_prefect: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is kept as soon as they run again; Prefect itself does not fail the flow meanwhile."""
+    """The request expires once they run again; Prefect does not fail the flow run meanwhile."""
     database = tmp_path / "prefect.db"
     monkeypatch.setenv("PREFECT_SERVER_DATABASE_CONNECTION_URL", f"sqlite+aiosqlite:///{database}")
     config = QUICK.model_copy(update={"approval_hours": 1 / 3600})
@@ -187,8 +187,8 @@ def test_a_deadline_while_the_servers_are_down(
     time.sleep(1.5)
     with _server(tmp_path, empty_prefect):
         time.sleep(6)  # Prefect's own look at what was paused too long comes every 5 s
-        assert questions.look_at(asked).waits
-        questions.expire_overdue()
+        assert requests.refreshed(asked).waits
+        expiry.expire_overdue()
         ended = carry_on(asked)
         assert ended.state == "Refused: nobody answered"
         assert champion("irises") == "1"

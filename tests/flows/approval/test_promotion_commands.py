@@ -52,19 +52,19 @@ def test_the_challenger_is_promoted_and_rolled_back(command: Command) -> None:
     assert _champion(command) == ["3"]
     code, out, _ = command("rollback", "roses", "--reason", "complaints")
     assert (code, _champion(command)) == (0, ["1"])
-    assert "version 1 is champion again, instead of version 3" in out
+    assert "version 1 is champion again, replacing version 3" in out
     code, _, err = command("rollback", "roses")
     assert code == 2
-    assert "no earlier champion" in err
+    assert "no previous champion" in err
 
 
 def test_a_refusal_is_exit_code_3_with_the_promised_shape(command: Command) -> None:
-    """A tie is refused, and `--json` prints one object with the gates and their figures."""
+    """A tie is refused, and `--json` prints one object with the gates and their values."""
     code, out, _ = command("promote", "roses", "--version", "2", *QUICK, "--json")
     answer = json.loads(out)
     assert code == 3
     assert (answer["promoted"], answer["version"], answer["champion"]) == (False, "2", "1")
-    assert "0 are right only now" in answer["reason"]
+    assert "0 are correct only now" in answer["reason"]
     [better, _] = answer["gates"]
     assert (better["name"], better["passed"], better["value"]) == (
         "better_than_champion", False, 0.0,
@@ -73,7 +73,7 @@ def test_a_refusal_is_exit_code_3_with_the_promised_shape(command: Command) -> N
     assert _champion(command) == ["1"]
 
 
-def test_force_wants_a_reason_and_stands_in_the_history(command: Command) -> None:
+def test_force_requires_a_reason_and_is_in_the_history(command: Command) -> None:
     """Without a reason nothing happens; with one the history has both."""
     code, _, err = command("promote", "roses", "--version", "2", *QUICK, "--force")
     assert code == 2
@@ -99,7 +99,7 @@ def test_gates_come_from_flags_file_and_run_in_this_order(command: Command, tmp_
     flag = ("--promotion.minimum.accuracy", "0.8")
     code, out, _ = command("promote", "roses", "--config", str(file), *flag, *QUICK)
     assert code == 0
-    assert "at least 0.8 is asked" in out
+    assert "minimum 0.8" in out
 
 
 @pytest.mark.parametrize(
@@ -123,10 +123,8 @@ def test_gates_come_from_flags_file_and_run_in_this_order(command: Command, tmp_
     ],
     ids=" ".join,
 )
-def test_what_is_wrong_is_said_in_one_sentence(
-    command: Command, arguments: list[str], words: list[str]
-) -> None:
-    """The nearest name is given, and nothing is changed."""
+def test_an_error_is_one_sentence(command: Command, arguments: list[str], words: list[str]) -> None:
+    """It suggests the nearest name, and nothing is changed."""
     write_photos(Path("photos"), images=1)
     Path("empty.yaml").write_text("seed: 4\n", "utf-8")
     Path("typo.yaml").write_text("promotion: {minimum: {acuracy: 0.9}}\n", "utf-8")
@@ -138,29 +136,29 @@ def test_what_is_wrong_is_said_in_one_sentence(
     assert _champion(command) == ["1"]
 
 
-def test_the_champion_is_not_decided_about_again(command: Command) -> None:
-    """It is said that nothing changed, and what was decided before stays recorded."""
+def test_promoting_the_champion_changes_nothing(command: Command) -> None:
+    """The output says so, and the previous decision stays recorded."""
     before = command("models", "roses", "--json")[1]
     code, out, _ = command("promote", "roses", "--version", "1", *QUICK)
     assert (code, out.strip()) == (
-        0, "roses, version 1 is the champion already; nothing changed",
+        0, "roses, version 1 is already champion; nothing changed",
     )  # fmt: skip
     assert command("models", "roses", "--json")[1] == before
 
 
 def test_a_reason_is_one_line_of_plain_text(command: Command) -> None:
-    """Line breaks and escapes do not reach the history; a novel is refused."""
+    """Line breaks and escapes do not reach the history; a long text is refused."""
     forced = ("promote", "roses", "--version", "2", *QUICK, "--force", "--reason")
     code, _, err = command(*forced, "x" * 501)
     assert code == 2
-    assert "at most 500" in err
+    assert "maximum of 500" in err
     command(*forced, "first\n\x1b[31msecond")
     assert "first [31msecond" in command("models", "roses")[1]
 
 
 @pytest.mark.parametrize("words", ["promote roses", "rollback roses", "evaluate roses photos"])
 def test_a_mistyped_name_makes_no_store(run_here: Command, words: str) -> None:
-    """Only a run makes the store; a question in a folder without one leaves none behind."""
+    """Only a run creates the store; other commands leave none behind."""
     write_photos(Path("photos"), images=1)
     code, _, err = run_here(*words.split())
     assert code == 2
@@ -168,8 +166,8 @@ def test_a_mistyped_name_makes_no_store(run_here: Command, words: str) -> None:
     assert not Path("mlflow.db").exists()
 
 
-def test_models_show_where_a_version_comes_from(command: Command) -> None:
-    """Data, commit, run, time and every change of an alias are there."""
+def test_models_lists_the_origin_of_a_version(command: Command) -> None:
+    """It has data, commit, run, time and every change of an alias."""
     [model] = json.loads(command("models", "roses", "--json")[1])["models"]
     newest: dict[str, Any] = model["versions"][0]
     assert {"run_id", "metrics", "commit", "flow_run_id", "created_at", "decision"} <= set(newest)

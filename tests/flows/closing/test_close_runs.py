@@ -26,7 +26,7 @@ from prefect.client.schemas.objects import TaskRun
 from prefect.states import Cancelling, Crashed, Pending, Running, Suspended
 
 from flows import prefect_session
-from flows.closing import close_runs, prefect_runs
+from flows.closing import abandoned_prefect_runs, close_runs
 from flows.schedules import deployments
 from flows.training.training_flow import training_flow
 from pipeline.run_memory import live_runs
@@ -120,7 +120,7 @@ def _live() -> list[str]:
 
 
 def test_a_killed_run_is_closed_on_both_sides(prefect: SyncPrefectClient) -> None:
-    """While it lives nothing happens; after SIGKILL both sides say so, once, and how to go on."""
+    """Nothing happens while it lives; after SIGKILL both sides are closed once, with the remedy."""
     with _at_work() as run:
         _tasks(prefect, run.flow_run_id, 1)
         assert close_runs.close_abandoned_runs() == []
@@ -132,13 +132,13 @@ def test_a_killed_run_is_closed_on_both_sides(prefect: SyncPrefectClient) -> Non
     assert {task.state_name for task in _tasks(prefect, run.flow_run_id, 1)} == {"Crashed"}
     [in_mlflow, in_prefect] = said
     assert run.run_id in in_mlflow
-    assert f"continue with `patchline run --resume {run.run_id}`" in in_prefect
+    assert f"resume it with `patchline run --resume {run.run_id}`" in in_prefect
     assert _live() == []
     assert close_runs.close_abandoned_runs() == []
 
 
 def test_a_run_without_a_runner_can_be_cancelled_in_prefect(prefect: SyncPrefectClient) -> None:
-    """Cancel in Prefect's pages ends the process of `patchline run` and closes both sides."""
+    """Cancel in the Prefect UI ends the process of `patchline run` and closes both sides."""
     with _at_work() as run:
         prefect.set_flow_run_state(run.flow_run_id, Cancelling(), force=True)
         close_runs.close_abandoned_runs()
@@ -268,26 +268,28 @@ def _served(prefect: SyncPrefectClient, deployment: UUID, state: State) -> UUID:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a second count as long."""
     for seconds in ("_START_SECONDS", "_CANCEL_SECONDS"):
-        monkeypatch.setattr(prefect_runs, seconds, 1.0)
+        monkeypatch.setattr(abandoned_prefect_runs, seconds, 1.0)
 
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("state", [Pending(), Running()], ids=["Pending", "Running"])
-def test_a_served_run_that_nothing_carries_out_is_closed(
-    prefect: SyncPrefectClient, deployed: UUID, state: State
+def test_a_served_run_without_a_process_is_closed(
+    prefect: SyncPrefectClient, deployed: UUID, state: State, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A runner killed before it started the process leaves a run that is closed after a while."""
     old = _served(prefect, deployed, state)
     time.sleep(1.1)
-    young = _served(prefect, deployed, state)
     close_runs.close_abandoned_runs()
     assert _state(prefect, old).name == "Crashed"
     assert "start it again" in str(_state(prefect, old).message)
+    monkeypatch.setattr(abandoned_prefect_runs, "_START_SECONDS", 600.0)
+    young = _served(prefect, deployed, state)
+    close_runs.close_abandoned_runs()
     assert _state(prefect, young).name == state.name
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_cancelled_run_that_nothing_carries_out_is_cancelled(
+def test_a_cancelled_run_without_a_process_is_cancelled(
     prefect: SyncPrefectClient, deployed: UUID
 ) -> None:
     """Cancelling does not stay when the runner is gone."""

@@ -109,8 +109,8 @@ BROKEN = [
     Broken(
         "failing",
         _SOUND.replace(_BUILT, _BUILT + '        raise ValueError("no such width")\n'),
-        "failed to build: ValueError: no such width. Try `patchline plugins check patch_embedding "
-        "failing`, and repair it.",
+        "failed to build: ValueError: no such width. Run `patchline plugins check patch_embedding "
+        "failing` and fix the plugin.",
     ),
     Broken(
         "modular",

@@ -58,7 +58,7 @@ def test_images_that_the_model_has_seen_are_left_out(command: Command) -> None:
     answer = json.loads(out)
     assert answer["images"] == 24
     assert answer["metrics"]["all/accuracy"]["n"] == 24
-    assert any("12 of 36 images are left out" in note for note in answer["notes"])
+    assert any("12 of 36 images were left out" in note for note in answer["notes"])
     run = client().get_run(answer["run_id"])
     assert run.info.status == "FINISHED"
     assert run.inputs is not None
@@ -74,14 +74,14 @@ def test_images_that_the_model_has_seen_are_left_out(command: Command) -> None:
 
 
 def test_seen_images_can_be_asked_for_and_are_marked(command: Command, tmp_path: Path) -> None:
-    """All 36 images count then, the report says that they flatter, and lies where it was asked."""
+    """All 36 images count, and the report in the chosen folder calls them optimistic."""
     code, out, _ = command(
         "evaluate", "stripes@champion", "photos", "--seen-images", "--out", str(tmp_path / "out")
     )
     assert code == 0
     assert "36 images" in out
-    assert "the figures flatter" in out
-    assert "the figures flatter" in (tmp_path / "out" / "report.html").read_text("utf-8")
+    assert "the metrics are optimistic" in out
+    assert "the metrics are optimistic" in (tmp_path / "out" / "report.html").read_text("utf-8")
 
 
 def test_the_predictions_are_those_of_predict(command: Command, tmp_path: Path) -> None:
@@ -109,7 +109,10 @@ def test_other_classes_are_named_one_by_one(command: Command, tmp_path: Path) ->
     code, out, err = command("evaluate", "stripes", str(other), "--common-classes", "--json")
     answer = json.loads(out)
     assert (code, answer["images"]) == (0, 6), err
-    assert any("6 images of classes that the model does not know" in n for n in answer["notes"])
+    assert any(
+        "6 images were left out because the model does not have their class" in n
+        for n in answer["notes"]
+    )
 
 
 def test_an_empty_selection_is_said(command: Command, tmp_path: Path) -> None:
@@ -128,10 +131,10 @@ def test_an_empty_selection_is_said(command: Command, tmp_path: Path) -> None:
     (tmp_path / "report.txt").touch()
     code, _, err = command("evaluate", "stripes", "photos", "--out", str(tmp_path / "report.txt"))
     assert code == 2
-    assert "which is a file" in err
+    assert "is a file" in err
     code, _, err = command("evaluate", "stripes", "photos", "--split", "test")
     assert code == 2
-    assert "no split 'test'; it names none" in err
+    assert "no split 'test'; it has none" in err
 
 
 def test_a_damaged_image_is_listed_and_the_others_count(command: Command, tmp_path: Path) -> None:

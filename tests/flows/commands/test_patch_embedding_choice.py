@@ -10,10 +10,10 @@ import pytest
 import yaml
 
 from flows.command_line import run_command_line
-from flows.commands.config_flags import composed_config
 from pipeline import config_files
 from pipeline.config import ModelChoice, RunConfig
 from pipeline.errors import ConfigError
+from pipeline.plugin_system.composed_config import composed_config
 from pipeline.plugin_system.plugin_loader import FILES_VARIABLE, installed
 from pipeline.plugin_system.plugin_settings import named_patch_embedding
 from tests.conftest import Run, write_photos
@@ -106,7 +106,7 @@ def test_settings_of_the_own_embedding_need_no_name() -> None:
     [
         ({"name": "conv"}, ["model.patch_embedding.name is conv", "torchvision", "none"]),
         ({"patch_size": 4}, ["model.patch_embedding.patch_size is set", "torchvision", "Leave"]),
-        ({"name": "none", "patch_size": 4}, ["patch_size is set", "torchvision", "Leave it out"]),
+        ({"name": "none", "patch_size": 4}, ["patch_size is set", "torchvision", "Omit it"]),
     ],
 )
 def test_a_model_without_an_embedding_refuses_one(

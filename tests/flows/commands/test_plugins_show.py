@@ -12,7 +12,7 @@ from PIL import Image
 
 from flows.command_line import run_command_line
 from pipeline.config import ModelChoice
-from pipeline.models.model_cost import ModelFigures, model_figures
+from pipeline.models.model_cost import ModelCost, model_cost
 from pipeline.plugin_system.plugin_loader import FILES_VARIABLE
 from tests.conftest import patchline
 from tests.structure.test_light_imports import loaded_by
@@ -62,7 +62,7 @@ def _shown(output: Output, *arguments: str) -> Any:
 
 
 def _figures(image_size: int, **choice: Any) -> dict[str, Any]:
-    return model_figures(ModelChoice.model_validate(choice), image_size).model_dump()
+    return model_cost(ModelChoice.model_validate(choice), image_size).model_dump()
 
 
 def _refusal(output: Output, *arguments: str) -> str:
@@ -89,16 +89,16 @@ def test_the_text_has_settings_and_figures(tmp_path: Path) -> None:
     assert "arXiv 2010.11929" in done.out
     lines = done.out.splitlines()
     [size] = [line for line in lines if line.startswith("  size ")]
-    assert re.fullmatch(r'  size +Dimensions: .* \[default "micro", here "ti"\]', size)
+    assert re.fullmatch(r'  size +Dimensions: .* \[default "micro", set to "ti"\]', size)
     [depth] = [line for line in lines if line.startswith("  depth ")]
     assert re.fullmatch(r"  depth +Number of encoder blocks; .* \[default null\]", depth)
-    assert "vit fed by conv, 224x224 pixels, 1000 classes:" in done.out
+    assert "vit with patch embedding conv, 224x224 pixels, 1000 classes:" in done.out
     figures = _figures(224, size="ti")
     for text in (
         f"{figures['parameters']:,} ({figures['parameters_without_head']:,} without the head)",
         f"{figures['tokens']}",
-        f"{figures['macs'] / 1e9:.3f} G an image, forward",
-        f"{figures['activation_bytes'] / 2**20:.1f} MiB an image, in training, float32",
+        f"{figures['macs'] / 1e9:.3f} GMACs per image",
+        f"{figures['activation_bytes'] / 2**20:.1f} MiB per image in training, float32",
     ):
         assert [line for line in lines if line.startswith("  ") and line.endswith(f" {text}")], text
 
@@ -115,7 +115,7 @@ def test_json_is_one_object_with_every_figure(tmp_path: Path) -> None:
     settings = done.json.pop("settings") if isinstance(done.json, dict) else None
     shown = {key: value for key, value in done.json.items() if key != "settings"}
     assert shown == {"kind": "patch_embedding", "name": "cct", "image_size": 32, **figures}
-    assert set(figures) == set(ModelFigures.model_fields)
+    assert set(figures) == set(ModelCost.model_fields)
     assert settings is not None
     assert set(settings["properties"]) == {"num_layers", "kernel_size", "channels"}
 
@@ -193,7 +193,7 @@ def test_other_kinds_show_settings_and_no_costs(
     assert text.startswith(f"{kind} {shown['name']} (patchline ")
     assert "parameters" not in text
     if "--augmentation.shift" in arguments:
-        assert "[default 0.12, here 0.2]" in text
+        assert "[default 0.12, set to 0.2]" in text
 
 
 def test_a_model_from_a_file_is_fed_by_what_it_declares(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from pipeline.config import ModelChoice
 from pipeline.models.model_building import build_model
 from pipeline.models.model_description import ModelDescription
 from pipeline.models.model_files import save_model
-from pipeline.packaging.export import ProbabilityModel, export_onnx
+from pipeline.packaging.calibrated_onnx import ProbabilityModel, export_onnx
 from pipeline.plugin_api import ImageSpec
 from pipeline.prediction import batch_prediction
 from tests.conftest import Finished, write_photos
@@ -76,7 +76,7 @@ def test_a_folder_becomes_a_table(asked: Asked, tmp_path: Path, suffix: str) -> 
     write_photos(tmp_path / "photos", images=3)
     done = asked.predict("pets", "photos", "--out", f"out.{suffix}")
     assert (done.code, done.out) == (0, "")
-    assert done.err.strip().endswith(f"9 predictions written to out.{suffix}")
+    assert done.err.strip().endswith(f"Wrote 9 predictions to out.{suffix}")
     read = pd.read_csv if suffix == "csv" else pd.read_parquet
     table = read(f"out.{suffix}")
     assert table["image"].tolist() == sorted(
@@ -111,8 +111,8 @@ def test_damaged_images_are_listed_and_counted(asked: Asked, tmp_path: Path) -> 
     done = asked.predict("pets", "photos", "--out", "out.csv", "--json")
     assert done.code == 0
     assert done.err.count("could not be read: the file is empty") == 20
-    assert "and 3 more; the column error of out.csv names them" in done.err
-    assert "3 predictions and 23 unreadable written to out.csv" in done.err
+    assert "and 3 more; see the column error of out.csv" in done.err
+    assert "Wrote 3 predictions and 23 unreadable images to out.csv" in done.err
     assert {key: done.json[key] for key in ("model", "version", "out", "images", "unreadable")} == {
         "model": "pets", "version": "1", "out": "out.csv", "images": 26, "unreadable": 23,
     }  # fmt: skip
@@ -130,7 +130,7 @@ def test_nothing_but_damaged_images_is_exit_code_2(asked: Asked, tmp_path: Path)
 def test_an_interrupted_command_goes_on(
     asked: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same command continues; another version has to begin anew, and says how."""
+    """The same command resumes; another version has to start over, and says how."""
     monkeypatch.setattr(batch_prediction, "_PART_IMAGES", 16)
     write_photos(tmp_path / "photos", images=20)
     command = ("photos", "--out", "out.parquet")
@@ -150,7 +150,7 @@ def test_an_interrupted_command_goes_on(
     assert "--restart" in other.err
     done = asked.predict("pets/1", *command)
     assert done.code == 0
-    assert "60 predictions, 32 of them by an interrupted command, written to" in done.err
+    assert "Wrote 60 predictions (32 of them by an interrupted command) to" in done.err
     assert pd.read_parquet("out.parquet")["image"].is_unique
     again = asked.predict("pets/2", *command, "--restart", "--no-probabilities")
     assert again.code == 0
@@ -165,7 +165,7 @@ def test_an_interrupted_command_goes_on(
         (("photos", "--top-k", "0"), "--top-k is 0"),
         (("none", "--out", "out.csv"), "There is no file or folder none"),
         (("empty", "--out", "out.csv"), "The folder empty holds no files"),
-        (("--out", "out.csv"), "No image was named"),
+        (("--out", "out.csv"), "No images given"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )

@@ -194,7 +194,7 @@ def test_the_saved_config_gives_the_same_weights_and_a_second_run_is_held_agains
     assert second.code == 0, second.err
     assert (second.json["version"], second.json["aliases"]) == ("2", ["challenger"])
     assert not second.json["promotion"]["promoted"]
-    assert "images are left that neither model" in second.json["promotion"]["reason"]
+    assert "images were used by neither model" in second.json["promotion"]["reason"]
     assert "used again" in second.err
     other = write_photos(tmp_path / "four", classes=4, images=6)
     refused = patchline("run", other, "--name", "photos", cwd=tmp_path)

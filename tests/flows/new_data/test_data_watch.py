@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -19,9 +18,10 @@ from prefect.events import emit_event
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Completed, Crashed, Failed, Running
 
-from flows.new_data import data_watch, watch_flow
+from flows.new_data import watch_flow, watched_folders
 from flows.notifications import events
-from flows.schedules import deployments, second_tries
+from flows.schedules import deployments, retries
+from pipeline.automation import event_kinds, watches
 from pipeline.config import RunConfig
 from pipeline.data import ingestion
 from pipeline.data.config import DataConfig
@@ -48,7 +48,7 @@ def client() -> Iterator[SyncPrefectClient]:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take a folder for quiet when it is first seen."""
-    monkeypatch.setattr(data_watch, "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(watched_folders, "QUIET_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -81,66 +81,18 @@ def _add(folder: Path, name: str = "new.png", variant: int = 99) -> Path:
     return folder / "across" / name
 
 
-def test_a_snapshot_sees_files_come_go_and_change(folder: Path) -> None:
-    """Each change of a path, a size or a date gives another digest; going back gives the old."""
-    before = data_watch.snapshot(folder)
-    assert before.files == 8
-    added = _add(folder)
-    digests = {before.digest, data_watch.snapshot(folder).digest}
-    added.write_bytes(added.read_bytes() + b"x")
-    digests.add(data_watch.snapshot(folder).digest)
-    os.utime(added, ns=(1, 1))
-    digests.add(data_watch.snapshot(folder).digest)
-    added.rename(added.with_name("other.png"))
-    digests.add(data_watch.snapshot(folder).digest)
-    assert len(digests) == 5
-    added.with_name("other.png").unlink()
-    assert data_watch.snapshot(folder) == before
-
-
-def test_a_snapshot_passes_over_what_is_hidden_or_unfinished(folder: Path) -> None:
-    """Hidden and .part files do not count, and neither does what MLflow writes beside the data."""
-    before = data_watch.snapshot(folder)
-    (folder / "across" / ".DS_Store").touch()
-    (folder / "across" / "film.png.part").touch()
-    (folder / ".cache").mkdir()
-    (folder / ".cache" / "x.png").touch()
-    run = folder / "mlruns" / "1" / ("0" * 32) / "artifacts"
-    run.mkdir(parents=True)
-    (run / "report.png").touch()
-    (folder / "mlflow.db").touch()
-    assert data_watch.snapshot(folder) == before
-
-
-def test_a_subfolder_that_cannot_be_listed_is_no_reason_to_stop(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The rest of the folder is looked at, and the trouble is part of what is seen."""
-    before = data_watch.snapshot(folder)
-    scandir = os.scandir
-
-    def refusing(path: Path) -> object:
-        if Path(path).name == "down":
-            raise PermissionError(13, "Permission denied")
-        return scandir(path)
-
-    monkeypatch.setattr(os, "scandir", refusing)
-    assert data_watch.snapshot(folder).files == 5
-    assert data_watch.snapshot(folder) != before
-
-
 @pytest.mark.usefixtures("impatient")
 def test_each_change_starts_one_run(client: SyncPrefectClient, watch: UUID, folder: Path) -> None:
     """A new watch starts a run, a change starts the next, and nothing starts without a change."""
-    data_watch.look()
-    data_watch.look()
+    watched_folders.look()
+    watched_folders.look()
     [first] = _runs(client, watch)
     _end(client, first)
-    data_watch.look()
+    watched_folders.look()
     assert len(_runs(client, watch)) == 1
     _add(folder)
-    data_watch.look()
-    data_watch.look()
+    watched_folders.look()
+    watched_folders.look()
     assert len(_runs(client, watch)) == 2
 
 
@@ -148,14 +100,14 @@ def test_nothing_is_started_while_the_folder_still_changes(
     client: SyncPrefectClient, watch: UUID, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only what stays the same for a while is taken for complete."""
-    monkeypatch.setattr(data_watch, "QUIET_SECONDS", 3600.0)
+    monkeypatch.setattr(watched_folders, "QUIET_SECONDS", 3600.0)
     for number in range(3):
         _add(folder, f"{number}.png")
-        data_watch.look()
-    data_watch.look()
+        watched_folders.look()
+    watched_folders.look()
     assert _runs(client, watch) == []
-    monkeypatch.setattr(data_watch, "QUIET_SECONDS", 0.0)
-    data_watch.look()
+    monkeypatch.setattr(watched_folders, "QUIET_SECONDS", 0.0)
+    watched_folders.look()
     assert len(_runs(client, watch)) == 1
 
 
@@ -163,17 +115,17 @@ def test_nothing_is_started_while_the_folder_still_changes(
 def test_changes_during_a_run_lead_to_one_run_after_it(
     client: SyncPrefectClient, watch: UUID, folder: Path
 ) -> None:
-    """Ten changes while a run goes on start nothing, and then one run: not none and not ten."""
-    data_watch.look()
+    """Ten changes during a run start nothing, and then one run: not none and not ten."""
+    watched_folders.look()
     [first] = _runs(client, watch)
     client.set_flow_run_state(first.id, Running(), force=True)
     for number in range(10):
         _add(folder, f"{number}.png", number)
-        data_watch.look()
+        watched_folders.look()
     assert len(_runs(client, watch)) == 1
     _end(client, first)
     for _ in range(3):
-        data_watch.look()
+        watched_folders.look()
     assert len(_runs(client, watch)) == 2
 
 
@@ -182,36 +134,36 @@ def test_a_kill_between_start_and_memory_starts_nothing_twice(
     client: SyncPrefectClient, watch: UUID
 ) -> None:
     """If the start was not remembered, the same start happens again, and is the same run."""
-    data_watch.look()
+    watched_folders.look()
     [first] = _runs(client, watch)
     _end(client, first)
-    data_watch.state_file("photos").unlink()
-    data_watch.look()
+    watches.state_file("photos").unlink()
+    watched_folders.look()
     assert [each.id for each in _runs(client, watch)] == [first.id]
-    state = json.loads(data_watch.state_file("photos").read_text("utf-8"))
+    state = json.loads(watches.state_file("photos").read_text("utf-8"))
     assert state["flow_run_id"] == str(first.id)
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_killed_run_goes_on_and_a_failed_one_does_not(
+def test_a_killed_run_is_resumed_and_a_failed_one_is_not(
     client: SyncPrefectClient, watch: UUID, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same run begins again: images that were there when it was killed are not forgotten."""
-    monkeypatch.setattr(second_tries, "_FIRST_PAUSE_SECONDS", 0.0)
-    data_watch.look()
+    """The same run is resumed: images that were there when it was killed are not forgotten."""
+    monkeypatch.setattr(retries, "_FIRST_PAUSE_SECONDS", 0.0)
+    watched_folders.look()
     [first] = _runs(client, watch)
-    for _ in range(second_tries.MOST_FAILURES - 1):
+    for _ in range(retries.MAX_FAILURES - 1):
         client.set_flow_run_state(first.id, Crashed(), force=True)
-        data_watch.look()
+        watched_folders.look()
         assert client.read_flow_run(first.id).state_name == "Resuming"
     client.set_flow_run_state(first.id, Crashed(), force=True)
-    data_watch.look()
+    watched_folders.look()
     assert client.read_flow_run(first.id).state_name == "Crashed"  # once too often
     _add(folder)
-    data_watch.look()
+    watched_folders.look()
     [second] = [each for each in _runs(client, watch) if each.id != first.id]
     client.set_flow_run_state(second.id, Failed(message="The images are of one class."), force=True)
-    data_watch.look()
+    watched_folders.look()
     assert {each.state_name for each in _runs(client, watch)} == {"Crashed", "Failed"}
 
 
@@ -220,15 +172,15 @@ def test_a_folder_that_goes_and_comes_back_is_survived(
     client: SyncPrefectClient, watch: UUID, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is said once that the folder is gone, and once that it is back; no run starts of that."""
-    data_watch.look()
+    watched_folders.look()
     [first] = _runs(client, watch)
     _end(client, first)
-    with caplog.at_level(logging.WARNING, "flows.new_data.data_watch"):
+    with caplog.at_level(logging.WARNING, "flows.new_data.watched_folders"):
         folder.rename(folder.with_name("away"))
-        data_watch.look()
-        data_watch.look()
+        watched_folders.look()
+        watched_folders.look()
         folder.with_name("away").rename(folder)
-        data_watch.look()
+        watched_folders.look()
     assert len(caplog.records) == 2
     assert "No such file" in caplog.records[0].getMessage()
     assert "can be read again" in caplog.records[1].getMessage()
@@ -236,15 +188,15 @@ def test_a_folder_that_goes_and_comes_back_is_survived(
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_paused_watch_sees_the_change_when_it_goes_on(
+def test_a_paused_watch_sees_the_change_when_it_is_resumed(
     client: SyncPrefectClient, watch: UUID, run_here: Command
 ) -> None:
     """`schedule pause` keeps a watch from starting, `resume` lets it see what has changed."""
     assert run_here("schedule", "pause", "photos")[0] == 0
-    data_watch.look()
+    watched_folders.look()
     assert _runs(client, watch) == []
     assert run_here("schedule", "resume", "photos")[0] == 0
-    data_watch.look()
+    watched_folders.look()
     assert len(_runs(client, watch)) == 1
 
 
@@ -253,16 +205,16 @@ def test_other_settings_are_a_reason_to_look_again(
     client: SyncPrefectClient, watch: UUID, run_here: Command, folder: Path
 ) -> None:
     """The same command changes the watch; it is run with the new settings, and not otherwise."""
-    data_watch.look()
+    watched_folders.look()
     _end(client, _runs(client, watch)[0])
     run_here("data", "watch", str(folder))
-    data_watch.look()
+    watched_folders.look()
     assert len(_runs(client, watch)) == 1
     Path("run.yaml").write_text("data: {min_new_images: 7}\n", encoding="utf-8")
     _, out, _ = run_here("data", "watch", str(folder), "--config", "run.yaml", "--json")
     assert json.loads(out)["deployment_id"] == str(watch)
     assert json.loads(out)["min_new_images"] == 7
-    data_watch.look()
+    watched_folders.look()
     assert len(_runs(client, watch)) == 2
 
 
@@ -279,7 +231,7 @@ def test_an_event_from_outside_starts_a_run(
     # The server learns of a new trigger a bit later.
     while not _runs(client, watch) and time.monotonic() < deadline:
         for about in ("patchline.watch.other", resource):
-            emit_event(events.DATA_UPDATED, resource={"prefect.resource.id": about})
+            emit_event(event_kinds.DATA_UPDATED, resource={"prefect.resource.id": about})
         sent += 1
         time.sleep(1)
     assert 1 <= len(_runs(client, watch)) <= sent
@@ -291,7 +243,7 @@ def test_a_run_that_begins_stands_for_those_that_wait(
     """Nine of ten events during a training are cancelled when the next run begins."""
     waiting = [deployments.start(watch) for _ in range(3)]
     client.set_flow_run_state(waiting[0], Running(), force=True)
-    data_watch.cancel_waiting(watch, waiting[0])
+    watched_folders.cancel_waiting(watch, waiting[0])
     found = {each.id: each for each in _runs(client, watch)}
     assert [found[each].state_name for each in waiting] == ["Running", "Cancelled", "Cancelled"]
     message = (found[waiting[1]].state or Completed()).message
@@ -318,7 +270,7 @@ def test_the_folder_beats_the_path_in_the_file(
         (("nowhere",), "There is no folder nowhere."),
         (("run.yaml",), "run.yaml is not a folder."),
         (("photos/across",), "has no class folder"),
-        (("one",), "holds one class only"),
+        (("one",), "has only one class"),
         (("..",), "holds the working directory"),
         (("photos", "--config", "none.yaml"), "Config file none.yaml does not exist."),
         (("photos", "--config", "run.yaml"), "Did you mean training.epochs?"),
@@ -374,7 +326,7 @@ def test_too_little_new_ends_as_skipped(client: SyncPrefectClient, folder: Path)
     state: State = watch_flow.retrain_when_new(config, return_state=True)
     assert state.is_completed()
     assert state.name == "Skipped"
-    assert state.message == "2 new images; 3 new ones are asked for (data.min_new_images)."
+    assert state.message == "2 new images; data.min_new_images is 3."
     flow_run = client.read_flow_run(UUID(str(state.state_details.flow_run_id)))
     assert flow_run.name == f"New data in {folder}"
     wanted = {"flow_runs": {"id": {"any_": [str(flow_run.id)]}}}

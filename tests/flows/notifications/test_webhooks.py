@@ -15,6 +15,7 @@ from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows.notifications import events, webhooks
+from pipeline.automation import event_kinds
 from tests.flows.conftest import Command
 from tests.flows.lasting_server import LastingServer
 from tests.patience import until
@@ -97,7 +98,7 @@ def _server(event_server: LastingServer) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _no_notifications(_server: None) -> None:
     """Begin without any, whatever an earlier test has left."""
-    for each in webhooks.notifications():
+    for each in webhooks.read_all():
         webhooks.remove(each.name)
 
 
@@ -105,18 +106,18 @@ def test_each_of_twenty_events_becomes_one_post(receiver: Receiver) -> None:
     """Twenty events at once reach a receiver that takes its time, each once and whole."""
     receiver.seconds = 0.1
     webhooks.create("team", receiver.address, ["run.failed"])
-    receiver.wait_until_expected(events.RUN_FAILED)
+    receiver.wait_until_expected(event_kinds.RUN_FAILED)
     for number in range(20):
         facts = {"name": "flowers", "run_id": str(number), "reason": 'a "bad" <disk>\nis full'}
-        events.emit(events.RUN_FAILED, f"patchline.run.{number}", facts)
-        events.emit(events.RUN_FINISHED, f"patchline.run.{number}", {"name": "flowers"})
+        events.emit(event_kinds.RUN_FAILED, f"patchline.run.{number}", facts)
+        events.emit(event_kinds.RUN_FINISHED, f"patchline.run.{number}", {"name": "flowers"})
     receiver.wait_for(20)
     assert sorted(int(body["payload"]["run_id"]) for body in receiver.bodies) == list(range(20))
     assert len({body["id"] for body in receiver.bodies}) == 20
     body = receiver.bodies[0]
-    assert body["event"] == events.RUN_FAILED
+    assert body["event"] == event_kinds.RUN_FAILED
     assert body["resource"] == f"patchline.run.{body['payload']['run_id']}"
-    assert body["sentence"] == 'The training of flowers has failed: a "bad" <disk>\nis full'
+    assert body["sentence"] == 'Training of flowers has failed: a "bad" <disk>\nis full'
     assert body["text"] == body["sentence"]
     assert body["time"].endswith("+00:00")
     assert set(receiver.paths) == {f"/{_SECRET}"}
@@ -125,9 +126,9 @@ def test_each_of_twenty_events_becomes_one_post(receiver: Receiver) -> None:
 def test_what_the_receiver_refuses_is_sent_again(receiver: Receiver) -> None:
     """An answer of 500 is a failure, and the message comes again."""
     webhooks.create("team", receiver.address, None)
-    receiver.wait_until_expected(events.MODEL_REFUSED)
+    receiver.wait_until_expected(event_kinds.MODEL_REFUSED)
     receiver.refusals = 2
-    events.emit(events.MODEL_REFUSED, "patchline.model.flowers", {"name": "flowers"})
+    events.emit(event_kinds.MODEL_REFUSED, "patchline.model.flowers", {"name": "flowers"})
     receiver.wait_for(1)
     assert len(receiver.bodies) == 1
     assert len(receiver.paths) == 3
@@ -141,12 +142,12 @@ def test_a_second_create_changes_the_first(run_here: Command, receiver: Receiver
     code, out, _ = run_here(*second, "--on", "patchline.data.changed", "--on", "run.killed")
     assert code == 0
     assert "on data.changed, run.killed" in out
-    [only] = webhooks.notifications()
+    [only] = webhooks.read_all()
     assert only.events == ("data.changed", "run.killed")
-    receiver.wait_until_expected(events.DATA_CHANGED)
-    events.emit(events.DATA_CHANGED, "patchline.watch.photos", {"name": "photos"})
+    receiver.wait_until_expected(event_kinds.DATA_CHANGED)
+    events.emit(event_kinds.DATA_CHANGED, "patchline.watch.photos", {"name": "photos"})
     receiver.wait_for(1)
-    assert [body["event"] for body in receiver.bodies] == [events.DATA_CHANGED]
+    assert [body["event"] for body in receiver.bodies] == [event_kinds.DATA_CHANGED]
 
 
 def test_an_event_from_outside_needs_no_sentence(receiver: Receiver) -> None:
@@ -154,14 +155,14 @@ def test_an_event_from_outside_needs_no_sentence(receiver: Receiver) -> None:
     from prefect.events import emit_event
 
     webhooks.create("team", receiver.address, ["data.updated"])
-    receiver.wait_until_expected(events.DATA_UPDATED)
+    receiver.wait_until_expected(event_kinds.DATA_UPDATED)
     emit_event("patchline.data.updated", resource={"prefect.resource.id": "patchline.watch.x"})
     receiver.wait_for(1)
     assert [body["sentence"] for body in receiver.bodies] == ["patchline.data.updated"]
 
 
 def test_the_address_stays_a_secret(run_here: Command) -> None:
-    """Only scheme and host are shown: by the commands, and by what Prefect's pages ask for."""
+    """Only scheme and host are shown: by the commands, and by what the Prefect UI asks for."""
     address = f"https://me:pass@hooks.example.org:8443/{_SECRET}?key=other"
     _, created, _ = run_here("notify", "create", "team", "--webhook", address)
     _, listed, _ = run_here("notify", "list", "--json")
@@ -184,9 +185,9 @@ def test_removing_leaves_nothing(run_here: Command) -> None:
     assert run_here("notify", "remove", "team")[0] == 0
     code, _, err = run_here("notify", "remove", "tem")
     assert code == 2
-    assert err == "Error: There is no notification 'tem'. There are boss.\n"
+    assert err == "Error: There is no notification 'tem'. Choose from: boss.\n"
     assert run_here("notify", "remove", "boss", "--json")[0] == 0
-    assert "There is no notification." in run_here("notify", "list")[1]
+    assert "No notifications yet." in run_here("notify", "list")[1]
     with get_client(sync_client=True) as client:
         assert client.request("POST", "/block_documents/filter", json={}).json() == []
 
@@ -200,10 +201,10 @@ def test_one_that_is_switched_off_or_damaged_in_the_pages_is_shown_so(run_here: 
         [block] = client.request("POST", "/block_documents/filter", json={}).json()
         client.delete_block_document(block["id"])
     _, out, _ = run_here("notify", "list")
-    assert "its address is gone: create it again" in out
-    assert "switched off in Prefect's pages" in out
+    assert "URL deleted, create it again" in out
+    assert "switched off in the Prefect UI" in out
     run_here("notify", "create", "team", "--webhook", "https://example.org/1")
-    [only] = webhooks.notifications()
+    [only] = webhooks.read_all()
     assert only.webhook == "https://example.org"
     assert only.enabled
 
@@ -212,7 +213,7 @@ def test_one_that_is_switched_off_or_damaged_in_the_pages_is_shown_so(run_here: 
     ("arguments", "words"),
     [
         (("team", "--webhook", "https://e.org", "--on", "run.fail"), "Did you mean run.failed?"),
-        (("team", "--webhook", "https://e.org", "--on", "prefect.x"), "There are run.started, "),
+        (("team", "--webhook", "https://e.org", "--on", "prefect.x"), "Choose from: run.started, "),
         (("team", "--webhook", f"ftp://e.org/{_SECRET}"), "--webhook is not a web address:"),
         (("team", "--webhook", f"https:///{_SECRET}"), "--webhook is not a web address:"),
         (("team", "--webhook", f"https://e.org:x/{_SECRET}"), "--webhook is not a web address:"),

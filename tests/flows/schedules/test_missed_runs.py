@@ -13,7 +13,7 @@ from prefect.client.schemas.schedules import IntervalSchedule
 from prefect.states import Cancelled, Completed, Crashed, Failed, Pending, Running
 
 from flows.failures import failed
-from flows.schedules import deployments, second_tries
+from flows.schedules import deployments, missed_runs, retries
 from flows.schedules.prediction_flow import predict_flow
 from pipeline.errors import ServerAwayError
 from tests.flows.conftest import Command
@@ -35,13 +35,13 @@ def test_after_a_long_sleep_one_run_is_left_of_those_that_were_missed(
     let_pass(client, deployment_id, minutes=10)
     assert len(runs_of(client, deployment_id)) >= 12
     for _ in range(2):
-        deployments.drop_missed()
+        missed_runs.drop_missed()
         runs = runs_of(client, deployment_id)
         now = dt.datetime.now(dt.UTC)
         due = [run for run in runs if run.expected_start_time and run.expected_start_time < now]
         assert [run.state_name for run in due] == ["Cancelled"] * (len(due) - 1) + ["Scheduled"]
         assert {run.state_name for run in runs[len(due) :]} == {"Scheduled"}
-    assert "Missed: it was due at" in str(due[0].state and due[0].state.message)
+    assert "Missed: due at" in str(due[0].state and due[0].state.message)
 
 
 def test_a_missed_run_that_was_started_already_stands_for_all_of_them(
@@ -52,13 +52,13 @@ def test_a_missed_run_that_was_started_already_stands_for_all_of_them(
     let_pass(client, deployment_id, minutes=10, ahead=0)
     oldest = runs_of(client, deployment_id)[0]
     client.set_flow_run_state(oldest.id, Pending())
-    deployments.drop_missed()
+    missed_runs.drop_missed()
     states = [run.state_name for run in runs_of(client, deployment_id)]
     assert states == ["Pending"] + ["Cancelled"] * (len(states) - 1)
     client.set_flow_run_state(oldest.id, Running())
     client.set_flow_run_state(oldest.id, Completed())
     let_pass(client, deployment_id, minutes=10, ahead=0)  # the scheduler looks again
-    deployments.drop_missed()
+    missed_runs.drop_missed()
     names = {run.state_name for run in runs_of(client, deployment_id)}
     assert names == {"Completed", "Cancelled"}
 
@@ -70,7 +70,7 @@ def test_a_clock_that_is_set_back_makes_no_run_twice(client: SyncPrefectClient) 
         let_pass(client, deployment_id, minutes=5)
         times = [run.expected_start_time for run in runs_of(client, deployment_id)]
         assert len(times) == len(set(times))
-    deployments.drop_missed()
+    missed_runs.drop_missed()
     let_pass(client, deployment_id, minutes=5)
     again = [run.expected_start_time for run in runs_of(client, deployment_id)]
     assert len(again) == len(set(again))
@@ -99,7 +99,7 @@ def test_two_schedules_in_the_same_minute_have_a_run_each(client: SyncPrefectCli
         assert client.read_flow_run(runs_by_time[same_minute]).state_name == "Pending"
 
 
-def test_a_run_that_is_due_while_one_goes_on_is_cancelled(
+def test_a_run_that_is_due_during_another_is_cancelled(
     run_here: Command, client: SyncPrefectClient
 ) -> None:
     """One run at a time; what comes meanwhile is not queued, and `run-now` says so."""
@@ -126,11 +126,11 @@ def test_a_place_that_a_killed_server_forgot_is_given_back(client: SyncPrefectCl
     blocked = deployments.start(deployment_id)
     client.set_flow_run_state(blocked, Pending())
     assert client.read_flow_run(blocked).state_name == "Cancelled"
-    deployments.drop_missed()
+    missed_runs.drop_missed()
     free = deployments.start(deployment_id)
     client.set_flow_run_state(free, Pending())
     assert client.read_flow_run(free).state_name == "Pending"
-    deployments.drop_missed()  # a run stands behind this one
+    missed_runs.drop_missed()  # a run stands behind this one
     other = deployments.start(deployment_id)
     client.set_flow_run_state(other, Pending())
     assert client.read_flow_run(other).state_name == "Cancelled"
@@ -153,8 +153,8 @@ def test_a_paused_schedule_starts_nothing_that_was_due(client: SyncPrefectClient
 
 @pytest.fixture
 def killed(client: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch) -> tuple[UUID, UUID]:
-    """Return a schedule and a run of it that was killed; it may go on at once."""
-    monkeypatch.setattr(second_tries, "_FIRST_PAUSE_SECONDS", 0.0)
+    """Return a schedule and a run of it that was killed; it may be resumed at once."""
+    monkeypatch.setattr(retries, "_FIRST_PAUSE_SECONDS", 0.0)
     labels = {deployments.KIND: "schedule"}
     schedule = deployments.deploy(
         predict_flow, "killed", parameters=_PREDICTING, labels=labels, description=""
@@ -165,24 +165,24 @@ def killed(client: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch) -> tuple[
     return schedule, flow_run_id
 
 
-def test_a_killed_run_goes_on_but_not_for_ever(
+def test_a_killed_run_is_resumed_but_not_for_ever(
     client: SyncPrefectClient, killed: tuple[UUID, UUID]
 ) -> None:
     """The same run, three times; one that failed by itself would fail again and is left alone."""
     _, flow_run_id = killed
-    for _ in range(second_tries.MOST_FAILURES - 1):
-        deployments.continue_interrupted()
+    for _ in range(retries.MAX_FAILURES - 1):
+        missed_runs.continue_interrupted()
         assert client.read_flow_run(flow_run_id).state_name == "Resuming"
         client.set_flow_run_state(flow_run_id, Crashed(), force=True)
-    deployments.continue_interrupted()
+    missed_runs.continue_interrupted()
     assert client.read_flow_run(flow_run_id).state_name == "Crashed"
     wrong = deployments.start(killed[0])
     client.set_flow_run_state(wrong, Failed(), force=True)
-    deployments.continue_interrupted()
+    missed_runs.continue_interrupted()
     assert client.read_flow_run(wrong).state_name == "Failed"
 
 
-def test_a_run_that_failed_of_a_server_goes_on(
+def test_a_run_that_failed_because_of_a_server_is_resumed(
     client: SyncPrefectClient, killed: tuple[UUID, UUID]
 ) -> None:
     """When MLflow is started again in the moment that a run begins, the run is not lost."""
@@ -190,7 +190,7 @@ def test_a_run_that_failed_of_a_server_goes_on(
     away = failed(ServerAwayError("The MLflow store cannot be used (it refuses connections)."))
     client.set_flow_run_state(flow_run_id, away.model_copy(update={"data": None}), force=True)
     assert client.read_flow_run(flow_run_id).state_name == "Server away"
-    deployments.continue_interrupted()
+    missed_runs.continue_interrupted()
     state = client.read_flow_run(flow_run_id).state
     assert state
     assert state.name == "Resuming"
@@ -209,7 +209,7 @@ def test_a_killed_run_gives_way(
         later = deployments.start(schedule)
         state: State = Cancelled() if "cancelled" in what else Running()
         client.set_flow_run_state(later, state, force=True)
-    deployments.continue_interrupted()
+    missed_runs.continue_interrupted()
     expected = "Resuming" if "cancelled" in what else "Crashed"
     assert client.read_flow_run(flow_run_id).state_name == expected
     deployments.set_paused(only_one(), paused=True)  # for the next test

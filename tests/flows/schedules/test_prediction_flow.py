@@ -54,7 +54,7 @@ def _newest_words() -> str:
 def test_the_table_is_written_and_prefect_says_with_which_version(tmp_path: Path) -> None:
     """Counts by label, damaged images with their reason, the version that the alias was, the file.
 
-    A second run writes all images anew, those that have come since as well.
+    A second run predicts all images again, new ones included.
     """
     images = write_photos(tmp_path / "new", images=4)
     (images / "broken|.jpg").write_bytes(b"\xff\xd8\xff nothing")
@@ -100,7 +100,7 @@ def test_a_folder_without_a_readable_image_fails_the_run(tmp_path: Path) -> None
     images = tmp_path / "new"
     images.mkdir()
     (images / "a.png").write_bytes(b"nothing")
-    with pytest.raises(DataError, match="None of the images"):
+    with pytest.raises(DataError, match="No image in"):
         _predicted(images, tmp_path / "labels.csv")
     assert pd.read_csv(tmp_path / "labels.csv")["error"].notna().all()
     assert "**0** of 1 images" in _newest_words()

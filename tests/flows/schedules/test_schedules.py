@@ -15,7 +15,7 @@ from prefect.flows import load_flow_from_entrypoint
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Completed, Pending, Running
 
-from flows.schedules import deployments, schedule_plan, schedule_view
+from flows.schedules import deployments, schedule_listing
 from flows.schedules.prediction_flow import predict_flow
 from flows.training.training_flow import training_flow
 from pipeline.config import RunConfig
@@ -99,7 +99,7 @@ def test_a_schedule_keeps_the_settings_that_it_was_created_with(
     assert (only_one().id, only_one().parameters["config"]["training"]["epochs"]) == (before.id, 5)
     assert "changed since" not in run_here("schedule", "list")[1]
     config_file.unlink()
-    assert "run.yaml is gone since" in run_here("schedule", "list")[1]
+    assert "run.yaml was deleted since" in run_here("schedule", "list")[1]
 
 
 def test_a_schedule_of_an_earlier_version_follows_its_flow_to_its_new_module(
@@ -151,9 +151,9 @@ _PREDICT = "x --interval 2h --predict m"
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        ("create x --config run.yaml", "Say when"),
-        (f"create {_TRAIN} --cron '0 2 * * *'", "exclude each other"),
-        (f"create {_TRAIN} --timezone Europe/Berlin", "belongs to --cron"),
+        ("create x --config run.yaml", "Set when it runs"),
+        (f"create {_TRAIN} --cron '0 2 * * *'", "mutually exclusive"),
+        (f"create {_TRAIN} --timezone Europe/Berlin", "applies to --cron"),
         ("create x --cron '0 25 * * *' --config run.yaml", "hour 25: 0 to 23"),
         ("create x --interval 3s --config run.yaml", "from 10s"),
         (
@@ -169,11 +169,11 @@ _PREDICT = "x --interval 2h --predict m"
         (f"create {_PREDICT}", "also needs --images"),
         (f"create {_PREDICT} --images photos", "also needs --out"),
         (f"create {_TRAIN} --out a.csv", "--out is for predictions"),
-        (f"create {_TRAIN} --predict m", "--predict for predicting"),
+        (f"create {_TRAIN} --predict m", "--predict predicts"),
         (f"create {_PREDICT} --images photos --out a.txt", "must end in .csv or .parquet"),
         (f"create {_PREDICT} --images none --out a.csv", "There is no file or folder"),
         (f"create {_PREDICT} --images photos --out a.csv", "no registered model 'm'"),
-        ("pause x", "no other in this folder"),
+        ("pause x", "this folder has none"),
     ],
 )
 def test_wrong_input_is_one_sentence(
@@ -200,7 +200,7 @@ def test_an_unknown_name_is_refused_with_the_nearest(run_here: Command) -> None:
     every_minute("weekly")
     code, _, err = run_here("schedule", "run-now", "nigthly")
     assert code == 2
-    assert "Did you mean 'nightly'? There are: nightly, weekly." in err
+    assert "Did you mean 'nightly'? Choose from: nightly, weekly." in err
 
 
 def test_without_a_server_the_sentence_says_how_to_start_one(
@@ -218,16 +218,14 @@ def test_without_a_server_the_sentence_says_how_to_start_one(
 
 def test_a_prediction_schedule_stores_absolute_paths_and_the_alias(config_file: Path) -> None:
     """What it predicts with is the alias, which another version may have at the next time."""
-    plan = schedule_plan.Plan("predict", _PREDICTING)
-    assert plan.flow is predict_flow
     deployments.deploy(
-        plan.flow,
+        predict_flow,
         "hourly",
-        parameters=plan.parameters,
+        parameters=_PREDICTING,
         labels={deployments.KIND: "schedule"},
         description="",
     )
-    [shown] = schedule_view.views()
+    shown = schedule_listing.summary(only_one())
     assert (shown.kind, shown.what) == ("predict", "predicts /photos with photos@champion")
     schema = only_one().parameter_openapi_schema or {}
     assert "flowers@champion" in schema["properties"]["model"]["description"]
@@ -254,7 +252,7 @@ def test_two_folders_on_one_server_do_not_see_each_others_schedules(
 def test_a_name_belongs_to_a_schedule_or_to_a_watch(run_here: Command) -> None:
     """The commands take a name alone, so two kinds cannot share one."""
     every_minute("flowers")
-    with pytest.raises(ConfigError, match="is that of a schedule already"):
+    with pytest.raises(ConfigError, match="already used by a schedule"):
         deployments.deploy(
             predict_flow,
             "flowers",

@@ -19,7 +19,7 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterDeploymen
 from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.schedules import IntervalSchedule
 
-from flows.schedules import deployments
+from flows.schedules import deployments, missed_runs
 from flows.schedules.prediction_flow import predict_flow
 from pipeline.workers.worker_start import stop_group
 from tests.conftest import Run, write_photos
@@ -121,11 +121,11 @@ def test_after_a_long_sleep_a_worker_starts_one_run(
         return any(run.state_name != "Scheduled" for run in _runs(client, deployment_id))
 
     def settled() -> bool:
-        deployments.drop_missed()
+        missed_runs.drop_missed()
         return all(run.state and run.state.is_final() for run in _runs(client, deployment_id))
 
     if first == "keeper":
-        deployments.drop_missed()
+        missed_runs.drop_missed()
     with _worker(prefect_server, finished_run.tracking_uri):
         if first == "runner":
             _wait_until(taken)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from flows.services import family
+from flows.services import service_processes
 from pipeline import local_login, local_services
 from tests.conftest import PATCHLINE, PREFECT_DATABASE, Finished, patchline
 from tests.patience import patient
@@ -79,7 +79,7 @@ class Servers:
 
     def process(self, module: str) -> psutil.Process:
         """The process of one of them."""
-        [found] = family.members(self.folder, module)
+        [found] = service_processes.members(self.folder, module)
         return found
 
     def log(self, name: str) -> str:
@@ -89,7 +89,7 @@ class Servers:
 
     def assert_gone(self) -> None:
         """No process, no lock and no state is left."""
-        until(lambda: not family.members(self.folder), "processes are left")
+        until(lambda: not service_processes.members(self.folder), "processes are left")
         assert not local_services.is_supervised(self.folder)
         assert local_services.running(self.folder) is None
         assert not local_services.state_file(self.folder).exists()
@@ -158,7 +158,7 @@ def listening(port: int) -> Iterator[None]:
 
 @contextmanager
 def nap(folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """Run a process that says, as `patchline run` does, that a run goes on."""
+    """Run a process that records an active run, as `patchline run` does."""
     with subprocess.Popen(
         [sys.executable, "-P", "-c", _NAP], cwd=folder, stdout=subprocess.PIPE, text=True
     ) as process:

@@ -33,7 +33,7 @@ for file in json.loads(sys.argv[2]):
         found[file] = type(error).__name__
 print(json.dumps(found))
 """
-"""A program: it asks addresses and reads files, and prints what came of it as JSON."""
+"""A program that requests addresses, reads files, and prints the results as JSON."""
 
 
 TRIED = ("post", "simple post", "read", "image", "events in", "events out", "logs out")

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import websockets
 
-from flows.services import family
+from flows.services import service_processes
 from flows.temporary_server import TemporaryServer
 from pipeline import local_login
 from tests.browser.chromium import browser, missing
@@ -239,13 +239,13 @@ def test_the_secret_is_in_two_files_and_nowhere_else(servers: Servers) -> None:
             holding.add(file)
     private = {local_login.secret_file(servers.folder), local_login.login_file(servers.folder)}
     assert holding == private
-    for process in family.members(servers.folder):
+    for process in service_processes.members(servers.folder):
         assert not any(secret in word for word in process.cmdline())
 
 
 @pytest.mark.skipif(bool(missing()), reason=missing())
 def test_a_browser_signs_in_by_the_link_and_goes_where_it_wanted(servers: Servers) -> None:
-    """A tab without a session says what to do; after a click on the link elsewhere it goes on."""
+    """A tab without a session explains how to sign in, and reloads after a sign-in elsewhere."""
     link = servers.up().json["prefect_login_url"]
     wanted = f"{servers.state.mlflow_url}/#/models"
     with browser() as window, serving({"/": f'<a href="{wanted}">a link</a>'}) as other:

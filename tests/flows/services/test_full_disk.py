@@ -1,4 +1,4 @@
-"""A disk that is full when the servers start, or becomes so while they and a run go on."""
+"""A disk that is full when the servers start, or fills up while they and a run are active."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_up_on_a_full_disk_says_so_and_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_a_run_on_a_disk_that_fills_up_is_closed_when_there_is_space(tmp_path: Path) -> None:
-    """The command says what is wrong; with space again both sides agree, and the run goes on."""
+    """The command reports the cause; with free space again both sides agree and the run resumes."""
     write_photos(tmp_path / "photos", images=8)
     with small_disk(tmp_path / "disk", mebibytes=60) as folder:
         servers = Servers(folder)

@@ -14,8 +14,8 @@ from urllib.parse import quote
 import psutil
 import pytest
 
-from flows.services import programs
-from flows.services.plan import Plan
+from flows.services import service_programs
+from flows.services.startup_plan import Plan
 from pipeline import local_services
 from tests.conftest import patchline, write_photos
 from tests.flows.conftest import Command
@@ -36,13 +36,13 @@ def test_the_store_of_a_server_is_on_no_command_line(tmp_path: Path) -> None:
     plan = Plan(
         prefect_port=free_port(),
         mlflow_port=free_port(),
-        runs_at_once=1,
+        max_concurrent_runs=1,
         prefect_api_url=None,
         mlflow_url=None,
         store=store,
         notes=(),
     )
-    started = programs.Servers(tmp_path, plan, tmp_path / "line", "s3cret-of-it").first()
+    started = service_programs.Servers(tmp_path, plan, tmp_path / "line", "s3cret-of-it").first()
     assert not holding(" ".join(word for each in started for word in each.command))
     [served] = [each for each in started if each.name == "mlflow"]
     assert served.environment["MLFLOW_TRACKING_URI"] == store

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sqlite3
@@ -13,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from flows import prefect_session
-from flows.services import family
+from flows.services import service_processes
+from flows.services.startup_plan import Plan
 from pipeline import local_services
 from pipeline.errors import OrchestrationError
 from pipeline.tracking import tracking_store
@@ -63,7 +65,7 @@ def test_two_at_once_start_one_set_of_servers(started: tuple[Servers, list[Finis
     for link in ("prefect_login_url", "mlflow_login_url"):
         assert first.pop(link) != second.pop(link)  # each works once
     assert first == second
-    assert len(family.members(started[0].folder, family.SUPERVISOR)) == 1
+    assert len(service_processes.members(started[0].folder, service_processes.SUPERVISOR)) == 1
 
 
 def test_a_port_that_is_taken_is_named_and_the_next_is_used(
@@ -85,7 +87,7 @@ def test_both_uis_are_served_on_loopback(servers: Servers) -> None:
     assert "<html" in page(servers.state.mlflow_url, servers.folder)
     settings = page(f"{servers.state.prefect_url}/ui-settings", servers.folder)
     assert f'"api_url":"{servers.state.prefect_api_url}"' in settings
-    for process in family.members(servers.folder):
+    for process in service_processes.members(servers.folder):
         listening = [each for each in process.net_connections() if each.status == "LISTEN"]
         assert {each.laddr[0] for each in listening} <= {"127.0.0.1"}
 
@@ -129,7 +131,9 @@ def test_what_is_killed_is_started_again(servers: Servers, name: str, module: st
     killed.kill()
     until(lambda: "is started again" in servers.log("supervisor"), "nothing was started again")
     until(
-        lambda: {each.pid for each in family.members(servers.folder, module)} - {killed.pid},
+        lambda: (
+            {each.pid for each in service_processes.members(servers.folder, module)} - {killed.pid}
+        ),
         "no new process",
     )
     assert "was ended by SIGKILL" in servers.log("supervisor")
@@ -139,7 +143,7 @@ def test_what_is_killed_is_started_again(servers: Servers, name: str, module: st
 
 
 def test_down_waits_for_a_run_and_may_be_interrupted(servers: Servers) -> None:
-    """It names the run; Ctrl-C ends the waiting alone: run and servers go on."""
+    """It names the run; Ctrl-C only ends the waiting: run and servers keep running."""
     with nap(servers.folder) as run:
         down = servers.begin("down")
         assert down.stderr
@@ -182,7 +186,7 @@ def test_without_servers_a_connection_is_refused_in_a_sentence(tmp_path: Path) -
         (("--prefect-port", "0"), ("--prefect-port 0", "65535")),
         (("--mlflow-port", "65536"), ("--mlflow-port 65536", "65535")),
         (("--prefect-port", "5000"), ("both 5000", "port of its own")),
-        (("--runs-at-once", "0"), ("--runs-at-once 0", "1 or more")),
+        (("--max-concurrent-runs", "0"), ("--max-concurrent-runs 0", "1 or more")),
     ],
     ids=" ".join,
 )
@@ -196,6 +200,26 @@ def test_a_wrong_number_is_refused(
     assert not Path(".patchline").exists()
 
 
+def test_the_old_name_of_max_concurrent_runs_still_works(run_here: Command) -> None:
+    """It sets the same value, and one line on standard error names the new flag."""
+    code, _, said = run_here("up", "--runs-at-once", "0")
+    assert code == 2
+    assert said.count("--runs-at-once") == 1
+    assert "Use --max-concurrent-runs." in said
+    assert "--max-concurrent-runs 0 allows no run" in said
+    _, _, said = run_here("up", "--max-concurrent-runs", "0")
+    assert "--runs-at-once" not in said
+
+
+def test_the_plan_of_an_older_version_is_read() -> None:
+    """Older versions call the maximum of concurrent runs `runs_at_once`."""
+    known = {"prefect_port": 1, "mlflow_port": 2, "store": "sqlite:///a.db", "notes": []}
+    content = json.dumps({**known, "runs_at_once": 3, "prefect_api_url": None, "mlflow_url": None})
+    plan = Plan.model_validate_json(content)
+    assert plan.max_concurrent_runs == 3
+    assert Plan.model_validate_json(plan.model_dump_json()) == plan
+
+
 @pytest.mark.parametrize("variable", ["MLFLOW_TRACKING_URI", "PREFECT_API_URL"])
 def test_a_configured_server_that_is_away_is_named(tmp_path: Path, variable: str) -> None:
     """`up` starts nothing in the place of a server that the user has named."""
@@ -205,7 +229,7 @@ def test_a_configured_server_that_is_away_is_named(tmp_path: Path, variable: str
     assert done.code == 1
     assert url in done.err
     assert variable in done.err
-    assert not family.members(tmp_path)
+    assert not service_processes.members(tmp_path)
 
 
 def test_state_that_a_dead_supervisor_left_is_not_believed(tmp_path: Path) -> None:
@@ -234,15 +258,15 @@ def test_a_killed_supervisor_leaves_nothing_and_the_next_up_starts(tmp_path: Pat
     servers = Servers(tmp_path)
     try:
         assert servers.up().code == 0
-        assert len(family.members(tmp_path)) == 5
+        assert len(service_processes.members(tmp_path)) == 5
         os.kill(servers.state.pid, signal.SIGKILL)
         deadline = time.monotonic() + patient(60)
-        while family.members(tmp_path):
+        while service_processes.members(tmp_path):
             assert time.monotonic() < deadline
             time.sleep(0.2)
         assert local_services.running(tmp_path) is None
         assert servers.up().json["already_running"] is False
-        for process in family.members(tmp_path):
+        for process in service_processes.members(tmp_path):
             process.kill()
         assert servers.up().json["already_running"] is False
     finally:

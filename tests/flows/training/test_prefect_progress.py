@@ -39,7 +39,7 @@ def server() -> Iterator[None]:
 
 @task
 def works() -> None:
-    """Show two figures, as a task that goes on would."""
+    """Show two figures, as a running task would."""
     artifact = prefect_progress.artifact()
     assert artifact
     artifact.show(50, "half")

@@ -1,4 +1,4 @@
-"""A run that was killed goes on where it stood, in the same MLflow run."""
+"""A run that was killed resumes where it stopped, in the same MLflow run."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def histories(folder: Path, run_id: str) -> dict[str, list[tuple[int, float]]]:
 def test_a_run_that_is_killed_in_every_stage_ends_as_if_nothing_had_happened(
     tmp_path: Path,
 ) -> None:
-    """Killed five times and resumed five times: same weights, same figures, one of everything."""
+    """Killed five times and resumed five times: same weights, same metrics, one of everything."""
     from mlflow import MlflowClient
 
     killed, whole = tmp_path / "killed", tmp_path / "whole"
@@ -172,10 +172,10 @@ def test_a_run_that_is_killed_while_it_reads_leaves_nothing_to_continue(tmp_path
     process.stderr.close()
     refused = patchline("run", "--resume", "last", cwd=tmp_path)
     assert refused.code == 2
-    assert "No run was opened in this folder yet" in refused.err
+    assert "This folder has no run to resume" in refused.err
 
 
-# -- one sentence for each run that cannot be continued ----------------------------------------
+# -- one sentence for each run that cannot be resumed ------------------------------------------
 
 
 def _request(config: RunConfig) -> str:
@@ -222,10 +222,10 @@ def test_runs_that_cannot_be_continued_are_refused_in_a_sentence(
     twins = str(tracking_store.client().get_run(twin.run_id).info.run_name)
     for words, said in (
         ("nothing", ["no run 'nothing'", "last"]),
-        (finished.run_id, ["is FINISHED", "nothing to continue"]),
-        (gone.run_id, ["is not there any more", "mlflow artifacts download", gone.run_id]),
+        (finished.run_id, ["is FINISHED", "nothing to resume"]),
+        (gone.run_id, ["no longer exists", "mlflow artifacts download", gone.run_id]),
         (elsewhere.run_id, ["belongs to the folder", "other"]),
-        (twins, ["may mean 2 runs", twin.run_id[:8]]),
+        (twins, ["matches 2 runs", twin.run_id[:8]]),
     ):
         code, out, err = run_here("run", "--resume", words)
         assert (code, out) == (2, ""), err
@@ -238,20 +238,20 @@ def test_a_run_that_is_alive_is_not_continued(tmp_path: Path, run_here: Command)
     runs = tmp_path / ".patchline/runs"
     with tracked_run.owned_run(RunConfig(name="alive"), runs, {}, _request(RunConfig())) as run:
         code, _, err = run_here("run", "--resume", run.run_id)
-        assert (code, "is alive in another process" in err) == (2, True), err
+        assert (code, "is still running in another process" in err) == (2, True), err
         store = tracking_store.client()
         store.set_tag(run.run_id, tracked_run.HOST_TAG, "another-host")
         code, _, err = run_here("run", "--resume", run.run_id)
-        assert (code, "alive on the machine another-host" in err) == (2, True), err
+        assert (code, "running on the machine another-host" in err) == (2, True), err
         store.set_tag(run.run_id, tracked_run.HOST_TAG, socket.gethostname())
 
 
 @pytest.mark.parametrize("beside", [["photos"], ["--seed", "2"], ["--fresh"], ["--dry-run"]])
 def test_settings_beside_resume_are_refused(beside: list[str], run_here: Command) -> None:
-    """A run goes on with its own settings, so others are an error that names the first."""
+    """A resumed run keeps its settings, so others are an error that names the first."""
     code, _, err = run_here("run", "--resume", "last", *beside)
     assert code == 2
-    assert f"'{beside[0]}' stands beside --resume" in err
+    assert f"'{beside[0]}' cannot be combined with --resume" in err
 
 
 # -- the training alone, without Prefect -------------------------------------------------------
@@ -307,7 +307,7 @@ def test_a_killed_training_goes_on_to_the_same_weights_and_logs_each_metric_once
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     for folder in (killed, whole):
         write_photos(folder / "photos", images=8, side=16)
-    root = str(Path(__file__).resolve().parents[2])
+    root = str(Path(__file__).resolve().parents[3])
     process = subprocess.Popen([sys.executable, "-c", _PARENT.format(root=root), str(killed)])
     deadline = time.monotonic() + _SECONDS
     runs = killed / ".patchline/runs"
@@ -327,4 +327,4 @@ def test_a_killed_training_goes_on_to_the_same_weights_and_logs_each_metric_once
     lines = (folder / "training/events.jsonl").read_text(encoding="utf-8").splitlines()
     events = [json.loads(line) for line in lines]
     assert [event["seq"] for event in events] == list(range(len(events)))
-    assert any("going on from step" in event.get("message", "") for event in events)
+    assert any("resuming from step" in event.get("message", "") for event in events)

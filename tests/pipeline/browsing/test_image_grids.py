@@ -1,4 +1,4 @@
-"""Image grids that are cut out of pictures."""
+"""Image grids cut out of figures."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pipeline.plugin_api import ImageSpec
 
 
 def test_each_step_of_the_augmentation_is_an_epoch_of_the_same_images() -> None:
-    """Step 0 holds the originals in order, four side by side, and each later step one epoch."""
+    """Step 0 holds the originals in order, four per row; each later step holds one epoch."""
     spec = ImageSpec(channels=1, height=64, width=64, mean=(0.5,), std=(0.5,), resize="crop")
     images = np.arange(6, dtype=np.uint8)[:, None, None, None] * np.ones((6, 64, 64, 1), np.uint8)
     augmentation = SeededAugmentation(PluginChoice(name="none"), spec, seed=0)

@@ -1,4 +1,4 @@
-"""What a finished run leaves in the store for people who browse."""
+"""The pages of a finished run in MLflow."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def run(finished_run: Run, store: MlflowClient) -> MlflowRun:
     return store.get_run(finished_run.summary["run_id"])
 
 
-def test_the_name_of_a_run_tells_data_model_and_accuracy(run: MlflowRun, finished_run: Run) -> None:
+def test_the_name_of_a_run_has_data_model_and_accuracy(run: MlflowRun, finished_run: Run) -> None:
     """The accuracy in the name is that of the report."""
     accuracy = finished_run.summary["metrics"]["test/accuracy"]
     assert run.info.run_name == f"photos vit+conv {accuracy['value']:.1%}"
@@ -29,8 +29,8 @@ def test_the_name_of_a_run_tells_data_model_and_accuracy(run: MlflowRun, finishe
     assert tag == f"{accuracy['value']:.1%} ({low:.1f} to {high:.1f})"
 
 
-def test_a_run_says_what_came_out_and_where_to_go(run: MlflowRun, finished_run: Run) -> None:
-    """The description has the verdict, the figures, the lineage and links inside the UI."""
+def test_a_run_describes_its_outcome(run: MlflowRun, finished_run: Run) -> None:
+    """The description has the verdict, metrics, origin, and links within the UI."""
     note, summary = run.data.tags["mlflow.note.content"], finished_run.summary
     assert f"Registered as **photos, version {summary['version']}**" in note
     assert f"| data version | `{summary['data_fingerprint']}` |" in note
@@ -42,18 +42,18 @@ def test_a_run_says_what_came_out_and_where_to_go(run: MlflowRun, finished_run: 
 def test_the_version_and_the_model_are_described(
     store: MlflowClient, run: MlflowRun, finished_run: Run
 ) -> None:
-    """The version names run, data and figures; the model its classes."""
+    """The version has its run, data and metrics; the model has its classes."""
     version = store.get_model_version("photos", finished_run.summary["version"])
-    words = str(version.description)
-    assert run.info.run_id in words
-    assert finished_run.summary["data_fingerprint"] in words
-    assert "| Accuracy |" in words
+    text = str(version.description)
+    assert run.info.run_id in text
+    assert finished_run.summary["data_fingerprint"] in text
+    assert "| Accuracy |" in text
     model = store.get_registered_model("photos")
     assert "3 classes: across, down, rising" in str(model.description)
 
 
-def test_image_grids_stand_under_fixed_keys(store: MlflowClient, run: MlflowRun) -> None:
-    """Every run has the augmentation and the least certain images, one file a step and key."""
+def test_image_grids_have_fixed_keys(store: MlflowClient, run: MlflowRun) -> None:
+    """Each run logs the augmentation and the least certain images, one file per step and key."""
     files = [file.path.removeprefix("images/") for file in _images(store, run)]
     pictures = [name for name in files if name.endswith(".png")]
     assert len([name for name in pictures if name.startswith("augmentation")]) == 6
@@ -66,6 +66,6 @@ def _images(store: MlflowClient, run: MlflowRun) -> list[FileInfo]:
 
 
 def test_the_table_can_be_sorted_by_cost(run: MlflowRun) -> None:
-    """Seconds and parameters of the training are metrics, which sort as numbers."""
+    """Training time and parameters are metrics, so they sort as numbers."""
     assert run.data.metrics["train/seconds"] > 0
     assert run.data.metrics["train/parameters"] > 1000

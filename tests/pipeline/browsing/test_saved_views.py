@@ -18,7 +18,7 @@ from pipeline.browsing import saved_views
 from pipeline.browsing.saved_views import VIEWS, SavedView
 from tests.conftest import Run
 
-_PAGE = Path(__file__).resolve().parents[3] / "docs" / "browsing.md"
+_PAGE = Path(__file__).resolve().parents[3] / "docs/how_to/browse.md"
 _DAY = 24 * 3600 * 1000
 
 
@@ -71,13 +71,13 @@ def _answer(store: MlflowClient, experiment: str, view: SavedView) -> list[str]:
 
 
 def test_every_view_answers_its_question(store: MlflowClient, experiment: str) -> None:
-    """The filter and the order of each view find the right runs in a real store."""
+    """Filter and order of each view find the right runs in a real store."""
     answers = {view.key: _answer(store, experiment, view) for view in VIEWS}
     assert answers == {
         "best": ["good", "sure", "slow"],
         "calibrated": ["sure", "good", "slow"],
         "curves": ["sure", "good", "slow"],
-        "week": ["failed", "sure", "good", "slow"],  # the page cuts off by time
+        "week": ["failed", "sure", "good", "slow"],  # the UI filters by time
         "failed": ["failed"],
         "slowest": ["slow", "sure", "good"],
         "promoted": ["slow"],
@@ -85,8 +85,8 @@ def test_every_view_answers_its_question(store: MlflowClient, experiment: str) -
     }
 
 
-def test_a_view_is_saved_in_the_form_of_mlflow(store: MlflowClient, experiment: str) -> None:
-    """An experiment gets a tag for each view, with what MLflow's page needs to open it."""
+def test_a_view_is_saved_in_mlflow_format(store: MlflowClient, experiment: str) -> None:
+    """An experiment gets a tag for each view, with what the MLflow UI needs to open it."""
     saved_views.write_views(experiment, "About birds.")
     tags = store.get_experiment(experiment).tags
     for view in VIEWS:
@@ -99,12 +99,12 @@ def test_a_view_is_saved_in_the_form_of_mlflow(store: MlflowClient, experiment: 
 
 
 def test_views_have_a_dozen_columns_at_most() -> None:
-    """A view shows no more than a screen can hold, the name of the run beside."""
+    """A view fits on a screen, next to the name of the run."""
     assert max(len(view.columns) for view in VIEWS) <= 12
 
 
-def test_what_a_person_saved_stays(store: MlflowClient, experiment: str) -> None:
-    """A view that somebody changed in the page and a description of their own are kept."""
+def test_views_saved_by_a_person_are_kept(store: MlflowClient, experiment: str) -> None:
+    """Changed views and a description written by hand are kept."""
     saved_views.write_views(experiment, "About birds.")
     tag = "mlflow.sharedViewState.patchline-best"
     content: dict[str, Any] = json.loads(store.get_experiment(experiment).tags[tag])
@@ -118,18 +118,16 @@ def test_what_a_person_saved_stays(store: MlflowClient, experiment: str) -> None
 
 
 @pytest.mark.parametrize("old", ["{}", "nothing", '{"createdAt": 1, "updatedAt": 1, "state": 3}'])
-def test_a_tag_that_cannot_be_read_is_left_alone(
-    store: MlflowClient, experiment: str, old: str
-) -> None:
-    """What is no view of ours under the name of one is not touched."""
+def test_an_unreadable_tag_is_kept(store: MlflowClient, experiment: str, old: str) -> None:
+    """A tag with the name of a view that holds something else is not changed."""
     tag = "mlflow.sharedViewState.patchline-best"
     store.set_experiment_tag(experiment, tag, old)
     saved_views.write_views(experiment, "")
     assert store.get_experiment(experiment).tags[tag] == old
 
 
-def test_a_view_of_an_earlier_version_is_renewed(store: MlflowClient, experiment: str) -> None:
-    """A view that nobody touched gets what this version of Patchline shows."""
+def test_a_view_of_an_earlier_version_is_updated(store: MlflowClient, experiment: str) -> None:
+    """An unchanged view is replaced by that of the current Patchline version."""
     tag = "mlflow.sharedViewState.patchline-best"
     old = {"name": "Best", "createdAt": 1, "updatedAt": 1, "state": "{}"}
     store.set_experiment_tag(experiment, tag, json.dumps(old))
@@ -137,15 +135,15 @@ def test_a_view_of_an_earlier_version_is_renewed(store: MlflowClient, experiment
     assert json.loads(store.get_experiment(experiment).tags[tag])["name"] == "Best models"
 
 
-def test_the_page_in_docs_names_every_view() -> None:
-    """Name, question and key of each view stand in docs/browsing.md."""
+def test_the_docs_list_every_view() -> None:
+    """docs/how_to/browse.md lists the name, question and key of each view."""
     page = _PAGE.read_text("utf-8")
     for view in VIEWS:
         assert f"| {view.name} | {view.question} | `{saved_views.view_id(view)}` |" in page
 
 
-def test_the_searches_in_docs_are_understood(store: MlflowClient, experiment: str) -> None:
-    """A real store takes every search of docs/browsing.md; those on accuracy find the good run."""
+def test_searches_in_the_docs_work(store: MlflowClient, experiment: str) -> None:
+    """A store accepts every search in the docs; those on accuracy find the good run."""
     [block] = re.findall(r"```text\n(.*?)```", _PAGE.read_text("utf-8"), re.DOTALL)
     searches = block.splitlines()
     assert len(searches) >= 12

@@ -116,9 +116,9 @@ def _untrained_class(folder: Path) -> None:
         (_empty, ["has no class folder", "Put the images of each class"]),
         (_is_a_file, ["is not a folder", "Name the folder"]),
         (_no_class_folder, ["has no class folder", "Put the images of each class"]),
-        (_one_class, ["one class only", "'across'", "at least two folders"]),
+        (_one_class, ["only one class", "'across'", "at least two folders"]),
         (_unreadable_class, ["'broken'", "broken/a.png", "ends too early", "Repair"]),
-        (_one_class_that_can_be_read, ["one class only", "'across'", "at least two folders"]),
+        (_one_class_that_can_be_read, ["only one class", "'across'", "at least two folders"]),
         (_too_few_images, ["'down'", "2 usable images", "3 splits", "Add images"]),
         (_untrained_class, ["'rising'", "test", "none to train on", "Add some"]),
     ],
@@ -172,7 +172,7 @@ def test_damaged_and_foreign_files_are_named_and_left_out(photos: Path) -> None:
     assert "down/cut.png (the file ends too early)" in notes
     assert "down/empty.png (the file is empty)" in notes
     assert "down/notes.txt (not an image)" in notes
-    assert "readme.txt (lies in no class folder)" in notes
+    assert "readme.txt (is not in a class folder)" in notes
     assert ".hidden" not in notes
     assert data.class_counts == {"across": 20, "down": 20, "rising": 20}
 
@@ -319,8 +319,8 @@ def test_image_in_two_given_splits_is_noted(tmp_path: Path) -> None:
     assert "test/across/000.png" in notes[0]
 
 
-def test_missing_test_folder_is_carved_and_noted(tmp_path: Path) -> None:
-    """With folders for train and validation alone, a test split is taken from train."""
+def test_missing_test_folder_is_split_off_from_train(tmp_path: Path) -> None:
+    """With folders for train and validation alone, a test split is split off; that is no remark."""
     folder = tmp_path / "given"
     write_photos(folder / "train", classes=2, images=30)
     write_photos(folder / "val", classes=2, images=5)
@@ -328,7 +328,8 @@ def test_missing_test_folder_is_carved_and_noted(tmp_path: Path) -> None:
     assert data.counts["validation"] == 10
     assert data.counts["test"] > 0
     assert data.counts["train"] + data.counts["test"] == 60
-    assert any("no test split" in note for note in data.notes)
+    assert data.split_origin == "test split off from train"
+    assert not any("split off" in note for note in data.notes)
 
 
 def test_prepared_images_are_measured_on_the_training_split(photos: Path, tmp_path: Path) -> None:

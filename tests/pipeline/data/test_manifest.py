@@ -101,7 +101,7 @@ def test_image_outside_a_class_folder_is_foreign(tmp_path: Path) -> None:
     """A good image without a label is left out as foreign."""
     Image.fromarray(draw_photo(0, 0)).save(tmp_path / "loose.png")
     row = row_of(tmp_path, "loose.png", (tmp_path / "loose.png").read_bytes(), label="")
-    assert (row["status"], row["reason"]) == ("foreign", "lies in no class folder")
+    assert (row["status"], row["reason"]) == ("foreign", "is not in a class folder")
 
 
 def test_file_that_has_gone_is_damaged(tmp_path: Path) -> None:

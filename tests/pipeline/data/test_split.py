@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.data.split import SPLITS, assign
+from pipeline.data.split import SPLITS, assign, origin, wanted_splits
 from pipeline.errors import DataError
 
 
@@ -203,19 +203,22 @@ def test_missing_test_split_is_carved_from_train() -> None:
     assert set(manifest["split"][:160]) == {"train", "test"}
     assert (manifest["split"][160:] == "validation").all()
     assert (manifest["split"] == "test").sum() == pytest.approx(32, abs=16)
-    assert len(notes) == 1
-    assert "no test split" in notes[0]
-    assert f"{(manifest['split'] == 'test').sum()} of its 160 training images" in notes[0]
+    assert notes == []
 
 
-def test_note_names_each_carved_split() -> None:
-    """Without any given split, both held-back splits are noted with their numbers."""
-    images = table(labels_of(2, 20))
-    manifest, notes = assign(images, validation_fraction=0.1, test_fraction=0.2, seed=0)
-    assert len(notes) == 2
-    for note, split in zip(notes, ("test", "validation"), strict=True):
-        count = (manifest["split"] == split).sum()
-        assert f"no {split} split: {count} of its 40 images" in note
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        (("",), "test and validation split off from all images"),
+        (("train",), "test and validation split off from train"),
+        (("train", "validation"), "test split off from train"),
+        (("train", "validation", "test"), "as given by the data"),
+    ],
+)
+def test_the_origin_of_the_splits_is_named(parts: tuple[str, ...], words: str) -> None:
+    """A few words tell which splits the source gives, and which were split off from what."""
+    images = table(labels_of(2, 6), splits=list(parts) * (12 // len(parts)))
+    assert origin(images, wanted_splits(images, 0.1, 0.2)) == words
 
 
 def test_image_that_cannot_be_used_is_in_no_split() -> None:

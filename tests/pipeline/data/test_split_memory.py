@@ -99,7 +99,7 @@ def test_nobody_moves_however_the_data_grow(tmp_path: Path, groups: int) -> None
             apart = several(grouped, grouped["group"])
             if apart - torn:
                 joined += 1
-                assert any("in different splits already" in note for note in notes)
+                assert any("already in different splits" in note for note in notes)
             if not before:
                 assert not apart
                 assert (manifest.groupby("label")["split"].nunique() == 3).all()

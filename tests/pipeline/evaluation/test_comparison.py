@@ -280,7 +280,7 @@ def test_no_images_are_compared_without_a_verdict(shape: tuple[int, ...]) -> Non
     assert found.paired.p_value == 1
     assert found.newly_right == found.newly_wrong == ()
     assert [change.images for change in found.by_class] == [0, 0, 0]
-    assert found.sentence == "No test image is left to compare challenger 3 with champion 2 on."
+    assert found.sentence == "No test image is left for comparing challenger 3 with champion 2."
     assert Comparison.model_validate_json(found.model_dump_json()) == found
 
 
@@ -309,9 +309,9 @@ def test_the_sentence_has_every_figure() -> None:
     found = _compared(labels, a_said, b_said)
     low, high = found.paired.difference.low, found.paired.difference.high
     assert found.sentence == (
-        "On 40 images that neither was trained or chosen on, challenger 3 is right on 60.0 % and "
-        f"champion 2 on 50.0 %: +10.0 points (95 % interval {100 * low:+.1f} to {100 * high:+.1f}; "
-        "p = 0.125); the difference may be chance."
+        "On 40 images not used for training or model selection by either, challenger 3 has an "
+        "accuracy of 60.0 % and champion 2 50.0 %: +10.0 points (95 % confidence interval "
+        f"{100 * low:+.1f} to {100 * high:+.1f}; p = 0.125); the difference may be due to chance."
     )
 
 
@@ -319,10 +319,10 @@ def test_the_sentence_has_every_figure() -> None:
     ("right_before", "right_now", "ending"),
     [
         (20, 20, "neither is better."),
-        (20, 25, "the difference may be chance."),
-        (25, 20, "the difference may be chance."),
-        (20, 26, "chance alone seldom makes such a difference."),
-        (40, 10, "chance alone seldom makes such a difference."),
+        (20, 25, "the difference may be due to chance."),
+        (25, 20, "the difference may be due to chance."),
+        (20, 26, "the difference is significant."),
+        (40, 10, "the difference is significant."),
     ],
 )
 def test_the_sentence_weighs_the_difference(right_before: int, right_now: int, ending: str) -> None:

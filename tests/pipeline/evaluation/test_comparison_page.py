@@ -17,7 +17,7 @@ from PIL import Image
 
 from pipeline.evaluation.comparison import COPY, SEEN_BY_CHAMPION, Comparison, compare
 from pipeline.evaluation.comparison_page import _axis, write_comparison
-from pipeline.evaluation.decision import Decision, GateResult
+from pipeline.evaluation.promotion_decision import Decision, GateResult
 from pipeline.metrics.intervals import MetricEstimate
 
 CLASSES = ("across", "down", "rising")
@@ -156,7 +156,7 @@ def test_every_figure_is_on_the_page(tmp_path: Path) -> None:
     [(True, False, "✓ Promoted"), (True, True, "⚠ Promoted by force"), (False, False, "✗ Refused")],
 )
 def test_the_verdict_comes_first(tmp_path: Path, promoted: bool, forced: bool, word: str) -> None:
-    """Verdict and reason stand above all figures, in words and not in colour alone."""
+    """Verdict and reason are above all metrics, in words and not in colour alone."""
     decision = _decision(promoted=promoted, forced=forced, reason="because of this")
     page = _Page(_html(tmp_path, _comparison(), decision))
     words = [text.strip() for text in page.texts if text.strip()]
@@ -165,9 +165,9 @@ def test_the_verdict_comes_first(tmp_path: Path, promoted: bool, forced: bool, w
 
 
 def test_each_gate_says_how_it_ended(tmp_path: Path) -> None:
-    """A gate has its result in words, its figures where there are some, and its sentence."""
+    """A gate has its result in words, its values where there are some, and its sentence."""
     text = _Page(_html(tmp_path, _comparison(), _decision())).text
-    assert "✗ failed better_than_champion 0.25, limit 0.05 a tie" in text
+    assert "✗ failed better_than_champion 0.25, threshold 0.05 a tie" in text
     assert "✓ passed enough 4321 they suffice" in text
     assert "✓ passed package it loads" in text
 
@@ -251,7 +251,7 @@ def test_images_that_are_gone_are_named(tmp_path: Path) -> None:
         page = _Page((tmp_path / "comparison.html").read_text(encoding="utf-8"))
         flipped = (*found.newly_wrong, *found.newly_right)
         assert page.pictures == []
-        assert page.text.count("the image is not there any more") == len(flipped)
+        assert page.text.count("the image no longer exists") == len(flipped)
         assert all(image.path in page.text for image in flipped)
 
 
@@ -261,7 +261,7 @@ def test_shown_images_are_told_from_all(tmp_path: Path) -> None:
     assert found.paired.only_b_right > 24
     text = _Page(_html(tmp_path, found)).text.replace("\xa0", " ")
     assert f"Newly right: {found.paired.only_b_right} images" in text
-    assert "Shown are the 24" in text
+    assert "Only the 24" in text
 
 
 @settings(deadline=None)

@@ -11,7 +11,7 @@ from scipy.optimize import minimize_scalar
 from scipy.special import softmax
 from sklearn.metrics import log_loss
 
-from pipeline.evaluation import figures
+from pipeline.evaluation import plots
 from pipeline.evaluation.evaluating import calibrated, write_report
 from pipeline.evaluation.html_report import ReportPage
 from pipeline.evaluation.predictions import Predictions
@@ -21,12 +21,12 @@ from tests.pipeline.evaluation.conftest import predicted_rows, random_images, re
 
 CLASSES = ("across", "down", "rising", "falling")
 PICTURES = {
-    figures.CONFUSION,
-    figures.CONFUSION_SHARES,
-    figures.RELIABILITY,
-    figures.ERRORS,
-    figures.UNCERTAIN,
-    figures.LABEL_ERRORS,
+    plots.CONFUSION,
+    plots.CONFUSION_SHARES,
+    plots.RELIABILITY,
+    plots.ERRORS,
+    plots.UNCERTAIN,
+    plots.LABEL_ERRORS,
 }
 FILES = {"report.html", "report.json", "predictions.parquet"}
 
@@ -71,7 +71,7 @@ def test_a_report_has_its_files_under_fixed_names(tmp_path: Path, epochs: int) -
         report, page, predictions.table, images.__getitem__, folder, history=history
     )
     assert html == folder / "report.html"
-    expected = FILES | PICTURES | ({figures.CURVES} if epochs else set())
+    expected = FILES | PICTURES | ({plots.CURVES} if epochs else set())
     assert {file.name for file in folder.iterdir()} == expected
     text = (folder / "report.json").read_text(encoding="utf-8")
     assert EvaluationReport.model_validate_json(text) == report
@@ -81,5 +81,5 @@ def test_a_report_has_its_files_under_fixed_names(tmp_path: Path, epochs: int) -
 def test_a_real_run_has_its_files(finished_run: Run) -> None:
     """The run's report folder holds every file, and nothing half-made."""
     folder = Path(str(finished_run.summary["report"])).parent
-    assert {file.name for file in folder.iterdir()} == FILES | PICTURES | {figures.CURVES}
+    assert {file.name for file in folder.iterdir()} == FILES | PICTURES | {plots.CURVES}
     assert not (folder.parent / "prediction" / "logits.parquet").exists()

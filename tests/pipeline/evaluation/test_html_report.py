@@ -98,7 +98,10 @@ def test_the_report_of_a_real_run_tells_its_summary(finished_run: Run) -> None:
     """The headline is the accuracy with its interval and number of images."""
     text = _Page(Path(str(finished_run.summary["report"])).read_text(encoding="utf-8")).text
     accuracy = finished_run.summary["metrics"]["test/accuracy"]
-    assert f"{100 * accuracy['value']:.1f} % of {accuracy['n']} test images recognised" in text
+    assert (
+        f"{100 * accuracy['value']:.1f} % of {accuracy['n']} test images classified correctly"
+        in text
+    )
     assert f"{100 * accuracy['low']:.1f} % to {100 * accuracy['high']:.1f} %" in text
     assert finished_run.summary["data_fingerprint"][:12] in text
 
@@ -157,9 +160,9 @@ def _html_of_names(folder: Path, name: str) -> str:
 def test_a_perfect_model_has_no_gallery_of_errors(tmp_path: Path) -> None:
     """Without errors the page says so and shows neither confusions nor errors."""
     text = _Page(_html(tmp_path, report_of(tmp_path, CLASSES, accuracy=1.0))).text
-    assert "100.0 % of 18 test images recognised" in text
+    assert "100.0 % of 18 test images classified correctly" in text
     assert "0 errors" in text
-    assert "every image was recognised" in text
+    assert "every image was classified correctly" in text
     assert "Most confident errors" not in text
     assert "Most confused" not in text
     assert "Least certain" in text
@@ -170,9 +173,9 @@ def test_the_verdict_comes_before_everything_else(tmp_path: Path) -> None:
     page = ReportPage(title="photos", facts={}, notes=("two files were left out",), settings={})
     html = _html(tmp_path, report_of(tmp_path, CLASSES, accuracy=0.5), page=page)
     order = [
-        "images recognised", "two files were left out", "Figures", "What it confuses",
-        "Class by class", "Most confident errors", "Likely label errors", "Least certain",
-        "Calibration", "Slices", "All figures", "Model and data",
+        "images classified correctly", "two files were left out", "Metrics", "Confusions",
+        "Metrics by class", "Most confident errors", "Likely label errors", "Least certain",
+        "Calibration", "Slices", "All metrics", "Model and data",
     ]  # fmt: skip
     places = [html.index(f"{heading}<") for heading in order[:2]]
     places += [html.index(f">{heading}</h2>") for heading in order[2:]]
@@ -183,7 +186,7 @@ def test_the_worst_class_comes_first(tmp_path: Path) -> None:
     """Classes are listed by F1, the worst first, and none is left out."""
     classes = tuple(f"kind {k:02d}" for k in range(15))
     report = report_of(tmp_path, classes, accuracy=0.5)
-    part = _html(tmp_path, report).partition("Class by class")[2].partition("Most confident")[0]
+    part = _html(tmp_path, report).partition("Metrics by class")[2].partition("Most confident")[0]
     listed = re.findall(r'<th scope="row" class="name">(kind \d\d)</th>', part)
     f1 = {figures.name: figures.f1.value for figures in report.by_class}
     assert sorted(listed) == sorted(classes)
@@ -198,7 +201,7 @@ def test_what_the_figures_warn_of_is_said(tmp_path: Path) -> None:
     classes = (report.by_class[0], absent, report.by_class[2])
     report = report.model_copy(update={"by_class": classes})
     text = _Page(_html(tmp_path, report)).text
-    assert "Take care: the model is not clearly better" in text
+    assert "Warning: the model is not clearly better" in text
     assert "only 6 test images" in text
     assert "no test image of b" in text
 
@@ -207,7 +210,7 @@ def test_a_large_matrix_shows_a_part(tmp_path: Path) -> None:
     """With forty classes twenty of the most confused pairs are shown, and the page says so."""
     classes = tuple(f"kind {k:02d}" for k in range(40))
     html = _html(tmp_path, report_of(tmp_path, classes, accuracy=0.4, per_class=2))
-    assert "Shown are 20 of 40 classes" in html
+    assert "Only 20 of 40 classes are shown" in html
     matrix = html.partition('<table class="matrix')[2].partition("</table>")[0]
     assert matrix.count("<tr>") == 21
     assert "all others" in matrix
@@ -232,7 +235,7 @@ def test_small_and_unusual_slices_are_marked(tmp_path: Path) -> None:
     assert "lower" in night
     assert "few images" not in night
     assert "few images" in dusk
-    assert "one part in twenty is marked by chance" in html
+    assert "one slice in twenty is marked by chance" in html
 
 
 def test_curves_and_preview_are_on_the_page_of_a_run(tmp_path: Path) -> None:

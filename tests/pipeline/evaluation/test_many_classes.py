@@ -11,7 +11,7 @@ import pandas as pd
 
 from benchmarks.many_classes import class_names, made_table, reported, written
 from pipeline.evaluation.comparison import compare
-from pipeline.evaluation.confusions import confused_pairs
+from pipeline.evaluation.confusion_matrix import confused_pairs
 from pipeline.evaluation.predictions import Predictions
 from pipeline.evaluation.report import EvaluationReport
 

@@ -1,4 +1,4 @@
-"""The report of predictions: its figures are those of the probabilities, whatever the data."""
+"""The report of predictions: its metrics are those of the probabilities, whatever the data."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _evaluate(predictions: Predictions, **settings: Any) -> EvaluationReport:
 
 
 def _check(report: EvaluationReport, predictions: Predictions) -> None:
-    """Hold a report against scikit-learn and against the functions that its parts come from."""
+    """Compare a report with scikit-learn and with the functions that its parts come from."""
     probabilities, labels = predictions.probabilities_NK, predictions.labels_N
     answers, classes = probabilities.argmax(axis=1), list(range(len(report.classes)))
     present = sorted(set(labels.tolist()))
@@ -71,7 +71,7 @@ def _check(report: EvaluationReport, predictions: Predictions) -> None:
 
 
 def test_the_report_of_a_real_run_comes_out_again(finished_run: Run) -> None:
-    """The run's report is that of its saved predictions, and its summary has the same figures."""
+    """The run's report is that of its saved predictions, and its summary has the same metrics."""
     folder = Path(str(finished_run.summary["report"])).parent
     report = EvaluationReport.model_validate_json((folder / "report.json").read_text())
     predictions = Predictions.load(folder / "predictions.parquet", "test")
@@ -159,7 +159,7 @@ def test_a_model_that_is_no_better_than_one_answer_is_said() -> None:
     """A report warns when naming the commonest class for every image would do as well."""
     labels = [0] * 60 + [1] * 40
     lazy = _evaluate(made_of(np.tile([0.6, 0.4], (100, 1)), labels))
-    assert "not clearly better than always answering 'class 0'" in lazy.warning
+    assert "not clearly better than always predicting 'class 0'" in lazy.warning
     assert lazy.commonest[0] == "class 0"
     assert lazy.commonest[1] == pytest.approx(0.6)
     knowing = np.array([[0.9, 0.1]] * 60 + [[0.1, 0.9]] * 40)

@@ -91,9 +91,9 @@ def test_step_by_step_equals_the_fused_kernel(kind: str) -> None:
     for step_by_step in (True, False):
         leaves = [value.clone().requires_grad_() for value in inputs]
         mixed_BHNd = (
-            explicit_attention(*leaves, forbidden_NN=_forbidden(kind)).mixed_BHNd
+            explicit_attention(*leaves, attn_mask=_forbidden(kind)).mixed_BHNd
             if step_by_step
-            else fused_attention(*leaves, forbidden_NN=_forbidden(kind))
+            else fused_attention(*leaves, attn_mask=_forbidden(kind))
         )
         found.append(
             [mixed_BHNd, *torch.autograd.grad((mixed_BHNd * direction_BHNd).sum(), leaves)]
@@ -107,7 +107,7 @@ def test_step_by_step_equals_the_fused_kernel(kind: str) -> None:
 def test_a_forbidden_token_has_no_weight() -> None:
     """Where a token may not look, its score is minus infinity and its weight zero."""
     torch.manual_seed(2)
-    values = explicit_attention(*torch.randn(3, B, H, N, D // H), forbidden_NN=_forbidden("itself"))
+    values = explicit_attention(*torch.randn(3, B, H, N, D // H), attn_mask=_forbidden("itself"))
     itself_NN = torch.eye(N, dtype=torch.bool)
     assert (values.scores_BHNN[..., itself_NN] == float("-inf")).all()
     assert (values.weights_BHNN[..., itself_NN] == 0).all()

@@ -9,7 +9,7 @@ from torch.nn import functional
 from pipeline.layers.attention import MultiHeadSelfAttention
 from pipeline.layers.encoder_block import EncoderBlock
 from pipeline.layers.layer_scale import LayerScale
-from pipeline.layers.rotary_attention import RotarySelfAttention, grid_places
+from pipeline.layers.rotary_attention import RotarySelfAttention, grid_positions
 
 D, H, M = 12, 3, 20
 
@@ -106,7 +106,7 @@ def test_hands_on_what_the_attention_needs() -> None:
     """What follows the tokens, such as their places, reaches the attention."""
     torch.manual_seed(0)
     block = EncoderBlock(RotarySelfAttention(D, H), M)
-    tokens_BND, places_N2 = torch.randn(2, 6, D), grid_places((2, 3))
+    tokens_BND, places_N2 = torch.randn(2, 6, D), grid_positions((2, 3))
     attended = block.attention(block.attention_norm(tokens_BND), places_N2)
     between = tokens_BND + attended
     expected = between + block.mlp(block.mlp_norm(between))

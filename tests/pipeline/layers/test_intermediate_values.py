@@ -233,7 +233,7 @@ def test_a_model_without_attention_is_refused() -> None:
 
 
 def test_a_model_is_recorded_once_at_a_time() -> None:
-    """A second recording of the same model is refused, and the first one goes on."""
+    """A second recording of the same model is refused, and the first one continues."""
     model = _model("vit")
     with recorded(model) as values:
         with pytest.raises(ValueError, match="already"), recorded(model):

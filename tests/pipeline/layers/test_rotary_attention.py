@@ -13,7 +13,7 @@ from torch import nn
 from pipeline.layers.attention import AttentionValues, MultiHeadSelfAttention
 from pipeline.layers.rotary_attention import (
     RotarySelfAttention,
-    grid_places,
+    grid_positions,
     rotated,
     rotation_frequencies,
 )
@@ -48,7 +48,7 @@ def _seen(layer: RotarySelfAttention, *inputs: torch.Tensor) -> AttentionValues:
 
 def test_places_are_columns_and_rows() -> None:
     """The places of a grid are (x, y), row by row, from (0, 0) on."""
-    assert grid_places((2, 3)).tolist() == [[0, 0], [1, 0], [2, 0], [0, 1], [1, 1], [2, 1]]
+    assert grid_positions((2, 3)).tolist() == [[0, 0], [1, 0], [2, 0], [0, 1], [1, 1], [2, 1]]
 
 
 @torch.no_grad()
@@ -59,7 +59,7 @@ def test_a_score_depends_on_the_difference_of_places_alone(
 ) -> None:
     """When every token moves by as much, no score and no answer changes."""
     layer, tokens_BND = _attention(learned=learned), torch.randn(2, 24, D)
-    places_N2 = grid_places(GRID)
+    places_N2 = grid_positions(GRID)
     moved_N2 = places_N2 + torch.tensor(shift)
     here, there = _seen(layer, tokens_BND, places_N2), _seen(layer, tokens_BND, moved_N2)
     torch.testing.assert_close(there.scores_BHNN, here.scores_BHNN, atol=1e-4, rtol=1e-4)
@@ -75,7 +75,7 @@ def test_a_score_depends_on_the_difference_of_places_alone(
 def test_the_distance_along_each_axis_counts(learned: bool, axis: int) -> None:
     """When places are stretched along one axis, scores change."""
     layer, tokens_BND = _attention(learned=learned), torch.randn(2, 24, D)
-    places_N2 = grid_places(GRID)
+    places_N2 = grid_positions(GRID)
     stretched_N2 = places_N2.clone()
     stretched_N2[:, axis] *= 2
     here, there = _seen(layer, tokens_BND, places_N2), _seen(layer, tokens_BND, stretched_N2)
@@ -87,7 +87,7 @@ def test_the_distance_along_each_axis_counts(learned: bool, axis: int) -> None:
 def test_turning_keeps_lengths_and_the_place_zero(learned: bool) -> None:
     """Queries and keys keep their lengths, values stay, and a token at (0, 0) is not turned."""
     layer, tokens_BND = _attention(learned=learned), torch.randn(2, 24, D)
-    plain, turned = _seen(layer, tokens_BND), _seen(layer, tokens_BND, grid_places(GRID))
+    plain, turned = _seen(layer, tokens_BND), _seen(layer, tokens_BND, grid_positions(GRID))
     assert torch.equal(turned.value_BHNd, plain.value_BHNd)
     for before, after in (
         (plain.query_BHNd, turned.query_BHNd),
@@ -112,7 +112,7 @@ def test_without_places_it_is_plain_attention() -> None:
 def test_every_image_may_have_places_of_its_own(learned: bool) -> None:
     """One set of places an image gives each image the answer that it gets alone."""
     layer, tokens_BND = _attention(learned=learned), torch.randn(3, 5, D)
-    places_BN2 = torch.stack([grid_places(GRID)[torch.randperm(24)[:5]] for _ in range(3)])
+    places_BN2 = torch.stack([grid_positions(GRID)[torch.randperm(24)[:5]] for _ in range(3)])
     alone = [
         layer(tokens_ND[None], places_N2)[0]
         for tokens_ND, places_N2 in zip(tokens_BND, places_BN2, strict=True)
@@ -130,7 +130,7 @@ def test_axial_turning_equals_timm() -> None:
     )
     queries_BHNd = torch.randn(2, H, 24, HEAD)
     frequencies_2HF = rotation_frequencies(H, HEAD, mixed=False)
-    angles_HNF = _angles(frequencies_2HF, grid_places(GRID))
+    angles_HNF = _angles(frequencies_2HF, grid_positions(GRID))
     expected = apply_rot_embed_cat(queries_BHNd, rope.get_embed())
     torch.testing.assert_close(rotated(queries_BHNd, angles_HNF), expected, atol=1e-5, rtol=1e-5)
 
@@ -142,7 +142,7 @@ def test_mixed_turning_equals_timm() -> None:
     rope = RotaryEmbeddingMixed(D, depth=2, num_heads=H, feat_shape=list(GRID), grid_indexing="xy")
     queries_BHNd = torch.randn(2, H, 24, HEAD)
     for layer_index in range(2):
-        angles_HNF = _angles(rope.freqs[:, layer_index], grid_places(GRID))
+        angles_HNF = _angles(rope.freqs[:, layer_index], grid_positions(GRID))
         expected = apply_rot_embed_cat(queries_BHNd, rope.get_embed()[layer_index])
         found = rotated(queries_BHNd, angles_HNF)
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
@@ -182,7 +182,7 @@ def test_only_mixed_frequencies_are_learned() -> None:
     assert dict(axial.named_parameters()).keys() == plain == axial.state_dict().keys()
     assert mixed.state_dict().keys() - plain == {"frequencies_2HF"}
     layer: Any = mixed
-    layer(torch.randn(2, 24, D), grid_places(GRID)).square().sum().backward()
+    layer(torch.randn(2, 24, D), grid_positions(GRID)).square().sum().backward()
     assert float(layer.frequencies_2HF.grad.abs().min()) > 0
 
 
@@ -192,7 +192,7 @@ def test_angles_keep_float32_under_autocast() -> None:
     layer = _attention(learned=True)
     nn.init.zeros_(layer.query_key_value.weight)  # queries are their biases, which bfloat16 holds
     nn.init.ones_(layer.query_key_value.bias)
-    tokens_BND, places_N2 = torch.zeros(1, 14 * 14, D), grid_places((14, 14))
+    tokens_BND, places_N2 = torch.zeros(1, 14 * 14, D), grid_positions((14, 14))
     expected_BHNd = _seen(layer, tokens_BND, places_N2).query_BHNd
     with torch.autocast("cpu", torch.bfloat16):
         found_BHNd = _seen(layer, tokens_BND, places_N2).query_BHNd

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pipeline.layers.stochastic_depth import StochasticDepth, rising_rates
+from pipeline.layers.stochastic_depth import StochasticDepth, drop_path_rates
 
 
 @pytest.mark.parametrize("probability", [0.0, 0.3, 0.9])
@@ -51,4 +51,4 @@ def test_keeps_the_expectation(probability: float) -> None:
 )
 def test_the_rates_rise_linearly_from_zero(last: float, depth: int, rates: list[float]) -> None:
     """The first block is never skipped and the last one at the rate that was set."""
-    assert rising_rates(last, depth) == pytest.approx(rates)
+    assert drop_path_rates(last, depth) == pytest.approx(rates)

@@ -143,7 +143,7 @@ def test_keys_come_in_the_order_of_the_report() -> None:
 
 
 def test_the_order_of_the_images_does_not_matter() -> None:
-    """The same images in another order have the same figures and intervals, twice over too."""
+    """The same images in another order have the same metrics and intervals, twice over too."""
     probabilities, labels = calibrated(80, 4)
     other = np.random.default_rng(3).permutation(80)
     first = classification.metrics(probabilities, labels)
@@ -177,7 +177,7 @@ def test_perfect_and_hopeless_classifiers_have_the_extreme_figures(perfect: bool
     assert (found["mcc"].value == 1) is perfect
 
 
-def test_macro_figures_leave_out_classes_without_images() -> None:
+def test_macro_metrics_leave_out_classes_without_images() -> None:
     """A class that the sample does not hold counts neither for nor against the model."""
     probabilities = classification.softmax(np.eye(3)[[0, 0, 1, 1]] * 9)
     found = classification.metrics(probabilities, np.array([0, 0, 1, 1]))
@@ -202,7 +202,7 @@ def test_images_of_one_class_still_have_a_recall() -> None:
 
 def test_no_images_are_an_error() -> None:
     """Without images there are no figures, and the sentence says what to do."""
-    with pytest.raises(DataError, match=r"0 images have no figures\. Evaluate a split"):
+    with pytest.raises(DataError, match=r"0 images to evaluate\. Choose a split"):
         classification.metrics(np.empty((0, 3)), np.empty(0, int))
 
 

@@ -1,4 +1,4 @@
-"""How often intervals hold the truth, by simulation; docs/statistics.md has the whole table."""
+"""How often intervals hold the truth, by simulation; the docs have the whole table."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.config import ModelChoice
-from pipeline.models.model_cost import model_figures
+from pipeline.models.model_cost import model_cost
 from pipeline.plugin_system.plugin_loader import FILES_VARIABLE
 
 _PARTS = '''
@@ -45,7 +45,7 @@ def test_frozen_parameters_are_not_learned(tmp_path: Path, monkeypatch: pytest.M
     """A model may freeze a part, even of whole numbers: nothing is kept for what is not learned."""
     (tmp_path / "parts.py").write_text(_PARTS, encoding="utf-8")
     monkeypatch.setenv(FILES_VARIABLE, str(tmp_path / "parts.py"))
-    figures = model_figures(ModelChoice(name="parts"), 32)
+    figures = model_cost(ModelChoice(name="parts"), 32)
     assert figures.parameters == 3 * 8 + 8 + 1 + 1000 * 9
     assert figures.macs == 3 * 8 + 8 * 1000
     assert figures.activation_bytes == 4 * 8  # what the head reads; nothing below it is learned

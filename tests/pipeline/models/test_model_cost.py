@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from pipeline.config import ModelChoice
 from pipeline.errors import ConfigError, PluginError
 from pipeline.models.model_building import build_model
-from pipeline.models.model_cost import ModelFigures, model_figures, resolved_choice
+from pipeline.models.model_cost import ModelCost, model_cost, resolved_choice
 from pipeline.plugin_api import DataTraits, ImageSpec
 from pipeline.plugin_system.plugin_loader import installed
 from plugins.models.transformer_settings import VIT_SIZES
@@ -68,13 +68,13 @@ def _name(value: Any) -> str:
     return "-".join(str(part) for part in [*own, *embedding])
 
 
-def _figures(choice: dict[str, Any], image_size: int) -> ModelFigures:
+def _figures(choice: dict[str, Any], image_size: int) -> ModelCost:
     return _counted(json.dumps(choice), image_size)
 
 
 @cache
-def _counted(choice: str, image_size: int) -> ModelFigures:
-    return model_figures(ModelChoice.model_validate(json.loads(choice)), image_size)
+def _counted(choice: str, image_size: int) -> ModelCost:
+    return model_cost(ModelChoice.model_validate(json.loads(choice)), image_size)
 
 
 def _built(choice: dict[str, Any], image_size: int) -> Any:
@@ -331,7 +331,7 @@ def test_no_random_number_is_drawn(choice: dict[str, Any], image_size: int) -> N
         np.random.seed(seed)  # noqa: NPY002 - the global generator is what is looked at
         random.seed(seed)
         before = torch.get_rng_state(), random.getstate(), str(np.random.get_state())  # noqa: NPY002 - the same
-        answers.append(model_figures(ModelChoice.model_validate(choice), image_size))
+        answers.append(model_cost(ModelChoice.model_validate(choice), image_size))
         after = torch.get_rng_state(), random.getstate(), str(np.random.get_state())  # noqa: NPY002 - the same
         assert torch.equal(before[0], after[0])
         assert before[1:] == after[1:]

@@ -16,8 +16,8 @@ from pipeline.metrics.intervals import MetricEstimate
 from pipeline.models.model_description import ModelDescription, PluginRecord
 from pipeline.models.model_files import save_model
 from pipeline.packaging.__main__ import package
+from pipeline.packaging.job import PackagingJob
 from pipeline.packaging.model_card import CardFacts, escaped, model_card
-from pipeline.packaging.packaging_job import PackagingJob
 from pipeline.workers.event_log import EventWriter
 from tests.conftest import draw_photo
 from tests.pipeline.conftest import CLASSES, SIDE, image_spec, random_model
@@ -25,7 +25,7 @@ from tests.pipeline.conftest import CLASSES, SIDE, image_spec, random_model
 FACTS = CardFacts(
     name="flowers",
     images={"train": 7000, "test": 286},
-    figures={"test/accuracy": MetricEstimate(value=0.9825, low=0.96, high=0.99, n=286)},
+    metrics={"test/accuracy": MetricEstimate(value=0.9825, low=0.96, high=0.99, n=286)},
     training="20 epochs on cpu",
     commit="0123456789ab",
 )
@@ -59,18 +59,18 @@ def test_the_card_tells_what_is_known() -> None:
         "7,000 train, 286 test", "fingerprint-1", "run-1", "0123456789ab", "1e-07",
         "| Accuracy | test | 0.9825 | 0.9600 to 0.9900 | 286 |", "16 x 16 pixels, RGB",
         'load_model("models:/flowers@champion")', "patchline predict flowers@champion",
-        "--model-uri models:/flowers@champion", "## Limits", "| 0 | rose |", "| 1 | tulip |",
+        "--model-uri models:/flowers@champion", "## Limitations", "| 0 | rose |", "| 1 | tulip |",
     ):  # fmt: skip
         assert words in card
     assert "$" not in card
 
 
 def test_what_is_not_known_is_left_out() -> None:
-    """Without facts there is a card too, which says that no figures were given."""
+    """Without facts there is a card too, which says that no metrics were available."""
     card = _card(_description(), CardFacts())
     assert card.startswith("# vit classifier\n")
     assert "models:/NAME@champion" in card
-    assert "No figures were given" in card
+    assert "No metrics were available" in card
     assert "Patchline commit" not in card
 
 
@@ -132,6 +132,6 @@ def test_packaging_writes_the_card(tmp_path: Path) -> None:
         *("model.json", "model.onnx", "model.safetensors", "model_card.md", "model_server.py"),
     ]
     card = (made.folder / "model_card.md").read_text()
-    assert "probabilities of 12 test images differ by at most" in card
+    assert "on 12 test images" in card
     assert "1.5 (divides" in card
     assert str(tmp_path) not in card

@@ -174,7 +174,7 @@ def test_the_package_says_everything_about_itself(package: Path, finished_run: R
         *description["classes"],
         description["data_fingerprint"],
         "temperature",
-        "Limits",
+        "Limitations",
     ):
         assert words in card
 

@@ -25,7 +25,7 @@ import pytest
 from PIL import Image
 
 from pipeline.packaging.packaged_model import PackagedModel
-from pipeline.packaging.server_writer import write_server
+from pipeline.packaging.standalone_file import write_model_server
 from pipeline.registry.registration import save_as_mlflow_model
 from pipeline.tracking.tracked_run import TrackedRun
 from tests.conftest import draw_photo
@@ -40,7 +40,7 @@ def packaged(exported_rgb: Exported, tmp_path_factory: pytest.TempPathFactory) -
     """Return a package as MLflow stores it; tests must not change it."""
     folder = tmp_path_factory.mktemp("served") / "package"
     shutil.copytree(exported_rgb.onnx_file.parent, folder)
-    write_server(folder / "model_server.py")
+    write_model_server(folder / "model_server.py")
     (folder / "model_card.md").write_text("# card\n")
     return save_as_mlflow_model(TrackedRun("run-1", "0", folder), "m-1", folder)
 

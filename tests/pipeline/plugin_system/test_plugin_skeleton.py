@@ -296,23 +296,23 @@ def test_the_data_source_refuses_a_missing_file(tmp_path: Path, loaded: Any) -> 
 @pytest.mark.parametrize(
     ("name", "words", "suggestion"),
     [
-        ("My-Stem", "must be lower-case", "my_stem"),
-        ("MyStem", "must be lower-case", "my_stem"),
-        ("my stem", "must be lower-case", "my_stem"),
-        ("2d", "must be lower-case", "d"),
-        ("_stem", "must be lower-case", "stem"),
-        ("stem_", "must be lower-case", "stem"),
-        ("my__stem", "must be lower-case", "my_stem"),
-        ("größe", "must be lower-case", "grosse"),
-        ("../stem", "must be lower-case", "stem"),
-        ("Class", "must be lower-case", "my_class"),
-        ("stem\n", "must be lower-case", "stem"),
-        ("", "must be lower-case", "my_plugin"),
+        ("My-Stem", "use lower-case", "my_stem"),
+        ("MyStem", "use lower-case", "my_stem"),
+        ("my stem", "use lower-case", "my_stem"),
+        ("2d", "use lower-case", "d"),
+        ("_stem", "use lower-case", "stem"),
+        ("stem_", "use lower-case", "stem"),
+        ("my__stem", "use lower-case", "my_stem"),
+        ("größe", "use lower-case", "grosse"),
+        ("../stem", "use lower-case", "stem"),
+        ("Class", "use lower-case", "my_class"),
+        ("stem\n", "use lower-case", "stem"),
+        ("", "use lower-case", "my_plugin"),
         ("x" * 41, "has 41 characters; at most 40", "x" * 40),
-        ("class", "a word that Python uses", "my_class"),
-        ("auto", "a word that Patchline uses", "my_auto"),
-        ("none", "a word that Patchline uses", "my_none"),
-        ("conv", "is a patch_embedding plugin 'conv' already", "my_conv"),
+        ("class", "is reserved by Python", "my_class"),
+        ("auto", "is reserved by Patchline", "my_auto"),
+        ("none", "is reserved by Patchline", "my_none"),
+        ("conv", "patch_embedding plugin 'conv' already exists", "my_conv"),
     ],
 )
 def test_a_wrong_name_is_answered_with_a_right_one(
@@ -360,7 +360,7 @@ def test_a_wrong_kind_is_answered_with_the_kinds(kind: str, hint: str, tmp_path:
 def test_the_place_has_to_be_a_folder(tmp_path: Path) -> None:
     """A missing folder and a file in its place are refused, each with its remedy."""
     (tmp_path / "file").write_text("x", encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"no folder .*/none\. Make it"):
+    with pytest.raises(ConfigError, match=r"no folder .*/none\. Create it"):
         write_package("model", "mine", tmp_path / "none")
     with pytest.raises(ConfigError, match="file is not a folder"):
         write_package("model", "mine", tmp_path / "file")
@@ -373,7 +373,7 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     (tmp_path / "patchline-second").write_text("mine", encoding="utf-8")
     (tmp_path / "patchline-third").symlink_to("nowhere")
     for name in ("first", "second", "third"):
-        with pytest.raises(ConfigError, match=f"patchline-{name} exists already"):
+        with pytest.raises(ConfigError, match=f"patchline-{name} already exists"):
             write_package("augmentation", name, tmp_path)
     assert (tmp_path / "patchline-first/patchline_first/module.py").is_file()
     assert (tmp_path / "patchline-second").read_text("utf-8") == "mine"

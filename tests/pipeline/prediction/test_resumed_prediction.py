@@ -113,7 +113,7 @@ def test_files_that_come_and_go_between_attempts(model: PackagedModel, tmp_path:
 def test_other_predictions_are_not_mixed_in(
     model: PackagedModel, photos: Path, tmp_path: Path, change: dict[str, Any], words: str
 ) -> None:
-    """Another model, folder or setting is refused with what to do; --restart begins anew."""
+    """Another model, folder or setting is refused with the remedy; --restart starts over."""
     out = tmp_path / "out.parquet"
     with pytest.raises(RuntimeError):
         table_of(model, photos, out, on_progress=stop_after(PART + 1, RuntimeError()))
@@ -219,7 +219,7 @@ batch_prediction.predict_images(model, "pets/1", [photos] * 200, out)
 def test_a_killed_process_loses_at_most_one_part(
     model: PackagedModel, exported_rgb: Exported, photos: Path, tmp_path: Path
 ) -> None:
-    """A real process that gets SIGKILL leaves whole parts; the next call goes on after them."""
+    """A real process that gets SIGKILL leaves complete parts; the next call resumes after them."""
     out = tmp_path / "out.parquet"
     arguments = [exported_rgb.onnx_file, exported_rgb.description_file, photos, out]
     process = subprocess.Popen([sys.executable, "-c", KILLED, *map(str, arguments)])
@@ -233,7 +233,7 @@ def test_a_killed_process_loses_at_most_one_part(
         process.wait()
     whole = len(list(parts.glob("*.parquet")))
     assert not out.exists()
-    with pytest.raises(KeyboardInterrupt):  # it goes on; 20,000 images are too many for a test
+    with pytest.raises(KeyboardInterrupt):  # it resumes; 20,000 images are too many for a test
         predict_images(
             model,
             *("pets/1", [photos] * 200, out),

@@ -18,12 +18,12 @@ from pipeline.data import manifest as manifests
 from pipeline.evaluation import predictions
 from pipeline.files.atomic_files import write_text
 from pipeline.models.model_description import ModelDescription
-from pipeline.packaging.packaging_job import Package
-from pipeline.packaging.server_writer import write_server
+from pipeline.packaging.job import Package
+from pipeline.packaging.standalone_file import write_model_server
 from pipeline.plugin_api import ImageSpec
 from pipeline.registry import registration
 from pipeline.registry.config import PromotionConfig
-from pipeline.registry.promotion import Request, promote, welcome
+from pipeline.registry.promotion import Request, assign_aliases, promote
 from pipeline.registry.registered_models import ModelReference
 from pipeline.tracking import tracked_run, tracking_store
 from pipeline.tracking.tracked_run import DATA_ROOT_TAG, NewRun
@@ -107,7 +107,7 @@ def made_package(folder: Path, classes: tuple[str, ...] = CLASSES, seed: int = 0
     description = ModelDescription(model=ModelChoice(), plugins=(), classes=classes, image=image)
     write_text(folder / "model.json", description.model_dump_json())
     write_text(folder / "model_card.md", "# A model for tests\n")
-    write_server(folder / "model_server.py")
+    write_model_server(folder / "model_server.py")
     return Package(folder=folder, largest_difference=0.0, checked_images=0, bytes=0)
 
 
@@ -149,7 +149,7 @@ def make_version(
         model_id = registration.logged_model(run, name)
         package = made_package(run.folder / "package", seed=seed)
         registered = registration.register(run, model_id, name, package, {})
-    welcome(registered.reference, config, run.folder / "promotion")
+    assign_aliases(registered.reference, config, run.folder / "promotion")
     return registered.reference
 
 

@@ -1,7 +1,7 @@
-"""A process that promotes when told: `python -m tests.pipeline.registry.promoter NAME FOLDER`.
+"""Promote versions on request: `python -m tests.pipeline.registry.promoter NAME FOLDER`.
 
-It imports everything, says `ready`, and then reads lines, each with a version. It answers each by
-one JSON line: whether the version was promoted, and against which champion it was held.
+It imports everything, prints `ready`, and then reads one version per line. For each it prints one
+JSON line: whether the version was promoted, and the champion that it was compared with.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.pipeline.registry.made_versions import QUICK
 
 
 def main(name: str, folder: Path) -> None:
-    """Answer one line after the other."""
+    """Promote the version on each line of standard input."""
     resolve(name)  # opens the store and imports what it needs
     print("ready", flush=True)  # noqa: T201 - its answer
     for number, line in enumerate(sys.stdin):

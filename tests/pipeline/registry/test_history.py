@@ -1,8 +1,9 @@
-"""The history of the aliases agrees with the aliases, wherever a process dies."""
+"""The alias history agrees with the aliases, wherever a process dies."""
 
 from __future__ import annotations
 
 import itertools
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ from mlflow import MlflowClient
 from pipeline.registry import history
 from pipeline.registry.history import AliasChange, Proposal
 from pipeline.registry.promotion import Request, changing, promote, rollback
-from pipeline.registry.registered_models import ModelReference
+from pipeline.registry.registered_models import ModelReference, summaries
 from pipeline.tracking.tracking_store import client
 from tests.pipeline.registry.made_versions import QUICK, make_version
 
@@ -28,11 +29,11 @@ WRITES = (
 
 
 class Crash(BaseException):
-    """The process dies here; no `except Exception` sees it."""
+    """The process dies here; `except Exception` does not catch it."""
 
 
 class DyingStore:
-    """Let the n-th write to the store be the last thing that a process does."""
+    """Let a process die at its n-th write to the store."""
 
     def __init__(self, patch: pytest.MonkeyPatch, last: int, *, done: bool) -> None:
         self.writes, self._last, self._done = 0, last, done
@@ -79,13 +80,13 @@ def _settled(name: str) -> list[AliasChange]:
 
 
 @pytest.mark.parametrize("done", [False, True], ids=["before the write", "after the write"])
-def test_a_crash_at_any_write_leaves_a_champion_that_the_history_explains(
+def test_after_a_crash_at_any_write_the_history_explains_the_champion(
     versions: tuple[str, list[ModelReference], Path],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     done: bool,
 ) -> None:
-    """Whatever write is the last one, the entries form a chain that ends at the champion."""
+    """Whichever write is the last, the entries form a chain that ends at the champion."""
     uri, [first, second], _ = versions
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     outcomes = set()
@@ -185,8 +186,8 @@ def test_rollbacks_go_back_one_promotion_each(changes: str, earlier: str) -> Non
 
 
 @pytest.mark.usefixtures("own_store")
-def test_entries_that_cannot_be_read_are_passed_over(tmp_path: Path) -> None:
-    """What somebody wrote under our key by hand does not stop a promotion."""
+def test_unreadable_entries_are_skipped(tmp_path: Path) -> None:
+    """A tag written by hand under our prefix does not stop a promotion."""
     reference = make_version("roses", tmp_path)
     store = client()
     store.set_registered_model_tag("roses", f"{history.HISTORY_PREFIX}000009", "not ours")
@@ -197,3 +198,38 @@ def test_entries_that_cannot_be_read_are_passed_over(tmp_path: Path) -> None:
         )
         entry = history.change_alias(store, "roses", proposal, still_held)
     assert history.read(store, "roses")[-1] == entry
+
+
+@pytest.mark.usefixtures("own_store")
+def test_a_history_in_visible_tags_of_earlier_versions_continues(tmp_path: Path) -> None:
+    """Old entries are read and settled where they are; new ones go where the MLflow UI hides them.
+
+    The record of a decision moves to a hidden tag when it is written again.
+    """
+    reference = make_version("roses", tmp_path, wrong=range(60))
+    store = client()
+    for key, value in store.get_registered_model("roses").tags.items():
+        store.delete_registered_model_tag("roses", key)
+        entry = AliasChange.model_validate_json(value).model_copy(update={"state": "intended"})
+        store.set_registered_model_tag(
+            "roses", key.removeprefix("mlflow."), entry.model_dump_json()
+        )
+    at = "2020-11-01T00:00:00+00:00"
+    old = json.dumps({"promoted": False, "reason": "an old decision", "at": at})
+    before = _settled("roses")
+    assert [(entry.sequence, entry.state) for entry in before] == [(1, "done"), (2, "done")]
+    second = make_version("roses", tmp_path, wrong=range(10))
+    store.set_model_version_tag("roses", second.version, "patchline.decision", old)
+    assert (summaries("roses")[0].versions[0].decision or {})["reason"] == "an old decision"
+    promote(Request(second, QUICK), tmp_path / "promotion")
+    assert sorted(store.get_registered_model("roses").tags) == [
+        "mlflow.patchline.history.000003",
+        "mlflow.patchline.history.000004",
+        "patchline.history.000001",
+        "patchline.history.000002",
+    ]
+    assert history.read(store, "roses")[:2] == before
+    assert (summaries("roses")[0].versions[0].decision or {})["promoted"] is True
+    assert "patchline.decision" not in store.get_model_version("roses", second.version).tags
+    rollback("roses", None)
+    assert history.alias_of(store, "roses", history.CHAMPION) == reference.version

@@ -1,4 +1,4 @@
-"""Several processes promote at once, and die at any moment: the history still explains it all."""
+"""Concurrent and killed promotions: the history explains every change of the champion."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _explained() -> tuple[str | None, list[AliasChange]]:
 
 
 def _race(folder: Path, versions: list[ModelReference], rounds: int, **environment: str) -> None:
-    """Let two promoters loose at the same moment, again and again."""
+    """Release two promoters at the same moment, repeatedly."""
     first, second, third = versions
     rivals = [
         Promoter("roses", folder / name, **(environment | {"TMPDIR": str(folder / name)}))
@@ -107,7 +107,7 @@ def _race(folder: Path, versions: list[ModelReference], rounds: int, **environme
                 rival.start(version.version)
             answers = [rival.answer() for rival in pair]
             champion, changes = _explained()
-            # The best one wins in any order, and nobody is held against a champion that is gone.
+            # The best one wins in any order, and is compared with the current champion.
             assert champion == third.version
             assert answers[1]["promoted"]
             assert len(changes) - before == sum(answer["promoted"] for answer in answers)

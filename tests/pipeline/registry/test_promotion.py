@@ -1,4 +1,4 @@
-"""A version becomes champion when the evidence is there, and stays out when it is not."""
+"""A version becomes champion if it passes the gates, and only then."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from pipeline.errors import ModelReferenceError
-from pipeline.registry import judgement
+from pipeline.registry import gate_evaluation
 from pipeline.registry import promotion as promotion_module
 from pipeline.registry.config import PromotionConfig
 from pipeline.registry.history import CHAMPION, alias_of
@@ -42,7 +42,7 @@ def _champion(name: str = "roses") -> str | None:
 
 
 def test_a_better_version_is_promoted_and_an_equal_one_is_not(tmp_path: Path) -> None:
-    """Fewer errors on the same images promote; a tie, and one image more, do not."""
+    """Fewer errors on the same images promote; a tie, or one image more, does not."""
     make_version("roses", tmp_path, wrong=range(40))
     equal = make_version("roses", tmp_path, wrong=range(40, 80))
     hardly = make_version("roses", tmp_path, wrong=range(1, 40))
@@ -54,11 +54,11 @@ def test_a_better_version_is_promoted_and_an_equal_one_is_not(tmp_path: Path) ->
     assert (decision.promoted, decision.champion, _champion()) == (True, "1", better.version)
     [gate, _] = decision.gates
     assert gate.value == pytest.approx(30 / 200)
-    assert "30 are right only now and 0 were right only before" in gate.sentence
+    assert "30 are correct only now and 0 were correct only before" in gate.sentence
 
 
-def test_the_evidence_of_a_decision_is_kept(tmp_path: Path) -> None:
-    """Page and decision lie with the version's run, and the version says what was decided."""
+def test_a_decision_is_logged_with_its_comparison(tmp_path: Path) -> None:
+    """Comparison and decision are logged on the run, and the version records the outcome."""
     make_version("roses", tmp_path, wrong=range(40))
     worse = make_version("roses", tmp_path, wrong=range(80))
     decision = _decision(worse, tmp_path, QUICK)
@@ -74,8 +74,8 @@ def test_the_evidence_of_a_decision_is_kept(tmp_path: Path) -> None:
     assert files == {"comparison.html", "comparison.json", "decision.json"}
 
 
-def test_only_images_that_neither_has_seen_are_compared(tmp_path: Path) -> None:
-    """With other data the challenger's test images count, but for those the champion knew."""
+def test_only_images_unseen_by_both_versions_are_compared(tmp_path: Path) -> None:
+    """With different data, the challenger's test images count unless the champion has seen them."""
     old = made_manifest(test=range(200), train=range(1000, 1100))
     grown = made_manifest(test=range(100, 300), train=range(2000, 2100))
     known = grown[grown["sha256"].isin([digest(number) for number in range(100, 150)])].index
@@ -92,7 +92,7 @@ def test_only_images_that_neither_has_seen_are_compared(tmp_path: Path) -> None:
 
 
 def test_images_without_a_record_are_predicted_by_the_package(tmp_path: Path) -> None:
-    """An image that the champion has not predicted is read, if it still is what it was."""
+    """An image that the champion has not predicted is read, if the file is unchanged."""
     root = tmp_path / "photos"
     manifest = made_manifest(test=range(60))
     for position, row in manifest[manifest["split"] == "test"].iterrows():
@@ -110,19 +110,19 @@ def test_images_without_a_record_are_predicted_by_the_package(tmp_path: Path) ->
     assert decision.promoted
 
 
-def test_too_few_common_images_are_the_answer(tmp_path: Path) -> None:
-    """Nothing is decided on a handful of images, however clear they are."""
+def test_too_few_common_images_refuse(tmp_path: Path) -> None:
+    """A handful of images is not enough, however clear the result."""
     make_version("roses", tmp_path, wrong=range(200), manifest=made_manifest(test=range(30)))
     challenger = make_version("roses", tmp_path, manifest=made_manifest(test=range(30)))
     config = QUICK.model_copy(update={"min_images": 31})
     decision = _decision(challenger, tmp_path, config)
     assert not decision.promoted
-    assert "only 30 images are left" in decision.reason
-    assert "31 are asked" in decision.reason
+    assert "only 30 images were used by neither model" in decision.reason
+    assert "fewer than promotion.min_images 31" in decision.reason
 
 
 def test_a_class_that_loses_too_much_refuses(tmp_path: Path) -> None:
-    """Better on the whole is not enough where one class pays for it."""
+    """A better overall accuracy does not make up for a large loss in one class."""
     first_class = range(0, 60, 3)  # 20 of the 67 images of the first class
     others = [number for number in range(200) if number % 3]
     make_version("roses", tmp_path, wrong=range(others[0], 200))
@@ -132,7 +132,7 @@ def test_a_class_that_loses_too_much_refuses(tmp_path: Path) -> None:
     worse = make_version("roses", tmp_path, wrong=range(0, 120, 3))
     decision = _decision(worse, tmp_path, QUICK.model_copy(update={"better_than_champion": False}))
     assert decision.failed == ("no_class_worse",)
-    assert f"'{CLASSES[0]}' loses most" in decision.reason
+    assert f"'{CLASSES[0]}' has the largest loss" in decision.reason
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_a_class_that_loses_too_much_refuses(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_limits_on_its_own_figures(
+def test_limits_on_its_own_metrics(
     tmp_path: Path, settings: dict[str, dict[str, float]], passes: bool
 ) -> None:
     """A first version becomes champion only within the limits; a missing metric refuses."""
@@ -162,7 +162,7 @@ def test_limits_on_its_own_figures(
 
 
 def test_force_needs_a_reason_and_shows(tmp_path: Path) -> None:
-    """A person can overrule the gates; the history says so, and why, and which gates refused."""
+    """A person can overrule the gates; the history records why, and which gates refused."""
     make_version("roses", tmp_path, wrong=range(10))
     worse = make_version("roses", tmp_path, wrong=range(60))
     request = Request(worse, QUICK, force_reason="the old one has a bug")
@@ -176,7 +176,7 @@ def test_force_needs_a_reason_and_shows(tmp_path: Path) -> None:
 
 
 def test_promoting_the_champion_again_changes_nothing(tmp_path: Path) -> None:
-    """A script that is run twice finds its work done."""
+    """A script that runs twice changes nothing the second time."""
     reference = make_version("roses", tmp_path)
     before = summaries("roses")[0].history
     decision, entry = promote(Request(reference, QUICK), tmp_path / "promotion")
@@ -186,7 +186,7 @@ def test_promoting_the_champion_again_changes_nothing(tmp_path: Path) -> None:
     assert summaries("roses")[0].history == before
 
 
-def test_an_automatic_promotion_is_asked_for_in_the_config(tmp_path: Path) -> None:
+def test_automatic_promotion_is_a_setting(tmp_path: Path) -> None:
     """By default a better version waits for a person; with `automatic` it does not."""
     make_version("roses", tmp_path, wrong=range(60))
     make_version("roses", tmp_path, wrong=range(30))
@@ -199,7 +199,7 @@ def test_an_automatic_promotion_is_asked_for_in_the_config(tmp_path: Path) -> No
 
 
 def test_a_package_that_does_not_load_is_refused(tmp_path: Path) -> None:
-    """The package is tried in a clean process; a damaged one cannot become champion or be kept."""
+    """A damaged package does not load in a clean process, so its version is refused."""
     make_version("roses", tmp_path, wrong=range(60))
     second = make_version("roses", tmp_path)
     config = QUICK.model_copy(update={"package_check": True, "max_latency_ms": 10_000.0})
@@ -217,7 +217,7 @@ def test_a_package_that_does_not_load_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_rollback_goes_to_another_version_that_is_there(tmp_path: Path) -> None:
-    """Neither the champion itself nor a version that was deleted is gone back to."""
+    """The target is neither the champion itself nor a deleted version."""
     make_version("roses", tmp_path, wrong=range(60))
     second = make_version("roses", tmp_path)
     assert promoted(second, tmp_path)
@@ -225,7 +225,7 @@ def test_a_rollback_goes_to_another_version_that_is_there(tmp_path: Path) -> Non
     store.delete_registered_model_alias("roses", CHAMPION)
     assert promoted(second, tmp_path)
     store.delete_model_version("roses", "1")
-    with pytest.raises(ModelReferenceError, match="no earlier champion"):
+    with pytest.raises(ModelReferenceError, match="no previous champion"):
         rollback("roses", None)
     assert _champion() == "2"
 
@@ -235,14 +235,14 @@ def test_a_rollback_goes_to_another_version_that_is_there(tmp_path: Path) -> Non
     [
         ("model.safetensors", None, "lacks|missing"),
         ("model.safetensors", b"cut", "damaged"),
-        ("model.onnx", None, "lacks its file model.onnx"),
+        ("model.onnx", None, "lacks the file model.onnx"),
         ("model.onnx", b"cut", "damaged"),
     ],
 )
 def test_a_damaged_package_is_not_promoted(
     tmp_path: Path, name: str, content: bytes | None, words: str
 ) -> None:
-    """Each file of a package is looked at, also those that a prediction does not need."""
+    """Each file of a package is checked, also those that prediction does not need."""
     make_version("roses", tmp_path, wrong=range(60))
     second = make_version("roses", tmp_path)
     file = _package(second) / "artifacts" / name
@@ -270,45 +270,47 @@ def test_a_version_whose_files_are_gone_is_named(tmp_path: Path) -> None:
 
 
 def test_a_champion_without_records_cannot_be_compared_with(tmp_path: Path) -> None:
-    """When the champion's run was deleted nobody knows what it has seen, so it is said."""
+    """If the champion's run was deleted, it is unknown what it has seen, which is an error."""
     make_version("roses", tmp_path, wrong=range(60))
     second = make_version("roses", tmp_path)
     [model] = summaries("roses")
     run = client().get_run(model.versions[1].run_id)
     shutil.rmtree(run.info.artifact_uri.removeprefix("file://"))
-    with pytest.raises(ModelReferenceError, match="version 1 was trained on is not recorded"):
+    with pytest.raises(
+        ModelReferenceError, match="training data of 'roses' version 1 is no longer recorded"
+    ):
         promote(Request(second, QUICK), tmp_path / "promotion")
     automatic = QUICK.model_copy(update={"automatic": True})
-    make_version("roses", tmp_path, config=automatic)  # a run goes on, and a person decides
+    make_version("roses", tmp_path, config=automatic)  # the run continues, and a person decides
     assert _champion() == "1"
 
 
-def test_a_decision_is_taken_again_when_the_champion_changed_meanwhile(
+def test_the_comparison_is_repeated_if_the_champion_changes_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another machine that is faster is noticed: the version is held against the new champion."""
+    """If another machine is faster, the version is compared with the new champion."""
     make_version("roses", tmp_path, wrong=range(60))
     best = make_version("roses", tmp_path)
     late = make_version("roses", tmp_path, wrong=range(30))
-    judge, rivals = judgement.judge, [best.version]
+    evaluate_gates, rivals = gate_evaluation.evaluate_gates, [best.version]
 
-    def judge_slowly(*values: object, **named: object) -> object:
-        judgement = judge(*values, **named)  # type: ignore[arg-type]  # passed on as they are
+    def evaluate_slowly(*values: object, **named: object) -> object:
+        evaluation = evaluate_gates(*values, **named)  # type: ignore[arg-type]  # passed on as they are
         if rivals:  # while we were looking, another machine promotes its version
             client().set_registered_model_alias("roses", CHAMPION, rivals.pop())
-        return judgement
+        return evaluation
 
-    monkeypatch.setattr(promotion_module, "judge", judge_slowly)
+    monkeypatch.setattr(promotion_module, "evaluate_gates", evaluate_slowly)
     notes: list[str] = []
     decision, entry = promote(Request(late, QUICK), tmp_path / "promotion", notes.append)
     assert decision is not None
     assert (decision.promoted, decision.champion, entry) == (False, best.version, None)
-    assert "the champion changed meanwhile; deciding again" in notes
+    assert "the champion changed; comparing again" in notes
     assert _champion() == best.version
 
 
 def test_the_decision_is_a_file_that_can_be_read_again(tmp_path: Path) -> None:
-    """decision.json holds the gates with their figures."""
+    """decision.json holds the gates with their values."""
     reference = make_version("roses", tmp_path)
     make_version("roses", tmp_path)
     _decision(resolve("roses/2"), tmp_path, QUICK)

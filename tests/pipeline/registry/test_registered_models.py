@@ -121,7 +121,7 @@ def test_a_bad_form_is_answered_with_the_good_ones(reference: str) -> None:
 
 def test_a_version_behind_an_at_sign_is_put_right() -> None:
     """A number is a version, not an alias."""
-    with pytest.raises(ModelReferenceError, match="A version is written pets/2, not pets@2"):
+    with pytest.raises(ModelReferenceError, match="Write a version as pets/2, not pets@2"):
         resolve("pets@2")
 
 

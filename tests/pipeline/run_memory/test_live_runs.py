@@ -36,7 +36,7 @@ with live_runs.alive(Path(sys.argv[1]), sys.argv[2], "training"):
         print("child", pid, flush=True)
     print("holds", flush=True)
     sys.stdin.readline()
-if "goes on" in sys.argv:
+if "lingers" in sys.argv:
     print("ended", flush=True)
     sys.stdin.read()
 """
@@ -82,7 +82,7 @@ def test_a_record_tells_who_carries_out_the_run(tmp_path: Path) -> None:
 
 def test_the_files_of_an_ended_run_go_with_the_process(tmp_path: Path) -> None:
     """Another process sees an ended run as such until its process ends, and then none."""
-    with _holder(tmp_path, "run-1", "goes on") as (process, _):
+    with _holder(tmp_path, "run-1", "lingers") as (process, _):
         assert process.stdin
         process.stdin.write("x\n")
         process.stdin.flush()
@@ -98,7 +98,7 @@ def test_sigkill_between_the_end_of_the_work_and_of_the_process_leaves_a_record(
     tmp_path: Path,
 ) -> None:
     """Prefect may not know the outcome yet, so the run has to be found."""
-    with _holder(tmp_path, "run-1", "goes on") as (process, _):
+    with _holder(tmp_path, "run-1", "lingers") as (process, _):
         assert process.stdin
         process.stdin.write("x\n")
         process.stdin.flush()

@@ -232,11 +232,11 @@ def test_a_record_that_was_changed_by_hand_is_not_used(tmp_path: Path) -> None:
         memory, said = a_run(tmp_path, "two"), list[str]()
         memory.on_note = said.append
         assert recall(memory) is None
-        assert "not used" in said[0]
+        assert "is ignored" in said[0]
 
 
 def test_fresh_uses_only_what_the_same_run_has_done(tmp_path: Path) -> None:
-    """A fresh run computes anew; continued, it finds its own stages, and not those of others."""
+    """A fresh run computes all stages; resumed, it only finds its own stages."""
     work(a_run(tmp_path, "one"))
     fresh = a_run(tmp_path, "two", fresh=True)
     assert recall(fresh) is None

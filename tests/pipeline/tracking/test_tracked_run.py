@@ -22,7 +22,12 @@ import pytest
 from pipeline.config import RunConfig
 from pipeline.errors import StorageError, TrackingError
 from pipeline.registry import registration
-from pipeline.tracking import sent_once, tracked_run, tracking_store
+from pipeline.tracking import (
+    abandoned_mlflow_runs,
+    exactly_once_metrics,
+    tracked_run,
+    tracking_store,
+)
 from tests.patience import patient
 
 CONFIG = RunConfig(name="roses")
@@ -91,11 +96,11 @@ def test_an_outage_of_the_server_delays_metrics_and_loses_none(
     tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is logged while the server is away arrives when it is back, each value once."""
-    monkeypatch.setattr(sent_once, "_RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(exactly_once_metrics, "_RETRY_SECONDS", 0.0)
     picture = tmp_path / "picture.png"
     picture.write_bytes(b"not really")
     with tracked_run.owned_run(CONFIG, tmp_path / "runs", {}) as run:
-        log = sent_once.RunLog(run)
+        log = exactly_once_metrics.MetricSender(run)
         log.add_metrics({"loss": 3.0}, step=1, seconds=1.0)
         server.stop()
         log.add_metrics({"loss": 2.0}, step=2, seconds=2.0)
@@ -190,7 +195,7 @@ def test_a_model_that_was_only_begun_fails_with_its_run(tmp_path: Path) -> None:
         tags={tracked_run.HOST_TAG: socket.gethostname(), tracked_run.FOLDER_TAG: str(gone)},
     )
     begun.append(store.create_logged_model(experiment, source_run_id=killed.info.run_id))
-    assert tracked_run.close_abandoned() == [killed.info.run_id]
+    assert abandoned_mlflow_runs.close_abandoned() == [killed.info.run_id]
     found = [store.get_logged_model(each.model_id).status for each in begun]
     assert [str(status) for status in found] == ["FAILED", "FAILED"]
 
@@ -243,7 +248,7 @@ def test_only_abandoned_runs_of_this_host_are_closed(tmp_path: Path) -> None:
             experiment, tags={tracked_run.HOST_TAG: "another-host", tracked_run.HEARTBEAT_TAG: "1"}
         )
         foreign = store.create_run(experiment)
-        assert set(tracked_run.close_abandoned()) == {
+        assert set(abandoned_mlflow_runs.close_abandoned()) == {
             abandoned.info.run_id,
             long_gone.info.run_id,
         }
@@ -275,7 +280,7 @@ def test_processes_that_meet_a_new_store_create_it_once(tmp_path: Path) -> None:
 
 def test_reading_from_a_folder_without_a_store_makes_none(tmp_path: Path) -> None:
     """Closing abandoned runs in a fresh folder leaves it as it was."""
-    assert tracked_run.close_abandoned() == []
+    assert abandoned_mlflow_runs.close_abandoned() == []
     assert not list(tmp_path.iterdir())
 
 

@@ -108,7 +108,7 @@ def test_a_resumed_training_ends_where_an_uninterrupted_one_does(
     stop_after: int,
     resumed_at: int | None,
 ) -> None:
-    """Stopped in the middle of an epoch or around its end, it goes on to the same bits."""
+    """Stopped in the middle of an epoch or around its end, it resumes to the same bits."""
     monkeypatch.setattr(checkpoint, "_PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(checkpoint, "_SHARE", math.inf)  # one after each step; epochs have 4
     job = make_job(tmp_path, model=RANDOM_MODEL)
@@ -117,7 +117,7 @@ def test_a_resumed_training_ends_where_an_uninterrupted_one_does(
     result = _trained(job)
     events = read_events(tmp_path / "events.jsonl")
     said = [event["message"] for event in events if event["kind"] == "warning"]
-    assert said == ([f"going on from step {resumed_at}"] if resumed_at else [])
+    assert said == ([f"resuming from step {resumed_at}"] if resumed_at else [])
     assert [event["seq"] for event in events] == list(range(len(events)))
     assert _figures(result) == _figures(reference[1])
     assert result.best_step == reference[1].best_step
@@ -132,7 +132,7 @@ def test_a_damaged_checkpoint_is_left_out(
     monkeypatch: pytest.MonkeyPatch,
     damage: str,
 ) -> None:
-    """One changed byte: it resumes from the checkpoint before, or begins anew, to the same bits."""
+    """One changed byte: it resumes from the previous checkpoint, or starts from scratch."""
     monkeypatch.setattr(checkpoint, "_PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(checkpoint, "_SHARE", math.inf)
     job = make_job(tmp_path, model=RANDOM_MODEL)
@@ -151,7 +151,7 @@ def test_a_damaged_checkpoint_is_left_out(
     result = _trained(job)
     events = read_events(tmp_path / "events.jsonl")
     [said] = [event["message"] for event in events if event["kind"] == "warning"]
-    how = "going on from step 5" if damage in ("last", "cut") else "starting from the beginning"
+    how = "resuming from step 5" if damage in ("last", "cut") else "starting from the beginning"
     assert said.startswith(f"{how} (last.safetensors or its best weights are damaged)")
     assert _figures(result) == _figures(reference[1])
     assert _same(_weights(job), _weights(reference[0]))

@@ -18,7 +18,7 @@ SERVER = LAPTOP.model_copy(update={"devices": {"cpu": "cpu", "cuda": "NVIDIA H20
 
 @pytest.fixture(autouse=True)
 def _fresh_look() -> Iterator[None]:
-    """Let every test look anew."""
+    """Let every test query the machine again."""
     seen.cache_clear()
     yield
     seen.cache_clear()

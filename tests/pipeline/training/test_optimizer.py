@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 import torch
 from torch import nn
@@ -11,7 +13,7 @@ from pipeline.models.model_building import build_model
 from pipeline.plugin_api import ImageSpec
 from pipeline.plugin_system import plugin_loader
 from pipeline.training.config import OptimizerConfig
-from pipeline.training.optimizer import build_optimizer
+from pipeline.training.optimizer import OPTIMIZERS, build_optimizer
 
 
 def _model(embedding: str) -> nn.Module:
@@ -111,3 +113,14 @@ def test_the_settings_reach_the_optimizer() -> None:
     assert (decaying["lr"], decaying["weight_decay"]) == (0.01, 0.2)
     assert (free["lr"], free["weight_decay"]) == (0.01, 0.0)
     assert decaying["betas"] == free["betas"] == (0.8, 0.95)
+
+
+def test_every_accepted_name_has_an_optimizer() -> None:
+    """The names that the config accepts are those that can be built, no more and no fewer."""
+    assert set(get_args(OptimizerConfig.model_fields["name"].annotation)) == set(OPTIMIZERS)
+
+
+def test_the_name_decides_what_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The optimizer is the one that is registered under the name."""
+    monkeypatch.setitem(OPTIMIZERS, "adamw", lambda groups, _: torch.optim.SGD(groups, lr=1.0))
+    assert isinstance(build_optimizer(OptimizerConfig(), nn.Linear(2, 2)), torch.optim.SGD)

@@ -168,3 +168,14 @@ def test_a_slow_beginning_is_not_taken_for_the_speed() -> None:
     run = _TimedRun(lambda _: next(seconds, 0.05))
     assert 0.9 * LIMIT <= run.clock <= LIMIT + 1e-6
     assert run.steps > 1000
+
+
+def test_the_end_counts_as_settled_once_four_plans_agree() -> None:
+    """At first the planned end jumps; four plans within 5 % of each other are worth showing."""
+    plan = StepPlan([(0, 0.0, 115), (10, 0.1, 142), (20, 0.2, 119), (30, 0.3, 120)])
+    planner = TimePlanner(plan, LIMIT, steps_per_epoch=40, validation_steps=1.0)
+    assert not planner.is_settled
+    plan.end_after(40, 81)
+    assert not planner.is_settled
+    plan.end_after(50, 72)
+    assert planner.is_settled

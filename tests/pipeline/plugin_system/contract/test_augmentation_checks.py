@@ -140,17 +140,17 @@ FAULTS = [
     Fault(
         "Python's generator",
         _plugin(_global_random),
-        {_SEED: "The same key gives different images."},
+        {_SEED: "The same seed gives different images."},
     ),
     Fault(
         "nothing",
         _plugin(build=lambda *_: _nothing()),
-        {_CHANGES: "12 keys give the same image. Change something, or declare an exception."},
+        {_CHANGES: "12 seeds give the same image. Change the image, or add this check to "},
     ),
     Fault(
         "in place",
         _plugin(_in_place),
-        {_ALONE: "It changes its input. Work on a copy."},
+        {_ALONE: "It modifies its input. Work on a copy."},
     ),
 ]
 

@@ -157,30 +157,30 @@ FAULTS = [
         "pairs",
         _plugin(_changing(_listing_of_pairs)),
         {
-            _LISTS: "The listing holds [('dark_1.png', 'dark')]. List ListedImage objects.",
+            _LISTS: "The listing contains [('dark_1.png', 'dark')]. Use ListedImage objects.",
             **dict.fromkeys((_PATHS, _SPLITS, _DECODES), "AttributeError"),
         },
     ),
     Fault(
         "one class",
         _plugin(_changing(lambda listing: replace(listing, images=listing.images[:2]))),
-        {_LISTS: "The example has the classes ['dark']. Two are the fewest."},
+        {_LISTS: "The example has the classes ['dark']. At least two are required."},
     ),
     Fault(
         "no images",
         _plugin(_changing(lambda listing: replace(listing, images=[]))),
-        {_LISTS: "The example has the classes []. Two are the fewest."},
+        {_LISTS: "The example has the classes []. At least two are required."},
     ),
-    Fault("an absolute path", _plugin(_changing(_absolute)), {_PATHS: "is not relative with"}),
+    Fault("an absolute path", _plugin(_changing(_absolute)), {_PATHS: "must be relative and use"}),
     Fault(
         "a path with a backslash",
         _plugin(_changing(_first(path="dark\\1.png"))),
-        {_PATHS: "is not relative with forward slashes.", _DECODES: ""},
+        {_PATHS: "must be relative and use forward slashes.", _DECODES: ""},
     ),
     Fault(
         "a path that climbs",
         _plugin(_changing(_climbing)),
-        {_PATHS: "The path '../data/dark_1.png' leads out of the listing's root."},
+        {_PATHS: "The path '../data/dark_1.png' leads outside the listing's root."},
     ),
     Fault(
         "a file that is not there",
@@ -206,12 +206,12 @@ FAULTS = [
     Fault(
         "a number as group",
         _plugin(_changing(_first(group=7))),
-        {_SPLITS: "The group of 'dark_1.png' is 7. Use text or None."},
+        {_SPLITS: "The group of 'dark_1.png' is 7. Use a string or None."},
     ),
     Fault(
         "another order each time",
         _plugin(_changing(_alternating())),
-        {_TWICE: "Two listings of the same data differ. Sort what the file system gives."},
+        {_TWICE: "Two listings of the same data differ. Sort the entries from the file system."},
     ),
     Fault(
         "a damaged image",
@@ -221,7 +221,7 @@ FAULTS = [
     Fault(
         "a missing folder is empty",
         _plugin(Lenient),
-        {_MISSING: "A path that does not exist is taken as empty. Raise a DataError."},
+        {_MISSING: "A path that does not exist is treated as empty. Raise a DataError."},
     ),
     Fault(
         "a missing folder is a crash",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,15 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from pipeline.plugin_api import AugmentationPlugin, ConfigError, PluginConfig, PluginError
+from pipeline.plugin_api import (
+    AugmentationPlugin,
+    ConfigError,
+    DataSourcePlugin,
+    ModelPlugin,
+    PatchEmbeddingPlugin,
+    PluginConfig,
+    PluginError,
+)
 from pipeline.plugin_checks import Check, CheckError, checks_of
 
 
@@ -36,13 +45,15 @@ _CHANGES = "changes_something"
 
 
 def _check(exceptions: dict[str, str], name: str = _CHANGES) -> Check:
-    [check] = [c for c in checks_of(replace(STILL, exceptions=exceptions)) if c.name == name]
+    [check] = [
+        c for c in checks_of(replace(STILL, expected_failed_checks=exceptions)) if c.name == name
+    ]
     return check
 
 
 def test_a_failure_without_an_exception_is_an_assertion_error() -> None:
     """A broken rule raises what pytest shows as a failed assertion, with the sentence."""
-    with pytest.raises(CheckError, match="12 keys give the same image") as raised:
+    with pytest.raises(CheckError, match="12 seeds give the same image") as raised:
         _check({})()
     assert isinstance(raised.value, AssertionError)
     result = _check({}).result()
@@ -64,16 +75,16 @@ def test_a_declared_failure_is_excepted_with_its_reason() -> None:
 def test_a_stale_exception_fails() -> None:
     """An exception from a check that the plugin passes is to be removed."""
     check = _check({"keeps_shape_and_type": "not yet"}, "keeps_shape_and_type")
-    with pytest.raises(CheckError, match=r"declares as an exception\. Remove the exception\."):
+    with pytest.raises(CheckError, match=r"among its expected_failed_checks\. Remove it\."):
         check()
     result = check.result()
     assert result.status == "failed"
-    assert result.message.startswith("It passes keeps_shape_and_type, which it declares")
+    assert result.message.startswith("It passes keeps_shape_and_type, which is among")
 
 
 def test_an_exception_excuses_one_check_alone() -> None:
     """The other checks are as they were."""
-    checks = checks_of(replace(STILL, exceptions={_CHANGES: "still"}))
+    checks = checks_of(replace(STILL, expected_failed_checks={_CHANGES: "still"}))
     assert {check.name: check.result().status for check in checks if check.name != _CHANGES} == {
         check.name: "passed" for check in checks_of(STILL) if check.name != _CHANGES
     }
@@ -82,9 +93,11 @@ def test_an_exception_excuses_one_check_alone() -> None:
 def test_an_exception_from_an_unknown_check_is_refused() -> None:
     """A name that no check has is answered with those that there are."""
     with pytest.raises(PluginError) as raised:
-        checks_of(replace(STILL, exceptions={"change_something": "still"}))
+        checks_of(replace(STILL, expected_failed_checks={"change_something": "still"}))
     sentence = str(raised.value)
-    assert "declares an exception for 'change_something', but there is no such check." in sentence
+    assert (
+        "expected_failed_checks names 'change_something', but there is no such check." in sentence
+    )
     for check in checks_of(STILL):
         assert check.name in sentence
 
@@ -92,8 +105,45 @@ def test_an_exception_from_an_unknown_check_is_refused() -> None:
 @pytest.mark.parametrize("reason", ["", "  "])
 def test_an_exception_without_a_reason_is_refused(reason: str) -> None:
     """An exception says why."""
-    with pytest.raises(PluginError, match=r"'changes_something' without a reason\. Say why\."):
-        checks_of(replace(STILL, exceptions={_CHANGES: reason}))
+    with pytest.raises(PluginError, match=r"no reason for 'changes_something'\. Add the reason\."):
+        checks_of(replace(STILL, expected_failed_checks={_CHANGES: reason}))
+
+
+_OLD_NAME = "exceptions is now called expected_failed_checks"
+
+
+@pytest.mark.parametrize(
+    ("plugin_class", "more"),
+    [
+        (ModelPlugin, {}),
+        (PatchEmbeddingPlugin, {}),
+        (DataSourcePlugin, {}),
+        (AugmentationPlugin, {}),
+        (ModelPlugin, {"patch_embedding": "none"}),
+    ],
+)
+def test_the_former_name_is_accepted_with_a_warning(plugin_class: Any, more: Any) -> None:
+    """`exceptions=` and the attribute `exceptions` work for one release, and say what to use."""
+    reasons = {_CHANGES: "still"}
+    named = {"summary": "For the tests", "paper": "", "config_class": NoSettings, "build": _still}
+    with pytest.warns(DeprecationWarning, match=_OLD_NAME) as warned:
+        plugin = plugin_class(**named, **more, exceptions=reasons)
+    assert warned[0].filename == __file__
+    assert plugin == plugin_class(**named, **more, expected_failed_checks=reasons)
+    with pytest.warns(DeprecationWarning, match=_OLD_NAME):
+        assert plugin.exceptions == reasons
+
+
+def test_the_former_name_replaces_what_was_declared() -> None:
+    """`dataclasses.replace` takes the former name too, and the current one without a warning."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        declared = replace(STILL, expected_failed_checks={_CHANGES: "still"})
+    with pytest.warns(DeprecationWarning, match=_OLD_NAME):
+        replaced = replace(declared, exceptions={_CHANGES: "other"})  # type: ignore[call-arg]  # the former name
+    assert replaced.expected_failed_checks == {_CHANGES: "other"}
+    [check] = [check for check in checks_of(replaced) if check.name == _CHANGES]
+    assert check.reason == "other"
 
 
 def test_wrong_settings_are_refused() -> None:
@@ -132,7 +182,7 @@ def test_keeps_the_contract(check):
 _AUTHORS_PLUGIN = """
 from dataclasses import replace
 from plugins.augmentations.none import plugin
-plugin = replace(plugin, exceptions={exceptions})
+plugin = replace(plugin, expected_failed_checks={exceptions})
 """
 
 
@@ -155,5 +205,5 @@ def test_the_test_of_the_documentation_passes_and_fails(tmp_path: Path) -> None:
         assert f"test_sound.py::test_keeps_the_contract[{name}] PASSED" in out
         outcome = "FAILED" if name == _CHANGES else "PASSED"
         assert f"test_faulty.py::test_keeps_the_contract[{name}] {outcome}" in out
-    assert "CheckError: 12 keys give the same image. Change something, or declare" in out
+    assert "CheckError: 12 seeds give the same image. Change the image, or add" in out
     assert f"1 failed, {2 * len(names) - 1} passed" in out

@@ -142,7 +142,7 @@ FAULTS = [
     Fault(
         "asks for an embedding and says that it takes none",
         _plugin(Fed),
-        {**_OF_MODULE, _LOGITS: "It asks for a patch embedding, but says that it takes none."},
+        {**_OF_MODULE, _LOGITS: "It builds a patch embedding, but declares that it takes none "},
     ),
     Fault(
         "an embedding that nobody installed",
@@ -154,20 +154,20 @@ FAULTS = [
         _plugin(OneLogitMore),
         {
             _LOGITS: "Its logits have the shape (2, 6). For 2 images and 5 classes, (2, 5)",
-            _CLASSES: "For 2 classes it has 3 logits. Use the context's num_classes.",
+            _CLASSES: "For 2 classes it returns 3 logits. Use context.num_classes.",
         },
     ),
     Fault(
         "always five classes",
         _plugin(AlwaysFive),
-        {_CLASSES: "For 2 classes it has 5 logits. Use the context's num_classes."},
+        {_CLASSES: "For 2 classes it returns 5 logits. Use context.num_classes."},
     ),
     Fault(
         "a dictionary",
         _plugin(AnswersADictionary),
         {
             **{name: "" for name in _OF_MODULE if name != "leaves_the_images_alone"},
-            _LOGITS: "It returns dict. Return the logits, one tensor.",
+            _LOGITS: "It returns dict. Return the logits as one tensor.",
         },
     ),
     Fault(
@@ -209,12 +209,12 @@ FAULTS = [
     Fault(
         "normalised over the batch",
         _plugin(NormalisesOverTheBatch),
-        {"images_do_not_see_each_other": "An image's answer depends on the others beside it."},
+        {"images_do_not_see_each_other": "An image's output depends on the other images."},
     ),
     Fault(
         "square images only",
         _plugin(FixedSize),
-        {_SIZES: "For 31x37 images it raised NotImplementedError: square images only. Refuse"},
+        {_SIZES: "For 31x37 images it raised NotImplementedError: square images only. Raise"},
     ),
 ]
 

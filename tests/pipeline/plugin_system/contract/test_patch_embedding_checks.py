@@ -245,12 +245,12 @@ FAULTS = [
     Fault(
         "another grid returned",
         _plugin(OtherGridReturned),
-        {_TOKENS: "It returns the grid (16, 1), but its attribute says (4, 4)."},
+        {_TOKENS: "It returns the grid (16, 1), but its attribute grid is (4, 4)."},
     ),
     Fault(
         "a class token in front",
         _plugin(ClassTokenInFront),
-        {_TOKENS: "Its tokens have the shape (2, 17, 32). With the grid 4x4 for 2 images"},
+        {_TOKENS: "Its tokens have the shape (2, 17, 32). For 2 images, a grid of 4x4"},
     ),
     Fault(
         "a plain tuple",
@@ -266,7 +266,7 @@ FAULTS = [
     Fault(
         "crashes when built for odd sizes",
         _plugin(CrashesWhenBuilt),
-        {_SIZES: "For 31x37 images it raised ValueError: an odd number of rows. Refuse"},
+        {_SIZES: "For 31x37 images it raised ValueError: an odd number of rows. Raise"},
     ),
     Fault(
         "refuses in two words",
@@ -274,7 +274,7 @@ FAULTS = [
         {_SIZES: "It refuses 31x37 images with 'odd_size'. Write a sentence"},
     ),
     Fault(
-        "loses an image", _plugin(LosesAnImage), {_SIZES: "For two 8x8 images it answers with 1"}
+        "loses an image", _plugin(LosesAnImage), {_SIZES: "For two 8x8 images it returns 1 outputs"}
     ),
     Fault(
         "a parameter that is not used",
@@ -289,7 +289,7 @@ FAULTS = [
     Fault(
         "a parameter times zero",
         _plugin(HiddenParameter),
-        {_GRADIENT: "The gradient of embedding.scale is zero. Check what hides it."},
+        {_GRADIENT: "The gradient of embedding.scale is zero. Check what blocks it."},
     ),
     Fault(
         "detached",
@@ -300,7 +300,7 @@ FAULTS = [
         "dropout in evaluation",
         _plugin(DropoutAlwaysOn),
         {
-            _SEED: "In evaluation mode it answers the same images differently.",
+            _SEED: "In evaluation mode its outputs for the same images differ.",
             "images_do_not_see_each_other": "",
             "weights_survive_a_file": "",
             "runs_in_bfloat16": "",
@@ -311,7 +311,7 @@ FAULTS = [
     Fault(
         "weights drawn by numpy",
         _plugin(NumpyWeights),
-        {_SEED: "Built twice from one seed it answers differently."},
+        {_SEED: "Built twice from one seed, its outputs differ."},
     ),
     Fault(
         "constant weights",
@@ -321,17 +321,17 @@ FAULTS = [
     Fault(
         "the batch's mean",
         _plugin(BatchMean),
-        {"images_do_not_see_each_other": "An image's answer depends on the others beside it."},
+        {"images_do_not_see_each_other": "An image's output depends on the other images."},
     ),
     Fault(
         "changes its input",
         _plugin(ChangesInPlace),
-        {"leaves_the_images_alone": "It changes its input. Work on a copy."},
+        {"leaves_the_images_alone": "It modifies its input. Work on a copy."},
     ),
     Fault(
         "state outside parameters and buffers",
         _plugin(HiddenState),
-        {"weights_survive_a_file": "Keep every state in parameters and buffers."},
+        {"weights_survive_a_file": "Keep all state in parameters and buffers."},
     ),
     Fault(
         "tokens of almost nothing",
@@ -341,12 +341,12 @@ FAULTS = [
     Fault(
         "values that cancel",
         _plugin(Cancelling),
-        {"runs_in_bfloat16": "Compute what is delicate in float32."},
+        {"runs_in_bfloat16": "Compute the sensitive parts in float32."},
     ),
     Fault(
         "a divisor that is rounded to zero",
         _plugin(DividesByRounding),
-        {"runs_in_bfloat16": "Under autocast it answers with inf or nan."},
+        {"runs_in_bfloat16": "Under autocast it returns inf or nan."},
     ),
     Fault(
         "a branch on values",
@@ -356,12 +356,12 @@ FAULTS = [
     Fault(
         "other answers when compiled",
         _plugin(DifferentWhenCompiled),
-        {"compiles": "Compiled, it answers differently. They differ by"},
+        {"compiles": "Compiled, its outputs differ. The difference is"},
     ),
     Fault(
         "other answers when exported",
         _plugin(DifferentWhenExported),
-        {"exports_to_onnx": "The ONNX file disagrees. They differ by"},
+        {"exports_to_onnx": "The ONNX outputs differ. The difference is"},
     ),
     Fault(
         "an operation that ONNX has not",

@@ -100,30 +100,30 @@ FAULTS = [
     Fault(
         "no summary",
         _plugin(summary=" "),
-        {_SAYS: "Its summary is empty. Say in one line what it does."},
+        {_SAYS: "Its summary is empty. Describe the plugin in one line."},
     ),
     Fault(
         "two lines",
         _plugin(summary="One.\nTwo."),
-        {_SAYS: "Its summary has several lines. Say it in one."},
+        {_SAYS: "Its summary has several lines. Use one line."},
     ),
     Fault("a number", _plugin(summary=3), {_SAYS: "It raised AttributeError: 'int' object"}),
     Fault(
         "takes everything",
         _plugin(TakesEverything),
-        {_REJECTS: "TakesEverything takes unknown settings. Forbid extra keys."},
+        {_REJECTS: "TakesEverything accepts unknown settings. Forbid extra keys."},
     ),
     Fault(
         "a setting without a text",
         _plugin(Unexplained),
-        {_EXPLAINS: "The setting strength has no text. Put a docstring below its field."},
+        {_EXPLAINS: "The setting strength has no help text. Add a docstring below its field."},
     ),
-    Fault("another name in a file", _plugin(Renamed), {_JSON: "cannot be read again"}),
-    Fault("grows when read", _plugin(Growing), {_JSON: "came back from JSON as Growing"}),
+    Fault("another name in a file", _plugin(Renamed), {_JSON: "cannot be read from its own JSON"}),
+    Fault("grows when read", _plugin(Growing), {_JSON: "is read from its own JSON as Growing"}),
     Fault(
         "rounds when written",
         _plugin(Rounded),
-        {_JSON: "Rounded(strength=0.25) came back from JSON as Rounded(strength=0.2)."},
+        {_JSON: "Rounded(strength=0.25) is read from its own JSON as Rounded(strength=0.2)."},
     ),
     Fault(
         "any object", _plugin(Unordered), {_JSON: "It raised PydanticSerializationError: Unable"}
@@ -147,7 +147,7 @@ def test_sound_settings_pass() -> None:
 def test_given_settings_are_written_and_read_too() -> None:
     """A setting that only another value loses is found when that value is given."""
     [check] = [c for c in checks_of(_plugin(Hidden), {"strength": 0.7}) if c.name == _JSON]
-    assert "Hidden(strength=0.7) came back from JSON as Hidden(strength=0.5)" in (
+    assert "Hidden(strength=0.7) is read from its own JSON as Hidden(strength=0.5)" in (
         check.result().message
     )
 
@@ -226,7 +226,7 @@ def test_a_foreign_import_is_named_with_its_line(
     found = failures(plugin, OF_SETTINGS)
     assert set(found) == {_IMPORTS}
     assert found[_IMPORTS].startswith(sentence)
-    assert "Only pipeline.plugin_api and pipeline.layers are promised to stay." in found[_IMPORTS]
+    assert "Import only pipeline.plugin_api and pipeline.layers; " in found[_IMPORTS]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,161 @@
+"""Check the watched folders, and start the run of one that has changed and settled.
+
+The keeper of `patchline up` calls `look` every two seconds. The state of a watch is stored after
+its run is started, and each start has its own idempotency key, so a kill in between neither loses a
+change nor starts a run twice. A killed run is resumed.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from pipeline.automation import event_kinds, watches
+from pipeline.automation.folder_snapshot import Snapshot, snapshot
+from pipeline.automation.watches import WatchState
+
+if TYPE_CHECKING:
+    from prefect.client.schemas.responses import DeploymentResponse
+
+logger = logging.getLogger(__name__)
+
+KIND = "watch"
+QUIET_SECONDS = 3.0
+"""How long a folder must stay unchanged before its content counts as complete."""
+_CPU_SHARE = 0.05
+"""At most this share of one core is spent on checking a folder."""
+
+
+@dataclass
+class _Observation:
+    """What this process remembers of a folder between two checks."""
+
+    digest: str = ""
+    since: float = 0.0
+    not_before: float = 0.0
+    trouble: str = ""
+    settled: UUID | None = None
+    """The run that was started for the stored state, if it needs no retry."""
+
+
+_observations: dict[UUID, _Observation] = {}
+
+
+def look() -> None:
+    """Start the run of each watch whose folder has changed, once the folder has settled.
+
+    While a run of the watch is active or waiting, none is started; the change is seen afterwards.
+
+    Raises:
+        OrchestrationError: if the Prefect server does not answer.
+    """
+    from flows.schedules.deployments import deployments
+
+    found = [each for each in deployments(KIND) if not each.paused]
+    for gone in _observations.keys() - {each.id for each in found}:
+        del _observations[gone]
+    for watch in found:
+        _look_at(watch, _observations.setdefault(watch.id, _Observation()))
+
+
+def cancel_waiting(deployment_id: UUID, own: UUID) -> None:
+    """Cancel the waiting runs of a watch, because the run that starts now reads the same data.
+
+    Call it before reading the data, so that a run requested later still waits and runs.
+    """
+    from flows.prefect_client import asking
+    from flows.schedules import flow_run_queries
+
+    with asking() as client:
+        for flow_run in flow_run_queries.unfinished(client, deployment_id):
+            if flow_run.id != own:
+                reason = f"The run {own}, which starts now, reads the same data."
+                flow_run_queries.cancel(client, flow_run, reason)
+
+
+def _look_at(watch: DeploymentResponse, seen: _Observation) -> None:
+    from flows.schedules.deployments import WATCH_FOLDER, name_of
+
+    folder, name = Path(str(watch.labels[WATCH_FOLDER])), name_of(watch)
+    began = time.monotonic()
+    if began < seen.not_before:
+        return
+    try:
+        now = snapshot(folder)
+    except OSError as error:
+        trouble = f"The folder {folder} of the watch '{name}' cannot be read ({error.strerror})."
+        if seen.trouble != trouble:  # warn once
+            seen.trouble = trouble
+            logger.warning("%s No run is started until it can be read.", trouble)
+        return
+    seen.not_before = began + (time.monotonic() - began) / _CPU_SHARE
+    if seen.trouble:
+        logger.warning("The folder %s of the watch '%s' can be read again.", folder, name)
+        seen.trouble = ""
+    state = watches.load_state(name, watch.id)
+    settings = watches.settings_digest(watch.parameters)
+    if state is not None and (state.digest, state.settings) == (now.digest, settings):
+        _retry_if_interrupted(seen, state.flow_run_id)
+        return
+    if seen.digest != now.digest:
+        seen.digest, seen.since = now.digest, began
+    if began - seen.since >= QUIET_SECONDS and not _has_unfinished_run(watch.id):
+        _start(watch, name, folder, now, starts=1 + (state.starts if state else 0))
+
+
+def _retry_if_interrupted(seen: _Observation, flow_run_id: UUID) -> None:
+    """Retry the run of the last change if it was interrupted.
+
+    A run that failed is left alone: with the same images it would fail again.
+    """
+    from prefect.exceptions import ObjectNotFound
+
+    from flows.failures import was_interrupted
+    from flows.prefect_client import asking
+    from flows.schedules import retries
+
+    if seen.settled == flow_run_id:
+        return
+    with asking() as client:
+        try:
+            over = retries.retry_when_due(client, flow_run_id, was_interrupted)
+        except ObjectNotFound:  # somebody deleted it
+            over = True
+    if over:
+        seen.settled = flow_run_id
+
+
+def _start(
+    watch: DeploymentResponse, name: str, folder: Path, now: Snapshot, *, starts: int
+) -> None:
+    from flows.notifications import events
+    from flows.schedules.deployments import start
+
+    settings = watches.settings_digest(watch.parameters)
+    key = f"{watch.id}-{starts}-{now.digest[:16]}-{settings[:16]}"
+    flow_run_id = start(watch.id, idempotency_key=key)
+    state = WatchState(
+        deployment_id=watch.id,
+        folder=folder,
+        settings=settings,
+        digest=now.digest,
+        files=now.files,
+        starts=starts,
+        flow_run_id=flow_run_id,
+    )
+    watches.save_state(name, state)
+    facts = {"name": name, "folder": folder, "files": now.files, "flow_run_id": flow_run_id}
+    events.emit(event_kinds.DATA_CHANGED, f"patchline.watch.{name}", facts)
+    logger.info("The folder %s of the watch '%s' has changed; started its run.", folder, name)
+
+
+def _has_unfinished_run(deployment_id: UUID) -> bool:
+    from flows.prefect_client import asking
+    from flows.schedules import flow_run_queries
+
+    with asking() as client:
+        return bool(flow_run_queries.unfinished(client, deployment_id))

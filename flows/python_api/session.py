@@ -1,0 +1,166 @@
+"""What surrounds each call of the Python API, so that the caller's process stays as it was.
+
+A command owns its process: it sets environment variables and log levels and ends. A call from a
+notebook or a program does not, so everything that it sets is put back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from signal import SIGINT
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from pipeline import config_errors, quiet_libraries, redaction, workspace
+from pipeline.errors import PipelineError, RunError
+from pipeline.files.atomic_files import full_disk
+from pipeline.local_login import MLFLOW_VARIABLES
+from pipeline.plugin_system.plugin_loader import FILES_VARIABLE
+
+_STORE = "MLFLOW_TRACKING_URI"
+_VARIABLES = (*quiet_libraries.NAMES, _STORE, *MLFLOW_VARIABLES, FILES_VARIABLE)
+_LOGGERS = ("mlflow", "alembic")
+_INTERRUPTED = 128 + SIGINT
+_Section = TypeVar("_Section", bound=BaseModel)
+_one_at_a_time = threading.RLock()
+
+
+@contextmanager
+def session() -> Iterator[None]:
+    """Run one call of the Python API; a second thread waits for the first.
+
+    Raises:
+        PipelineError: whatever the block could not do, as the sentence that a command prints.
+        KeyboardInterrupt: if the user interrupted it.
+    """
+    with ExitStack() as stack:
+        for kept in (_one_at_a_time, _environment(), _logging(), _hooks(), _no_running_loop()):
+            stack.enter_context(kept)
+        stack.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", message="IProgress not found")  # of tqdm, unused here
+        quiet_libraries.apply()
+        redaction.install()
+        workspace.tighten()
+        _use_the_store_of_the_caller()
+        with _errors():
+            yield
+
+
+def checked(section: type[_Section], given: Mapping[str, Any], name: str = "") -> _Section:
+    """Return a section of settings.
+
+    Args:
+        section: its class.
+        given: what the caller sets.
+        name: stands in front of a setting that is wrong.
+
+    Raises:
+        ConfigError: for a setting that is unknown or has a bad value.
+    """
+    try:
+        return section.model_validate(plain(given))
+    except ValidationError as error:
+        raise config_errors.sentence(error, section, name) from error
+
+
+def plain(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings as a file would hold them: paths as text."""
+
+    def simple(value: object) -> object:
+        if isinstance(value, Mapping):
+            return plain(value)
+        return str(value) if isinstance(value, Path) else value
+
+    return {key: simple(value) for key, value in given.items()}
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    """Raise what a command would print."""
+    try:
+        yield
+    except PipelineError as error:
+        at_run_time = error.exit_code == PipelineError.exit_code
+        if at_run_time and (full := full_disk(Path.cwd())):
+            raise full from error
+        raise
+    except SystemExit as error:
+        if error.code == _INTERRUPTED:
+            raise KeyboardInterrupt from error
+        raise RunError(f"The work ended early, with exit code {error.code}. Try again.") from error
+    except Exception as error:
+        if full := full_disk(Path.cwd()):
+            raise full from error
+        raise
+
+
+def _use_the_store_of_the_caller() -> None:
+    """Use the store that the caller has set with `mlflow.set_tracking_uri`."""
+    if "mlflow" not in sys.modules:
+        return
+    import mlflow
+
+    if mlflow.is_tracking_uri_set():  # type: ignore[no-untyped-call]  # MLflow is loosely typed
+        os.environ[_STORE] = mlflow.get_tracking_uri()
+
+
+@contextmanager
+def _environment() -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in _VARIABLES}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def _logging() -> Iterator[None]:
+    """Keep levels, the root's handlers and the record factory; Prefect replaces the handlers."""
+    root = logging.getLogger()
+    loggers = [root, *map(logging.getLogger, _LOGGERS)]
+    levels = [logger.level for logger in loggers]
+    handlers = list(root.handlers)
+    factory = logging.getLogRecordFactory()
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+        root.handlers[:] = handlers
+        logging.setLogRecordFactory(factory)
+
+
+@contextmanager
+def _hooks() -> Iterator[None]:
+    before = sys.excepthook, threading.excepthook
+    try:
+        yield
+    finally:
+        sys.excepthook, threading.excepthook = before
+
+
+@contextmanager
+def _no_running_loop() -> Iterator[None]:
+    """Hide the event loop that the caller runs in, as every Jupyter cell does.
+
+    Prefect would return coroutines there instead of answers. The call blocks the loop either way.
+    """
+    loop = asyncio._get_running_loop()  # noqa: SLF001 - documented for event loops' own use
+    asyncio._set_running_loop(None)  # noqa: SLF001
+    try:
+        yield
+    finally:
+        asyncio._set_running_loop(loop)  # noqa: SLF001

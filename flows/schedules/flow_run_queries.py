@@ -1,0 +1,85 @@
+"""The flow runs of deployments: find those that are due, active or newest, and cancel waiting ones.
+
+A worker may start a run at any moment, so each is read again before it is cancelled.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Collection, Sequence
+from typing import Any
+from uuid import UUID
+
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import FlowRunFilter
+from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.client.schemas.sorting import FlowRunSort
+from prefect.states import Cancelled
+
+from flows.prefect_client import flow_runs
+
+_WAITING = ("Scheduled", "Late", "AwaitingConcurrencySlot")
+_ACTIVE = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]
+_STARTED = set(StateType) - {StateType.SCHEDULED}
+_POSTPONED = dt.timedelta(minutes=1)
+"""A run that is due later than this was postponed by a person."""
+
+
+def due(client: SyncPrefectClient, deployment_ids: Sequence[UUID]) -> list[FlowRun]:
+    """Return the runs that a schedule created and that are due but not started, oldest first."""
+    wanted = {
+        **of_deployments(deployment_ids),
+        "state": {"name": {"any_": ["Scheduled", "Late"]}},
+        "next_scheduled_start_time": {"before_": dt.datetime.now(dt.UTC)},
+    }
+    found = flow_runs(client, wanted, FlowRunSort.EXPECTED_START_TIME_ASC)
+    return [flow_run for flow_run in found if flow_run.auto_scheduled]
+
+
+def active(client: SyncPrefectClient, deployment_id: UUID) -> list[FlowRun]:
+    """Return the runs that rightly occupy the deployment's concurrency slot."""
+    own = of_deployments([deployment_id])
+    states: tuple[dict[str, Any], ...] = (
+        {"type": {"any_": _ACTIVE}},
+        {"name": {"any_": ["AwaitingRetry"]}},
+    )
+    return [each for state in states for each in flow_runs(client, {**own, "state": state})]
+
+
+def unfinished(client: SyncPrefectClient, deployment_id: UUID) -> list[FlowRun]:
+    """Return the runs that are active or wait for their turn, without postponed ones."""
+    state = {"type": {"any_": [StateType.SCHEDULED, *_ACTIVE]}}
+    soon = dt.datetime.now(dt.UTC) + _POSTPONED
+
+    def is_postponed(flow_run: FlowRun) -> bool:
+        start = flow_run.next_scheduled_start_time
+        return flow_run.state_name == "Scheduled" and start is not None and start > soon
+
+    found = flow_runs(client, {**of_deployments([deployment_id]), "state": state})
+    return [flow_run for flow_run in found if not is_postponed(flow_run)]
+
+
+def newest(
+    client: SyncPrefectClient, deployment_id: UUID, without: Collection[StateType] = ()
+) -> FlowRun | None:
+    """Return the newest run that has started or ended, in none of the states `without`."""
+    state = {"type": {"any_": sorted(_STARTED.difference(without))}}
+    found = client.read_flow_runs(
+        flow_run_filter=FlowRunFilter.model_validate(
+            {**of_deployments([deployment_id]), "state": state}
+        ),
+        sort=FlowRunSort.EXPECTED_START_TIME_DESC,
+        limit=1,
+    )
+    return found[0] if found else None
+
+
+def cancel(client: SyncPrefectClient, flow_run: FlowRun, reason: str) -> None:
+    """Cancel a run, unless a worker has started it in the meantime."""
+    if client.read_flow_run(flow_run.id).state_name in _WAITING:
+        client.set_flow_run_state(flow_run.id, Cancelled(message=reason))
+
+
+def of_deployments(deployment_ids: Sequence[UUID]) -> dict[str, Any]:
+    """Return the part of a filter that selects the runs of these deployments."""
+    return {"deployment_id": {"any_": list(deployment_ids)}}

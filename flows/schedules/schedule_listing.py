@@ -1,0 +1,88 @@
+"""Prefect deployments as schedule summaries, and the description on a deployment's page."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.responses import DeploymentResponse
+from prefect.client.schemas.schedules import SCHEDULE_TYPES, CronSchedule, IntervalSchedule
+
+from flows.schedules import deployments
+from flows.schedules.prefect_schedules import next_times
+from pipeline.automation import scheduled_work
+from pipeline.automation.schedule_summary import Kind, LastRun, ScheduleSummary, work_words
+from pipeline.automation.schedule_times import Times, duration_words
+from pipeline.automation.scheduled_work import ScheduledWork
+
+_MAX_MESSAGE_LENGTH = 300
+
+
+def summary(deployment: DeploymentResponse) -> ScheduleSummary:
+    """Return one deployment as it is shown.
+
+    Raises:
+        OrchestrationError: if the server does not answer.
+    """
+    schedule = deployment.schedules[0].schedule if deployment.schedules else None
+    paused = deployments.is_paused(deployment)
+    coming = next_times(schedule) if schedule and not paused else []
+    labels, kind = deployment.labels, _kind(deployment)
+    config_file = labels.get(scheduled_work.CONFIG_FILE)
+    config_state = scheduled_work.config_state(labels)
+    return ScheduleSummary(
+        name=deployments.name_of(deployment),
+        kind=kind,
+        what=work_words(kind, deployment.parameters, labels.get(deployments.WATCH_FOLDER)),
+        trigger=_trigger(schedule),
+        timezone=getattr(schedule, "timezone", None),
+        paused=paused,
+        next=coming[0].astimezone().isoformat(timespec="seconds") if coming else None,
+        last=_last(deployments.last_run(deployment.id)),
+        config_file=None if config_file is None else str(config_file),
+        config_changed=None if config_state is None else config_state != "same",
+        config_missing=config_state == "gone",
+    )
+
+
+def description(work: ScheduledWork, times: Times) -> str:
+    """Return the text on the deployment's page in the Prefect UI, in markdown."""
+    what = work_words(work.kind, work.parameters)
+    lines = [f"{what[0].upper()}{what[1:]}: {times.words}, {times.timezone}."]
+    if file := work.labels.get(scheduled_work.CONFIG_FILE):
+        now = dt.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
+        lines.append(
+            f"Uses the settings of `{file}` as of {now}. Run `patchline schedule create` with the "
+            "same name to update them."
+        )
+    lines.append("`patchline schedule list` shows it in the terminal.")
+    return "\n\n".join(lines)
+
+
+def _kind(deployment: DeploymentResponse) -> Kind:
+    if deployment.labels[deployments.KIND] == "watch":
+        return "watch"
+    return "predict" if "out" in deployment.parameters else "train"
+
+
+def _trigger(schedule: SCHEDULE_TYPES | None) -> str:
+    if isinstance(schedule, CronSchedule):
+        return schedule.cron
+    if isinstance(schedule, IntervalSchedule):
+        return f"every {duration_words(schedule.interval)}"
+    return "on new images" if schedule is None else "set in Prefect"
+
+
+def _last(run: FlowRun | None) -> LastRun | None:
+    if run is None:
+        return None
+    at = run.end_time or run.start_time or run.expected_start_time
+    state = run.state
+    failed = state is not None and (state.is_failed() or state.is_crashed() or state.is_cancelled())
+    message = " ".join(str(state.message or "").split()) if state and failed else ""
+    return LastRun(
+        state=run.state_name or "Unknown",
+        at=at.astimezone().isoformat(timespec="seconds") if at else None,
+        flow_run_id=str(run.id),
+        message=message[:_MAX_MESSAGE_LENGTH],
+    )

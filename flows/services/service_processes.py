@@ -1,0 +1,64 @@
+"""Find the processes of a folder's services by their command lines, whatever version started them.
+
+The command line of each is `python -P -m flows.services.MODULE FOLDER ...`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import psutil
+
+_PREFIX = "flows.services."
+FLOW_RUN, SUPERVISOR = "flow_run_process", "supervisor"
+_POLL_SECONDS = 0.1
+
+
+def command(module: str, folder: Path, *arguments: object) -> list[str]:
+    """Return the command line that starts a module of this package for a folder."""
+    words = (str(argument) for argument in arguments)
+    return [sys.executable, "-P", "-m", f"{_PREFIX}{module}", str(folder), *words]
+
+
+def members(folder: Path, *modules: str) -> list[psutil.Process]:
+    """Return the living processes of a folder's services: of the named modules, or all of them."""
+    import psutil
+
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            module = _module(process.cmdline(), folder)
+            if not module or (modules and module not in modules):
+                continue
+            if process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def clear(folder: Path, grace_seconds: float) -> None:
+    """Wait for the orphans of a dead supervisor, which end by themselves; kill what is left."""
+    deadline = time.monotonic() + grace_seconds
+    while time.monotonic() < deadline:
+        if not members(folder):
+            return
+        time.sleep(_POLL_SECONDS)
+    for process in members(folder):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            leads_group = os.getpgid(process.pid) == process.pid
+            (os.killpg if leads_group else os.kill)(process.pid, signal.SIGKILL)
+
+
+def _module(words: list[str], folder: Path) -> str:
+    """Return the module that a command line starts; empty unless it serves this folder."""
+    for position, word in enumerate(words[:-2]):
+        if word == "-m" and words[position + 1].startswith(_PREFIX):
+            named = words[position + 2] == str(folder)
+            return words[position + 1].removeprefix(_PREFIX) if named else ""
+    return ""

@@ -1,0 +1,152 @@
+"""The programs of `patchline up`: command, environment, port and health check of each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from flows.services import service_processes
+from flows.services.startup_plan import Plan
+from pipeline.local_login import mlflow_variables, prefect_variables
+from pipeline.local_services import HOST, answers, logs_folder
+from pipeline.supervision import free_ports, heartbeat
+from pipeline.supervision.supervised_process import Program
+
+_TITLES = {
+    "prefect": "The Prefect server",
+    "mlflow": "The MLflow server",
+    "runner": "The runner",
+    "keeper": "The keeper",
+}
+_ANSWER_SECONDS = 20.0
+_HEARTBEAT_SECONDS = 180.0
+"""Prefect's worker polls less often, up to every minute, while the server does not answer."""
+_PREFECT_ENVIRONMENT = {
+    "PREFECT_UI_ENABLED": "true",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
+    # Leases of running flows in the server's memory would be lost with it, and Prefect would end a
+    # flow whose lease it does not know. On disk they survive; the keeper releases orphaned ones.
+    "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": (
+        "prefect.server.concurrency.lease_storage.filesystem"
+    ),
+    "PREFECT_SERVER_SERVICES_REPOSSESSOR_ENABLED": "false",
+}
+_CLIENT_ENVIRONMENT = {
+    "PREFECT_WORKER_QUERY_SECONDS": "3",
+    "PREFECT_WORKER_PREFETCH_SECONDS": "3",  # a run fetched too early finds no free slot
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "5",  # longer than a server needs to restart
+}
+
+
+class Servers:
+    """The ports of the servers, and the programs to start."""
+
+    def __init__(self, folder: Path, plan: Plan, lifeline: Path, secret: str) -> None:
+        self.notes: list[str] = []
+        self._folder = folder
+        self._plan = plan
+        self._lifeline = lifeline
+        self._secret = secret
+        self._ports: dict[str, int] = {}
+        if plan.prefect_api_url is None:
+            self._choose_port("prefect", plan.prefect_port)
+        if plan.mlflow_url is None:
+            self._choose_port("mlflow", plan.mlflow_port)
+
+    @property
+    def own(self) -> tuple[str, ...]:
+        """The servers that are started here."""
+        return tuple(self._ports)
+
+    @property
+    def prefect_url(self) -> str:
+        """The address of the Prefect UI."""
+        return self.prefect_api_url.removesuffix("/api")
+
+    @property
+    def prefect_api_url(self) -> str:
+        """The address of the Prefect API."""
+        return self._plan.prefect_api_url or f"{self._address('prefect')}/api"
+
+    @property
+    def mlflow_url(self) -> str:
+        """The address of the MLflow server and its UI."""
+        return self._plan.mlflow_url or self._address("mlflow")
+
+    def title(self, name: str) -> str:
+        """Return the name of a program in messages, with its port."""
+        port = self._ports.get(name)
+        return _TITLES[name] + (f" (port {port})" if port else "")
+
+    def first(self) -> list[Program]:
+        """Return the programs that must be well before `patchline up` reports that all is ready."""
+        servers = [self._server(name) for name in self._ports]
+        return [*servers, self._client("runner", self._plan.max_concurrent_runs)]
+
+    def keeper(self) -> Program:
+        """Return the keeper, which starts last."""
+        return self._client("keeper")
+
+    def elsewhere(self, program: Program) -> Program | None:
+        """Return a server on another port if another program has taken its own; else none."""
+        port = self._ports.get(program.name)
+        if port is None or free_ports.is_free(port):
+            return None
+        self._choose_port(program.name, port)
+        return self._server(program.name)
+
+    def _choose_port(self, name: str, wanted: int) -> None:
+        others = frozenset(port for other, port in self._ports.items() if other != name)
+        port = free_ports.first_free(wanted, others)
+        if port != wanted:
+            title = name.replace("prefect", "Prefect").replace("mlflow", "MLflow")
+            self.notes.append(f"Port {wanted} is taken, so {title} uses port {port}.")
+        self._ports[name] = port
+
+    def _address(self, name: str) -> str:
+        return f"http://{HOST}:{self._ports[name]}"
+
+    def _server(self, name: str) -> Program:
+        url, port = self._address(name), self._ports[name]
+        if name == "prefect":
+            health = f"{url}/api/health"
+            environment = {
+                **_PREFECT_ENVIRONMENT,
+                "PREFECT_SERVER_API_HOST": HOST,
+                "PREFECT_SERVER_API_PORT": str(port),
+                "PREFECT_UI_API_URL": f"{url}/api",
+                "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": url,
+            }
+        else:
+            health, environment = f"{url}/health", {"MLFLOW_TRACKING_URI": self._plan.store}
+        command = self._command(f"{name}_server", port)
+        return self._program(name, command, environment, lambda: answers(health, _ANSWER_SECONDS))
+
+    def _client(self, name: str, *arguments: object) -> Program:
+        """Return a program that uses the servers and reports by a heartbeat that it is well."""
+        environment = {
+            **_CLIENT_ENVIRONMENT,
+            "PREFECT_API_URL": self.prefect_api_url,
+            "MLFLOW_TRACKING_URI": self.mlflow_url,
+            **(prefect_variables(self._secret) if "prefect" in self.own else {}),
+            **(mlflow_variables(self._secret) if "mlflow" in self.own else {}),
+        }
+        is_well = heartbeat.is_beating(self._folder, name)
+        command = self._command(name, *arguments)
+        return self._program(name, command, environment, is_well, _HEARTBEAT_SECONDS)
+
+    def _command(self, module: str, *arguments: object) -> list[str]:
+        return service_processes.command(module, self._folder, self._lifeline, *arguments)
+
+    def _program(
+        self,
+        name: str,
+        command: list[str],
+        environment: dict[str, str],
+        is_well: Callable[[], bool],
+        silent_seconds: float = Program.silent_seconds,
+    ) -> Program:
+        log = logs_folder(self._folder) / f"{name}.log"
+        return Program(name, command, {**os.environ, **environment}, log, is_well, silent_seconds)

@@ -1,0 +1,52 @@
+"""The plan that `patchline up` hands to the supervisor, and the failure that it hands back.
+
+`patchline up` writes the plan to a file; the supervisor deletes it once it is read.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import AliasChoices, Field
+
+from pipeline.local_services import services_folder
+from pipeline.section import Section
+
+
+class Plan(Section):
+    """Which servers to start, on which ports, and which servers of the user to use instead."""
+
+    prefect_port: int
+    """The first port to try."""
+    mlflow_port: int
+    """The first port to try."""
+    max_concurrent_runs: int = Field(
+        validation_alias=AliasChoices("max_concurrent_runs", "runs_at_once")
+    )
+    """Flow runs that the runner executes at the same time; older versions used the second name."""
+    prefect_api_url: str | None
+    """The user's own Prefect server; none to start one."""
+    mlflow_url: str | None
+    """The user's own MLflow server; none to start one."""
+    store: str
+    """The store that the MLflow server serves."""
+    notes: tuple[str, ...]
+    """What to print for the user."""
+
+
+class Failure(Section):
+    """Why the supervisor gave up; `patchline up` raises this error."""
+
+    error: str
+    """Name of the error's class."""
+    message: str
+
+
+def plan_file(folder: Path) -> Path:
+    """Return the file with the plan."""
+    return services_folder(folder) / "plan.json"
+
+
+def failure_file(folder: Path) -> Path:
+    """Return the file with the failure."""
+    return services_folder(folder) / "failure.json"

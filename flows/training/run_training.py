@@ -1,0 +1,79 @@
+"""Train from a script, a notebook or the command line: a config in, a summary out.
+
+Nothing here parses arguments or prints; whoever calls it chooses how progress is shown
+(`flows.progress.shown`). Prefect is imported inside the functions, after the first message.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flows.progress import display
+from pipeline import local_services
+from pipeline.plugin_system.plugin_loader import plugin_files, use_plugin_files
+from pipeline.run_memory import live_runs
+from pipeline.workers import prewarm, worker_start
+from pipeline.workspace import WORKSPACE
+
+if TYPE_CHECKING:
+    from pipeline.browsing.run_summary import RunSummary
+    from pipeline.config import RunConfig
+
+
+def run_training(config: RunConfig, *, fresh: bool = False) -> RunSummary:
+    """Run the training flow, on a temporary Prefect server unless another one is configured.
+
+    Args:
+        config: what to compute; `pipeline.config_files.requested` assembles and checks it.
+        fresh: compute every stage instead of reusing results of earlier runs.
+
+    Raises:
+        PipelineError: the reason why the run failed.
+    """
+    with worker_start.prepared_workers():
+        prewarm.training()  # its imports take as long as those of this process
+        display().stage(f"Listing the images ({config.data.path or config.data.source})")
+        from pipeline.data import ingestion
+
+        listed = ingestion.check_source(config, WORKSPACE.resolve())
+        display().note(f"{listed.files:,} files found in {listed.classes:,} classes")
+        return _in_prefect(config, fresh=fresh)
+
+
+def resume_training(reference: str) -> RunSummary:
+    """Continue a training run that failed or was killed, with the settings it was started with.
+
+    Args:
+        reference: the MLflow run's id, the first characters of the id, its name, or `last`.
+
+    Raises:
+        ConfigError: if there is no such run, or it cannot be continued.
+        PipelineError: the reason why the run failed.
+    """
+    from pipeline.run_memory import interrupted_runs
+
+    found = interrupted_runs.find(reference, WORKSPACE.resolve() / "runs")
+    files = [*map(Path, found.request.plugin_files), *plugin_files()]
+    use_plugin_files(list(dict.fromkeys(files)))
+    with worker_start.prepared_workers():
+        prewarm.training()
+        return _in_prefect(found.request.config, resume=found.run_id, fresh=found.request.fresh)
+
+
+def _in_prefect(config: RunConfig, *, resume: str | None = None, fresh: bool) -> RunSummary:
+    up = local_services.running() is not None
+    display().stage(f"{'Connecting to' if up else 'Starting'} Prefect and MLflow")
+    from flows import prefect_session
+
+    with prefect_session.server():
+        from prefect import tags
+
+        from flows.closing import close_runs
+        from flows.training.training_flow import training_flow
+
+        with prefect_session.ready():
+            for sentence in close_runs.close_abandoned_runs():
+                display().note(sentence)
+            with live_runs.owner(WORKSPACE.resolve()) as owner, tags(owner):
+                return training_flow(config, resume=resume, fresh=fresh)

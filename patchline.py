@@ -1,0 +1,324 @@
+"""The Python API of Patchline: train, load, evaluate and promote from a notebook or a program.
+
+    import patchline
+
+    run = patchline.run("flowers", preset="balanced")
+    run.metrics["test/accuracy"].value
+    model = patchline.load("flowers@champion")
+    model.predict(["rose.jpg", "tulip.jpg"])
+
+Each function does what the command of the same name does, in the working directory: the same
+stages, tracking, defaults and files. Errors are exceptions below `PipelineError`, with the sentence
+that the command prints. Importing this module imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+from flows.progress import shown
+from flows.python_api.session import checked, plain, session
+from pipeline.browsing.notebook_results import (
+    Decision,
+    Evaluation,
+    Report,
+    Run,
+    decision_of,
+    run_of,
+)
+from pipeline.errors import (
+    ConfigError,
+    DataError,
+    ModelReferenceError,
+    PipelineError,
+    PluginError,
+    RunError,
+    UserError,
+)
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    import pandas as pd
+
+    from pipeline.metrics.intervals import MetricEstimate
+    from pipeline.prediction.loaded_model import Model
+
+__all__ = [
+    "ConfigError",
+    "DataError",
+    "Decision",
+    "Evaluation",
+    "MetricEstimate",
+    "Model",
+    "ModelReferenceError",
+    "PipelineError",
+    "PluginError",
+    "Report",
+    "Run",
+    "RunError",
+    "Settings",
+    "UserError",
+    "evaluate",
+    "load",
+    "models",
+    "promote",
+    "run",
+]
+
+_MAIN_METRICS = (
+    "test/accuracy",
+    "test/accuracy_low",
+    "test/accuracy_high",
+    "test/balanced_accuracy",
+    "test/macro_f1",
+    "test/log_loss",
+    "test/ece",
+)
+_IMPORTED_WHEN_USED = {
+    "MetricEstimate": "pipeline.metrics.intervals",
+    "Model": "pipeline.prediction.loaded_model",
+}
+Section = Mapping[str, Any]
+
+
+class Settings(TypedDict, total=False):
+    """The settings of a run by section, listed by `patchline run --help`."""
+
+    name: str
+    """Name of the experiment and of the registered model; by default the data's own name."""
+    seed: int
+    data: Section
+    augmentation: Section
+    model: Section
+    optimizer: Section
+    training: Section
+    evaluation: Section
+    promotion: Section
+
+
+def __getattr__(name: str) -> object:
+    """Import the classes of what is returned when somebody asks for them."""
+    if name not in _IMPORTED_WHEN_USED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_IMPORTED_WHEN_USED[name]), name)
+
+
+def run(
+    data: str | Path | None = None,
+    /,
+    *,
+    preset: str | None = None,
+    config: str | Path | None = None,
+    fresh: bool = False,
+    resume: str | None = None,
+    plugin_files: Sequence[str | Path] = (),
+    **settings: Unpack[Settings],
+) -> Run:
+    """Train on a folder of images and register the model, as `patchline run` does.
+
+    Args:
+        data: a folder with one subfolder of images for each class, or SOURCE:NAME; by default the
+            built-in digits.
+        preset: starting point that the file and the settings override: quick, balanced or best.
+        config: YAML file with settings. Every run writes such a file, see `Run.config`.
+        fresh: compute every stage instead of reusing unchanged results of earlier runs.
+        resume: continue a run that failed or was interrupted, with the settings it was started
+            with: its MLflow id, the first characters of the id, its name, or `last`.
+        plugin_files: Python files that each hold a plugin, to be used beside the installed ones.
+        settings: `name`, `seed`, and the sections as dicts: `training={"time_limit": "20m"}`.
+
+    Raises:
+        ConfigError: for a setting that is unknown or has a bad value.
+        DataError: if the images or their labels cannot be used.
+        PipelineError: if the run failed; `run(resume="last")` continues it.
+    """
+    with session(), shown():
+        from flows.training.run_training import resume_training, run_training
+        from pipeline.config_files import requested
+        from pipeline.plugin_system.plugin_loader import use_plugin_files
+
+        if plugin_files:
+            use_plugin_files([Path(file) for file in plugin_files])
+        if resume is not None:
+            _check_alone(DATA=data, preset=preset, config=config, fresh=fresh, **settings)
+            return run_of(resume_training(resume))
+        _check_sections(settings)
+        asked = requested(
+            None if data is None else os.fspath(data),
+            preset_name=preset,
+            file=None if config is None else Path(config),
+            flags=plain(settings),
+        )
+        return run_of(run_training(asked, fresh=fresh))
+
+
+def load(model: str) -> Model:
+    """Open a registered model to predict with; it runs on ONNX Runtime and needs no torch.
+
+    Args:
+        model: NAME, NAME@ALIAS, NAME/VERSION or models:/NAME@ALIAS; a bare NAME means its champion.
+
+    Raises:
+        ModelReferenceError: if there is no such model, version or alias, or its files are gone.
+    """
+    with session():
+        from flows.closing.close_runs import tell_closed
+        from pipeline.prediction.loaded_model import Model
+        from pipeline.registry.package_download import fetch
+        from pipeline.registry.registered_models import resolve
+
+        tell_closed()
+        reference = resolve(model)
+        return Model(reference.name, reference.version, fetch(reference))
+
+
+def evaluate(
+    model: str,
+    data: str | Path,
+    *,
+    split: Literal["auto", "all", "train", "validation", "test"] = "auto",
+    seen_images: bool = False,
+    common_classes: bool = False,
+    evaluation: Section | None = None,
+) -> Evaluation:
+    """Report on a registered model on any labelled images, as `patchline evaluate` does.
+
+    Args:
+        model: NAME, NAME@ALIAS, NAME/VERSION or models:/NAME@ALIAS; a bare NAME means its champion.
+        data: a folder with one subfolder of images for each class, or SOURCE:NAME.
+        split: a split that the data itself names; auto takes its test split if there is one, else
+            all images.
+        seen_images: evaluate also on images used for training or model selection.
+        common_classes: leave out images of classes that the model does not know.
+        evaluation: settings of the report, those of the section `evaluation` of a run.
+
+    Raises:
+        ModelReferenceError: if there is no such model, version or alias.
+        DataError: if no image is left to evaluate on.
+    """
+    with session(), shown():
+        from flows.commands.evaluate import evaluate_model
+        from pipeline.evaluation.config import EvaluationConfig
+        from pipeline.registry.version_evaluation import EvaluationChoices
+
+        report = checked(EvaluationConfig, evaluation or {}, "evaluation")
+        given = {"split": split, "seen_images": seen_images, "common_classes": common_classes}
+        choices = checked(EvaluationChoices, {**given, "report": report})
+        found, tracked = evaluate_model(model, os.fspath(data), choices)
+    return Evaluation(
+        path=found.html,
+        metrics=found.report.metrics,
+        name=found.reference.name,
+        version=found.reference.version,
+        run_id=tracked.run_id,
+        split=found.report.split,
+        images=len(found.selection.rows),
+        notes=found.selection.notes,
+    )
+
+
+def promote(
+    name: str,
+    *,
+    version: int | str | None = None,
+    config: str | Path | None = None,
+    force: bool = False,
+    reason: str | None = None,
+    promotion: Section | None = None,
+) -> Decision:
+    """Make a version champion if it passes the gates, as `patchline promote` does.
+
+    A refusal is an answer, not an error: see `Decision.promoted` and `Decision.reason`.
+
+    Args:
+        name: the registered model.
+        version: which version; by default the challenger, which is the newest one.
+        config: YAML file whose section `promotion` holds the gates; by default those of the
+            version's own run.
+        force: promote although a gate refuses; the history shows it, with the reason.
+        reason: why the gates are overruled.
+        promotion: gates that override the file, those of the section `promotion` of a run.
+
+    Raises:
+        ModelReferenceError: if there is no such model or version.
+        ConfigError: if a gate is unknown, or `force` has no reason.
+    """
+    with session(), shown():
+        from flows.commands.promote import promote_version
+        from pipeline.registry.config import PromotionConfig
+
+        gates = checked(PromotionConfig, promotion or {}, "promotion")
+        file = None if config is None else Path(config)
+        decision = promote_version(
+            name, version=version, config=file, promotion=gates, force=force, reason=reason
+        )
+        return decision_of(decision)
+
+
+def models(name: str | None = None) -> pd.DataFrame:
+    """Return the registered versions with their aliases and test metrics, newest first.
+
+    A table, because a notebook shows, sorts and filters it.
+
+    Args:
+        name: one model only.
+
+    Returns:
+        One row for each version, with the index `name` and `version`, the columns `aliases`,
+        `created_at`, `run_id` and `data_fingerprint`, and a column for each metric, such as
+        `test/accuracy`.
+
+    Raises:
+        ModelReferenceError: if there is no model of that name.
+    """
+    with session():
+        import pandas as pd
+
+        from flows.closing.close_runs import tell_closed
+        from pipeline.registry.registered_models import summaries
+
+        tell_closed()
+        rows = [
+            {
+                "name": model.name,
+                "version": int(version.version),
+                "aliases": ", ".join(version.aliases),
+                **{key: version.metrics.get(key) for key in _MAIN_METRICS},
+                "created_at": pd.Timestamp(version.created_at),
+                "run_id": version.run_id,
+                "data_fingerprint": version.data_fingerprint,
+            }
+            for model in summaries(name)
+            for version in model.versions
+        ]
+    columns = ["name", "version", "aliases", *_MAIN_METRICS]
+    columns += ["created_at", "run_id", "data_fingerprint"]
+    return pd.DataFrame(rows, columns=columns).set_index(["name", "version"])
+
+
+def _check_sections(settings: Mapping[str, Any]) -> None:
+    """Refuse a value where a group of settings is wanted."""
+    groups = {
+        name: settings.get(name) for name in Settings.__annotations__.keys() - {"name", "seed"}
+    }
+    model = groups["model"]
+    if isinstance(model, Mapping):
+        groups["model.patch_embedding"] = model.get("patch_embedding")
+    for name, value in groups.items():
+        if value is not None and not isinstance(value, Mapping):
+            raise ConfigError(f"{name} is {value!r}, but must be a dict of settings. Write it so.")
+
+
+def _check_alone(**beside: object) -> None:
+    """Refuse what a run that is resumed cannot be given any more."""
+    given = [name for name, value in beside.items() if value]
+    if given:
+        raise ConfigError(
+            f"'{given[0]}' cannot be combined with resume: a resumed run keeps the settings it was "
+            "started with. Leave it out, or start a new run."
+        )

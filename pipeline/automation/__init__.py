@@ -1,0 +1,1 @@
+"""What runs without a person, without Prefect: schedules, watches, events, notifications."""

@@ -1,0 +1,56 @@
+"""A snapshot of a watched folder: what tells one state of it from another."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.files.folder_walk import walk_files
+
+_UNFINISHED_SUFFIX = ".part"
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The state of a folder: a digest of paths, sizes and modification times, and a file count."""
+
+    digest: str
+    files: int
+
+
+def snapshot(folder: Path) -> Snapshot:
+    """Return the state of a folder without opening a file; linked folders are followed.
+
+    Hidden files and folders are skipped, and so are files that end in `.part`.
+
+    Raises:
+        OSError: if the folder itself cannot be read.
+    """
+    found: list[tuple[str, int, int]] = []
+
+    def note_unreadable(below: str, error: OSError) -> None:
+        if not below:
+            raise error
+        found.append((f"{below}/", -1, -1))
+
+    for path, entry in walk_files(folder, note_unreadable):
+        if entry.name.endswith(_UNFINISHED_SUFFIX):
+            continue
+        status = _status(entry)
+        if status is not None:
+            found.append((path, status.st_size, status.st_mtime_ns))
+    digest = hashlib.sha256()
+    for path, size, modified in sorted(found):
+        digest.update(f"{path}\0{size}\0{modified}\n".encode("utf-8", "surrogateescape"))
+    return Snapshot(digest.hexdigest(), len(found))
+
+
+def _status(entry: os.DirEntry[str]) -> os.stat_result | None:
+    """Return the status of a file, or of the link itself if it is broken."""
+    for follow in (True, False):
+        with contextlib.suppress(OSError):
+            return entry.stat(follow_symlinks=follow)
+    return None  # deleted in the meantime

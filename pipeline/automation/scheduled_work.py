@@ -1,0 +1,121 @@
+"""What a schedule does: train with the settings of a file, or predict with a model.
+
+Everything is checked when the schedule is created, not when it first runs at night.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from pipeline.config import NAME_RULE, is_name
+from pipeline.errors import ConfigError
+from pipeline.files.file_digest import digest_of
+from pipeline.workspace import WORKSPACE
+
+CONFIG_FILE, CONFIG_SHA256 = "patchline.config_file", "patchline.config_sha256"
+
+
+@dataclass(frozen=True)
+class ScheduledWork:
+    """What a schedule does each time it runs."""
+
+    kind: Literal["train", "predict"]
+    parameters: dict[str, Any]
+    """The flow's parameters, as JSON."""
+    labels: dict[str, str] = field(default_factory=dict)
+    """Names the config file that the settings came from."""
+
+
+def checked_name(name: str) -> str:
+    """Return the name of a schedule.
+
+    Raises:
+        ConfigError: if it contains characters that a name may not have.
+    """
+    if not is_name(name):
+        raise ConfigError(f"The schedule's name is '{name}', but it {NAME_RULE}. Rename it.")
+    return name
+
+
+def scheduled_work(
+    *, config: Path | None, predict: str | None, images: Path | None, out: Path | None
+) -> ScheduledWork:
+    """Return the work that the options ask for, after checking all of it.
+
+    Raises:
+        ConfigError: if an option is missing or excluded by another, or the config file is wrong.
+        DataError: if there is nothing to train on or to predict.
+        ModelReferenceError: if there is no such model.
+        PluginError: if a plugin is unknown or broken.
+    """
+    if predict is None:
+        for option, value in (("--images", images), ("--out", out)):
+            if value is not None:
+                raise ConfigError(f"{option} is for predictions. Add --predict MODEL.")
+        if config is None:
+            raise ConfigError(
+                "Set what to do: --config FILE.yaml to train, or --predict MODEL --images FOLDER "
+                "--out FILE to predict."
+            )
+        return _training(config)
+    if config is not None:
+        raise ConfigError("--config trains and --predict predicts. Give only one of them.")
+    if images is None or out is None:
+        missing = "--images FOLDER" if images is None else "--out FILE.parquet"
+        raise ConfigError(f"--predict {predict} also needs {missing}. Add it.")
+    return _prediction(predict, images, out)
+
+
+def config_labels(file: Path) -> dict[str, str]:
+    """Return the labels that record which config file a deployment was created from."""
+    return {CONFIG_FILE: str(file.absolute()), CONFIG_SHA256: _sha256(file) or ""}
+
+
+def config_state(labels: Mapping[str, Any]) -> Literal["same", "changed", "gone"] | None:
+    """Return how the config file differs from when the deployment was created; none without one."""
+    file = labels.get(CONFIG_FILE)
+    if not file:
+        return None
+    now = _sha256(Path(str(file)))
+    if now is None:
+        return "gone"
+    return "same" if now == labels.get(CONFIG_SHA256) else "changed"
+
+
+def _sha256(file: Path) -> str | None:
+    try:
+        return digest_of(file).sha256
+    except OSError:
+        return None
+
+
+def _training(file: Path) -> ScheduledWork:
+    from pipeline import config_files
+    from pipeline.data import ingestion
+
+    labels = config_labels(file)
+    config = config_files.validated(config_files.assemble(preset_name=None, file=file, flags={}))
+    path = config.data.path
+    if path is not None and Path(path).exists():
+        data = config.data.model_copy(update={"path": str(Path(path).resolve())})
+        config = config.model_copy(update={"data": data})
+    ingestion.check_source(config, WORKSPACE.resolve())
+    return ScheduledWork("train", {"config": config.model_dump(mode="json")}, labels)
+
+
+def _prediction(model: str, images: Path, out: Path) -> ScheduledWork:
+    from pipeline.prediction.batch_prediction import check_table
+    from pipeline.prediction.image_files import check_images, is_empty
+    from pipeline.prediction.prediction_parts import parts_folder
+    from pipeline.registry.registered_models import resolve
+
+    images, out = images.resolve(), out.absolute()
+    check_table(out, top_k=1)
+    if not is_empty(images):  # an inbox may start empty
+        check_images([images], (out, parts_folder(out)))
+    resolve(model)
+    parameters = {"model": model, "images": str(images), "out": str(out)}
+    return ScheduledWork("predict", parameters)

@@ -1,0 +1,132 @@
+"""What a watch is: the folder, its name, the settings of its run, and what its last run covered."""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from pydantic import Field, ValidationError
+
+from pipeline import config_files
+from pipeline.config import NAME_RULE, RunConfig, is_name
+from pipeline.data.config import DataConfig
+from pipeline.errors import ConfigError, DataError
+from pipeline.files.atomic_files import write_text
+from pipeline.section import Section
+from pipeline.workspace import WORKSPACE
+
+_IMAGE_FOLDER = "image_folder"
+
+
+def _now() -> str:
+    return dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+
+
+class WatchState(Section):
+    """What the last run of a watch was started for, as stored in `.patchline/watches/`."""
+
+    deployment_id: UUID
+    folder: Path
+    settings: str
+    """Digest of the run's settings."""
+    digest: str
+    """Digest of the folder."""
+    files: int
+    starts: int
+    """How many runs this watch has started."""
+    flow_run_id: UUID
+    at: str = Field(default_factory=_now)
+    """When the run was started: ISO 8601, UTC."""
+
+
+def state_file(name: str) -> Path:
+    """Return the file that holds the state of a watch."""
+    return WORKSPACE / "watches" / f"{name}.json"
+
+
+def save_state(name: str, state: WatchState) -> None:
+    """Store the state of a watch."""
+    write_text(state_file(name), state.model_dump_json(indent=2))
+
+
+def load_state(name: str, deployment_id: UUID) -> WatchState | None:
+    """Return the state of a watch; none if the watch was removed and created again."""
+    try:
+        state = WatchState.model_validate_json(state_file(name).read_text(encoding="utf-8"))
+    except (OSError, ValidationError):
+        return None
+    return state if state.deployment_id == deployment_id else None
+
+
+def settings_digest(parameters: Mapping[str, Any]) -> str:
+    """Return a digest of the parameters of a watch's run."""
+    text = json.dumps(parameters, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def checked_folder(folder: Path) -> Path:
+    """Return the absolute path of a folder that can be watched.
+
+    Raises:
+        DataError: if there is no such folder.
+        ConfigError: if it holds the working directory, which every run changes.
+    """
+    folder = folder.expanduser()
+    if not folder.exists():
+        raise DataError(f"There is no folder {folder}. Check the path.")
+    if not folder.is_dir():
+        raise DataError(f"{folder} is not a folder. Give the folder that holds the class folders.")
+    folder = folder.resolve()
+    if Path.cwd().resolve().is_relative_to(folder):
+        raise ConfigError(
+            f"{folder} contains the working directory, whose files change with every run. Watch a "
+            "folder that holds only images, or work in another folder."
+        )
+    return folder
+
+
+def checked_name(folder: Path, name: str | None) -> str:
+    """Return the name of a watch; by default the folder's name, made valid.
+
+    Raises:
+        ConfigError: if the name contains characters that a name may not have.
+    """
+    if name is None:
+        name = re.sub(r"[^A-Za-z0-9_.-]+", "-", folder.name).strip("-._")[:100] or "images"
+    if not is_name(name):
+        raise ConfigError(f"The watch's name is '{name}', but it {NAME_RULE}. Rename it.")
+    return name
+
+
+def run_settings(folder: Path, file: Path | None) -> tuple[RunConfig, list[str]]:
+    """Return the checked settings of a watch's run, and notes about them for the user.
+
+    The folder overrides the path in the file. A data source that the file chooses is kept; the
+    default one reads no folder, so the image folder source replaces it.
+
+    Raises:
+        ConfigError: if the file is missing or wrong.
+        DataError: if there is nothing to train on.
+        PluginError: if a plugin is unknown or broken.
+    """
+    from pipeline.data import ingestion
+
+    given = config_files.read_settings(file) if file is not None else {}
+    data = given.get("data")
+    data = data if isinstance(data, dict) else {}
+    flags: dict[str, Any] = {"data": {"path": str(folder)}}
+    if data.get("source", DataConfig().source) == DataConfig().source:
+        flags["data"]["source"] = _IMAGE_FOLDER
+    merged = config_files.assemble(preset_name=None, file=file, flags=flags)
+    notes = []
+    if data.get("path") is not None and Path(str(data["path"])).expanduser().resolve() != folder:
+        notes.append(f"data.path in {file} is {data['path']}; the folder given here overrides it.")
+    settings = config_files.validated(merged)
+    ingestion.check_source(settings, WORKSPACE.resolve())
+    return settings, notes

@@ -1,0 +1,87 @@
+"""What `patchline run` prints in the end: the results, and commands to paste."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipeline.browsing.run_summary import RunSummary
+from pipeline.terminal_words import pasted_path, pasted_program
+
+Command = tuple[str, str]
+"""A command line and what it does."""
+
+
+def closing_words(summary: RunSummary, seconds: float, plugins: Sequence[Path] = ()) -> str:
+    """Return the results of a run and what to do with them, in lines.
+
+    Args:
+        summary: of the run.
+        seconds: duration of the whole command.
+        plugins: plugin files that were given with `--plugin`.
+    """
+    accuracy = summary.metrics["test/accuracy"]
+    parts = {**summary.seconds, "other": seconds - sum(summary.seconds.values())}
+    stages = ", ".join(f"{stage} {each:.0f}" for stage, each in parts.items())
+    activation, commands = _commands(summary, plugins)
+    width = max(len(command) for command, _ in commands)
+    lines = [
+        "",
+        (
+            f"Test accuracy  {accuracy.value:.1%} of {accuracy.n} images "
+            f"(95 % interval {accuracy.low:.1%} to {accuracy.high:.1%})"
+        ),
+        f"Registered     {summary.name}, version {summary.version} ({', '.join(summary.aliases)})",
+        *_promotion_lines(summary),
+        f"Report         {pasted_path(summary.report)}",
+        f"Took           {seconds:.0f} s ({stages})",
+        "",
+        f"What's next{f' (after `{activation}`)' if activation else ''}:",
+        *(f"  {command:<{width}}  {meaning}" for command, meaning in commands),
+    ]
+    return "\n".join([*lines, *_address_lines(summary)])
+
+
+def _commands(summary: RunSummary, plugins: Sequence[Path]) -> tuple[str, list[Command]]:
+    """Return the command that activates the environment, if one is needed, and the others."""
+    program, activation = pasted_program("patchline")
+    champion = "champion" in summary.aliases
+    model = f"{summary.name}@champion" if champion else f"{summary.name}/{summary.version}"
+    promote = [(f"{program} promote {summary.name}", "make it champion if it is better")]
+    if champion:
+        promote = []
+    elif summary.approval:
+        promote = [(f"{program} approve {model}", "make it champion, or `reject` it")]
+    files = "".join(f" --plugin {pasted_path(str(file))}" for file in plugins)
+    again = f"{program} run --config {pasted_path(summary.config)}{files} --fresh"
+    commands = [
+        (f"{program} predict {model} {pasted_path(summary.example_image)}", "label an image"),
+        *promote,
+        (f"{program} models {summary.name}", "list all versions with their metrics"),
+        (again, "reproduce this run"),
+    ]
+    if not _has_server(summary):
+        commands.append((f"{pasted_program('mlflow')[0]} ui", "browse the runs in this folder"))
+    return activation, commands
+
+
+def _has_server(summary: RunSummary) -> bool:
+    return summary.tracking_uri.startswith("http")
+
+
+def _address_lines(summary: RunSummary) -> list[str]:
+    """Return where the MLflow UI shows the run, in its layout for model training."""
+    when = "This run in MLflow" if _has_server(summary) else "This run, while `mlflow ui` runs"
+    return [f"{when}: {summary.page}"] if summary.page else []
+
+
+def _promotion_lines(summary: RunSummary) -> list[str]:
+    decision = summary.promotion
+    if "champion" in summary.aliases:
+        return []
+    if decision is None:
+        who = "approval is pending" if summary.approval else "you decide whether to promote it"
+        lines = [f"               the champion has not changed; {who}"]
+    else:
+        lines = [f"Not promoted   {decision.reason}"]
+    return [*lines, f"Approval       {summary.approval}"] if summary.approval else lines

@@ -1,0 +1,211 @@
+"""What the functions of the Python API return: frozen values that a notebook shows well."""
+
+from __future__ import annotations
+
+import html
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pipeline.browsing.run_summary import RunSummary
+    from pipeline.evaluation.promotion_decision import GateResult
+    from pipeline.metrics.intervals import MetricEstimate
+    from pipeline.registry.promotion import Promotion
+
+_MOST_INLINE_BYTES = 5_000_000
+"""A notebook keeps a copy of each report that it shows, so a larger one is only named."""
+_FRAME = "width: 100%; height: 640px; box-sizing: border-box; border: 1px solid #8888"
+
+
+@dataclass(frozen=True, repr=False)
+class Report:
+    """An HTML report, shown inline by a notebook."""
+
+    path: Path
+    metrics: Mapping[str, MetricEstimate] = field(default_factory=dict)
+    """By name, such as `test/accuracy`; each has `value`, `low`, `high` and `n`."""
+
+    def __repr__(self) -> str:
+        """Return what it is and where its file is."""
+        return f"{type(self).__name__}({_relative(self.path)})"
+
+    def _repr_html_(self) -> str:
+        """Return a frame with the report, in which no script runs."""
+        name = html.escape(_relative(self.path))
+        try:
+            page = self.path.read_text(encoding="utf-8")
+        except OSError:
+            return f"<p>The report {name} is gone.</p>"
+        if len(page) > _MOST_INLINE_BYTES:
+            return f"<p>The report is too large to show here. Open {name} in a browser.</p>"
+        return (
+            f'<iframe sandbox srcdoc="{html.escape(_own_links(page))}" title="Report {name}" '
+            f'style="{_FRAME}"></iframe>'
+        )
+
+
+@dataclass(frozen=True, repr=False)
+class Evaluation(Report):
+    """The report of a registered version on given data."""
+
+    name: str = ""
+    """Of the registered model."""
+    version: str = ""
+    run_id: str = ""
+    """Of the MLflow run that holds the evaluation."""
+    split: str = ""
+    """Which images were evaluated; the metrics' names begin with it."""
+    images: int = 0
+    notes: tuple[str, ...] = ()
+    """What was left out, and why."""
+
+
+@dataclass(frozen=True, repr=False)
+class Decision:
+    """Whether a version became champion, and why."""
+
+    name: str
+    """Of the registered model."""
+    version: str
+    promoted: bool
+    forced: bool
+    """Whether gates that refused were overruled."""
+    champion: str | None
+    """The champion before the decision; None if there was none."""
+    reason: str
+    gates: tuple[GateResult, ...]
+    """Each with `name`, `passed`, `value`, `threshold` and `sentence`."""
+    report: Report | None
+    """The comparison with the champion; None if there was none to compare with."""
+
+    def __repr__(self) -> str:
+        """Return the decision and its reason."""
+        return f"Decision({self.name}/{self.version} {self._verdict}: {self.reason})"
+
+    @property
+    def _verdict(self) -> str:
+        if self.forced:
+            return "promoted by force"
+        return "promoted" if self.promoted else "refused"
+
+    def _repr_html_(self) -> str:
+        gates = {gate.name: f"{_passed(gate)}: {gate.sentence}" for gate in self.gates}
+        facts = {f"{self.name}, version {self.version}": self._verdict, "Reason": self.reason}
+        return _facts({**facts, **gates})
+
+
+@dataclass(frozen=True, repr=False)
+class Run:
+    """A finished training run and the version that it registered."""
+
+    run_id: str
+    """Of the MLflow run."""
+    name: str
+    """Of the registered model and the experiment."""
+    version: str
+    aliases: tuple[str, ...]
+    """Of the version when the run ended, such as `challenger` and `champion`."""
+    metrics: Mapping[str, MetricEstimate]
+    """By name, such as `test/accuracy`; each has `value`, `low`, `high` and `n`."""
+    report: Report
+    promotion: Decision | None
+    """The decision about the champion; None if it was left to a person."""
+    approval: str
+    """The approval that was requested; empty unless `promotion.approval` is set."""
+    seconds: Mapping[str, float]
+    """Duration of each stage."""
+    config: Path
+    """The resolved settings, which give the same run again."""
+    data_fingerprint: str
+    example_image: Path
+    """A test image, to try the model on."""
+    notes: tuple[str, ...]
+    """Remarks about the data, such as damaged files."""
+    tracking_uri: str
+    url: str | None
+    """The run's page in the MLflow UI; None if no server shows it."""
+
+    def __repr__(self) -> str:
+        """Return the version and its test accuracy."""
+        return f"Run({self.name}/{self.version}, test accuracy {self._accuracy})"
+
+    @property
+    def _accuracy(self) -> str:
+        found = self.metrics["test/accuracy"]
+        return f"{found.value:.1%} ({found.low:.1%} to {found.high:.1%}, n={found.n})"
+
+    def _repr_html_(self) -> str:
+        facts = {
+            "Test accuracy": self._accuracy,
+            "Registered": f"{self.name}, version {self.version} ({', '.join(self.aliases)})",
+            "Duration": f"{sum(self.seconds.values()):.0f} s",
+            "Report": _relative(self.report.path),
+            "MLflow run": self.url or self.run_id,
+        }
+        if self.promotion and not self.promotion.promoted:
+            facts["Not promoted"] = self.promotion.reason
+        return _facts(facts)
+
+
+def run_of(summary: RunSummary) -> Run:
+    """Return the run that a summary is about."""
+    served = summary.tracking_uri.startswith("http")
+    return Run(
+        run_id=summary.run_id,
+        name=summary.name,
+        version=summary.version,
+        aliases=summary.aliases,
+        metrics=summary.metrics,
+        report=Report(Path(summary.report), summary.metrics),
+        promotion=decision_of(summary.promotion) if summary.promotion else None,
+        approval=summary.approval,
+        seconds=summary.seconds,
+        config=Path(summary.config),
+        data_fingerprint=summary.data_fingerprint,
+        example_image=Path(summary.example_image),
+        notes=summary.notes,
+        tracking_uri=summary.tracking_uri,
+        url=summary.page if served else None,
+    )
+
+
+def decision_of(promotion: Promotion) -> Decision:
+    """Return the decision that a promotion came to."""
+    return Decision(
+        name=promotion.name,
+        version=promotion.version,
+        promoted=promotion.promoted,
+        forced=promotion.forced,
+        champion=promotion.champion,
+        reason=promotion.reason,
+        gates=promotion.gates,
+        report=Report(Path(promotion.report)) if promotion.report else None,
+    )
+
+
+def _own_links(page: str) -> str:
+    """Let links to a part of the page stay in the frame; they would open the notebook in it."""
+    return page.replace("<head>", '<head><base href="about:srcdoc">', 1)
+
+
+def _passed(gate: GateResult) -> str:
+    if not gate.passed:
+        return "refused"
+    return "passed" if gate.value is not None else "not judged"
+
+
+def _facts(facts: Mapping[str, str]) -> str:
+    rows = "".join(
+        f'<tr><th style="text-align: left">{html.escape(name)}</th>'
+        f'<td style="text-align: left">{html.escape(fact)}</td></tr>'
+        for name, fact in facts.items()
+    )
+    return f"<table>{rows}</table>"
+
+
+def _relative(path: Path) -> str:
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative

@@ -1,0 +1,83 @@
+"""What a training run leaves behind: what `patchline run --json` prints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+
+from pipeline.browsing.outcome import Outcome
+from pipeline.metrics.intervals import MetricEstimate
+from pipeline.redaction import redacted
+from pipeline.registry.promotion import Promotion
+from pipeline.section import Section
+from pipeline.tracking import addresses, tracking_store
+
+
+class RunSummary(Section):
+    """The results of a training run and where its files are."""
+
+    run_id: str
+    name: str
+    version: str
+    aliases: tuple[str, ...]
+    status: str
+    seconds: dict[str, float]
+    """Duration of each stage."""
+    metrics: dict[str, MetricEstimate]
+    report: str
+    """Path of the HTML report."""
+    tracking_uri: str
+    config: str
+    """Path of the resolved config."""
+    data_fingerprint: str
+    example_image: str
+    """A test image, to try the model on."""
+    notes: tuple[str, ...]
+    """Remarks about the data, such as damaged files."""
+    promotion: Promotion | None
+    """The decision about the champion; None if it is left to a person."""
+    approval: str = ""
+    """The approval that was requested, or why it could not be; empty unless the config asks."""
+    reused: dict[str, str] = Field(default_factory=dict)
+    """For each stage that was not computed again, the run whose result was used."""
+    page: str = ""
+    """Address of the run in the MLflow UI; for a local store, while `mlflow ui` runs."""
+
+
+def summary_of(
+    outcome: Outcome,
+    seconds: dict[str, float],
+    config_file: Path,
+    approval: str,
+    reused: dict[str, str],
+) -> RunSummary:
+    """Return the summary of a finished run.
+
+    Args:
+        outcome: of the run.
+        seconds: duration of each stage.
+        config_file: the resolved config.
+        approval: the approval that was requested; empty without one.
+        reused: for each stage that was not computed again, the run whose result was used.
+    """
+    run, data, registered = outcome.run, outcome.data, outcome.registered
+    return RunSummary(
+        run_id=run.run_id,
+        name=registered.name,
+        version=registered.version,
+        aliases=outcome.aliases,
+        status="FINISHED",
+        seconds=seconds,
+        metrics=outcome.evaluated.report.metrics,
+        report=str(outcome.evaluated.html),
+        tracking_uri=redacted(tracking_store.use_store()),
+        config=str(config_file),
+        data_fingerprint=data.fingerprint,
+        example_image=data.example_image,
+        notes=data.notes,
+        promotion=outcome.promotion,
+        approval=approval,
+        reused=reused,
+        page=addresses.run_page(run),
+    )

@@ -1,0 +1,188 @@
+"""Plot an evaluation as PNG files: confusion matrix, reliability, training curves, galleries.
+
+The file names are fixed, so that runs can be compared. The HTML report draws its own charts: its
+confusion matrix is a table in `parts.html.j2`, its SVG coordinates come from `svg_charts.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pipeline.evaluation.confusion_matrix import shown_matrix
+from pipeline.evaluation.galleries import GalleryImage
+from pipeline.evaluation.report import EvaluationReport
+from pipeline.files.atomic_files import replacing
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+CONFUSION, CONFUSION_SHARES = "confusion_matrix.png", "confusion_matrix_normalised.png"
+RELIABILITY, CURVES = "reliability.png", "training_curves.png"
+ERRORS, UNCERTAIN = "confident_errors.png", "least_certain.png"
+LABEL_ERRORS = "likely_label_errors.png"
+
+_MOST_NUMBERED_CLASSES = 21
+_MOST_TILES, _COLUMNS = 24, 6
+_TILE_WIDTH, _TILE_HEIGHT = 1.7, 2.15
+_SIDE, _GAP, _WORDS = 1.55, 0.08, 0.5
+"""Inches in a tile: longest side of the image, gap, and height of the caption above it."""
+_INK, _BLUE, _ORANGE, _GREY = "#1b1f24", "#2563a8", "#c2571a", "#8a929c"
+
+
+def write_plots(
+    report: EvaluationReport,
+    pixels_of: Callable[[int], np.ndarray[Any, np.dtype[np.uint8]]],
+    folder: Path,
+    history: Sequence[Mapping[str, Any]] = (),
+) -> None:
+    """Write every plot under its fixed name; training curves only with a history."""
+    plot_confusion_matrix(report, folder / CONFUSION)
+    plot_confusion_matrix(report, folder / CONFUSION_SHARES, shares=True)
+    plot_reliability(report, folder / RELIABILITY)
+    for images, name in (
+        (report.most_confident_errors, ERRORS),
+        (report.least_certain, UNCERTAIN),
+        (report.likely_label_errors, LABEL_ERRORS),
+    ):
+        plot_gallery(images, pixels_of, folder / name)
+    if history:
+        plot_training_curves(history, folder / CURVES)
+
+
+def plot_confusion_matrix(report: EvaluationReport, file: Path, *, shares: bool = False) -> Path:
+    """Plot the confusion matrix, shaded by the share of each true class.
+
+    With more than 30 classes, only those of the most confused pairs are shown. The numbers are
+    images, or percent of the true class with `shares`.
+    """
+    matrix = shown_matrix(report.cells, report.classes)
+    rows, columns = len(matrix.rows), len(matrix.columns)
+    figure = _figure(min(12.5, 3.8 + 0.42 * columns), min(12.0, 3.2 + 0.42 * rows))
+    axes = figure.add_subplot()
+    shown = axes.imshow(matrix.shares, cmap="Blues", vmin=0, vmax=1)
+    if rows < _MOST_NUMBERED_CLASSES:
+        for (row, column), count in np.ndenumerate(np.array(matrix.counts)):
+            share = matrix.shares[row][column]
+            if count:
+                colour = "white" if share > 0.5 else _INK  # noqa: PLR2004 - half
+                text = f"{100 * share:.0f}" if shares else str(count)
+                axes.text(column, row, text, ha="center", va="center", color=colour, size=8)
+    names = [_short(name, 24) for name in matrix.columns]
+    axes.set_xticks(range(columns), names, rotation=45, ha="right", parse_math=False)
+    axes.set_yticks(range(rows), names[:rows], parse_math=False)
+    axes.set_xlabel("predicted class")
+    axes.set_ylabel("true class")
+    axes.set_title("% of the true class" if shares else "images", loc="left", size=10)
+    figure.colorbar(shown, fraction=0.046, label="share of the true class")
+    return _save(figure, file)
+
+
+def plot_reliability(report: EvaluationReport, file: Path) -> Path:
+    """Plot the reliability diagram: accuracy against confidence, with intervals."""
+    figure = _figure(5.2, 5.6)
+    axes, below = figure.subplots(2, 1, sharex=True, height_ratios=(5, 1))
+    bins = [bin_ for bin_ in report.reliability if bin_.images]
+    before = [bin_ for bin_ in report.uncalibrated_reliability if bin_.images]
+    axes.plot([0, 1], [0, 1], color=_GREY, linestyle=":", linewidth=1)
+    axes.plot(
+        [bin_.confidence for bin_ in before],
+        [bin_.accuracy.value for bin_ in before],
+        color=_ORANGE, linestyle="--", linewidth=1.2, label="without temperature scaling",
+    )  # fmt: skip
+    sure = [bin_.confidence for bin_ in bins]
+    axes.vlines(
+        sure,
+        [bin_.accuracy.low for bin_ in bins],
+        [bin_.accuracy.high for bin_ in bins],
+        color=_BLUE, alpha=0.4, linewidth=4,
+    )  # fmt: skip
+    right = [bin_.accuracy.value for bin_ in bins]
+    axes.plot(sure, right, "o", color=_BLUE, label="calibrated, 95 % interval")
+    axes.set_ylabel("accuracy")
+    axes.legend(frameon=False, loc="upper left")
+    middles = [(bin_.low + bin_.high) / 2 for bin_ in report.reliability]
+    below.bar(middles, [bin_.images for bin_ in report.reliability], width=0.09, color=_BLUE)
+    below.set_ylabel("images")
+    below.set_xlabel("confidence")
+    below.set_xlim(0, 1)
+    axes.set_ylim(-0.02, 1.04)
+    _plain(axes)
+    _plain(below)
+    return _save(figure, file)
+
+
+def plot_training_curves(history: Sequence[Mapping[str, Any]], file: Path) -> Path:
+    """Plot training and validation loss and accuracy by epoch."""
+    figure = _figure(9.0, 3.4)
+    epochs = [record["epoch"] for record in history]
+    for place, key, title in ((1, "loss", "Loss"), (2, "accuracy", "Accuracy")):
+        axes = figure.add_subplot(1, 2, place)
+        for split, colour in (("train", _ORANGE), ("validation", _BLUE)):
+            values = [record[f"{split}_{key}"] for record in history]
+            marker = "o" if len(values) < 3 else ""  # noqa: PLR2004 - one or two points make no line
+            axes.plot(epochs, values, color=colour, label=split, marker=marker, linewidth=1.6)
+        axes.set_title(title, loc="left", size=11)
+        axes.set_xlabel("epoch")
+        _plain(axes)
+        axes.legend(frameon=False)
+    return _save(figure, file)
+
+
+def plot_gallery(
+    images: Sequence[GalleryImage],
+    pixels_of: Callable[[int], np.ndarray[Any, np.dtype[np.uint8]]],
+    file: Path,
+) -> Path:
+    """Plot at most 24 images of a gallery, each with its label and prediction."""
+    shown = images[:_MOST_TILES]
+    rows = gallery_rows(len(images))
+    figure = _figure(_TILE_WIDTH * _COLUMNS, _TILE_HEIGHT * rows, layout="none")
+    if not shown:
+        figure.text(0.5, 0.5, "no images", ha="center", color=_GREY)
+    axes = figure.add_axes((0, 0, 1, 1))  # one for all tiles: one each takes ten times as long
+    for place, image in enumerate(shown):
+        row, column = divmod(place, _COLUMNS)
+        left, top = column * _TILE_WIDTH + _GAP, row * _TILE_HEIGHT + _WORDS
+        pixels = pixels_of(image.position)
+        height, width = pixels.shape[:2]
+        scale = _SIDE / max(height, width)
+        extent = (left, left + width * scale, top + height * scale, top)
+        axes.imshow(pixels.squeeze(), cmap="gray", vmin=0, vmax=255, extent=extent)
+        caption = f"{_short(image.label)} → {_short(image.predicted)}\n{image.probability:.0%}"
+        middle = left + _SIDE / 2
+        axes.text(middle, top - _GAP / 2, caption, ha="center", size=9, parse_math=False)
+    axes.set(xlim=(0, _TILE_WIDTH * _COLUMNS), ylim=(_TILE_HEIGHT * rows, 0), aspect="auto")
+    axes.set_axis_off()
+    return _save(figure, file)
+
+
+def gallery_rows(images: int) -> int:
+    """Return the number of rows, of equal height, in the plot of a gallery."""
+    return max(1, -(-min(images, _MOST_TILES) // _COLUMNS))
+
+
+def _figure(width: float, height: float, layout: Any = "constrained") -> Figure:
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout=layout)
+
+
+def _plain(axes: Axes) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25)
+
+
+def _short(name: str, limit: int = 14) -> str:
+    return name if len(name) <= limit else name[: limit - 1] + "…"
+
+
+def _save(figure: Figure, file: Path) -> Path:
+    with replacing(file) as temporary:
+        figure.savefig(temporary, format="png", dpi=130)
+    return file

@@ -1,0 +1,46 @@
+"""The decision about a promotion: the result of every gate, and the reason.
+
+These are the values only. The gates that decide, the paired test against the champion among them,
+are in `pipeline/registry/gates.py`.
+"""
+
+from __future__ import annotations
+
+from pipeline.section import Section
+
+
+class GateResult(Section):
+    """The result of one gate."""
+
+    name: str
+    """Such as `better_than_champion`."""
+    passed: bool
+    value: float | None
+    """The value that was checked; None if it is not available."""
+    threshold: float | None
+    """The threshold for the value; None for a gate without one."""
+    sentence: str
+    """The result in words, with its values."""
+
+
+class Decision(Section):
+    """Whether a version becomes champion, and why."""
+
+    name: str
+    """Name of the registered model."""
+    version: str
+    champion: str | None
+    """The champion it was compared with; None if there was none."""
+    promoted: bool
+    forced: bool = False
+    """Whether a person overruled failed gates."""
+    reason: str
+    """The reason in one sentence."""
+    gates: tuple[GateResult, ...]
+    decided_at: str
+    """ISO 8601, UTC."""
+
+    @property
+    def failed(self) -> tuple[str, ...]:
+        """The names of the failed gates."""
+        return tuple(gate.name for gate in self.gates if not gate.passed)

@@ -1,0 +1,154 @@
+"""Check that a registered package loads and predicts in an clean process, and how fast.
+
+The process runs `clean_process_script.py`, which imports nothing from Patchline.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline.errors import DamagedFileError
+from pipeline.files.sealed_files import verify
+from pipeline.packaging import clean_process_script
+from pipeline.packaging.packaged_model import PackagedModel
+from pipeline.section import Section
+
+TOLERANCE = 1e-4
+"""Largest allowed difference in probability between the clean process and this one."""
+_IMAGES = 8
+_ROUNDS = 20
+_SECONDS = 180
+_KEPT = ("PATH", "HOME", "LANG", "TMPDIR", "SYSTEMROOT", "LD_LIBRARY_PATH")
+_ENVIRONMENT = {
+    "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_LOGGING_LEVEL": "ERROR",
+    "ORT_DISABLE_TELEMETRY": "1",
+    "DO_NOT_TRACK": "1",
+}
+
+
+class PackageCheck(Section):
+    """The result of the check."""
+
+    passed: bool
+    largest_difference: float | None
+    """Largest difference in probability from the same package in this process."""
+    milliseconds: float | None
+    """Median time for one image, decoding included."""
+    finding: str
+    """The result in words, shown by the `package` gate."""
+
+
+def check_package(folder: Path, package: PackagedModel) -> PackageCheck:
+    """Predict generated photographs with a package in an clean process.
+
+    Args:
+        folder: the package as stored by MLflow.
+        package: the same package opened in this process, for comparison.
+    """
+    damage = _damage(folder / "artifacts")
+    if damage:
+        return _failed(damage)
+    with tempfile.TemporaryDirectory(prefix="patchline-") as scratch:
+        images = _photographs(Path(scratch))
+        listed = Path(scratch) / "images.json"
+        listed.write_text(json.dumps([str(image) for image in images]), encoding="utf-8")
+        try:
+            done = subprocess.run(
+                [
+                    sys.executable,
+                    "-I",
+                    str(clean_process_script.__file__),
+                    str(folder),
+                    str(listed),
+                    str(_ROUNDS),
+                ],
+                cwd=scratch,
+                env={**{k: os.environ[k] for k in _KEPT if k in os.environ}, **_ENVIRONMENT},
+                capture_output=True,
+                text=True,
+                timeout=_SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return _failed(f"it did not finish within {_SECONDS} s")
+        if done.returncode != 0:
+            last = done.stderr.strip().splitlines() or ["no message"]
+            return _failed(f"it fails to load or to predict: {last[-1][:300]}")
+        found = json.loads(done.stdout.splitlines()[-1])
+        return _judged(found, package, images)
+
+
+def _damage(artifacts: Path) -> str:
+    """Return what is wrong with the files that the clean process does not read."""
+    weights = artifacts / "model.safetensors"
+    if not weights.is_file():
+        return f"its file {weights.name} is missing"
+    try:
+        verify(weights)
+    except DamagedFileError:
+        return f"its file {weights.name} is damaged"
+    return ""
+
+
+def _judged(found: dict[str, Any], package: PackagedModel, images: list[Path]) -> PackageCheck:
+    milliseconds = statistics.median(found["milliseconds"])
+    if found["modules"]:
+        return _failed(
+            f"it imports {', '.join(found['modules'])}, which a package must not depend on"
+        )
+    here = package.answers(list(images), top_k=len(package.classes))
+    largest = max(
+        _difference(own, other) for own, other in zip(here, found["answers"], strict=True)
+    )
+    if not largest <= TOLERANCE:
+        return PackageCheck(
+            passed=False,
+            largest_difference=None if np.isnan(largest) else largest,
+            milliseconds=milliseconds,
+            finding=f"its probabilities differ by {largest:.2g} in an clean process",
+        )
+    return PackageCheck(
+        passed=True,
+        largest_difference=largest,
+        milliseconds=milliseconds,
+        finding=f"it loads and predicts in an clean process, {milliseconds:.1f} ms per image",
+    )
+
+
+def _difference(own: dict[str, Any], other: dict[str, Any]) -> float:
+    """Return the largest difference in a class's probability; NaN if any is NaN."""
+    theirs = {each["label"]: each["probability"] for each in other["top_k"]}
+    return float(
+        np.max([abs(each["probability"] - theirs[each["label"]]) for each in own["top_k"]])
+    )
+
+
+def _photographs(folder: Path) -> list[Path]:
+    """Write JPEGs of two sizes with smooth random colours; the same images each time."""
+    import cv2
+
+    generator = np.random.default_rng(0)
+    files = []
+    for number in range(_IMAGES):
+        height, width = (120, 90) if number % 2 else (96, 160)
+        coarse = generator.integers(0, 256, (6, 8, 3), dtype=np.uint8)
+        pixels = cv2.resize(coarse, (width, height), interpolation=cv2.INTER_CUBIC)
+        file = folder / f"{number}.jpg"
+        file.write_bytes(cv2.imencode(".jpg", pixels)[1].tobytes())
+        files.append(file)
+    return files
+
+
+def _failed(finding: str) -> PackageCheck:
+    return PackageCheck(passed=False, largest_difference=None, milliseconds=None, finding=finding)

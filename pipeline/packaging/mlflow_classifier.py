@@ -1,0 +1,41 @@
+"""The MLflow model of a package.
+
+`standalone_file.py` writes this module into every package as `model_server.py`: the modules that it
+imports from Patchline are inlined, and a last line registers the model with MLflow. So a package
+needs only numpy, onnxruntime, OpenCV, Pillow and MLflow: no torch, no Patchline, no plugin, no
+pickle.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import mlflow.pyfunc
+import pandas as pd
+
+from pipeline.packaging.packaged_model import PackagedModel
+
+_SERVING = "_MLFLOW_IS_IN_SERVING_ENVIRONMENT"
+"""Set to `true` in MLflow's scoring server, where a client must not read the server's files."""
+
+
+class ImageClassifier(mlflow.pyfunc.PythonModel):  # type: ignore[name-defined,misc]  # MLflow is loosely typed
+    """The model that `mlflow.pyfunc.load_model` returns: one answer per row of a column `image`."""
+
+    def load_context(self, context: Any) -> None:
+        """Open the ONNX file of the package."""
+        self.model = PackagedModel(
+            Path(context.artifacts["model.onnx"]), Path(context.artifacts["model.json"])
+        )
+
+    def predict(
+        self, context: Any, model_input: pd.DataFrame, params: dict[str, Any] | None = None
+    ) -> list[dict[str, Any]]:
+        """Predict a table with a column `image`, or a list of images."""
+        del context  # used by `load_context`
+        has_column = hasattr(model_input, "columns")
+        images = list(model_input["image"]) if has_column else list(model_input)
+        top_k = int((params or {}).get("top_k", 5))
+        return self.model.answers(images, top_k, paths=os.environ.get(_SERVING) != "true")

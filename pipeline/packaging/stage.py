@@ -1,0 +1,78 @@
+"""The packaging stage of a run: export and check the model in a worker process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from pipeline.config import RunConfig
+from pipeline.data.ingestion import IngestedData, PreparedData
+from pipeline.evaluation.evaluating import Evaluated, model_ingredients
+from pipeline.packaging.job import Package, PackagingJob
+from pipeline.packaging.model_card import CardFacts
+from pipeline.run_memory import stage_keys
+from pipeline.run_memory.stage_memory import StageMemory
+from pipeline.training.train_result import TrainResult
+from pipeline.workers.event_log import Event
+from pipeline.workers.worker_process import run_worker
+
+_CODE = ("pipeline.packaging.__main__", "pipeline.packaging.mlflow_classifier", "pipeline.layers")
+
+
+def package_run(
+    config: RunConfig,
+    data: IngestedData,
+    prepared: PreparedData,
+    trained: TrainResult,
+    evaluated: Evaluated,
+    card: CardFacts,
+    run_folder: Path,
+    memory: StageMemory,
+    on_event: Callable[[Event], None],
+) -> Package:
+    """Package a run's model, or reuse the package of an identical earlier stage.
+
+    Raises:
+        PackagingError: if the model cannot be exported, or a probability differs by more than 1e-4.
+    """
+    folder, temperature = run_folder / "package", evaluated.report.temperature
+    ingredients = {
+        **model_ingredients(config, data, prepared, trained),
+        "temperature": repr(temperature),
+        "card": card.model_dump_json(),
+        "code": stage_keys.code(*_CODE),
+    }
+    return memory.once(
+        "package",
+        ingredients,
+        Package,
+        folder,
+        lambda: package_model(trained.best, data, prepared, temperature, folder, on_event, card),
+    )
+
+
+def package_model(
+    model_folder: Path,
+    data: IngestedData,
+    prepared: PreparedData,
+    temperature: float,
+    folder: Path,
+    on_event: Callable[[Event], None],
+    card: CardFacts | None = None,
+) -> Package:
+    """Write the package of a trained model and compare the two on real test images.
+
+    `card` holds facts for the model card that are not in the model's description.
+
+    Raises:
+        PackagingError: if the model cannot be exported, or a probability differs by more than 1e-4.
+    """
+    job = PackagingJob(
+        model_folder=model_folder.resolve(),
+        manifest_file=data.manifest_file.resolve(),
+        store=prepared.store.resolve(),
+        temperature=temperature,
+        folder=folder,
+        card=card or CardFacts(),
+    )
+    return run_worker("pipeline.packaging", folder.parent / "packaging", job, Package, on_event)

@@ -1,0 +1,42 @@
+"""Write a package's `model_server.py`: the MLflow classifier as one self-contained file."""
+
+from __future__ import annotations
+
+import re
+from importlib import metadata
+from pathlib import Path
+
+from pipeline.files.atomic_files import write_text
+
+_OWN_IMPORT = re.compile(r"^from pipeline\.([a-z_.]+) import [^\n(]*\n", re.MULTILINE)
+_FUTURE = "from __future__ import annotations\n"
+_LAST_LINES = """
+
+# Register the model with MLflow, which loads it from code: nothing is unpickled.
+mlflow.models.set_model(ImageClassifier())
+"""
+_DISTRIBUTIONS = ("mlflow", "numpy", "onnxruntime", "opencv-python-headless", "pillow")
+_LIBRARY = Path(__file__).resolve().parent.parent
+
+
+def write_model_server(file: Path) -> None:
+    """Write `mlflow_classifier.py` with the modules it imports from Patchline inlined."""
+    text = _standing_alone("packaging.mlflow_classifier", set())
+    text = text.replace("import mlflow.pyfunc\n", "import mlflow.models\nimport mlflow.pyfunc\n", 1)
+    write_text(file, f"{_FUTURE}\n{text}{_LAST_LINES}")
+
+
+def requirements() -> list[str]:
+    """Return the requirements of a package, pinned to the versions it was checked with."""
+    return [f"{name}=={metadata.version(name)}" for name in _DISTRIBUTIONS]
+
+
+def _standing_alone(module: str, written: set[str]) -> str:
+    """Return a module's source with the modules it imports inlined, each once."""
+    if module in written:
+        return ""
+    written.add(module)
+    source = _LIBRARY.joinpath(*module.split(".")).with_suffix(".py").read_text(encoding="utf-8")
+    text = source.replace(_FUTURE, "")
+    inlined = _OWN_IMPORT.sub(lambda found: _standing_alone(found[1], written), text)
+    return f"# -- pipeline.{module} --\n{inlined}"

@@ -1,0 +1,124 @@
+"""Compose the settings of the command line from the config classes of the chosen plugins.
+
+The plugin names are read first, from the flags and the file. Then one pydantic model is built in
+which each plugin's settings are next to its name, so that they have types, help and spelling
+suggestions like every other setting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+from pydantic import BaseModel, create_model
+from pydantic.fields import FieldInfo
+
+from pipeline.config import ModelChoice, PatchEmbeddingChoice, PluginChoice, RunConfig
+from pipeline.data.config import DataConfig
+from pipeline.plugin_api import NO_PATCH_EMBEDDING
+from pipeline.plugin_system.plugin_loader import Kind, config_class, patch_embedding_name
+from pipeline.section import Section
+
+Settings = dict[str, Any]
+
+
+def value_of_flag(arguments: Sequence[str], flag: str) -> str | None:
+    """Return the last value of a flag, given as `--flag value` or `--flag=value`."""
+    value = None
+    for position, argument in enumerate(arguments):
+        name, equals, given = argument.partition("=")
+        if name.replace("_", "-") != flag:
+            continue
+        if equals:
+            value = given
+        elif position + 1 < len(arguments):
+            value = arguments[position + 1]
+    return value
+
+
+def composed_config(arguments: Sequence[str], settings: Settings) -> type[BaseModel]:
+    """Return the class of the settings that can be set together with these arguments.
+
+    Args:
+        arguments: of the command line; only the plugin names are read from them.
+        settings: of preset and file; the arguments override them.
+
+    Raises:
+        PluginError: for a plugin that is unknown or broken.
+    """
+    defaults = RunConfig()
+
+    def chosen(flag: str, *path: str, default: str) -> str:
+        value: Any = settings
+        for key in path:
+            value = value.get(key) if isinstance(value, dict) else None
+        named = value_of_flag(arguments, flag)
+        return named or (value if isinstance(value, str) else default)
+
+    model = chosen("--model.name", "model", "name", default=defaults.model.name)
+    embedding = chosen(
+        "--model.patch-embedding.name",
+        *("model", "patch_embedding", "name"),
+        default=defaults.model.patch_embedding.name,
+    )
+    augmentation = chosen(
+        "--augmentation.name", "augmentation", "name", default=defaults.augmentation.name
+    )
+    source = chosen("--data.source", "data", "source", default=defaults.data.source)
+    embedding_class = _embedding_class(patch_embedding_name(model, embedding))
+    model_class = _choice_class(
+        "model",
+        model,
+        ModelChoice,
+        patch_embedding=(embedding_class, _documented(ModelChoice, "patch_embedding", None)),
+    )
+    data_class = _replaced(DataConfig, options=config_class("data_source", source))
+    return _replaced(
+        RunConfig,
+        data=data_class,
+        augmentation=_choice_class("augmentation", augmentation, PluginChoice),
+        model=model_class,
+    )
+
+
+def _embedding_class(name: str) -> type[BaseModel]:
+    if name == NO_PATCH_EMBEDDING:
+        field = _documented(PatchEmbeddingChoice, "name", name)
+        return create_model(PatchEmbeddingChoice.__name__, __base__=Section, name=(str, field))
+    return _choice_class("patch_embedding", name, PatchEmbeddingChoice)
+
+
+def _choice_class(
+    kind: Kind, name: str, choice: type[PluginChoice], **inner: Any
+) -> type[BaseModel]:
+    """Return a plugin's config class with the plugin's name as an additional first field."""
+    plugin_class = config_class(kind, name)
+    fields: dict[str, Any] = {"name": (str, _documented(choice, "name", name))}
+    fields |= inner
+    for key, field in plugin_class.model_fields.items():
+        fields[key] = (_annotation(field), field)
+    return create_model(f"{name}_{kind}", __base__=Section, **fields)
+
+
+def _replaced(section: type[BaseModel], **classes: type[BaseModel]) -> type[BaseModel]:
+    """Return the section with some of its fields replaced by other classes."""
+    fields: dict[str, Any] = {}
+    for key, field in section.model_fields.items():
+        if key in classes:
+            # A plugin without settings has no flag.
+            shown = Parameter(show=bool(classes[key].model_fields))
+            fields[key] = (Annotated[classes[key], shown], _documented(section, key, None))
+        else:
+            fields[key] = (_annotation(field), field)
+    return create_model(section.__name__, __base__=Section, **fields)
+
+
+def _annotation(field: FieldInfo) -> Any:
+    return field.annotation
+
+
+def _documented(section: type[BaseModel], key: str, default: Any) -> FieldInfo:
+    """Return a field with the help text of a section's field and the given default."""
+    description = section.model_fields[key].description
+    return FieldInfo(default=default, description=description, validate_default=False)

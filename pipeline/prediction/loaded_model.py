@@ -1,0 +1,166 @@
+"""A registered model in a Python program: images in, a table out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+from PIL import Image as PillowImage
+
+from pipeline.data.decoding import UndecodableImageError, pillow_pixels
+from pipeline.errors import ConfigError, DataError
+from pipeline.packaging.packaged_model import PackagedModel
+from pipeline.prediction.image_files import check_images, find_images
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Image = str | Path | bytes | np.ndarray[Any, Any] | PillowImage.Image
+"""A path, the bytes of an image file, an array (H, W) or (H, W, C) of uint8, or a Pillow image."""
+OnBroken = Literal["raise", "mark"]
+_BATCH = 64
+_ARRAY_OF_IMAGES = 4  # axes: N, H, W, C
+
+
+class _Named(NamedTuple):
+    name: str | int
+    """The path of a file; the position of anything else."""
+    image: object
+    error: str | None = None
+
+
+class _Answered(NamedTuple):
+    name: str | int
+    probabilities_K: np.ndarray[Any, Any] | None
+    error: str | None
+
+
+class Model:
+    """One version of a registered model; it runs on ONNX Runtime and needs no torch.
+
+    Args:
+        name: of the registered model.
+        version: which of its versions.
+        package: that version's package.
+    """
+
+    def __init__(self, name: str, version: str, package: PackagedModel) -> None:
+        self.name = name
+        self.version = version
+        self.classes = tuple(package.classes)
+        self._package = package
+
+    def __repr__(self) -> str:
+        """Return what it is, such as `Model(flowers/3, 5 classes)`."""
+        return f"Model({self.name}/{self.version}, {len(self.classes)} classes)"
+
+    def predict(
+        self, images: Image | Iterable[Image], *, errors: OnBroken = "raise"
+    ) -> pd.DataFrame:
+        """Label one image or several.
+
+        Args:
+            images: a path, the bytes of an image file, a NumPy array of uint8 with axes (height,
+                width) or (height, width, channels), a Pillow image, or any number of these. The
+                path of a folder stands for every file below it. An array with four axes is a
+                batch of images.
+            errors: what to do about an image that cannot be read: `raise` an error that names it,
+                or `mark` its row: no label, no probabilities, and the reason in a column `error`.
+
+        Returns:
+            One row for each image, in order, with the columns `label`, `probability` and one
+            column of probabilities for each class. The index `image` holds the path of a file, or
+            the position of anything else. The column of a class that is itself called `label`,
+            `probability` or `error` is called `class label`, `class probability` or `class error`.
+
+        Raises:
+            DataError: if a path does not exist, or, unless marked, an image cannot be read.
+        """
+        if errors not in ("raise", "mark"):
+            raise ConfigError(f"errors is {errors!r}, but must be 'raise' or 'mark'.")
+        named = _named(_listed(images))
+        answers = [answer for batch in _batches(named) for answer in self._answered(batch, errors)]
+        return self._table(answers, marked=errors == "mark")
+
+    def _answered(self, batch: Sequence[_Named], errors: OnBroken) -> Iterator[_Answered]:
+        """Yield the answers for a batch, which is predicted at once, as the command does."""
+        reasons: list[str | None] = []
+        pixels: list[np.ndarray[Any, Any]] = []
+        for each in batch:
+            reason = each.error
+            if reason is None:
+                try:
+                    pixels.append(self._pixels(each.image))
+                except UndecodableImageError as error:
+                    reason = str(error)
+            if reason is not None and errors == "raise":
+                raise DataError(_unreadable(each.name, reason))
+            reasons.append(reason)
+        rows = iter(self._package.probabilities(np.stack(pixels)) if pixels else ())
+        for each, reason in zip(batch, reasons, strict=True):
+            yield _Answered(each.name, next(rows) if reason is None else None, reason)
+
+    def _pixels(self, image: object) -> np.ndarray[Any, Any]:
+        if isinstance(image, PillowImage.Image):
+            image = pillow_pixels(image, self._package.image["channels"])
+        return self._package.pixels(image)
+
+    def _table(self, answers: Sequence[_Answered], *, marked: bool) -> pd.DataFrame:
+        import pandas as pd
+
+        none_K = np.full(len(self.classes), np.nan, np.float32)
+        rows = [none_K if row_K is None else row_K for _, row_K, _ in answers]
+        probabilities_NK = np.stack(rows) if rows else np.empty((0, len(self.classes)), np.float32)
+        best = [self._package.ranked(row_K, 1)[0] for row_K in rows]
+        readable = [answer.error is None for answer in answers]
+        columns: dict[str, Any] = {
+            "label": [b["label"] if ok else None for b, ok in zip(best, readable, strict=True)],
+            "probability": [b["probability"] for b in best],
+        }
+        if marked:
+            columns["error"] = [answer.error for answer in answers]
+        index = pd.Index([answer.name for answer in answers], name="image", dtype=object)
+        facts = pd.DataFrame(columns, index=index)
+        taken = {"label", "probability", "error"}
+        names = [f"class {name}" if name in taken else name for name in self.classes]
+        classes = pd.DataFrame(probabilities_NK, index=index, columns=names)
+        return pd.concat([facts, classes], axis=1)  # a join would multiply repeated paths
+
+
+def _listed(images: Image | Iterable[Image]) -> Iterable[Image]:
+    if isinstance(images, np.ndarray):
+        several = images.ndim == _ARRAY_OF_IMAGES or images.dtype.kind in "OU"  # paths, or images
+        return list(images) if several else [images]
+    if isinstance(images, str | Path | bytes | PillowImage.Image):
+        return [images]
+    if not isinstance(images, Iterable):
+        raise DataError(
+            f"A {type(images).__name__} is not an image. Give paths, NumPy arrays or Pillow images."
+        )
+    return images
+
+
+def _named(images: Iterable[Image]) -> Iterator[_Named]:
+    for position, image in enumerate(images):
+        if isinstance(image, str | Path):
+            check_images([Path(image)])
+            for file in find_images([Path(image)]):
+                yield _Named(file.name, Path(file.path), file.error or None)
+        else:
+            yield _Named(position, image)
+
+
+def _batches(named: Iterator[_Named]) -> Iterator[list[_Named]]:
+    while batch := list(islice(named, _BATCH)):
+        yield batch
+
+
+def _unreadable(name: str | int, reason: str) -> str:
+    which = f"The image at position {name}" if isinstance(name, int) else name
+    return (
+        f"{which} could not be read: {reason}. Leave it out, or pass errors='mark' to predict the "
+        "other images."
+    )

@@ -1,0 +1,104 @@
+"""What the approver of a promotion sees: the gates, the comparison, metrics and links."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+
+from pipeline.evaluation.comparison import Comparison
+from pipeline.evaluation.comparison_page import PAGE, write_comparison
+from pipeline.evaluation.promotion_decision import GateResult
+from pipeline.registry.config import PromotionConfig
+from pipeline.registry.gate_evaluation import evaluate_gates
+from pipeline.registry.registered_models import ModelReference, summaries
+from pipeline.section import Section
+from pipeline.tracking import addresses
+from pipeline.tracking.tracked_run import TrackedRun
+from pipeline.tracking.tracking_store import client
+
+
+class Question(Section):
+    """Everything that a person needs to decide whether a version becomes champion."""
+
+    name: str
+    """Of the registered model."""
+    version: str
+    champion: str | None
+    """The version that is champion now; none if there is none."""
+    gates: tuple[GateResult, ...]
+    comparison: Comparison | None
+    """With the champion; none if there is none."""
+    metrics: dict[str, float]
+    """From the version's own test report: `test/accuracy` and the like."""
+    champion_metrics: dict[str, float]
+    run_page: str | None
+    """Address of the version's run in MLflow; none if the run was deleted."""
+    champion_run_page: str | None
+    comparison_page: str | None
+    """Address of the comparison among the run's artifacts; none if there is no comparison."""
+
+    @property
+    def refusing(self) -> tuple[GateResult, ...]:
+        """The gates that refuse."""
+        return tuple(gate for gate in self.gates if not gate.passed)
+
+
+def prepare_question(
+    reference: ModelReference,
+    champion: str | None,
+    config: PromotionConfig,
+    folder: Path,
+    on_note: Callable[[str], None] = lambda _: None,
+) -> Question:
+    """Compare a version with the champion, and log the comparison on the version's run.
+
+    Args:
+        reference: the version to promote.
+        champion: the version that is champion now; none if there is none.
+        config: the gates.
+        folder: receives the comparison's page.
+        on_note: called with progress messages.
+
+    Raises:
+        ModelReferenceError: if files or records of a version are missing.
+    """
+    evaluation = evaluate_gates(reference, champion, config, on_note)
+    [model] = summaries(reference.name)
+    versions = {version.version: version for version in model.versions}
+    own, other = versions[reference.version], versions.get(champion or "")
+    run_page, page = _run_page(own.run_id), None
+    if evaluation.comparison is not None:
+        write_comparison(evaluation.comparison, None, folder, evaluation.pixels_of)
+        page = _log(folder, own.run_id, run_page)
+    return Question(
+        name=reference.name,
+        version=reference.version,
+        champion=champion,
+        gates=tuple(evaluation.gates),
+        comparison=evaluation.comparison,
+        metrics=own.metrics,
+        champion_metrics=other.metrics if other else {},
+        run_page=run_page,
+        champion_run_page=_run_page(other.run_id) if other else None,
+        comparison_page=page,
+    )
+
+
+def _run_page(run_id: str) -> str | None:
+    from mlflow.exceptions import MlflowException
+
+    with contextlib.suppress(MlflowException):  # the run was deleted
+        info = client().get_run(run_id).info
+        return addresses.run_page(TrackedRun(run_id, info.experiment_id, Path()))
+    return None
+
+
+def _log(folder: Path, run_id: str, run_page: str | None) -> str | None:
+    """Log the folder on the run, and return the address of the comparison there."""
+    if run_page is None:
+        return None
+    place = f"approval/{folder.name}"
+    client().log_artifacts(run_id, str(folder), place)
+    address, _, layout = run_page.partition("?")
+    return f"{address}/artifacts/{place}/{PAGE}?{layout}"

@@ -1,0 +1,181 @@
+"""The question to the approver in Markdown: headline, metrics, gates, classes, links."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pipeline.evaluation.comparison import ClassChange, Comparison, p_value_text, points
+from pipeline.evaluation.promotion_decision import GateResult
+from pipeline.metrics.intervals import MetricEstimate
+from pipeline.metrics.names import METRICS
+from pipeline.registry.approval.question import Question
+
+_METRICS = ("accuracy", "macro_f1", "log_loss", "ece")
+_CLASSES_SHOWN = 5
+_NAMES_SHOWN = 20
+
+
+def headline(question: Question) -> str:
+    """Return the outcome of the gates in one sentence."""
+    refusing, count = question.refusing, len(question.gates)
+    if not count:
+        return "No gates are configured, so your answer alone decides."
+    if not refusing:
+        return f"Every gate passes ({count} of {count}). The promotion needs only your approval."
+    names = ", ".join(f"`{gate.name}`" for gate in refusing)
+    verb = "refuses" if len(refusing) == 1 else "refuse"
+    return (
+        f"{len(refusing)} of {count} gates {verb}: {names}. To approve it anyway, set force "
+        "and give a reason."
+    )
+
+
+def page_text(question: Question, hours: float) -> str:
+    """Return the complete question, for the page of the flow run."""
+    parts = [
+        f"## Should {question.name}, version {question.version}, become champion?",
+        f"**{headline(question)}**",
+        _comparison_sentence(question),
+        _table(question),
+        _gates(question.gates),
+        _classes(question.comparison),
+        _links(question),
+        _how_to_answer(question, hours),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def form_text(question: Question, hours: float) -> str:
+    """Return a short version without tables, shown above the form, which is narrow."""
+    parts = [
+        f"**Should {question.name}, version {question.version}, become champion?**",
+        headline(question),
+        _comparison_sentence(question),
+        _flips(question.comparison),
+        _links(question),
+        f"Without an answer within {hours:g} hours, the request expires.",
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _how_to_answer(question: Question, hours: float) -> str:
+    version = f"{question.name}/{question.version}"
+    return (
+        "Answer with **Resume** on this flow run's page, or on the command line: "
+        f"`patchline approve {version}` or `patchline reject {version}`. Without an answer within "
+        f"{hours:g} hours, the request expires and the version is refused."
+    )
+
+
+def _comparison_sentence(question: Question) -> str:
+    if question.comparison is None:
+        return "There is no champion to compare with."
+    return question.comparison.sentence
+
+
+def _flips(comparison: Comparison | None) -> str:
+    if comparison is None:
+        return ""
+    pair = comparison.paired
+    return f"Correct only now: {pair.only_b_right}; correct only before: {pair.only_a_right}."
+
+
+def _table(question: Question) -> str:
+    """Return champion and challenger side by side; metrics on common images come first."""
+    champion = f"champion, version {question.champion}" if question.champion else "no champion"
+    lines = [f"| | {champion} | challenger, version {question.version} |", "|---|---|---|"]
+    comparison = question.comparison
+    if comparison is not None and comparison.images:
+        pair, images = comparison.paired, comparison.images
+        before, now = comparison.champion_accuracy, comparison.challenger_accuracy
+        lines += [
+            f"| accuracy on {images} common images | {_share(before)} | {_share(now)} |",
+            f"| difference, percentage points | | {_difference(comparison)} |",
+            f"| correct only here | {pair.only_a_right} images | {pair.only_b_right} images |",
+        ]
+    for name in _METRICS:
+        own = _metric(question.metrics, name)
+        if own:
+            other = _metric(question.champion_metrics, name)
+            lines.append(f"| {METRICS[name].title}, own test images | {other} | {own} |")
+    return "\n".join(lines)
+
+
+def _metric(metrics: Mapping[str, float], name: str) -> str:
+    """Return a metric with its 95 % interval; empty if it was not recorded."""
+    value = metrics.get(f"test/{name}")
+    if value is None:
+        return ""
+    low, high = metrics.get(f"test/{name}_low"), metrics.get(f"test/{name}_high")
+    beside = "" if low is None or high is None else f" ({low:.3g} to {high:.3g})"
+    return f"{value:.3g}{beside}"
+
+
+def _share(estimate: MetricEstimate) -> str:
+    return f"{estimate.value:.1%} ({estimate.low:.1%} to {estimate.high:.1%})"
+
+
+def _difference(comparison: Comparison) -> str:
+    change = comparison.paired.difference
+    return (
+        f"{points(change.value)} ({points(change.low)} to {points(change.high)}), "
+        f"{p_value_text(comparison.paired.p_value)}"
+    )
+
+
+def _gates(gates: tuple[GateResult, ...]) -> str:
+    if not gates:
+        return ""
+    lines = ["### Gates", ""]
+    for gate in gates:
+        verdict = "passed" if gate.passed else "REFUSED"
+        lines.append(f"- **{verdict}** `{gate.name}`: {' '.join(gate.sentence.split())}")
+    return "\n".join(lines)
+
+
+def _classes(comparison: Comparison | None) -> str:
+    """Return the classes with the largest loss of recall."""
+    if comparison is None:
+        return ""
+    losing = sorted(
+        (change for change in comparison.by_class if change.images and change.difference.value < 0),
+        key=lambda change: change.difference.value,
+    )
+    if not losing:
+        return "No class loses recall."
+    lines = [
+        "### Largest losses of recall",
+        "",
+        "| class | images | recall before | recall now | difference, percentage points |",
+        "|---|---|---|---|---|",
+        *(_class_line(change) for change in losing[:_CLASSES_SHOWN]),
+    ]
+    if len(losing) > _CLASSES_SHOWN:
+        further = [_cell(change.name) for change in losing[_CLASSES_SHOWN:]]
+        more = len(further) - _NAMES_SHOWN
+        beside = f" and {more} more" if more > 0 else ""
+        lines += ["", f"Other classes with a loss: {', '.join(further[:_NAMES_SHOWN])}{beside}."]
+    return "\n".join(lines)
+
+
+def _class_line(change: ClassChange) -> str:
+    difference = change.difference
+    return (
+        f"| {_cell(change.name)} | {change.images} | {change.champion.value:.1%} | "
+        f"{change.challenger.value:.1%} | {points(difference.value)} "
+        f"({points(difference.low)} to {points(difference.high)}) |"
+    )
+
+
+def _links(question: Question) -> str:
+    links = [
+        ("comparison, with the images whose prediction changed", question.comparison_page),
+        (f"MLflow run of version {question.version}", question.run_page),
+        (f"MLflow run of the champion, version {question.champion}", question.champion_run_page),
+    ]
+    return " · ".join(f"[{words}]({address})" for words, address in links if address)
+
+
+def _cell(text: str) -> str:
+    """Return text escaped for a table cell."""
+    return " ".join(text.split()).replace("|", "\\|")

@@ -1,0 +1,111 @@
+"""Evaluate the gates for a version: its test metrics, the paired comparison, its package."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pipeline.evaluation.comparison import Comparison, comparable_images, compare
+from pipeline.evaluation.promotion_decision import GateResult
+from pipeline.packaging.clean_process_check import check_package
+from pipeline.registry import promotion_gates
+from pipeline.registry.config import PromotionConfig
+from pipeline.registry.registered_models import ModelReference, resolve
+from pipeline.registry.version_records import (
+    VersionRecords,
+    image_reader,
+    load_or_predict,
+    load_records,
+)
+
+Pixels = Callable[[int], "np.ndarray[Any, Any] | None"]
+OnNote = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class GateEvaluation:
+    """The results of the gates, and the comparison behind them."""
+
+    gates: list[GateResult]
+    comparison: Comparison | None = None
+    """With the champion; none if there is no other version that is champion."""
+    pixels_of: Pixels | None = None
+    """Reads the image in a row of the comparison; returns none if it is gone."""
+    run_id: str | None = None
+    """Of the version."""
+
+
+def evaluate_gates(
+    reference: ModelReference,
+    champion: str | None,
+    config: PromotionConfig,
+    on_note: OnNote = lambda _: None,
+) -> GateEvaluation:
+    """Evaluate every gate in the config.
+
+    Args:
+        reference: the version to promote.
+        champion: the version that is champion now; none if there is none.
+        config: the gates.
+        on_note: called with progress messages.
+
+    Raises:
+        ModelReferenceError: if files or records of a version are missing.
+    """
+    challenger = load_records(reference)
+    results = promotion_gates.absolute_gates(config, challenger.metrics)
+    comparison, pixels_of = None, None
+    if champion is not None and champion != reference.version:
+        on_note(f"comparing with version {champion}, the champion")
+        other = load_records(resolve(f"{reference.name}/{champion}"))
+        comparison, pixels_of = compare_versions(other, challenger, on_note)
+        results += promotion_gates.comparison_gates(config, comparison)
+    if config.package_check or config.max_latency_ms is not None:
+        on_note("loading the package in a clean process")
+        check = check_package(challenger.folder, challenger.package)
+        results += promotion_gates.package_gates(config, check)
+    return GateEvaluation(
+        gates=results, comparison=comparison, pixels_of=pixels_of, run_id=challenger.run_id
+    )
+
+
+def compare_versions(
+    champion: VersionRecords, challenger: VersionRecords, on_note: OnNote = lambda _: None
+) -> tuple[Comparison, Pixels]:
+    """Compare two versions on images that neither used for training or model selection.
+
+    The images are those of the challenger's test split, with its labels. A version's predictions
+    come from its own run; its package predicts the images that are missing there.
+    """
+    chosen = comparable_images(champion.manifest, challenger.manifest)
+    images = chosen.images.reset_index(drop=True)
+    classes = tuple(challenger.package.classes)
+    root = challenger.root
+
+    def progress(done: int, total: int) -> None:
+        if done == total:
+            on_note(f"predicted {total} images for the comparison")
+
+    champion_NK = load_or_predict(champion, images, root, classes, progress)
+    challenger_NK = load_or_predict(challenger, images, root, classes, progress)
+    there = ~(np.isnan(champion_NK).any(axis=1) | np.isnan(challenger_NK).any(axis=1))
+    there &= images["label"].isin(classes).to_numpy(dtype=bool)
+    left_out = dict(chosen.left_out)
+    if not there.all():
+        left_out["gone, and without a recorded prediction"] = int((~there).sum())
+    images = images[there].reset_index(drop=True)
+    index = {label: position for position, label in enumerate(classes)}
+    comparison = compare(
+        champion=champion.label,
+        challenger=challenger.label,
+        classes=classes,
+        paths=list(images["path"]),
+        labels_N=np.array([index[label] for label in images["label"]], dtype=np.int64),
+        champion_NK=champion_NK[there],
+        challenger_NK=challenger_NK[there],
+        left_out=left_out,
+    )
+    return comparison, image_reader(images, root)

@@ -1,0 +1,118 @@
+"""Registered models and promotion decisions as text for the terminal."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from pipeline.evaluation.promotion_decision import GateResult
+from pipeline.registry.history import CHAMPION, AliasChange
+from pipeline.registry.promotion import Promotion
+from pipeline.registry.registered_models import ModelSummary, VersionSummary
+
+
+def models_text(models: Sequence[ModelSummary], *, details: bool) -> str:
+    """Return the versions of models, a line each.
+
+    Args:
+        models: what to list.
+        details: whether to add the origin of each version and the history of the aliases.
+    """
+    if not models:
+        return "No models are registered yet. `patchline run` trains and registers one."
+    lines = []
+    for model in models:
+        lines += [model.name, *(_version_line(version) for version in model.versions)]
+    for model in models if details else ():
+        lines += ["", "Origin"]
+        for version in model.versions:
+            lines += _origin_lines(model.name, version)
+        lines += ["", "Alias history", *(_change_line(entry) for entry in model.history)]
+    return "\n".join(lines)
+
+
+def decision_text(decision: Promotion) -> str:
+    """Return a decision with the result of each gate."""
+    if decision.champion == decision.version:
+        return f"{decision.name}, {decision.reason}"
+    before = f"version {decision.champion}" if decision.champion else "none"
+    verdict = _verdict(promoted=decision.promoted, forced=decision.forced)
+    lines = [
+        f"{decision.name}, version {decision.version}: {verdict}",
+        f"  champion before: {before}",
+    ]
+    width = max((len(gate.name) for gate in decision.gates), default=0)
+    lines += [
+        f"  {_gate_verdict(gate):<11}  {gate.name:<{width}}  {gate.sentence}"
+        for gate in decision.gates
+    ]
+    if decision.forced or not decision.gates:
+        lines.append(f"  reason: {decision.reason}")
+    if decision.report:
+        lines.append(f"  report: {_short(decision.report)}")
+    return "\n".join(lines)
+
+
+def _verdict(*, promoted: bool, forced: bool) -> str:
+    if forced:
+        return "promoted by force"
+    return "promoted" if promoted else "refused"
+
+
+def _gate_verdict(gate: GateResult) -> str:
+    if not gate.passed:
+        return "REFUSED"
+    return "passed" if gate.value is not None else "not checked"
+
+
+def _short(path: str) -> str:
+    """Return a path relative to the working directory if it is below it."""
+    relative = os.path.relpath(path)
+    return path if relative.startswith("..") else relative
+
+
+def _version_line(version: VersionSummary) -> str:
+    metrics = version.metrics
+    accuracy = metrics.get("test/accuracy")
+    shown = "no metrics" if accuracy is None else f"test accuracy {accuracy:.1%}"
+    if "test/accuracy_low" in metrics:
+        low, high = metrics["test/accuracy_low"], metrics["test/accuracy_high"]
+        shown += f" ({low:.1%} to {high:.1%})"
+    aliases = ", ".join(version.aliases)
+    return (
+        f"  version {version.version:<4} {shown:<40} {aliases:<24} run {version.run_id[:8]}  "
+        f"data {version.data_fingerprint[:8]}"
+    )
+
+
+def _origin_lines(name: str, version: VersionSummary) -> list[str]:
+    """Return where a version comes from, what was decided, and whether it needs an answer."""
+    commit = version.commit[:8] or "unknown"
+    if "changes" in version.commit:
+        commit += " with changes"
+    flow = version.flow_run_id[:8] or "unknown"
+    run = f"commit {commit}  Prefect flow run {flow}"
+    lines = [f"  version {version.version:<4} {version.created_at}  {run}"]
+    is_champion = CHAMPION in version.aliases
+    if decision := version.decision:
+        promoted, forced = bool(decision.get("promoted")), bool(decision.get("forced"))
+        was = "was " if promoted and not is_champion else ""
+        verdict = _verdict(promoted=promoted, forced=forced)
+        lines.append(f"    {was}{verdict}: {decision.get('reason', '')}")
+    if (version.approval or {}).get("state") == "asked" and not is_champion:
+        reference = f"{name}/{version.version}"
+        lines.append(
+            f"    pending approval: run `patchline approve {reference}` or `patchline reject "
+            f"{reference}`"
+        )
+    return lines
+
+
+def _change_line(entry: AliasChange) -> str:
+    before, after = entry.from_version or "none", entry.to_version or "none"
+    begun = " (started, not confirmed)" if entry.state == "intended" else ""
+    action = entry.action.upper() if entry.action == "forced" else entry.action
+    return (
+        f"  {entry.sequence:>3}  {entry.at}  {entry.alias:<10} {before} -> {after:<4} "
+        f"{action}{begun}: {entry.reason}"
+    )

@@ -1,0 +1,207 @@
+"""What the run of a registered version recorded: its data, predictions and test metrics."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from pipeline.data.decoding import UndecodableImageError
+from pipeline.data.image_file import open_regular
+from pipeline.errors import ModelReferenceError
+from pipeline.files.file_digest import sha256_of
+from pipeline.packaging.packaged_model import PackagedModel
+from pipeline.registry.package_download import open_package, package_folder
+from pipeline.registry.registered_models import ModelReference
+from pipeline.tracking.tracked_run import DATA_ROOT_TAG
+from pipeline.tracking.tracking_store import client
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+Array = np.ndarray[Any, Any]
+_BATCH = 64
+_TEST = "test/"
+
+
+@dataclass(frozen=True)
+class VersionRecords:
+    """What is recorded about a version."""
+
+    reference: ModelReference
+    run_id: str
+    metrics: dict[str, float]
+    """From the version's own test report, without the prefix `test/`."""
+    manifest: pd.DataFrame
+    """Of the data used for training, model selection and testing."""
+    predictions: pd.DataFrame
+    """Columns sha256 and probabilities, in the package's class order; may be empty."""
+    root: Path | None
+    """The folder that the manifest's paths are relative to; none if it is gone."""
+
+    @cached_property
+    def folder(self) -> Path:
+        """The package as MLflow stores it, downloaded on first use."""
+        return package_folder(self.reference)
+
+    @cached_property
+    def package(self) -> PackagedModel:
+        """The packaged model, loaded on first use."""
+        return open_package(self.reference, self.folder)
+
+    @property
+    def label(self) -> str:
+        """The version as a reference: `flowers/3`."""
+        return f"{self.reference.name}/{self.reference.version}"
+
+
+def load_records(reference: ModelReference) -> VersionRecords:
+    """Load what the run of a version recorded.
+
+    Raises:
+        ModelReferenceError: if its run or manifest is missing.
+    """
+    from mlflow.exceptions import MlflowException
+
+    store = client()
+    version = store.get_model_version(reference.name, reference.version)
+    try:
+        run = store.get_run(str(version.run_id))
+        with tempfile.TemporaryDirectory(prefix="patchline-") as folder:
+            manifest = _table(store, run.info.run_id, "data", folder)
+            predictions = _table(store, run.info.run_id, "report", folder)
+    except (MlflowException, OSError) as error:
+        reason = str(error).splitlines()[0][:200]
+        raise _gone(reference, reason) from error
+    if manifest is None:
+        raise _gone(reference, "its manifest is not among the run's artifacts")
+    root = run.data.tags.get(DATA_ROOT_TAG)
+    metrics = {
+        key.removeprefix(_TEST): float(value)
+        for key, value in run.data.metrics.items()
+        if key.startswith(_TEST)
+    }
+    usable = predictions is not None and {"sha256", "probabilities"} <= set(predictions.columns)
+    return VersionRecords(
+        reference=reference,
+        run_id=run.info.run_id,
+        metrics=metrics,
+        manifest=manifest,
+        predictions=predictions
+        if predictions is not None and usable
+        else pd.DataFrame({"sha256": [], "probabilities": []}),
+        root=Path(root) if root and Path(root).is_dir() else None,
+    )
+
+
+def load_or_predict(
+    records: VersionRecords,
+    images: pd.DataFrame,
+    root: Path | None,
+    classes: tuple[str, ...],
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Array:
+    """Return a version's probabilities: recorded ones, or computed now by its package.
+
+    Args:
+        records: of the version.
+        images: columns path and sha256.
+        root: the folder that the paths are relative to; none if the images are gone.
+        classes: the order of the returned columns.
+        on_progress: called with the number of images predicted, and the number to predict.
+
+    Returns:
+        Probabilities (N, K); NaN in rows that have neither a recorded prediction nor an image.
+    """
+    known = dict(
+        zip(records.predictions["sha256"], records.predictions["probabilities"], strict=True)
+    )
+    rows = [known.get(sha256) for sha256 in images["sha256"]]
+    order = _order(records.package.classes if classes else [], classes)
+    probabilities_NK = np.full((len(images), len(classes)), np.nan, np.float32)
+    for position, row in enumerate(rows):
+        if row is not None:
+            probabilities_NK[position] = np.asarray(row)[order]
+    missing = [position for position, row in enumerate(rows) if row is None]
+    if missing and root is not None:
+        _predict(records.package, images, root, missing, probabilities_NK, order, on_progress)
+    return probabilities_NK
+
+
+def image_reader(images: pd.DataFrame, root: Path | None) -> Callable[[int], Array | None]:
+    """Return a function that reads the image in a row; it returns none if the image is gone."""
+
+    def pixels_of(position: int) -> Array | None:
+        from pipeline.data.decoding import decode_image
+        from pipeline.data.image_file import read_image
+
+        row = images.iloc[position]
+        if root is None or not _holds(root / row["path"], row["sha256"]):
+            return None
+        try:
+            return decode_image(read_image(root / row["path"]), 3)
+        except UndecodableImageError:
+            return None
+
+    return pixels_of
+
+
+def _table(store: MlflowClient, run_id: str, folder: str, into: str) -> pd.DataFrame | None:
+    files = [item.path for item in store.list_artifacts(run_id, folder)]
+    tables = [path for path in files if path.endswith(".parquet")]
+    if not tables:
+        return None
+    return pd.read_parquet(store.download_artifacts(run_id, tables[0], into))
+
+
+def _predict(
+    package: PackagedModel,
+    images: pd.DataFrame,
+    root: Path,
+    positions: list[int],
+    probabilities_NK: Array,
+    order: Array,
+    on_progress: Callable[[int, int], None] | None,
+) -> None:
+    paths, digests = list(images["path"]), list(images["sha256"])
+    for start in range(0, len(positions), _BATCH):
+        chosen, pixels = [], []
+        for position in positions[start : start + _BATCH]:
+            file = root / paths[position]
+            if not _holds(file, digests[position]):
+                continue
+            with suppress(UndecodableImageError):  # the package decodes it differently
+                pixels.append(package.pixels(file))
+                chosen.append(position)
+        if chosen:
+            probabilities_NK[chosen] = package.probabilities(np.stack(pixels))[:, order]
+        if on_progress:
+            on_progress(min(start + _BATCH, len(positions)), len(positions))
+
+
+def _order(own: list[str], wanted: tuple[str, ...]) -> Array:
+    index = {label: position for position, label in enumerate(own)}
+    return np.array([index[label] for label in wanted], np.int64)
+
+
+def _gone(reference: ModelReference, reason: str) -> ModelReferenceError:
+    return ModelReferenceError(
+        f"The training data of '{reference.name}' version {reference.version} is no longer "
+        f"recorded ({reason}). Restore its run in MLflow, or use another version."
+    )
+
+
+def _holds(file: Path, sha256: str) -> bool:
+    """Return whether a regular file exists and has this hexadecimal SHA-256."""
+    try:
+        with open_regular(file) as opened:
+            return sha256_of(opened) == sha256
+    except (OSError, UndecodableImageError):
+        return False

@@ -1,0 +1,1 @@
+"""Long-running processes: started, checked, restarted, and ended together with their supervisor."""

@@ -1,0 +1,45 @@
+"""Free ports on the loopback interface."""
+
+from __future__ import annotations
+
+import socket
+
+from pipeline.errors import OrchestrationError
+from pipeline.local_services import HOST
+
+LAST = 65535
+_TRIED = 100
+
+
+def is_free(port: int) -> bool:
+    """Return whether a server could listen on a port; closing connections do not count."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+    return True
+
+
+def any_free() -> int:
+    """Return a free port that the operating system chooses."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+def first_free(wanted: int, avoid: frozenset[int] = frozenset()) -> int:
+    """Return the wanted port, or the next free one.
+
+    Raises:
+        OrchestrationError: if a hundred in a row are taken.
+    """
+    candidates = range(wanted, min(wanted + _TRIED, LAST + 1))
+    for port in candidates:
+        if port not in avoid and is_free(port):
+            return port
+    raise OrchestrationError(
+        f"Ports {wanted} to {candidates[-1]} are all taken or may not be used. Choose others with "
+        "--prefect-port and --mlflow-port."
+    )

@@ -1,0 +1,41 @@
+"""How a process that the supervisor started begins: `python -P -m MODULE FOLDER LIFELINE ...`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from pipeline import quiet_libraries, redaction
+from pipeline.errors import PipelineError
+from pipeline.supervision import supervisor_lifeline
+from pipeline.terminal_words import visible
+
+
+def begin() -> tuple[Path, Path, list[str]]:
+    """Set up this process so that it ends with the supervisor and logs no secrets.
+
+    The folder becomes the working directory. Ctrl-C in a terminal does not reach this process.
+
+    Returns:
+        The folder, the lifeline, and the rest of the command line.
+    """
+    folder, lifeline = Path(sys.argv[1]), Path(sys.argv[2])
+    supervisor_lifeline.end_with(lifeline)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    quiet_libraries.apply()
+    redaction.install(streams=True)
+    os.chdir(folder)
+    return folder, lifeline, sys.argv[3:]
+
+
+def main(work: Callable[[], None]) -> None:
+    """Do the work of this process; an error becomes the last line of its log."""
+    try:
+        work()
+    except PipelineError as error:
+        sys.stderr.write(f"Error: {visible(str(error), lines=True)}\n")
+        sys.stderr.flush()
+        sys.exit(error.exit_code)

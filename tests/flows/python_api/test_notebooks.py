@@ -1,0 +1,76 @@
+"""Patchline in real kernels, as Jupyter runs them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import nbclient
+import nbformat
+import pytest
+
+from tests.patience import patient
+from tests.structure.pages import ROOT
+
+_PROGRESS = """
+from flows.progress import display, shown
+with shown():
+    display().stage("Reading <b>flowers</b>")
+    for done in range(1, 2001):
+        display().advance("Training steps", done, 2000)
+    display().note("only 17 test images")
+"""
+_MODELS = """
+import patchline
+patchline.models()
+"""
+
+
+def executed(cells: list[str], folder: Path) -> Any:
+    """Return a notebook with the outputs that a kernel has given its cells."""
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    return _run(notebook, folder)
+
+
+def _run(notebook: Any, folder: Path) -> Any:
+    client = nbclient.NotebookClient(
+        notebook,
+        timeout=int(patient(600)),
+        kernel_name="python3",
+        resources={"metadata": {"path": str(folder)}},
+    )
+    return client.execute()
+
+
+def test_progress_and_tables_are_shown_in_a_notebook(tmp_path: Path) -> None:
+    """The lines are one output, redrawn; nothing goes to standard error; a table is HTML."""
+    notebook = executed([_PROGRESS, _MODELS], tmp_path)
+    [lines] = notebook.cells[0].outputs
+    assert lines.output_type == "display_data"
+    assert "Reading &lt;b&gt;flowers&lt;/b&gt;" in lines.data["text/html"]
+    assert "only 17 test images" in lines.data["text/plain"]
+    assert "progress" not in lines.data["text/html"], "the bar stays behind"
+    [table] = notebook.cells[1].outputs
+    assert "aliases" in table.data["text/html"]
+
+
+@pytest.mark.slow
+def test_the_example_notebook_works(tmp_path: Path) -> None:
+    """Every cell of it; a run shows its progress, its result and its report."""
+    file = ROOT / "examples" / "notebook.ipynb"
+    notebook = nbformat.read(file, as_version=4)
+    assert not any(cell.get("outputs") for cell in notebook.cells), "save it without outputs"
+    done = _run(notebook, tmp_path)
+    outputs = [
+        [output.get("data", {}).get("text/html", output.get("text", "")) for output in cell.outputs]
+        for cell in done.cells
+        if cell.cell_type == "code"
+    ]
+    progress, run = outputs[1]
+    assert "Training vit with conv for 5 epochs" in progress
+    assert "digits, version 1 (challenger, champion)" in run
+    assert outputs[3][0].startswith("<iframe sandbox srcdoc=")
+    assert "<table" in outputs[4][0]
+    assert outputs[-1] == ["There is no setting training.epoch. Did you mean training.epochs?\n"]
+    streams = [o.get("name") for cell in done.cells for o in cell.get("outputs", [])]
+    assert "stderr" not in streams

@@ -1,0 +1,88 @@
+"""A snapshot changes with each change of the files that a run reads, behind links too."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from pipeline.automation.folder_snapshot import snapshot
+from pipeline.plugin_api import SourceContext
+from plugins.data_sources.image_folder import ImageFolder, ImageFolderConfig
+from tests.conftest import write_photos
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return a folder of 8 photos in 2 classes."""
+    return write_photos(tmp_path / "photos", classes=2, images=4, side=8)
+
+
+def test_a_snapshot_sees_files_come_go_and_change(folder: Path) -> None:
+    """Each change of a path, a size or a date gives another digest; going back gives the old."""
+    before = snapshot(folder)
+    assert before.files == 8
+    added = folder / "across" / "new.png"
+    added.touch()
+    digests = {before.digest, snapshot(folder).digest}
+    added.write_bytes(added.read_bytes() + b"x")
+    digests.add(snapshot(folder).digest)
+    os.utime(added, ns=(1, 1))
+    digests.add(snapshot(folder).digest)
+    added.rename(added.with_name("other.png"))
+    digests.add(snapshot(folder).digest)
+    assert len(digests) == 5
+    added.with_name("other.png").unlink()
+    assert snapshot(folder) == before
+
+
+def test_a_snapshot_passes_over_what_is_hidden_or_unfinished(folder: Path) -> None:
+    """Hidden and .part files do not count, and neither does what MLflow writes beside the data."""
+    before = snapshot(folder)
+    (folder / "across" / ".DS_Store").touch()
+    (folder / "across" / "film.png.part").touch()
+    (folder / ".cache").mkdir()
+    (folder / ".cache" / "x.png").touch()
+    run = folder / "mlruns" / "1" / ("0" * 32) / "artifacts"
+    run.mkdir(parents=True)
+    (run / "report.png").touch()
+    (folder / "mlflow.db").touch()
+    assert snapshot(folder) == before
+
+
+def test_a_subfolder_that_cannot_be_listed_is_no_reason_to_stop(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rest of the folder is looked at, and the trouble is part of what is seen."""
+    before = snapshot(folder)
+    scandir = os.scandir
+
+    def refusing(path: Path) -> object:
+        if Path(path).name == "down":
+            raise PermissionError(13, "Permission denied")
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    assert snapshot(folder).files == 5
+    assert snapshot(folder) != before
+
+
+def test_a_snapshot_sees_what_lies_behind_links_as_a_run_does(tmp_path: Path) -> None:
+    """A new image behind a linked class folder, or in a linked folder inside one, is a change."""
+    folder = tmp_path / "photos"
+    (folder / "down").mkdir(parents=True)
+    (folder / "down" / "0.png").touch()
+    (tmp_path / "roses" / "old").mkdir(parents=True)
+    (folder / "rose").symlink_to(tmp_path / "roses")
+    (tmp_path / "more").mkdir()
+    (folder / "down" / "more").symlink_to(tmp_path / "more")
+    (folder / "down" / "back").symlink_to(folder)
+    source = ImageFolder(ImageFolderConfig(), SourceContext(str(folder), tmp_path))
+    seen = [snapshot(folder)]
+    for new in ("roses/1.png", "roses/old/2.png", "more/3.png"):
+        (tmp_path / new).touch()
+        seen.append(snapshot(folder))
+        assert len(source.list_images().images) == seen[-1].files
+    assert len({each.digest for each in seen}) == 4
+    assert [each.files for each in seen] == [1, 2, 3, 4]

@@ -1,0 +1,78 @@
+"""What `patchline run` prints in the end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.browsing.closing_words import closing_words
+from pipeline.browsing.run_summary import RunSummary
+from pipeline.metrics.intervals import MetricEstimate
+
+PAGE = "http://127.0.0.1:5000/#/experiments/1/runs/ab?workflowType=machine_learning"
+
+
+def _summary(tracking_uri: str = "sqlite:///mlflow.db", *aliases: str) -> RunSummary:
+    return RunSummary(
+        run_id="ab",
+        name="flowers",
+        version="3",
+        aliases=aliases,
+        status="FINISHED",
+        seconds={"train": 50.0},
+        metrics={"test/accuracy": MetricEstimate(value=0.9, low=0.85, high=0.94, n=200)},
+        report="report.html",
+        tracking_uri=tracking_uri,
+        config="config.yaml",
+        data_fingerprint="f",
+        example_image="it's.png",
+        notes=(),
+        promotion=None,
+        page=PAGE,
+    )
+
+
+def test_without_servers_the_run_is_shown_by_mlflow_ui() -> None:
+    """The program that shows the runs is named, with the address of this run in its layout."""
+    said = closing_words(_summary(), 60.0)
+    assert "mlflow ui " in said
+    assert said.splitlines()[-1] == f"This run, while `mlflow ui` runs: {PAGE}"
+
+
+def test_with_a_server_only_the_address_is_needed() -> None:
+    """A server shows the run already."""
+    said = closing_words(_summary("http://127.0.0.1:5000"), 60.0)
+    assert "mlflow ui" not in said
+    assert said.splitlines()[-1] == f"This run in MLflow: {PAGE}"
+
+
+def test_what_follows_depends_on_the_champion() -> None:
+    """A champion is used by its alias; another version is offered for promotion."""
+    assert "predict flowers@champion" in closing_words(_summary("", "champion"), 60.0)
+    said = closing_words(_summary("", "challenger"), 60.0, [Path("my plugin.py")])
+    assert "predict flowers/3" in said
+    assert "promote flowers" in said
+    assert "--config config.yaml --plugin 'my plugin.py' --fresh" in said
+    assert "Took           60 s (train 50, other 10)" in said
+
+
+def test_programs_have_no_path_once_the_environment_is_activated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Off the PATH, the command that activates the environment is named once."""
+    programs = tmp_path / "venv" / "bin"
+    programs.mkdir(parents=True)
+    for name in ("python", "patchline", "activate"):
+        (programs / name).write_text("")
+        (programs / name).chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(programs / "python"))
+    monkeypatch.setenv("PATH", "/nowhere")
+    said = closing_words(_summary(), 60.0)
+    assert "What's next (after `source venv/bin/activate`):" in said
+    assert "  patchline models flowers " in said
+    monkeypatch.setenv("PATH", str(programs))
+    assert "What's next:" in closing_words(_summary(), 60.0)
+    monkeypatch.setenv("PATH", "/nowhere")
+    (programs / "activate").unlink()
+    assert "  venv/bin/patchline models flowers " in closing_words(_summary(), 60.0)

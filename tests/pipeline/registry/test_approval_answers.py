@@ -1,0 +1,123 @@
+"""The approver's answer together with the gates, and the question that the approver sees."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import ModelReferenceError
+from pipeline.registry.approval import question_text
+from pipeline.registry.approval.answer import NOBODY, Answer
+from pipeline.registry.approval.question import Question, prepare_question
+from pipeline.registry.history import CHAMPION, alias_of
+from pipeline.registry.promotion import Promotion, Request, promote
+from pipeline.registry.registered_models import ModelReference, summaries
+from pipeline.tracking.tracking_store import client
+from tests.pipeline.registry.made_versions import QUICK, make_version
+
+pytestmark = pytest.mark.usefixtures("own_store")
+YES = Answer(decision="approve", who="Ada", reason="looks good")
+NO = Answer(decision="reject", who="Ada", reason="blurry")
+
+
+def _decided(
+    reference: ModelReference,
+    folder: Path,
+    answer: Answer,
+    *,
+    force: str | None = None,
+    against: str = "1",
+) -> Promotion | None:
+    request = Request(reference, QUICK, force, answer=answer, answered_against=against)
+    return promote(request, folder / "promotion")[0]
+
+
+def _champion() -> str | None:
+    return alias_of(client(), "roses", CHAMPION)
+
+
+def test_an_answer_and_the_gates_decide_together(tmp_path: Path) -> None:
+    """A rejection always counts; an approval needs the gates or force; the history names who."""
+    make_version("roses", tmp_path, wrong=range(60))
+    equal = make_version("roses", tmp_path, wrong=range(60))
+    better = make_version("roses", tmp_path, wrong=range(10))
+    for force in (None, "all the same"):
+        refused = _decided(better, tmp_path, NO, force=force)
+        assert refused is not None
+        assert (refused.promoted, refused.forced, refused.reason) == (False, False, NO.text)
+    against_gates = _decided(equal, tmp_path, YES)
+    assert against_gates is not None
+    assert not against_gates.promoted
+    assert against_gates.reason.startswith("of 200 images")
+    assert against_gates.reason.endswith("(although approved by Ada: looks good)")
+    assert _champion() == "1"
+    promoted = _decided(better, tmp_path, YES)
+    assert promoted is not None
+    assert promoted.promoted
+    [model] = summaries("roses")
+    assert model.history[-1].reason.startswith("approved by Ada: looks good; better than version 1")
+
+
+def test_an_approval_holds_against_one_champion_and_a_rejection_against_any(tmp_path: Path) -> None:
+    """Nothing is decided if the champion is not the one that the approver saw."""
+    make_version("roses", tmp_path, wrong=range(60))
+    better = make_version("roses", tmp_path, wrong=range(10))
+    assert _decided(better, tmp_path, YES, against="7") is None
+    assert (_champion(), summaries("roses")[0].versions[0].decision) == ("1", None)
+    assert _decided(better, tmp_path, NO) is not None
+
+
+def test_a_rejection_needs_no_comparison(tmp_path: Path) -> None:
+    """Without the champion's run nothing can be compared, but a rejection is still recorded."""
+    champion = make_version("roses", tmp_path, wrong=range(60))
+    better = make_version("roses", tmp_path, wrong=range(10))
+    run_id = str(client().get_model_version("roses", champion.version).run_id)
+    shutil.rmtree(tmp_path / "mlruns" / client().get_run(run_id).info.experiment_id / run_id)
+    with pytest.raises(ModelReferenceError):
+        _decided(better, tmp_path, YES)
+    refused = _decided(better, tmp_path, NO)
+    assert refused is not None
+    assert (refused.promoted, refused.reason) == (False, NO.text)
+
+
+def test_the_question_has_metrics_gates_and_links(tmp_path: Path) -> None:
+    """The text has what the approver needs, and the comparison is logged on the version's run."""
+    make_version("roses", tmp_path, wrong=range(20), metrics={"accuracy": 0.9})
+    metrics = {"accuracy": 0.7, "accuracy_low": 0.6, "accuracy_high": 0.8}
+    worse = make_version("roses", tmp_path, wrong=range(60), metrics=metrics)
+    question = prepare_question(worse, "1", QUICK, tmp_path / "20261121")
+    assert [gate.name for gate in question.refusing] == ["better_than_champion", "no_class_worse"]
+    words = question_text.page_text(question, 72)
+    assert "2 of 2 gates refuse: `better_than_champion`, `no_class_worse`" in words
+    assert "| accuracy on 200 common images | 90.0% (" in words
+    assert "| correct only here | 40 images | 0 images |" in words
+    assert "| Accuracy, own test images | 0.9 | 0.7 (0.6 to 0.8) |" in words
+    assert "### Largest losses of recall" in words
+    assert "- **REFUSED** `better_than_champion`: of 200 images" in words
+    assert "patchline approve roses/2" in words
+    form = question_text.form_text(question, 72)
+    assert "Correct only now: 0; correct only before: 40." in form
+    run_id = summaries("roses")[0].versions[0].run_id
+    assert f"/runs/{run_id}/artifacts/approval/20261121/comparison.html?" in words
+    stored = [item.path for item in client().list_artifacts(run_id, "approval/20261121")]
+    assert "approval/20261121/comparison.html" in stored
+    assert question == Question.model_validate_json(question.model_dump_json())
+
+
+def test_without_a_champion_there_is_nothing_to_compare(tmp_path: Path) -> None:
+    """The question then shows the version's own metrics."""
+    first = make_version("roses", tmp_path, wrong=range(20), metrics={"accuracy": 0.9})
+    client().delete_registered_model_alias("roses", CHAMPION)
+    words = question_text.page_text(prepare_question(first, None, QUICK, tmp_path / "x"), 1)
+    assert "There is no champion to compare with." in words
+    assert "No gates are configured" in words
+    assert "| Accuracy, own test images |  | 0.9 |" in words
+
+
+def test_an_answer_is_one_line_of_plain_text() -> None:
+    """What somebody pastes into the form cannot break the history."""
+    answer = Answer(decision="reject", who="A\x1bda", reason="first\nsecond")
+    assert answer.text == "rejected by A da: first second"
+    assert Answer(decision="reject", who=NOBODY, reason="too late").text == "too late"

@@ -1,0 +1,62 @@
+"""When the workers of the later stages are prepared."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from pipeline.workers import prewarm, worker_start
+
+
+@pytest.fixture
+def prepared(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The modules that were asked for, instead of their processes."""
+    modules: list[str] = []
+    monkeypatch.setattr(worker_start, "prepare", modules.append)
+    return modules
+
+
+def _progress(seconds: float, done: int, total: int) -> dict[str, Any]:
+    return {"kind": "progress", "time": 1000 + seconds, "done": done, "total": total}
+
+
+def test_workers_are_prepared_when_a_quarter_of_a_minute_is_left(prepared: list[str]) -> None:
+    """The time that is left comes from the steps' own rate, the first ones not counted."""
+    see = prewarm.following_stages(lambda _: None)
+    for seconds, done in ((5, 1), (15, 11), (65, 61), (88, 84)):
+        see(_progress(seconds, done, total=100))
+    assert not prepared
+    see(_progress(89, 85, total=100))
+    assert prepared == ["pipeline.evaluation", "pipeline.packaging"]
+
+
+def test_a_short_training_has_them_prepared_after_its_first_steps(prepared: list[str]) -> None:
+    """One event says nothing about the rate; the second one does. Other events say nothing."""
+    see = prewarm.following_stages(lambda _: None)
+    see(_progress(5, 1, total=10))
+    see({"kind": "metrics", "time": 1006})
+    assert not prepared
+    see(_progress(6, 2, total=10))
+    assert prepared
+
+
+def test_nothing_is_prepared_where_memory_is_short(
+    prepared: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A running training is worth more than the seconds that prewarming saves."""
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=2**30))
+    see = prewarm.following_stages(lambda _: None)
+    for seconds in (5, 6, 7):
+        see(_progress(seconds, done=seconds, total=10))
+    assert not prepared
+
+
+def test_a_resumed_training_counts_its_own_steps(prepared: list[str]) -> None:
+    """Steps of an earlier attempt took time that nobody has measured here."""
+    see = prewarm.following_stages(lambda _: None)
+    see(_progress(5, 900, total=1000))
+    see(_progress(15, 905, total=1000))
+    assert not prepared

@@ -1,0 +1,52 @@
+"""Everything that a person reads uses the field's terms, not the phrases that were replaced."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.structure.word_rules import BANNED, stumbles
+
+ROOT = Path(__file__).resolve().parents[2]
+_READ = (
+    "README.md", "patchline.py", "pipeline", "flows", "plugins", "docs", "examples", "benchmarks",
+    "tests", ".github",
+)  # fmt: skip
+_OLD_SPELLING = (
+    # The former name of an option still works, so it is written somewhere.
+    "flows/commands/up.py",
+    "flows/services/startup_plan.py",
+    "tests/flows/services/test_services.py",
+)
+
+
+def test_no_banned_phrase_is_left() -> None:
+    """Code, tests and pages contain none of the phrases; each hit names what to write instead."""
+    found = stumbles([ROOT / name for name in _READ], ROOT)
+    kept = [hit for hit in found if not (hit.startswith(_OLD_SPELLING) and "runs" in hit)]
+    assert kept == []
+
+
+@pytest.mark.parametrize(
+    ("line", "phrase"),
+    [
+        ("The run goes on by itself.", "goes on"),
+        ("the test figures flatter", "flatter"),
+        ("Run something again and again; needs `patchline up`.", "again and again"),
+        ("class _Line:", "_Line"),
+    ],
+)
+def test_a_banned_phrase_is_found(tmp_path: Path, line: str, phrase: str) -> None:
+    """A page with the phrase is named, with the line and the phrase."""
+    (tmp_path / "page.md").write_text(f"# Page\n\n{line}\n", encoding="utf-8")
+    hits = list(stumbles([tmp_path], tmp_path))
+    assert any(hit.startswith(f"page.md:3: '{phrase}'") for hit in hits)
+
+
+def test_plain_sentences_pass(tmp_path: Path) -> None:
+    """Terms that only resemble a banned phrase are left alone."""
+    text = "Contributions are welcome. The head goes on the token. A figure shows it.\n"
+    (tmp_path / "page.md").write_text(text, encoding="utf-8")
+    assert list(stumbles([tmp_path], tmp_path)) == []
+    assert len(BANNED) >= 30
