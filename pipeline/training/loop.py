@@ -165,7 +165,7 @@ class Training:
         settings = self.config.optimizer
         progress = state.plan.progress_of(state.step)
         self.learning_rate = settings.learning_rate * learning_rate_factor(
-            progress, settings.warmup_fraction
+            progress, settings.warmup_fraction, settings.schedule, settings.decay_fraction
         )
         for group in state.optimizer.param_groups:
             group["lr"] = self.learning_rate
