@@ -19,8 +19,8 @@ from prefect.flow_runs import suspend_flow_run
 from prefect.runtime import flow_run
 from prefect.states import Completed
 
-from flows.approval import answers, requests
-from flows.approval.answers import Approval
+from flows.approval import approval_form, requests
+from flows.approval.approval_form import Approval
 from flows.failures import RETRYING
 from flows.notifications import events
 from pipeline.automation import event_kinds
@@ -92,11 +92,13 @@ def _decide(reference: ModelReference, config: PromotionConfig) -> State[Any]:
     while True:
         champion = history.alias_of(registry(), reference.name, history.CHAMPION)
         with get_client(sync_client=True) as prefect:
-            given = dict(answers.stored(prefect, UUID(str(flow_run.id))))
+            given = dict(approval_form.stored(prefect, UUID(str(flow_run.id))))
         if champion == reference.version:
             return _already_champion(reference, list(given.values()))
         rejection = next((each for each in given.values() if not each.approves), None)
-        answer = rejection or given.get(answers.key_against(champion)) or _superseded(reference)
+        answer = (
+            rejection or given.get(approval_form.key_against(champion)) or _superseded(reference)
+        )
         if answer is None:
             _ask(reference, champion, config)
             continue
@@ -126,9 +128,9 @@ def _ask(reference: ModelReference, champion: str | None, config: PromotionConfi
     expires = dt.datetime.now(dt.UTC) + dt.timedelta(hours=config.approval_hours)
     when = expires.isoformat(timespec="minutes")
     _emit(event_kinds.APPROVAL_ASKED, reference, {"champion": champion, "expires": when})
-    key = answers.key_against(champion)
+    key = approval_form.key_against(champion)
     with get_client(sync_client=True) as prefect:
-        answers.clear(prefect, UUID(str(flow_run.id)), key)
+        approval_form.clear(prefect, UUID(str(flow_run.id)), key)
     text = question_text.form_text(question, config.approval_hours)
     suspend_flow_run(
         wait_for_input=Approval.with_initial_data(description=text),

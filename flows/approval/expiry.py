@@ -9,7 +9,7 @@ from uuid import UUID
 
 from prefect.client.schemas.objects import State, StateType
 
-from flows.approval import answers, requests
+from flows.approval import approval_form, requests
 from flows.approval.requests import FAILED, ApprovalRequest
 from flows.prefect_client import asking
 from flows.schedules import deployments, retries
@@ -34,7 +34,7 @@ def expire_overdue() -> None:
     now = dt.datetime.now(dt.UTC)
     for request in requests.find(ids, (StateType.PAUSED, StateType.CANCELLED, *FAILED)):
         if request.waits and request.due < now:
-            answers.submit(request, expired(request.hours))
+            approval_form.submit(request, expired(request.hours))
         elif request.failed and now - request.since < retries.LOOK_BACK:
             retry(request, now)
         elif request.kind == StateType.CANCELLED and request.flow_run_id not in _cancelled:

@@ -15,7 +15,7 @@ from uuid import UUID
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.client.schemas.sorting import FlowRunSort
 
-from flows.approval import answers
+from flows.approval import approval_form
 from flows.prefect_client import asking, flow_runs
 from flows.schedules import deployments
 from pipeline.errors import OrchestrationError
@@ -148,7 +148,7 @@ def _open(reference: ModelReference, config: PromotionConfig, others: list[Appro
     note(reference, "asked", flow_run_id=str(flow_run_id))
     for other in others:
         if other.waits and other.version != reference.version:
-            answers.submit(other, superseded_by(reference.version))
+            approval_form.submit(other, superseded_by(reference.version))
     return (
         f"Approval requested for {version}: run `patchline approve {version}` or `patchline reject "
         f"{version}`, or use Resume in the Prefect UI. It expires in {config.approval_hours:g} "

@@ -49,7 +49,7 @@ def _answer(run: str, *, approve: bool, reason: str | None, as_json: bool) -> in
     """
     reason = checked_reason(reason) or ""
     with shown(), prefect_session.connected():
-        from flows.approval import answers, expiry
+        from flows.approval import approval_form, expiry
         from pipeline.registry.approval.answer import Answer
 
         expiry.expire_overdue()
@@ -59,7 +59,7 @@ def _answer(run: str, *, approve: bool, reason: str | None, as_json: bool) -> in
             display().note("waiting for the comparison with the champion")
         request = _wait(request)
         answer = Answer(decision="approve" if approve else "reject", who=_user(), reason=reason)
-        if not request.waits or not answers.submit(request, answer):
+        if not request.waits or not approval_form.submit(request, answer):
             raise _too_late(_outcome(request))
         display().stage("Answer recorded; the runner of `patchline up` carries it out")
         request = _outcome(request)

@@ -114,9 +114,9 @@ def _print_summary(summary: RunSummary, began: float, *, as_json: bool) -> None:
     if as_json:
         print(summary.model_dump_json(indent=2))
         return
-    from pipeline.browsing.closing_words import closing_words
+    from pipeline.browsing.next_steps import next_steps
 
-    print(closing_words(summary, time.monotonic() - began, plugin_files()))
+    print(next_steps(summary, time.monotonic() - began, plugin_files()))
 
 
 def _print_plan(config: RunConfig) -> None:

@@ -16,7 +16,7 @@ from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelled
 
-from flows.approval import answers, expiry, requests
+from flows.approval import approval_form, expiry, requests
 from flows.schedules import deployments
 from pipeline.errors import ModelReferenceError
 from pipeline.registry.approval.answer import Answer, refuse_closed
@@ -110,8 +110,8 @@ def test_a_rejection_is_recorded_like_a_refusal_by_a_gate(here: Path) -> None:
     """The version records who rejected it and why; the comparison is logged on its run."""
     _, better = versions("lilies", here, range(60), range(10))
     asked = asked_about(better)
-    assert answers.submit(asked, NO)
-    assert not answers.submit(asked, YES)
+    assert approval_form.submit(asked, NO)
+    assert not approval_form.submit(asked, YES)
     ended = carry_on(asked)
     assert (ended.state, ended.message) == ("Refused", "rejected by Ada: blurry")
     assert champion("lilies") == "1"
@@ -129,7 +129,7 @@ def test_gates_refuse_what_is_approved_without_force(here: Path) -> None:
     """An approval does not overrule a gate; one with force and a reason does."""
     _, equal = versions("tulips", here, range(60), range(60))
     asked = asked_about(equal)
-    assert answers.submit(asked, YES)
+    assert approval_form.submit(asked, YES)
     ended = carry_on(asked)
     assert (ended.state, champion("tulips")) == ("Refused: the gates", "1")
     assert ended.message.startswith("of 200 images")
@@ -139,7 +139,7 @@ def test_gates_refuse_what_is_approved_without_force(here: Path) -> None:
     again = asked_about(equal)
     assert again.flow_run_id != asked.flow_run_id
     forced = Answer(decision="approve", who="Ada", reason="half the size", force=True)
-    assert answers.submit(again, forced)
+    assert approval_form.submit(again, forced)
     assert (carry_on(again).state, champion("tulips")) == ("Promoted", "2")
     [model] = summaries("tulips")
     assert model.history[-1].action == "forced"
@@ -152,10 +152,10 @@ def test_approval_is_requested_again_if_the_champion_changed(here: Path) -> None
     first, second, third = versions("asters", here, range(60), range(40), range(10))
     asked = asked_about(third)
     promote(Request(second, QUICK), here / "by_hand")
-    assert answers.submit(asked, YES)
+    assert approval_form.submit(asked, YES)
     again = carry_on(asked)
     assert (again.waits, champion("asters")) == (True, second.version)
-    assert answers.submit(again, NO)
+    assert approval_form.submit(again, NO)
     assert carry_on(again).state == "Refused"
     assert champion("asters") == second.version != first.version
 
@@ -175,7 +175,7 @@ def test_an_overdue_request_is_refused(here: Path) -> None:
     approval = summary(better).approval
     assert approval is not None
     assert approval["state"] == "expired"
-    assert answers.submit(waiting, NO)
+    assert approval_form.submit(waiting, NO)
 
 
 @pytest.mark.slow
@@ -193,7 +193,7 @@ def test_a_request_cancelled_in_prefect_is_closed(here: Path) -> None:
     assert again.flow_run_id != asked.flow_run_id
     expiry.expire_overdue()
     assert (summary(better).approval or {})["state"] == "asked"
-    assert answers.submit(again, NO)
+    assert approval_form.submit(again, NO)
 
 
 @pytest.mark.slow
@@ -201,7 +201,7 @@ def test_an_answer_survives_the_death_of_the_process(here: Path) -> None:
     """Killed after the answer, and again after the promotion, the flow still ends as it should."""
     _, better = versions("violets", here, range(60), range(10))
     asked = asked_about(better)
-    assert answers.submit(asked, YES)
+    assert approval_form.submit(asked, YES)
     kill(asked)
     expiry.expire_overdue()
     assert requests.refreshed(asked).state == "Crashed"  # not at once
@@ -224,16 +224,16 @@ def test_a_request_killed_while_it_was_opened_can_be_answered(here: Path) -> Non
     _, better = versions("peonies", here, range(60), range(10))
     asked = asked_about(better)
     with get_client(sync_client=True) as prefect:
-        key = answers.key_against("1")
-        answers.clear(prefect, asked.flow_run_id, key)
-    assert answers.submit(asked, NO)
+        key = approval_form.key_against("1")
+        approval_form.clear(prefect, asked.flow_run_id, key)
+    assert approval_form.submit(asked, NO)
     assert carry_on(asked).state == "Refused"
     again = asked_about(better)
     kill(again)
     expiry.retry(requests.refreshed(again), dt.datetime.now(dt.UTC) + dt.timedelta(minutes=1))
     again = carry_on(again)
     assert again.waits
-    assert answers.submit(again, NO)
+    assert approval_form.submit(again, NO)
     assert carry_on(again).state == "Refused"
 
 
@@ -246,7 +246,7 @@ def test_a_newer_version_supersedes_an_older_one(here: Path) -> None:
     assert start(third).flow_run_id == newer.flow_run_id
     assert carry_on(older).state == "Refused: a newer version waits"
     assert "the newer version daisies/3 is pending" in str(requests.request_approval(second, QUICK))
-    assert answers.submit(carry_on(newer), NO)
+    assert approval_form.submit(carry_on(newer), NO)
 
 
 @pytest.mark.slow
@@ -259,7 +259,7 @@ def test_of_two_answers_at_once_one_counts(here: Path) -> None:
 
     def give(number: int) -> None:
         with temporary_settings({PREFECT_API_URL: os.environ["PREFECT_API_URL"]}):
-            told[number] = answers.submit(asked, given[number])
+            told[number] = approval_form.submit(asked, given[number])
 
     threads = [threading.Thread(target=give, args=(number,)) for number in range(len(given))]
     for thread in threads:
@@ -276,7 +276,7 @@ def test_a_deleted_version_closes_the_request_with_a_message(here: Path) -> None
     _, better = versions("cosmos", here, range(60), range(10))
     asked = asked_about(better)
     client().delete_model_version("cosmos", better.version)
-    assert answers.submit(asked, YES)
+    assert approval_form.submit(asked, YES)
     ended = carry_on(asked)
     assert ended.state == "Refused: the version is gone"
     assert "'cosmos' has no version 2" in ended.message
@@ -299,7 +299,7 @@ def test_a_request_that_cannot_be_answered_is_an_error(here: Path, run_here: Com
     assert (
         "pending approval: run `patchline approve crocuses/2`" in run_here("models", "crocuses")[1]
     )
-    assert answers.submit(asked, NO)
+    assert approval_form.submit(asked, NO)
     code, _, err = run_here("promote", "crocuses", "--ask", "--force", "--reason", "x")
     assert code == 2
     assert "--ask" in err

@@ -16,7 +16,7 @@ import psutil
 import pytest
 from prefect.client.orchestration import get_client
 
-from flows.approval import answers, expiry, requests
+from flows.approval import approval_form, expiry, requests
 from flows.approval.requests import ApprovalRequest
 from flows.failures import was_interrupted
 from flows.schedules import deployments, retries
@@ -156,7 +156,7 @@ def test_sigkill_right_after_the_answer_loses_nothing(here: Path) -> None:
     _, better = versions("violets", here, range(60), range(10))
     asked = _suspended(better)
     _wait_for(lambda: not _flow_processes(asked), "no process")
-    assert answers.submit(asked, YES)
+    assert approval_form.submit(asked, YES)
     _wait_for(lambda: bool(_flow_processes(asked)), "the process that carries it out")
     for process in _flow_processes(asked):
         with contextlib.suppress(psutil.NoSuchProcess):

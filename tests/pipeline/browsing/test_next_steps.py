@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.browsing.closing_words import closing_words
+from pipeline.browsing.next_steps import next_steps
 from pipeline.browsing.run_summary import RunSummary
 from pipeline.metrics.intervals import MetricEstimate
 
@@ -35,22 +35,22 @@ def _summary(tracking_uri: str = "sqlite:///mlflow.db", *aliases: str) -> RunSum
 
 def test_without_servers_the_run_is_shown_by_mlflow_ui() -> None:
     """The program that shows the runs is named, with the address of this run in its layout."""
-    said = closing_words(_summary(), 60.0)
+    said = next_steps(_summary(), 60.0)
     assert "mlflow ui " in said
     assert said.splitlines()[-1] == f"This run, while `mlflow ui` runs: {PAGE}"
 
 
 def test_with_a_server_only_the_address_is_needed() -> None:
     """A server shows the run already."""
-    said = closing_words(_summary("http://127.0.0.1:5000"), 60.0)
+    said = next_steps(_summary("http://127.0.0.1:5000"), 60.0)
     assert "mlflow ui" not in said
     assert said.splitlines()[-1] == f"This run in MLflow: {PAGE}"
 
 
 def test_what_follows_depends_on_the_champion() -> None:
     """A champion is used by its alias; another version is offered for promotion."""
-    assert "predict flowers@champion" in closing_words(_summary("", "champion"), 60.0)
-    said = closing_words(_summary("", "challenger"), 60.0, [Path("my plugin.py")])
+    assert "predict flowers@champion" in next_steps(_summary("", "champion"), 60.0)
+    said = next_steps(_summary("", "challenger"), 60.0, [Path("my plugin.py")])
     assert "predict flowers/3" in said
     assert "promote flowers" in said
     assert "--config config.yaml --plugin 'my plugin.py' --fresh" in said
@@ -68,11 +68,11 @@ def test_programs_have_no_path_once_the_environment_is_activated(
         (programs / name).chmod(0o755)
     monkeypatch.setattr("sys.executable", str(programs / "python"))
     monkeypatch.setenv("PATH", "/nowhere")
-    said = closing_words(_summary(), 60.0)
+    said = next_steps(_summary(), 60.0)
     assert "What's next (after `source venv/bin/activate`):" in said
     assert "  patchline models flowers " in said
     monkeypatch.setenv("PATH", str(programs))
-    assert "What's next:" in closing_words(_summary(), 60.0)
+    assert "What's next:" in next_steps(_summary(), 60.0)
     monkeypatch.setenv("PATH", "/nowhere")
     (programs / "activate").unlink()
-    assert "  venv/bin/patchline models flowers " in closing_words(_summary(), 60.0)
+    assert "  venv/bin/patchline models flowers " in next_steps(_summary(), 60.0)

@@ -12,7 +12,7 @@ Command = tuple[str, str]
 """A command line and what it does."""
 
 
-def closing_words(summary: RunSummary, seconds: float, plugins: Sequence[Path] = ()) -> str:
+def next_steps(summary: RunSummary, seconds: float, plugins: Sequence[Path] = ()) -> str:
     """Return the results of a run and what to do with them, in lines.
 
     Args:
