@@ -62,7 +62,7 @@ class PatchEmbeddingChoice(PluginChoice):
     """The patch embedding plugin."""
 
     name: str = AUTO
-    """Name of the patch embedding plugin; auto selects the model plugin's own."""
+    """Name of the patch embedding plugin; auto selects the model's default."""
 
 
 class ModelChoice(PluginChoice):

@@ -91,7 +91,7 @@ COMMANDS = (
         "plugins_new:new_plugin",
         "Create a package with a new, working plugin: code, settings and tests.",
     ),
-    Command("predict", "predict:predict", "Label images with a registered model."),
+    Command("predict", "predict:predict", "Predict the classes of images with a registered model."),
     Command(
         "evaluate",
         "evaluate:evaluate",
@@ -105,7 +105,7 @@ COMMANDS = (
     Command(
         "promote",
         "promote:promote",
-        "Promote a version to champion if it passes the gates; exit code 3 if one refuses.",
+        "Promote a version to champion if it passes the gates; exits with code 3 if one refuses.",
     ),
     Command("rollback", "promote:rollback", "Roll back to the previous champion."),
     Command(
@@ -141,7 +141,7 @@ COMMANDS = (
     Command(
         "data watch",
         "data_watch:watch",
-        "Watch a folder and train when enough images are new; end with `schedule remove`.",
+        "Watch a folder and train when it has enough new images; stop with `schedule remove`.",
     ),
     Command(
         "approve",

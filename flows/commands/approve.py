@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 Run = Annotated[
     str,
-    Parameter(help="The version as NAME/VERSION, or the run that made it: its id or its name."),
+    Parameter(help="The version as NAME/VERSION, or the id or name of the run that produced it."),
 ]
-Reason = Annotated[str | None, Parameter(help="Why; recorded in the history.")]
+Reason = Annotated[str | None, Parameter(help="Reason; recorded in the model's history.")]
 _POLL_SECONDS = 0.5
 _PATIENCE_SECONDS = 600.0
 

@@ -27,14 +27,15 @@ def watch(
     name: str | None = None,
     as_json: Json = False,
 ) -> None:
-    """Watch a folder and train when enough images are new; end with `schedule remove`.
+    """Watch a folder and train when it has enough new images; stop with `schedule remove`.
 
     Parameters
     ----------
     folder
         Folder with one subfolder of images per class.
     config
-        YAML file with the settings of the run; data.min_new_images sets how many are enough.
+        YAML file with the settings of the run; data.min_new_images is the number of new images
+        that starts it.
     name
         Name of the watch. Default: the folder's name.
     """
@@ -59,7 +60,10 @@ def watch(
     print(f"{name}: watching {visible(str(folder))}; trains when at least {enough} new.")
     for note in notes:
         print(f"  {visible(note)}")
-    print(f"List watches with `patchline schedule list`; end with `schedule remove {name}`.")
+    print(
+        "List watches with `patchline schedule list`; stop this one with `patchline schedule "
+        f"remove {name}`."
+    )
 
 
 def trigger(name: str, folder: Path) -> DeploymentEventTrigger:

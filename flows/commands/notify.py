@@ -29,8 +29,9 @@ def create(
     name
         Name of the notification.
     webhook
-        URL that receives a POST with a JSON object; stored as a secret. Other users of the machine
-        can see a flag while the command runs, but not the variable PATCHLINE_WEBHOOK.
+        URL that receives a POST request with a JSON object; stored as a secret. Other users of the
+        machine can read this flag while the command runs, but not the environment variable
+        PATCHLINE_WEBHOOK.
     on
         Event to send, such as run.failed; repeatable. Default: failures, promotions and refusals.
     """

@@ -34,7 +34,7 @@ def predict(
     restart: Switch = False,
     as_json: Json = False,
 ) -> int:
-    """Label images with a registered model.
+    """Predict the classes of images with a registered model.
 
     Parameters
     ----------
@@ -45,8 +45,8 @@ def predict(
     top_k
         Number of classes to show per image.
     out
-        Write a table instead: a .csv or .parquet file. The same command resumes after an
-        interruption.
+        Write the predictions to this .csv or .parquet file instead of printing them. After an
+        interruption, the same command resumes.
     probabilities
         Include the probabilities of all classes in a .parquet file.
     restart

@@ -41,7 +41,7 @@ def promote(
     as_json: Json = False,
     promotion: PromotionConfig | None = None,
 ) -> int:
-    """Promote a version to champion if it passes the gates; exit code 3 if one refuses.
+    """Promote a version to champion if it passes the gates; exits with code 3 if one refuses.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ def promote(
     force
         Promote even if a gate refuses; the history records it. Requires --reason.
     reason
-        Why the gates are overruled.
+        Reason for overruling the gates.
     ask
         Request a person's approval instead of deciding; answer it with `patchline approve` or in
         the Prefect UI. Needs `patchline up`.
@@ -157,7 +157,7 @@ def rollback(name: str, /, *, reason: str | None = None, as_json: Json = False) 
     name
         The registered model.
     reason
-        Why; recorded in the history.
+        Reason for the rollback; recorded in the model's history.
     """
     reason = checked_reason(reason)
     check_name(name)

@@ -47,7 +47,8 @@ def build(arguments: list[str]) -> Callable[..., None]:
         Parameters
         ----------
         data
-            A folder with one subfolder of images for each class, or SOURCE:NAME.
+            A folder with one subfolder of images for each class, or SOURCE:NAME for another data
+            source plugin.
         config
             YAML file with settings; flags override it. Every run writes such a file.
         preset
@@ -57,9 +58,9 @@ def build(arguments: list[str]) -> Callable[..., None]:
         schema
             Print the JSON schema of the settings and exit.
         fresh
-            Compute every stage instead of reusing unchanged results of earlier runs.
+            Recompute every stage instead of reusing results of earlier runs.
         resume
-            Continue a run that failed or was killed: its MLflow id, the first characters of the
+            Resume a run that failed or was killed: its MLflow id, the first characters of the
             id, its name, or `last`. It keeps the settings it was started with.
         settings
             Settings of the run.

@@ -29,8 +29,8 @@ logger = logging.getLogger(__name__)
 
 FLOW_DESCRIPTION = """\
 From a folder of labelled images to a registered model: read and check the data, decode the images,
-train, evaluate on images that were not used for training, package, register, and decide about the
-champion. One MLflow run holds everything; the artifact *summary* links to it.
+train, evaluate on images that were not used for training, package, register, and decide whether the
+new version becomes champion. One MLflow run records everything; the artifact *summary* links to it.
 """
 Parameters = dict[str, Any]
 
@@ -146,7 +146,7 @@ def _write_artifacts(outcome: Outcome) -> None:
     lasting = tracking_store.use_store().startswith("http")  # a file's server has no address yet
     where = (
         f"Run `{outcome.run.run_id}` in the experiment *{outcome.config.name}* of this folder's "
-        "MLflow; `patchline up` prints its address, and `mlflow ui` shows it without servers."
+        "MLflow; `patchline up` prints a link to its UI, and `mlflow ui` starts it without `up`."
     )
     parts = (
         f"## {outcome.run_name}",

@@ -30,13 +30,14 @@ class DataConfig(Section):
     """1 for greyscale, 3 for RGB; by default greyscale only if every image is."""
 
     resize: Literal["crop", "squash"] = "crop"
-    """How to make an image square: crop at the centre, or squash to the new proportions."""
+    """How to make an image square: crop keeps the centre; squash keeps all, but distorts it."""
 
     validation_fraction: Fraction = 0.15
-    """Fraction of the images used to select the best weights, if the data has no such split."""
+    """Fraction of the images used to select the best weights; unused if the data has a validation
+    split."""
 
     test_fraction: Fraction = 0.15
-    """Fraction of the images used for the final metrics, if the data has no such split."""
+    """Fraction of the images used for the final metrics; unused if the data has a test split."""
 
     split_seed: Annotated[int, Field(ge=0)] = 0
     """Seed of the split; independent of the training seed."""
@@ -45,7 +46,7 @@ class DataConfig(Section):
     """Number of data-loader workers; the result does not depend on it."""
 
     min_new_images: Annotated[int, Field(ge=1)] = 1
-    """Number of new images in a watched folder that starts another training run."""
+    """Minimum number of new images in a watched folder to start a training run."""
 
     @model_validator(mode="before")
     @classmethod

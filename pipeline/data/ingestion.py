@@ -293,8 +293,8 @@ def _listing(config: RunConfig, workspace: Path) -> ImageListing:
         RunConfig(name=listing.name)
     except ValueError as error:
         raise PluginError(
-            f"The data source '{config.data.source}' calls the data {listing.name!r}, which is not "
-            "a valid name. Repair the plugin, or choose a --name."
+            f"The data source '{config.data.source}' named the data {listing.name!r}, which is not "
+            "a valid name. Fix the plugin."
         ) from error
     return listing
 
@@ -335,7 +335,7 @@ def _notes_on_files(manifest: pd.DataFrame) -> list[str]:
     notes = []
     for status, words in (
         ("damaged", ("is damaged", "are damaged")),
-        ("foreign", ("is not an image of a class", "are not images of a class")),
+        ("foreign", ("is not an image in a class folder", "are not images in class folders")),
     ):
         rows = manifest[manifest["status"] == status]
         for path, reason in zip(rows["path"], rows["reason"], strict=True):

@@ -31,8 +31,8 @@ def _known_columns(columns: tuple[str, ...]) -> tuple[str, ...]:
             close = difflib.get_close_matches(column, SLICE_COLUMNS, n=1, cutoff=0.5)
             nearest = f"did you mean {close[0]}? " if close else ""
             raise ValueError(
-                f"there is no column {column!r} to slice the images by: {nearest}"
-                f"Columns: {', '.join(SLICE_COLUMNS)}"
+                f"there is no column {column!r} to slice the images by; {nearest}"
+                f"choose from: {', '.join(SLICE_COLUMNS)}"
             )
     return tuple(dict.fromkeys(columns))
 

@@ -161,7 +161,7 @@ def _calibration_words(temperature: float) -> str:
         return "The uncalibrated model was overconfident"
     if temperature < 0.95:  # noqa: PLR2004 - as above
         return "The uncalibrated model was underconfident"
-    return "The uncalibrated model was almost calibrated"
+    return "The model was well calibrated even without temperature scaling"
 
 
 def _by_column(slices: Sequence[Slice]) -> dict[str, list[Slice]]:

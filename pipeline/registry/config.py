@@ -43,7 +43,7 @@ class PromotionConfig(Section):
     """Gates that a version has to pass before it becomes champion."""
 
     automatic: bool = False
-    """Promote at the end of a run if every gate passes; otherwise a person decides."""
+    """Promote at the end of a run if every gate passes; if false, a person decides."""
 
     approval: bool = False
     """Request a person's approval at the end of a run; needs `patchline up`."""
@@ -64,19 +64,20 @@ class PromotionConfig(Section):
     """Require the version to beat the champion in the paired test; a tie does not pass."""
 
     significance: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
-    """Maximum p-value of McNemar's exact test that counts as better."""
+    """Maximum p-value in McNemar's exact test for a version to count as better."""
 
     min_images: Annotated[int, Field(ge=1)] = 50
-    """Minimum images that neither model used for training or model selection, to compare at all."""
+    """Minimum number of images that neither model used for training or model selection; with fewer,
+    the version does not count as better."""
 
     max_class_drop: Annotated[float, Field(gt=0, le=1)] | None = 0.1
-    """Maximum loss of recall in any class against the champion; null for no limit."""
+    """Maximum loss of recall in any class compared with the champion; null for no limit."""
 
     class_min_images: Annotated[int, Field(ge=1)] = 20
-    """Minimum comparable images of a class for its loss of recall to be checked."""
+    """Minimum number of compared images of a class for its loss of recall to be checked."""
 
     max_latency_ms: Annotated[float, Field(gt=0)] | None = None
-    """Maximum median milliseconds for one image on this machine; null for no limit."""
+    """Maximum median time for one image on this machine, in milliseconds; null for no limit."""
 
     package_check: bool = True
-    """Require the package to load and predict in a clean process, as it does here."""
+    """Require the package to load in a clean process and give the same probabilities there."""

@@ -84,7 +84,8 @@ class OptimizerConfig(Section):
     """Momentum of muon and sgd."""
 
     weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.05
-    """Decoupled weight decay of weight matrices; not applied to biases, norms and positions."""
+    """Decoupled weight decay of weight matrices; not applied to biases, normalisation layers and
+    position embeddings."""
 
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Decay of the running mean of the gradient."""
@@ -106,7 +107,7 @@ class TrainingConfig(Section):
     """Passes over the training split; ignored if time_limit is set."""
 
     time_limit: Duration | None = None
-    """Duration of the training instead of epochs, including validation: 90s, 20m, 2h."""
+    """Training time including validation, instead of a number of epochs: 90s, 20m, 2h."""
 
     step_plan: Annotated[StepPlanKnots, AfterValidator(_checked_plan)] | None = None
     """Recorded (step, progress, end) knots of a run with a time limit, to reproduce it."""
@@ -124,7 +125,8 @@ class TrainingConfig(Section):
     """Number of torch threads on the CPU; by default chosen by torch. Affects the results."""
 
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    """Fraction of the target spread over all classes (arXiv 1512.00567, section 7)."""
+    """Fraction of the target probability spread over all classes (arXiv 1512.00567, section 7)."""
 
     ema_decay: Annotated[float, Field(ge=0, lt=1)] = 0.999
-    """Decay of the moving average of the weights, which is what is kept; warmed up from 0."""
+    """Decay rate of the exponential moving average of the weights, warmed up from 0; the average is
+    what is evaluated and saved."""

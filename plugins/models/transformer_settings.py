@@ -43,16 +43,16 @@ class TransformerConfig(PluginConfig):
     """Which row of dimensions to take."""
 
     embed_dim: Dimension | None = None
-    """Dimension D of a token; by default the size's."""
+    """Embedding dimension D of a token; by default set by model.size."""
 
     depth: Annotated[int, Field(ge=1, le=256)] | None = None
-    """Number of encoder blocks; by default the size's."""
+    """Number of encoder blocks; by default set by model.size."""
 
     num_heads: Annotated[int, Field(ge=1, le=256)] | None = None
-    """Attention heads in each block, a divisor of embed_dim; by default the size's."""
+    """Attention heads in each block, a divisor of embed_dim; by default set by model.size."""
 
     mlp_dim: Dimension | None = None
-    """Hidden dimension of the MLP in each block; by default the size's."""
+    """Hidden dimension of the MLP in each block; by default set by model.size."""
 
     dropout: Probability = 0.0
     """Dropout of the embedded tokens and after each linear layer of a block."""

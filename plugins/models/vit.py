@@ -23,17 +23,17 @@ class VitConfig(TransformerConfig):
     """Dimensions: micro and mini for small images and few cores; ti, s, b, l, h as published."""
 
     positions: Literal["learned", "sine_cosine", "none"] = "learned"
-    """Position embedding: learned, as published, fixed sine-cosine, or none."""
+    """Position embedding: learned (as published), fixed sine-cosine, or none."""
 
     pooling: Literal["class_token", "average", "attention"] = "class_token"
-    """Pooling before the head: the class token, as published, the average of the patches, or
+    """Pooling before the head: the class token (as published), the average of the patches, or
     attention pooling with a learned query (arXiv 2106.04560)."""
 
     layer_scale: Annotated[float, Field(gt=0, le=1)] | None = None
     """Initial gain of each residual branch (arXiv 2103.17239), such as 1e-5; null for none."""
 
     head: Literal["linear", "tanh"] = "linear"
-    """linear, as in fine-tuning, or one hidden tanh layer, as in pre-training."""
+    """Head: linear (as in fine-tuning), or with one hidden tanh layer (as in pre-training)."""
 
     def resolved_for(self, traits: DataTraits) -> Self:
         """Fill in the dimensions, and check that the positions fit them."""
