@@ -195,7 +195,11 @@ class ModelPlugin(Generic[C]):
 @_accepts_exceptions
 @dataclass(frozen=True)
 class PatchEmbeddingPlugin(Generic[C]):
-    """A patch embedding: `images_BCHW` to `PatchTokens`."""
+    """A patch embedding: `images_BCHW` to `PatchTokens`.
+
+    A module may have a method `initialise_from(images_BCHW)`: before training, it is called once
+    with normalised training images, for layers whose initial values depend on the data.
+    """
 
     summary: str
     paper: str

@@ -65,11 +65,23 @@ def _checked_plan(knots: StepPlanKnots) -> StepPlanKnots:
 class OptimizerConfig(Section):
     """The optimizer and its learning-rate schedule."""
 
-    name: Literal["adamw"] = "adamw"
-    """Optimizer to train with; adamw is Adam with decoupled weight decay (arXiv 1711.05101)."""
+    name: Literal["adamw", "muon", "sgd"] = "adamw"
+    """Optimizer to train with: adamw (arXiv 1711.05101); muon for weight matrices and convolutions,
+    with adamw for everything else (arXiv 2502.16982); sgd with Nesterov momentum."""
 
     learning_rate: Annotated[float, Field(gt=0, le=1)] = 2e-3
-    """Peak learning rate, reached after the warm-up."""
+    """Peak learning rate, reached after the warm-up; muon uses the same scale as adamw, sgd needs a
+    larger one, such as 0.1."""
+
+    schedule: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
+    """Learning rate after the warm-up: cosine and linear fall to zero, wsd stays constant and then
+    falls to zero (arXiv 2405.18392), constant does not fall."""
+
+    decay_fraction: Annotated[float, Field(gt=0, le=1)] = 0.2
+    """Fraction of the training with a falling learning rate, at the end; for wsd."""
+
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    """Momentum of muon and sgd."""
 
     weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.05
     """Decoupled weight decay of weight matrices; not applied to biases, normalisation layers and
@@ -82,7 +94,7 @@ class OptimizerConfig(Section):
     """Decay of the running mean of the squared gradient."""
 
     warmup_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    """Fraction of training for the linear learning-rate warm-up; a cosine decay to 0 follows."""
+    """Fraction of the training with a linearly rising learning rate."""
 
     gradient_clip: Annotated[float, Field(gt=0)] | None = 1.0
     """Maximum global norm of the gradient; null for no clipping."""

@@ -30,6 +30,7 @@ from pipeline.training.checkpoint import Checkpoints
 from pipeline.training.config import duration_seconds
 from pipeline.training.device import choose_precision, make_repeatable
 from pipeline.training.ema import MovingAverage
+from pipeline.training.initial_images import initialise_from_images
 from pipeline.training.job import TrainingJob
 from pipeline.training.machine import choose_device, look
 from pipeline.training.optimizer import build_optimizer
@@ -52,7 +53,10 @@ class Training:
         self.device = torch.device(choose_device(settings, look()))
         self._open_data()
         torch.manual_seed(job.config.seed)
-        model = build_model(job.config.model, job.image, len(job.classes)).to(self.device)
+        model = build_model(job.config.model, job.image, len(job.classes))
+        rows = self.training_images.rows
+        initialise_from_images(model, self.images, rows, job.image, job.config.seed)
+        model = model.to(self.device)
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.precision = choose_precision(settings, self.device, self.parameters)
         self.planner, plan = self._planned_steps()
@@ -165,7 +169,7 @@ class Training:
         settings = self.config.optimizer
         progress = state.plan.progress_of(state.step)
         self.learning_rate = settings.learning_rate * learning_rate_factor(
-            progress, settings.warmup_fraction
+            progress, settings.warmup_fraction, settings.schedule, settings.decay_fraction
         )
         for group in state.optimizer.param_groups:
             group["lr"] = self.learning_rate

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from pipeline.training.config import OptimizerConfig
+from pipeline.training.muon import Muon
 
 Groups = list[dict[str, Any]]
 """Parameters with settings of their own, as torch's optimizers take them."""
@@ -24,8 +25,34 @@ def _adamw(groups: Groups, config: OptimizerConfig) -> torch.optim.Optimizer:
     )
 
 
+def _sgd(groups: Groups, config: OptimizerConfig) -> torch.optim.Optimizer:
+    """Return stochastic gradient descent with Nesterov momentum."""
+    return torch.optim.SGD(
+        groups,
+        lr=config.learning_rate,
+        momentum=config.momentum,
+        nesterov=config.momentum > 0,
+        weight_decay=config.weight_decay,
+    )
+
+
+def _muon(groups: Groups, config: OptimizerConfig) -> torch.optim.Optimizer:
+    """Return Muon for the weight matrices of all layers but the last, AdamW for the rest."""
+    decayed, free = groups
+    *hidden, classifier = decayed["params"]
+    return Muon(
+        [{"params": hidden, "matrices": True}, {"params": [classifier]}, free],
+        lr=config.learning_rate,
+        momentum=config.momentum,
+        betas=(config.beta1, config.beta2),
+        weight_decay=config.weight_decay,
+    )
+
+
 OPTIMIZERS: dict[str, Callable[[Groups, OptimizerConfig], torch.optim.Optimizer]] = {
     "adamw": _adamw,
+    "muon": _muon,
+    "sgd": _sgd,
 }
 """The function that builds each optimizer, by the names that `OptimizerConfig.name` accepts."""
 

@@ -90,7 +90,7 @@ class PatchEmbeddingChecks(ModuleChecks):
         """Change the middle of the upper edge: the token that changes most must be there."""
         rows, columns = embedding.grid
         height, width = -(-shape.height // rows), -(-shape.width // columns)
-        left = columns // 2 * width
+        left = columns // 2 * shape.width // columns
         images = shape.images(_IMAGES)  # many: in a single image another token may change more
         changed = images.clone()
         changed[:, :, :height, left : left + width] += 3

@@ -37,7 +37,9 @@ SMALL: list[tuple[dict[str, Any], int]] = [
     ({"name": "torchvision", "architecture": "resnet18"}, 224),
     ({"name": "timm", "architecture": "vit_tiny_patch16_224"}, 224),
 ]
-EMBEDDINGS = ("conv", "linear", "conv_stem", "overlap", "cct", "shifted", "flexi", "hybrid")
+EMBEDDINGS = (
+    "conv", "linear", "conv_stem", "overlap", "cct", "shifted", "flexi", "hybrid", "whitened",
+)  # fmt: skip
 FED: list[tuple[dict[str, Any], int]] = [
     ({"patch_embedding": {"name": name}}, 32) for name in EMBEDDINGS[1:]
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from pipeline.errors import DamagedFileError
 from pipeline.training.checkpoint import load, save
 from pipeline.training.config import OptimizerConfig
 from pipeline.training.ema import MovingAverage
-from pipeline.training.optimizer import build_optimizer
+from pipeline.training.optimizer import OPTIMIZERS, build_optimizer
 from pipeline.training.step_plan import StepPlan
 from pipeline.training.train_result import EpochRecord
 from pipeline.training.train_state import TrainState
@@ -30,11 +31,11 @@ RECORD = EpochRecord(
 )
 
 
-def _state(seed: int) -> TrainState:
+def _state(seed: int, name: Any = "adamw") -> TrainState:
     """Return a small model in training, with its average and its optimizer."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
-    optimizer = build_optimizer(OptimizerConfig(), model)
+    optimizer = build_optimizer(OptimizerConfig(name=name), model)
     return TrainState(model, MovingAverage(model, 0.9), optimizer, StepPlan.of_steps(9))
 
 
@@ -79,9 +80,10 @@ def test_every_part_of_a_state_is_in_its_checkpoint() -> None:
     assert {name.partition(".")[0] for name in state.tensors()} == tensors
 
 
-def test_a_training_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+def test_a_training_resumes_as_if_nothing_had_happened(tmp_path: Path, name: str) -> None:
     """Steps after a load lead to the same state as the same steps without a stop."""
-    whole, stopped, resumed = _state(seed=1), _state(seed=1), _state(seed=2)
+    whole, stopped, resumed = (_state(seed, name) for seed in (1, 1, 2))
     _train(whole, steps=6)
     _train(stopped, steps=3)
     save(tmp_path / "last.safetensors", stopped)

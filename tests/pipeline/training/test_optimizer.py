@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -83,10 +83,11 @@ def test_the_rule_holds_for_every_built_in_model(kind: str, name: str) -> None:
     }  # fmt: skip
 
 
-def test_every_parameter_is_optimized_once() -> None:
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+def test_every_parameter_is_optimized_once(name: Any) -> None:
     """The groups together hold each parameter of the model exactly once."""
     model = _model("conv")
-    optimizer = build_optimizer(OptimizerConfig(), model)
+    optimizer = build_optimizer(OptimizerConfig(name=name), model)
     held = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
     assert sorted(held) == sorted(id(parameter) for parameter in model.parameters())
 
@@ -124,3 +125,14 @@ def test_the_name_decides_what_trains(monkeypatch: pytest.MonkeyPatch) -> None:
     """The optimizer is the one that is registered under the name."""
     monkeypatch.setitem(OPTIMIZERS, "adamw", lambda groups, _: torch.optim.SGD(groups, lr=1.0))
     assert isinstance(build_optimizer(OptimizerConfig(), nn.Linear(2, 2)), torch.optim.SGD)
+
+
+def test_muon_trains_the_matrices_of_all_layers_but_the_last() -> None:
+    """The classifier, biases, norms, tokens and positions are left to AdamW."""
+    model = _model("conv")
+    optimizer = build_optimizer(OptimizerConfig(name="muon"), model)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    [matrices] = [group for group in optimizer.param_groups if group["matrices"]]
+    held = {names[id(parameter)] for parameter in matrices["params"]}
+    assert held == _decaying(model, optimizer) - {"head.weight"}
+    assert "patch_embedding.projection.weight" in held  # a convolution

@@ -1,0 +1,75 @@
+"""A whitened 2x2 convolution, then 3x3 convolutions and max-pooling: learns fast.
+
+Settings and plugin; the layer is in `plugins.patch_embeddings.whitened_module`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Annotated, Self
+
+from pydantic import Field
+
+from pipeline.plugin_api import (
+    ConfigError,
+    DataTraits,
+    PatchEmbeddingContext,
+    PatchEmbeddingPlugin,
+    PluginConfig,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+_LARGE_IMAGE = 128
+_SMALLEST_SIDE = 5
+
+
+class WhitenedConfig(PluginConfig):
+    """How often the image is halved."""
+
+    num_halvings: Annotated[int, Field(ge=1, le=8)] | None = None
+    """Number of max-pooling layers, each of which halves the image. By default so many that about 8
+    tokens a side are left, or 14 for images from 128 pixels on."""
+
+    def resolved_for(self, traits: DataTraits) -> Self:
+        """Choose the number of halvings if it is open, and check that the image is large enough."""
+        return self.model_copy(update={"num_halvings": self.halvings(traits.height, traits.width)})
+
+    def halvings(self, height: int, width: int) -> int:
+        """Return the number of halvings for an image, chosen if it is open.
+
+        Raises:
+            ConfigError: if nothing would be left to halve.
+        """
+        side = min(height, width)
+        most = ((side - 1) // 2).bit_length() - 1
+        if most < 1:
+            raise ConfigError(
+                f"whitened needs more than the {height}x{width} image, for a convolution and a "
+                f"halving. Set data.image_size to at least {_SMALLEST_SIDE}."
+            )
+        grid = 14 if side >= _LARGE_IMAGE else 8
+        wanted = max(1, round(math.log2(side / grid)))
+        chosen = self.num_halvings or min(wanted, most)
+        if chosen > most:
+            raise ConfigError(
+                f"num_halvings {chosen} is too many for the {height}x{width} image. Choose at most "
+                f"{most}, or raise data.image_size."
+            )
+        return chosen
+
+
+def build(config: WhitenedConfig, context: PatchEmbeddingContext) -> torch.nn.Module:
+    """Build the layer."""
+    from plugins.patch_embeddings.whitened_module import WhitenedStem
+
+    return WhitenedStem(config.halvings(context.height, context.width), context)
+
+
+plugin = PatchEmbeddingPlugin(
+    summary="A whitened 2x2 convolution, then 3x3 convolutions and max-pooling: learns fast",
+    paper="arXiv 2404.00498, section 3; as a tokenizer arXiv 2010.11929, section 3.1 (hybrid)",
+    config_class=WhitenedConfig,
+    build=build,
+)

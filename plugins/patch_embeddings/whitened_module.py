@@ -1,0 +1,94 @@
+"""Tokens from a small convolutional network with a whitened first layer (arXiv 2404.00498).
+
+Shapes: B batch, C channels, H height, W width, N patches, D embedding, F filters; h, w the grid.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from pipeline.plugin_api import PatchEmbeddingContext, PatchTokens
+
+_KERNEL = 2
+_EPSILON = 5e-4
+"""Added to the variance of each component, so that faint ones are not mostly noise."""
+_FEWEST_CHANNELS = 8
+
+
+class WhitenedStem(nn.Module):
+    """Whiten, then convolve and pool: `images_BCHW -> tokens_BND`.
+
+    The first convolution is not learned. Its filters are the principal components of the training
+    images' 2x2 patches, each divided by its standard deviation, and their negatives, so that the
+    layers above begin with decorrelated inputs of the same scale.
+    """
+
+    def __init__(self, num_halvings: int, context: PatchEmbeddingContext) -> None:
+        super().__init__()
+        side = context.channels * _KERNEL**2
+        self.whitening: torch.Tensor
+        self.register_buffer("whitening", _opposite_pairs(torch.eye(side), context.channels))
+        self.activation = nn.GELU()
+        widths = stage_widths(num_halvings, context.embed_dim)
+        layers: list[nn.Module] = [_convolution(2 * side, widths[0])]
+        for index, (before, after) in enumerate(pairwise(widths)):
+            layers.append(nn.MaxPool2d(2))
+            if index + 1 < num_halvings:
+                layers.append(_convolution(before, before))
+            layers.append(_convolution(before, after))
+        self.stages = nn.Sequential(*layers)
+        self.to(memory_format=torch.channels_last)
+        self.grid = (
+            (context.height - 1) >> num_halvings,
+            (context.width - 1) >> num_halvings,
+        )
+
+    @torch.no_grad()
+    def initialise_from(self, images_BCHW: torch.Tensor) -> None:
+        """Take the filters of the first convolution from normalised training images."""
+        channels = images_BCHW.shape[1]
+        patches_NF = _patches(images_BCHW).double()
+        covariance_FF = patches_NF.T @ patches_NF / len(patches_NF)
+        variances_F, components_FF = torch.linalg.eigh(covariance_FF)
+        filters_FF = (components_FF / (variances_F + _EPSILON).sqrt()).T.flip(0)
+        self.whitening.copy_(_opposite_pairs(filters_FF, channels))
+
+    def forward(self, images_BCHW: torch.Tensor) -> PatchTokens:
+        """Return one token for each place of the grid, row by row."""
+        images_BCHW = images_BCHW.contiguous(memory_format=torch.channels_last)
+        whitened_BFhw = functional.conv2d(images_BCHW, self.whitening)
+        features_BDhw = self.stages(self.activation(whitened_BFhw))
+        return PatchTokens(features_BDhw.flatten(2).transpose(1, 2), self.grid)
+
+
+def stage_widths(num_halvings: int, embed_dim: int) -> tuple[int, ...]:
+    """Return the channels at each resolution: 48, 96, 128 for D = 128 and two halvings."""
+    widths = [embed_dim]
+    for halving in range(num_halvings):
+        narrower = round(embed_dim * 0.75 / 2**halving / _FEWEST_CHANNELS) * _FEWEST_CHANNELS
+        widths.append(max(_FEWEST_CHANNELS, narrower))
+    return tuple(reversed(widths))
+
+
+def _patches(images_BCHW: torch.Tensor) -> torch.Tensor:
+    """Return all overlapping 2x2 patches as rows."""
+    patches_BChwkk = images_BCHW.unfold(2, _KERNEL, 1).unfold(3, _KERNEL, 1)
+    return patches_BChwkk.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(0, 2)
+
+
+def _opposite_pairs(filters_FF: torch.Tensor, channels: int) -> torch.Tensor:
+    """Return filters and their negatives as kernels, so that a GELU loses neither sign."""
+    kernels = filters_FF.reshape(-1, channels, _KERNEL, _KERNEL)
+    return torch.cat([kernels, -kernels])
+
+
+def _convolution(channels: int, width: int) -> nn.Module:
+    """Convolve, normalise, activate; half of the filters begin as copies of a channel."""
+    convolution = nn.Conv2d(channels, width, kernel_size=3, padding=1, bias=False)
+    with torch.no_grad():
+        nn.init.dirac_(convolution.weight[: min(channels, width // 2)])
+    return nn.Sequential(convolution, nn.BatchNorm2d(width), nn.GELU())

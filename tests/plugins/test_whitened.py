@@ -1,0 +1,105 @@
+"""The whitened stem: what its filters do to images, its widths, its grid, its start."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from pipeline.errors import ConfigError
+from pipeline.plugin_api import DataTraits, ImageSpec, PatchEmbeddingContext
+from pipeline.plugin_system.plugin_loader import load_patch_embedding
+from pipeline.training.initial_images import initialise_from_images
+from plugins.patch_embeddings.whitened_module import WhitenedStem, stage_widths
+
+
+def _stem(channels: int = 3, side: int = 32) -> WhitenedStem:
+    torch.manual_seed(0)
+    plugin = load_patch_embedding("whitened")
+    built: Any = plugin.build(
+        plugin.config_class(), PatchEmbeddingContext(channels, side, side, embed_dim=16)
+    )
+    stem: WhitenedStem = built
+    return stem
+
+
+def _smooth_images(count: int, channels: int) -> torch.Tensor:
+    """Return images whose neighbouring pixels and channels are correlated, as in photographs."""
+    noise = torch.randn(count, channels, 32, 32, generator=torch.Generator().manual_seed(1))
+    smooth = functional.avg_pool2d(noise, 3, stride=1, padding=1)
+    return 2 * smooth + smooth.mean(dim=1, keepdim=True)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_the_filters_whiten_the_images(channels: int) -> None:
+    """Responses to the images are uncorrelated with variance near 1; the second half negates."""
+    stem, images = _stem(channels), _smooth_images(200, channels)
+    stem.initialise_from(images)
+    responses = functional.conv2d(images, stem.whitening).transpose(0, 1).flatten(1)
+    side = 4 * channels
+    assert torch.allclose(responses[side:], -responses[:side])
+    second_moments = responses[:side] @ responses[:side].T / responses.shape[1]
+    strong = second_moments.diagonal() > 0.5  # the faintest components are held back
+    assert strong.sum() >= side // 2
+    assert torch.allclose(
+        second_moments.diagonal()[strong], torch.ones(int(strong.sum())), atol=0.1
+    )
+    off_diagonal = second_moments - second_moments.diagonal().diag()
+    assert off_diagonal.abs().max() < 1e-3
+
+
+def test_the_filters_are_not_trained() -> None:
+    """The filters are a buffer: saved with the weights, without a gradient."""
+    stem = _stem()
+    assert "whitening" in stem.state_dict()
+    assert "whitening" not in dict(stem.named_parameters())
+
+
+def test_the_widths_grow_to_the_embedding() -> None:
+    """The widths are 48, 96 and 128 for D = 128; deeper stems begin narrower, at least 8."""
+    assert stage_widths(2, 128) == (48, 96, 128)
+    assert stage_widths(4, 128) == (16, 24, 48, 96, 128)
+    assert stage_widths(5, 16)[0] == 8
+
+
+def test_a_convolution_begins_by_passing_channels_on() -> None:
+    """At the start the first half of the filters of a 3x3 convolution copy their channel."""
+    convolution: Any = _stem().stages[0][0]  # type: ignore[index]  # a Sequential in a Sequential
+    features = torch.randn(1, convolution.in_channels, 5, 5)
+    copied = convolution(features)[:, : convolution.out_channels // 2]
+    assert torch.allclose(copied, features[:, : copied.shape[1]], atol=1e-6)
+
+
+def test_training_initialises_from_training_images_alone() -> None:
+    """The same seed and rows give the same filters; other images are not looked at."""
+    images = (_smooth_images(60, 3).permute(0, 2, 3, 1) * 40 + 128).clip(0, 255).byte().numpy()
+    spec = ImageSpec(
+        channels=3, height=32, width=32, mean=(0.5,) * 3, std=(0.2,) * 3, resize="crop"
+    )
+    rows = np.arange(40, dtype=np.int64)
+    filters = []
+    for others in (0, 255):
+        images[40:] = others
+        model = torch.nn.Sequential(_stem())
+        initialise_from_images(model, images, rows, spec, seed=3)
+        filters.append(model.state_dict()["0.whitening"].clone())
+    assert torch.equal(filters[0], filters[1])
+    assert not torch.equal(filters[0], _stem().whitening)
+
+
+@pytest.mark.parametrize(
+    ("side", "halvings", "remedy"), [(4, None, "at least 5"), (8, 2, "at most 1")]
+)
+def test_an_image_that_is_too_small_is_refused(
+    side: int, halvings: int | None, remedy: str
+) -> None:
+    """The sentence names the remedy."""
+    traits = DataTraits(3, side, side, num_classes=2, mirror_symmetric=True)
+    config = load_patch_embedding("whitened").config_class.model_validate(
+        {"num_halvings": halvings}
+    )
+    with pytest.raises(ConfigError, match=remedy):
+        config.resolved_for(traits)
