@@ -100,7 +100,7 @@ def test_the_resolved_config_and_a_time_limit_are_answered_too(tmp_path: Path) -
     assert first.code == 0, first.err
     again = patchline("run", *flags, cwd=tmp_path)
     assert again.json["reused"]["train"] == first.json["run_id"]
-    assert "it was limited to 3s, too" in again.err
+    assert "also limited to 3s" in again.err
     config = first.json["config"]
     same = patchline("run", "--config", config, "--json", cwd=tmp_path)
     assert same.json["reused"]["train"] == first.json["run_id"]

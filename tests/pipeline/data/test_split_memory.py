@@ -172,7 +172,7 @@ def test_damaged_memory_is_not_forgotten_in_silence(photos: Path) -> None:
     ingest(config_of(photos), work)
     file = next((work / "splits").glob("*.parquet"))
     file.write_bytes(file.read_bytes()[:-20])
-    with pytest.raises(DataError, match=f"{file.name}, which remembers .* is damaged"):
+    with pytest.raises(DataError, match=f"{file.name}, which stores .* is damaged"):
         ingest(config_of(photos), work)
 
 

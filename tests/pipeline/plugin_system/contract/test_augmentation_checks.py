@@ -119,12 +119,12 @@ FAULTS = [
     Fault(
         "another shape",
         _plugin(build=lambda *_: _smaller()),
-        {**_ALL, _SHAPE: "image of shape (16, 16, 3) from a uint8 one of (32, 32, 3)."},
+        {**_ALL, _SHAPE: "of shape (16, 16, 3) for a uint8 image of shape (32, 32, 3)."},
     ),
     Fault(
         "another type",
         _plugin(lambda image, generator: _brighter(image, generator).astype(np.float32)),
-        {**_ALL, _SHAPE: "made a float32 image"},
+        {**_ALL, _SHAPE: "returned a float32 image"},
     ),
     Fault("colour only", _plugin(_colour_only), {**_ALL, _SHAPE: "It raised IndexError"}),
     Fault(
