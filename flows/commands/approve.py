@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import getpass
 import json
-import os
 import time
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -50,7 +48,7 @@ def _answer(run: str, *, approve: bool, reason: str | None, as_json: bool) -> in
     reason = checked_reason(reason) or ""
     with shown(), prefect_session.connected():
         from flows.approval import approval_form, expiry
-        from pipeline.registry.approval.answer import Answer
+        from pipeline.registry.approval.answer import Answer, current_user
 
         expiry.expire_overdue()
         request = _find(run)
@@ -58,19 +56,13 @@ def _answer(run: str, *, approve: bool, reason: str | None, as_json: bool) -> in
         if not request.waits:
             display().note("waiting for the comparison with the champion")
         request = _wait(request)
-        answer = Answer(decision="approve" if approve else "reject", who=_user(), reason=reason)
+        decision: Literal["approve", "reject"] = "approve" if approve else "reject"
+        answer = Answer(decision=decision, who=current_user(), reason=reason)
         if not request.waits or not approval_form.submit(request, answer):
             raise _too_late(_outcome(request))
         display().stage("Answer recorded; the runner of `patchline up` carries it out")
         request = _outcome(request)
     return _print(request, answer, as_json=as_json)
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a user without a name, as in many containers
-        return f"the user {os.getuid()}" if hasattr(os, "getuid") else "somebody"
 
 
 def _find(run: str) -> ApprovalRequest:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
+import getpass
+import os
 from typing import Literal, get_args
 
 from pydantic import Field
@@ -25,6 +27,14 @@ NEWER_VERSION = "a newer version"
 State = Literal["asked", "approved", "rejected", "expired", "superseded", "cancelled"]
 _WAITING: State = "asked"
 _OUTCOMES: dict[str, State] = {NOBODY: "expired", NEWER_VERSION: "superseded"}
+
+
+def current_user() -> str:
+    """Return the name of the user of this process, to record who answered."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a user without a name, as in many containers
+        return f"user {os.getuid()}" if hasattr(os, "getuid") else "unknown user"
 
 
 class Answer(Section):
