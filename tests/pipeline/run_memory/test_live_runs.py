@@ -29,10 +29,13 @@ with live_runs.alive(Path(sys.argv[1]), sys.argv[2], "training"):
         child = subprocess.Popen(["sleep", "600"], start_new_session=True)
         print("child", child.pid, flush=True)
     if "fork" in sys.argv:
+        forked, said = os.pipe()
         pid = os.fork()
         if pid == 0:
             import time
+            os.write(said, b"1")
             time.sleep(600)
+        os.read(forked, 1)  # the child has left `fork`, and with it all locks
         print("child", pid, flush=True)
     print("holds", flush=True)
     sys.stdin.readline()
