@@ -8,7 +8,7 @@ import cv2
 
 from pipeline.data.augmentation import SeededAugmentation, preview_grid
 from pipeline.training.job import TrainingJob
-from pipeline.training.loop import Training, preview_rows
+from pipeline.training.loop import Training
 from pipeline.training.machine import look
 from pipeline.training.train_result import TrainResult
 from pipeline.workers.event_log import EventWriter
@@ -19,8 +19,8 @@ def train(job: TrainingJob, events: EventWriter) -> TrainResult:
     """Draw the augmentation preview, then train."""
     training = Training(job, events)
     augmentation = SeededAugmentation(job.config.augmentation, job.image, job.config.seed)
-    rows = preview_rows(training.labels, training.training_images.rows)
-    grid = preview_grid(augmentation, training.images, rows)
+    rows = training.data.preview_rows()
+    grid = preview_grid(augmentation, training.data.images, rows)
     picture = job.folder / "augmentation_preview.png"
     cv2.imwrite(str(picture), grid[:, :, ::-1])
     events.write("artifact", path=str(picture), name="augmentation_preview.png")

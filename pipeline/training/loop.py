@@ -7,21 +7,15 @@ checkpoint reaches the same weights as without the interruption.
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Iterator
-from typing import Any
 
-import numpy as np
 import torch
-from torch import nn
 from torch.nn import functional
 
-from pipeline.data import manifest as manifests
-from pipeline.data.loader import Batch, BatchOrder, TrainingImages, training_batches
-from pipeline.data.prepared_store import open_images
+from pipeline.data.loader import Batch, BatchOrder, training_batches
 from pipeline.errors import RunError
-from pipeline.models.inference import normalised, predict_logits
+from pipeline.models.inference import predict_logits
 from pipeline.models.model_building import build_model
 from pipeline.models.model_description import ModelDescription, describe_plugins
 from pipeline.models.model_files import save_model
@@ -38,9 +32,9 @@ from pipeline.training.schedule import learning_rate_factor
 from pipeline.training.step_plan import StepPlan, TimePlanner
 from pipeline.training.train_result import EpochRecord, TrainResult
 from pipeline.training.train_state import TrainState
+from pipeline.training.train_step import TrainStep
+from pipeline.training.training_data import open_data
 from pipeline.workers.event_log import EventWriter
-
-Labels = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Training:
@@ -51,14 +45,17 @@ class Training:
         settings = job.config.training
         self.threads = make_repeatable(settings.threads)
         self.device = torch.device(choose_device(settings, look()))
-        self._open_data()
+        self.data = open_data(job)
+        rows = self.data.training.rows
+        batch_size = settings.batch_size
+        self.order = BatchOrder(rows, batch_size, job.config.seed, first_step=0)
         torch.manual_seed(job.config.seed)
         model = build_model(job.config.model, job.image, len(job.classes))
-        rows = self.training_images.rows
-        initialise_from_images(model, self.images, rows, job.image, job.config.seed)
+        initialise_from_images(model, self.data.images, rows, job.image, job.config.seed)
         model = model.to(self.device)
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.precision = choose_precision(settings, self.device, self.parameters)
+        self.step = TrainStep(job.config, job.image, self.device, self.precision)
         self.planner, plan = self._planned_steps()
         self.state = TrainState(
             model=model,
@@ -98,25 +95,6 @@ class Training:
 
     # -- set-up --------------------------------------------------------------------------------
 
-    def _open_data(self) -> None:
-        rows = manifests.usable(manifests.load(self.job.manifest_file))
-        index = {label: number for number, label in enumerate(self.job.classes)}
-        self.labels: Labels = rows["label"].map(index).to_numpy().astype(np.int64)
-        self.images = open_images(self.job.store)
-        self.validation_rows = np.flatnonzero(rows["split"] == "validation")
-        config = self.config
-        self.training_images = TrainingImages(
-            store=self.job.store,
-            rows=np.flatnonzero(rows["split"] == "train"),
-            labels=self.labels,
-            augmentation=config.augmentation,
-            image=self.job.image,
-            seed=config.seed,
-        )
-        self.order = BatchOrder(
-            self.training_images.rows, config.training.batch_size, config.seed, first_step=0
-        )
-
     def _planned_steps(self) -> tuple[TimePlanner | None, StepPlan]:
         settings, per_epoch = self.config.training, self.order.steps_per_epoch
         if settings.step_plan is not None:
@@ -124,43 +102,22 @@ class Training:
         if settings.time_limit is None:
             return None, StepPlan.of_steps(settings.epochs * per_epoch)
         plan = TimePlanner.opening_plan()
-        validation_steps = len(self.validation_rows) / (3 * settings.batch_size)
+        validation_steps = len(self.data.validation_rows) / (3 * settings.batch_size)
         limit = duration_seconds(settings.time_limit)
         return TimePlanner(plan, limit, per_epoch, validation_steps), plan
 
     def _batches(self) -> Iterator[Batch]:
         self.order.first_step = self.state.step
-        return training_batches(self.order, self.training_images, self.config.data.workers)
+        return training_batches(self.order, self.data.training, self.config.data.workers)
 
     # -- one step ------------------------------------------------------------------------------
 
     def _train_step(self, batch: Batch) -> None:
-        config, state = self.config, self.state
         began = time.monotonic()
-        images, labels_B = (tensor.to(self.device, non_blocking=True) for tensor in batch)
-        torch.manual_seed(_step_seed(config.seed, state.step))
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
-            logits_BK = state.model(normalised(images, self.job.image))
-        loss = functional.cross_entropy(
-            logits_BK.float(), labels_B, label_smoothing=config.training.label_smoothing
-        )
-        state.optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
-        if config.optimizer.gradient_clip is not None:
-            nn.utils.clip_grad_norm_(state.model.parameters(), config.optimizer.gradient_clip)
-        self._set_learning_rate(began)
-        state.optimizer.step()
-        state.step += 1
-        state.average.update(state.model, state.step)
-        correct = int((logits_BK.detach().argmax(1) == labels_B).sum())
-        state.sums.add(float(loss.detach()), correct, len(labels_B))
-        if not np.isfinite(state.sums.loss):
-            raise RunError(
-                f"The loss became {float(loss.detach())} at step {state.step}, so training was "
-                "stopped. Lower optimizer.learning_rate, or set training.precision to float32."
-            )
+        self.step.compute_gradients(self.state, batch)
+        self.step.update_weights(self.state, self._next_learning_rate(began))
 
-    def _set_learning_rate(self, began: float) -> None:
+    def _next_learning_rate(self, began: float) -> float:
         state = self.state
         if self.planner and not state.plan.is_known:
             if self.device.type == "cuda":
@@ -171,8 +128,7 @@ class Training:
         self.learning_rate = settings.learning_rate * learning_rate_factor(
             progress, settings.warmup_fraction, settings.schedule, settings.decay_fraction
         )
-        for group in state.optimizer.param_groups:
-            group["lr"] = self.learning_rate
+        return self.learning_rate
 
     def _report_progress(self) -> None:
         state = self.state
@@ -203,12 +159,12 @@ class Training:
         began, state = time.monotonic(), self.state
         logits_NK = predict_logits(
             state.average.model,
-            self.images,
-            self.validation_rows,
+            self.data.images,
+            self.data.validation_rows,
             self.job.image,
             device=self.device,
         )
-        labels_N = torch.from_numpy(self.labels[self.validation_rows])
+        labels_N = torch.from_numpy(self.data.labels[self.data.validation_rows])
         record = EpochRecord(
             epoch=state.step / self.order.steps_per_epoch,
             step=state.step,
@@ -269,10 +225,6 @@ class Training:
         )
 
 
-def _step_seed(seed: int, step: int) -> int:
-    return int(np.random.SeedSequence([seed, step]).generate_state(1, np.uint64)[0] >> 1)
-
-
 def _better(new: EpochRecord, old: EpochRecord) -> bool:
     """Compare by accuracy, then by the loss, which is finer for few images."""
     return (new.validation_accuracy, -new.validation_loss) > (
@@ -291,11 +243,3 @@ def _metric_values(record: EpochRecord) -> dict[str, float]:
         "images_per_second": record.images_per_second,
         "epoch": record.epoch,
     }
-
-
-def preview_rows(labels: np.ndarray[Any, Any], rows: np.ndarray[Any, Any], limit: int = 8) -> Any:
-    """Return up to `limit` rows, starting with one of each class."""
-    by_class = [rows[labels[rows] == label] for label in np.unique(labels[rows])]
-    rounds = itertools.zip_longest(*(list(group[:limit]) for group in by_class))
-    ordered = [row for one_round in rounds for row in one_round if row is not None]
-    return np.array(ordered[:limit])

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from pipeline.errors import RunError
 from pipeline.models.model_files import load_model, save_model
-from pipeline.training import checkpoint, launching, loop
+from pipeline.training import checkpoint, launching, loop, training_data
 from pipeline.training.job import TrainingJob
 from pipeline.training.loop import Training
 from pipeline.training.train_result import TrainResult
@@ -180,7 +180,7 @@ def test_a_resumed_training_remembers_what_came_before(
     events.close()
     assert result.best_step == expected.best_step
     assert _same(_weights(stopped), _weights(whole))
-    images_of_an_epoch = len(training.training_images.rows)
+    images_of_an_epoch = len(training.data.training.rows)
     assert training.state.sums.total_images == 4 * images_of_an_epoch
 
 
@@ -349,7 +349,7 @@ def test_preview_rows_show_every_class_first() -> None:
     """Of a few rows, one of each class comes before a second of any."""
     labels = np.array([0, 0, 0, 0, 1, 2, 2, 9])
     rows = np.array([0, 1, 2, 3, 4, 5, 6])
-    chosen = loop.preview_rows(labels, rows, limit=4)
+    chosen = training_data.preview_rows(labels, rows, limit=4)
     assert sorted(labels[chosen[:3]]) == [0, 1, 2]
     assert len(set(chosen)) == 4
-    assert set(loop.preview_rows(labels, rows)) == set(rows)
+    assert set(training_data.preview_rows(labels, rows)) == set(rows)

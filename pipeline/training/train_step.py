@@ -1,0 +1,68 @@
+"""One training step: the gradients of a batch, then an update of the weights and their average.
+
+Dropout and stochastic depth depend only on (seed, step), so a resumed run repeats them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from pipeline.config import RunConfig
+from pipeline.data.loader import Batch
+from pipeline.errors import RunError
+from pipeline.models.inference import normalised
+from pipeline.plugin_api import ImageSpec
+from pipeline.training.losses import training_loss
+from pipeline.training.train_state import TrainState
+
+
+@dataclass(frozen=True)
+class TrainStep:
+    """How a step of this run is computed."""
+
+    config: RunConfig
+    image: ImageSpec
+    device: torch.device
+    precision: str
+
+    def compute_gradients(self, state: TrainState, batch: Batch) -> None:
+        """Compute the gradients of a batch and clip them; adds its loss to the state's sums.
+
+        Raises:
+            RunError: if the loss is not finite; no weight has changed then.
+        """
+        images_BHWC, labels_B = (tensor.to(self.device, non_blocking=True) for tensor in batch)
+        torch.manual_seed(_step_seed(self.config.seed, state.step))
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
+            logits_BK = state.model(normalised(images_BHWC, self.image))
+        loss = training_loss(logits_BK, labels_B, self.config.training)
+        state.optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+        correct = int((logits_BK.detach().argmax(1) == labels_B).sum())
+        self._check_finite(float(loss.detach()), state.step)
+        state.sums.add(float(loss.detach()), correct, len(labels_B))
+        if self.config.optimizer.gradient_clip is not None:
+            nn.utils.clip_grad_norm_(state.model.parameters(), self.config.optimizer.gradient_clip)
+
+    def update_weights(self, state: TrainState, learning_rate: float) -> None:
+        """Apply the gradients with a learning rate, and update the moving average."""
+        for group in state.optimizer.param_groups:
+            group["lr"] = learning_rate
+        state.optimizer.step()
+        state.step += 1
+        state.average.update(state.model, state.step)
+
+    def _check_finite(self, loss: float, step: int) -> None:
+        if not np.isfinite(loss):
+            raise RunError(
+                f"The loss became {loss} at step {step + 1}, so training was stopped. Lower "
+                "optimizer.learning_rate, or set training.precision to float32."
+            )
+
+
+def _step_seed(seed: int, step: int) -> int:
+    return int(np.random.SeedSequence([seed, step]).generate_state(1, np.uint64)[0] >> 1)
