@@ -17,6 +17,7 @@ from pipeline.errors import RunError
 from pipeline.models.inference import normalised
 from pipeline.plugin_api import ImageSpec
 from pipeline.training.losses import training_loss
+from pipeline.training.progressive_size import ProgressiveSize
 from pipeline.training.train_state import TrainState
 
 
@@ -28,6 +29,7 @@ class TrainStep:
     image: ImageSpec
     device: torch.device
     precision: str
+    size: ProgressiveSize
 
     def compute_gradients(self, state: TrainState, batch: Batch) -> None:
         """Compute the gradients of a batch and clip them; adds its loss to the state's sums.
@@ -37,8 +39,10 @@ class TrainStep:
         """
         images_BHWC, labels_B = (tensor.to(self.device, non_blocking=True) for tensor in batch)
         torch.manual_seed(_step_seed(self.config.seed, state.step))
+        progress = state.plan.progress_of(state.step)
+        images_BCHW = self.size.resized(normalised(images_BHWC, self.image), progress)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
-            logits_BK = state.model(normalised(images_BHWC, self.image))
+            logits_BK = state.model(images_BCHW)
         loss = training_loss(logits_BK, labels_B, self.config.training)
         state.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
