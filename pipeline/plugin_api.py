@@ -15,7 +15,17 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, Self, TypeAlias, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Literal,
+    NamedTuple,
+    Protocol,
+    Self,
+    TypeAlias,
+    TypeVar,
+)
 
 from pipeline.errors import ConfigError, DataError, PluginError
 from pipeline.files.folder_walk import FoundFile, visible_folders, walk_files
@@ -313,6 +323,10 @@ looks the same in a batch of one. It must not modify its input.
 """
 
 
+def _no_image_transform(_config: PluginConfig, _context: AugmentationContext) -> None:
+    """Build nothing, for a plugin that transforms only whole batches."""
+
+
 @_accepts_exceptions
 @dataclass(frozen=True)
 class AugmentationPlugin(Generic[C]):
@@ -325,7 +339,7 @@ class AugmentationPlugin(Generic[C]):
     summary: str
     paper: str
     config_class: type[C]
-    build: Callable[[C, AugmentationContext], Any] | None = None
+    build: Callable[[C, AugmentationContext], Any] = _no_image_transform
     """Return an `albumentations.Compose` that maps a uint8 image (H, W, C) to a uint8 image of the
     same shape. It runs image by image, in the data-loader workers."""
     expected_failed_checks: Mapping[str, str] = field(default_factory=dict)

@@ -36,7 +36,7 @@ class BuiltAugmentation:
     the other images of its batch, or a resume.
 
     Raises:
-        PluginError: if the plugin has neither `build` nor `build_batch`, or one of them fails.
+        PluginError: if the plugin builds neither part, or building fails.
     """
 
     def __init__(
@@ -48,18 +48,15 @@ class BuiltAugmentation:
         seed: int,
     ) -> None:
         os.environ["NO_ALBUMENTATIONS_UPDATE"] = "1"  # its import would contact a registry
-        if plugin.build is None and plugin.build_batch is None:
-            raise PluginError(
-                f"The augmentation plugin '{name}' has neither build nor build_batch. Give it one."
-            )
         self._by_image: SeededTransform | None = None
         self._by_batch: SeededBatchTransform | None = None
         with plugin_errors("augmentation", name, "failed to build"):
-            if plugin.build is not None:
-                self._by_image = SeededTransform(plugin.build(settings, context), context, name)
+            built = plugin.build(settings, context)
             if plugin.build_batch is not None:
-                built = plugin.build_batch(settings, context)
-                self._by_batch = SeededBatchTransform(built, context, name)
+                batched = plugin.build_batch(settings, context)
+                self._by_batch = SeededBatchTransform(batched, context, name)
+        if built is not None or plugin.build_batch is None:
+            self._by_image = SeededTransform(built, context, name)
         self._seed = seed
 
     def __call__(self, image_HWC: Pixels, epoch: int, row: int) -> Pixels:

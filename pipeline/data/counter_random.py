@@ -28,14 +28,14 @@ def _signed(word: int) -> int:
 
 def _shifted(words: torch.Tensor, bits: int) -> torch.Tensor:
     """Shift right and fill with zeros; `>>` alone would repeat the sign."""
-    return (words >> bits) & (2 ** (64 - bits) - 1)
+    return (words >> bits).bitwise_and_(2 ** (64 - bits) - 1)
 
 
-def hashed(words: torch.Tensor) -> torch.Tensor:
-    """Return the SplitMix64 output of each int64; products wrap around."""
-    words = (words ^ _shifted(words, 30)) * _signed(_FIRST)
-    words = (words ^ _shifted(words, 27)) * _signed(_SECOND)
-    return words ^ _shifted(words, 31)
+def _hash(words: torch.Tensor) -> torch.Tensor:
+    """Replace each int64 by its SplitMix64 output, in place; products wrap around."""
+    words.bitwise_xor_(_shifted(words, 30)).mul_(_signed(_FIRST))
+    words.bitwise_xor_(_shifted(words, 27)).mul_(_signed(_SECOND))
+    return words.bitwise_xor_(_shifted(words, 31))
 
 
 def _hashed_number(word: int) -> int:
@@ -56,7 +56,7 @@ class CounterRandom:
 
     def __init__(self, seed: int, epoch: int, rows_B: torch.Tensor) -> None:
         start = _hashed_number(_hashed_number(seed + _GOLDEN) + (epoch + 1) * _GOLDEN)
-        self._keys_B = hashed((rows_B + 1) * _signed(_GOLDEN) + _signed(start))
+        self._keys_B = _hash((rows_B + 1) * _signed(_GOLDEN) + _signed(start))
         self._drawn = 0
 
     def _words(self, count: int) -> torch.Tensor:
@@ -64,7 +64,7 @@ class CounterRandom:
         first = self._drawn + 1
         self._drawn += count
         counters = torch.arange(first, first + count, device=self._keys_B.device)
-        return hashed(self._keys_B[:, None] + counters * _signed(_GOLDEN))
+        return _hash(self._keys_B[:, None] + counters * _signed(_GOLDEN))
 
     def uniform(self, *shape: int, low: float = 0.0, high: float = 1.0) -> torch.Tensor:
         """Return float32 numbers (B, *shape), evenly distributed from `low` to `high`."""

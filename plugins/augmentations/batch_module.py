@@ -75,7 +75,7 @@ def erase(
         ratio: smallest and largest ratio of height to width, at least.
     """
     _, height, width, channels = images_BHWC.shape
-    chosen_B = random.uniform(low=0.0, high=1.0) < probability
+    chosen_B = random.uniform() < probability
     areas_BA = random.uniform(_ATTEMPTS, low=area[0], high=area[1]) * (height * width)
     # A table instead of an exponential, which differs between devices in the last bit.
     low, high = (math.log(bound) for bound in ratio)
@@ -86,12 +86,14 @@ def erase(
     widths_BA = (areas_BA / ratios_BA).sqrt().round().long()
     fits_BA = (heights_BA < height) & (widths_BA < width)
     first_B1 = fits_BA.int().argmax(1, keepdim=True)
-    places_BHW = _inside(random, heights_BA.gather(1, first_B1), height)[:, :, None] & (
-        _inside(random, widths_BA.gather(1, first_B1), width)[:, None, :]
-    )
-    erased_BHW = places_BHW & (chosen_B & fits_BA.any(1))[:, None, None]
-    noise_BHWC = random.pixels(height, width, channels)
-    return torch.where(erased_BHW[:, :, :, None], noise_BHWC, images_BHWC)
+    rows_BH = _inside(random, heights_BA.gather(1, first_B1), height)
+    rows_BH &= (chosen_B & fits_BA.any(1))[:, None]
+    columns_BW = _inside(random, widths_BA.gather(1, first_B1), width)
+    values_BV = columns_BW.repeat_interleave(channels, 1)  # V = W * C
+    erased_BHV = rows_BH[:, :, None] & values_BV[:, None, :]
+    noise_BHV = random.pixels(height, width * channels)
+    lines_BHV = images_BHWC.reshape(noise_BHV.shape)
+    return torch.where(erased_BHV, noise_BHV, lines_BHV).view(images_BHWC.shape)
 
 
 def _inside(random: BatchRandom, length_B1: torch.Tensor, side: int) -> torch.Tensor:
