@@ -135,6 +135,14 @@ class TrainingConfig(Section):
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Fraction of the target probability spread over all classes (arXiv 1512.00567, section 7)."""
 
+    mixup: Annotated[float, Field(ge=0, le=10)] = 0.0
+    """MixUp (arXiv 1710.09412): alpha of the beta distribution of the mixing ratio; 0 turns it
+    off."""
+
+    cutmix: Annotated[float, Field(ge=0, le=10)] = 0.0
+    """CutMix (arXiv 1905.04899): alpha of the beta distribution of the mixed area; 0 turns it off.
+    If mixup is on too, each batch gets one of the two."""
+
     ema_decay: Annotated[float, Field(ge=0, lt=1)] = 0.999
     """Decay rate of the exponential moving average of the weights, warmed up from 0; the average is
     what is evaluated and saved."""

@@ -110,7 +110,9 @@ class Training:
 
     def _batches(self) -> Iterator[Batch]:
         self.order.first_step = self.state.step
-        return training_batches(self.order, self.data.training, self.config.data.workers)
+        return training_batches(
+            self.order, self.data.training, self.config.data.workers, self.device
+        )
 
     # -- one step ------------------------------------------------------------------------------
 
