@@ -1,12 +1,13 @@
 """Train on CIFAR-10 with a fixed number of floating-point operations, and print the accuracy.
 
     python -m benchmarks.accuracy_per_compute DATA --pflop 0.025 [--seed 0] [--folder FOLDER]
-                                              [--recipe FILE] [FLAGS...]
+                                              [--recipe FILE] [SETTING=VALUE...]
 
 DATA holds train/ and test/ with one folder of images for each class. The operations of training
 are three times those of the forward pass of every image, two per multiplication, the patch
-embedding included. Part of train/ is held back for validation; its size is printed. With a folder
-that holds an interrupted run of the same command, the run is resumed.
+embedding included. Part of train/ is held back for validation and never trained on; the number of
+images that are is printed. Settings such as model.depth=3 change the recipe. With a folder that
+holds an interrupted run of the same command, the run is resumed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ import yaml
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.measured_runs import PATCHLINE, machine
+from pipeline import config_files
 from pipeline.config import ModelChoice
+from pipeline.data import manifest
 from pipeline.models.model_building import build_model
 from pipeline.models.model_cost import resolved_choice
 from pipeline.plugin_api import DataTraits, ImageSpec
@@ -32,6 +35,17 @@ from pipeline.training.progressive_size import ProgressiveSize
 RECIPE = Path(__file__).parent / "recipes" / "small_images.yaml"
 _SIDE, _CLASSES = 32, 10
 _FORWARD_AND_BACKWARD = 3
+
+
+def changed(recipe: dict[str, Any], changes: list[str]) -> dict[str, Any]:
+    """Return the recipe with changes such as `model.depth=3`; values are read as YAML."""
+    for change in changes:
+        key, _, value = change.partition("=")
+        settings: Any = yaml.safe_load(value)
+        for part in reversed(key.split(".")):
+            settings = {part: settings}
+        recipe = config_files.merged(recipe, settings)
+    return recipe
 
 
 def flops_per_image(recipe: dict[str, Any]) -> tuple[int, int]:
@@ -78,24 +92,24 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--recipe", type=Path, default=RECIPE)
-    given, flags = parser.parse_known_args()
-    recipe = yaml.safe_load(given.recipe.read_text(encoding="utf-8"))
+    parser.add_argument("changes", nargs="*", metavar="SETTING=VALUE")
+    given = parser.parse_intermixed_args()
+    recipe = changed(yaml.safe_load(given.recipe.read_text(encoding="utf-8")), given.changes)
     steps = affordable_steps(given.pflop * 1e15, recipe)
     recipe["training"]["step_plan"] = [[0, 0.0, steps]]
     folder = given.folder or Path(tempfile.mkdtemp(prefix="patchline-benchmark-"))
-    summary = _trained(folder, given.data.resolve(), recipe, given.seed, flags)
+    summary = _trained(folder, given.data.resolve(), recipe, given.seed)
     accuracy = summary["metrics"]["test/accuracy"]
     print(machine())
     print(
         f"{flops_of(steps, recipe) / 1e15:.4f} PFLOP, seed {given.seed}: test accuracy "
         f"{accuracy['value']:.2%} ({accuracy['low']:.2%} to {accuracy['high']:.2%}) of "
-        f"{accuracy['n']}; {steps} steps of {recipe['training']['batch_size']} images"
+        f"{accuracy['n']}; {steps} steps of {recipe['training']['batch_size']} of "
+        f"{_training_images(summary):,} images"
     )
 
 
-def _trained(
-    folder: Path, data: Path, recipe: dict[str, Any], seed: int, flags: list[str]
-) -> dict[str, Any]:
+def _trained(folder: Path, data: Path, recipe: dict[str, Any], seed: int) -> dict[str, Any]:
     """Run `patchline run`, or resume the run that the folder holds; return its summary."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "recipe.yaml"
@@ -103,7 +117,7 @@ def _trained(
         arguments = ["--resume", "last"]
     else:
         file.write_text(yaml.safe_dump(recipe), encoding="utf-8")
-        arguments = [str(data), "--config", str(file), "--seed", str(seed), *flags]
+        arguments = [str(data), "--config", str(file), "--seed", str(seed)]
     done = subprocess.run(
         [str(PATCHLINE), "run", *arguments, "--json"],
         cwd=folder,
@@ -113,6 +127,12 @@ def _trained(
     )
     summary: dict[str, Any] = json.loads(done.stdout)
     return summary
+
+
+def _training_images(summary: dict[str, Any]) -> int:
+    job = json.loads((Path(summary["config"]).parent / "training/job.json").read_text("utf-8"))
+    rows = manifest.usable(manifest.load(Path(job["manifest_file"])))
+    return int((rows["split"] == "train").sum())
 
 
 if __name__ == "__main__":
