@@ -54,7 +54,7 @@ def test_seed_epoch_row_and_call_each_give_other_numbers() -> None:
             random = CounterRandom(seed, epoch, torch.arange(20))
             seen += [random.uniform(4), random.uniform(4)]
     flat = torch.cat(seen).flatten()
-    assert flat.unique().numel() > 0.999 * flat.numel()
+    assert np.unique(flat.numpy()).size > 0.999 * flat.numel()
 
 
 def test_numbers_are_evenly_distributed() -> None:
@@ -69,7 +69,7 @@ def test_numbers_are_evenly_distributed() -> None:
     assert counts.numel() == 9
     assert np.allclose(counts / counts.sum(), 1 / 9, atol=0.005)
     pixels = random.pixels(7, 3).flatten()
-    assert pixels.unique().numel() == 256
+    assert np.unique(pixels.numpy()).size == 256
     assert float(pixels.float().mean()) == pytest.approx(127.5, abs=1.5)
 
 
