@@ -139,6 +139,12 @@ COMMANDS = (
         "Start a run of a schedule now, in addition to its scheduled times.",
     ),
     Command(
+        "data preview",
+        "data_preview:build",
+        "Draw training images before and after augmentation, as one picture.",
+        composed=True,
+    ),
+    Command(
         "data watch",
         "data_watch:watch",
         "Watch a folder and train when it has enough new images; stop with `schedule remove`.",

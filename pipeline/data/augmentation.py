@@ -57,7 +57,7 @@ class BuiltAugmentation:
                 self._by_batch = SeededBatchTransform(batched, context, name)
         if built is not None or plugin.build_batch is None:
             self._by_image = SeededTransform(built, context, name)
-        self._seed = seed
+        self.seed = seed
 
     def __call__(self, image_HWC: Pixels, epoch: int, row: int) -> Pixels:
         """Return one image as augmented in that epoch."""
@@ -75,7 +75,7 @@ class BuiltAugmentation:
         """
         if self._by_image is None:
             return images_BHWC
-        keys = ([self._seed, epoch, row] for row in rows)
+        keys = ([self.seed, epoch, row] for row in rows)
         return np.stack([self._by_image(*item) for item in zip(images_BHWC, keys, strict=True)])
 
     def by_batch(self, images_BHWC: torch.Tensor, epoch: int, rows_B: torch.Tensor) -> torch.Tensor:
@@ -88,7 +88,7 @@ class BuiltAugmentation:
         """
         if self._by_batch is None:
             return images_BHWC
-        return self._by_batch(images_BHWC, CounterRandom(self._seed, epoch, rows_B))
+        return self._by_batch(images_BHWC, CounterRandom(self.seed, epoch, rows_B))
 
 
 class SeededAugmentation(BuiltAugmentation):
@@ -181,24 +181,3 @@ class SeededTransform:
                 f"{changed.shape} for a uint8 image of shape {self._shape}. Keep shape and type."
             )
         return changed
-
-
-def preview_grid(
-    augmentation: SeededAugmentation, images: Pixels, rows: np.ndarray[Any, Any], epochs: int = 8
-) -> Pixels:
-    """Return one picture (H, W, 3): originals in the first column, then a column per epoch."""
-    lines = []
-    for row in rows:
-        original = np.array(images[row])
-        seen = [original, *(augmentation(original, epoch, int(row)) for epoch in range(epochs))]
-        scaled = [_enlarged(image) for image in seen]
-        gap = np.full((scaled[0].shape[0], 4, 3), 255, np.uint8)
-        lines.append(np.concatenate([part for image in scaled for part in (image, gap)], axis=1))
-        lines.append(np.full((4, lines[0].shape[1], 3), 255, np.uint8))
-    return np.concatenate(lines, axis=0)
-
-
-def _enlarged(image_HWC: Pixels, smallest_side: int = 64) -> Pixels:
-    factor = max(1, smallest_side // image_HWC.shape[0])
-    rgb = np.repeat(image_HWC, 3, axis=2) if image_HWC.shape[2] == 1 else image_HWC
-    return np.repeat(np.repeat(rgb, factor, axis=0), factor, axis=1)

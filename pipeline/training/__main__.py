@@ -6,7 +6,7 @@ import importlib
 
 import cv2
 
-from pipeline.data.augmentation import SeededAugmentation, preview_grid
+from pipeline.training.augmentation_preview import preview_grid
 from pipeline.training.job import TrainingJob
 from pipeline.training.loop import Training
 from pipeline.training.machine import look
@@ -18,9 +18,10 @@ from pipeline.workers.worker_process import worker_main
 def train(job: TrainingJob, events: EventWriter) -> TrainResult:
     """Draw the augmentation preview, then train."""
     training = Training(job, events)
-    augmentation = SeededAugmentation(job.config.augmentation, job.image, job.config.seed)
     rows = training.data.preview_rows()
-    grid = preview_grid(augmentation, training.data.images, rows)
+    grid = preview_grid(
+        training.data.training.augment(), training.data.images, rows, mixing=job.config.training
+    )
     picture = job.folder / "augmentation_preview.png"
     cv2.imwrite(str(picture), grid[:, :, ::-1])
     events.write("artifact", path=str(picture), name="augmentation_preview.png")

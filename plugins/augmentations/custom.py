@@ -28,8 +28,9 @@ class CustomConfig(PluginConfig):
         """Check the pipeline, and record the file's digest."""
         from plugins.augmentations.custom_module import read_pipeline
 
-        _, digest = read_pipeline(_path(self), self.sha256)
-        return self.model_copy(update={"sha256": digest})
+        file = _path(self)
+        _, digest = read_pipeline(file, self.sha256)
+        return self.model_copy(update={"file": str(file.resolve()), "sha256": digest})
 
 
 def _path(config: CustomConfig) -> Path:

@@ -52,7 +52,7 @@ def _warped(image_HWC: Pixels, linear: Matrix, shift: tuple[float, float] = (0.0
     centre = np.array([(width - 1) / 2, (height - 1) / 2])
     offset = centre + shift - linear @ centre
     matrix = np.column_stack([linear, offset])
-    warped = cv2.warpAffine(
+    warped: Any = cv2.warpAffine(
         image_HWC,
         matrix,
         (width, height),
@@ -60,7 +60,8 @@ def _warped(image_HWC: Pixels, linear: Matrix, shift: tuple[float, float] = (0.0
         borderMode=cv2.BORDER_CONSTANT,
         borderValue=_GREY,
     )
-    return warped.reshape(image_HWC.shape)
+    result: Pixels = warped.reshape(image_HWC.shape)
+    return result
 
 
 def brightness(image_HWC: Pixels, factor: float) -> Pixels:
@@ -138,4 +139,6 @@ def _blended(
 
 
 def _looked_up(image: Pixels, table: np.ndarray[Any, Any]) -> Pixels:
-    return cv2.LUT(image, np.clip(table, 0, 255).astype(np.uint8)).reshape(image.shape)
+    found: Any = cv2.LUT(image, np.clip(table, 0, 255).astype(np.uint8))
+    result: Pixels = found.reshape(image.shape)
+    return result

@@ -54,14 +54,14 @@ def trivialaugment_ranges(height: int, width: int) -> Ranges:
     return Ranges(0.99, min(32.0, width), min(32.0, height), 135.0, 0.99, 6)
 
 
-_SIGNED: dict[str, tuple[Callable[[Pixels, float], Pixels], str]] = {
+_SIGNED: dict[str, tuple[Callable[..., Pixels], str]] = {
     "shear_x": (operations.shear_x, "shear"),
     "shear_y": (operations.shear_y, "shear"),
     "translate_x": (operations.translate_x, "translate_x"),
     "translate_y": (operations.translate_y, "translate_y"),
     "rotate": (operations.rotate, "rotation"),
 }
-_FACTORS: dict[str, Callable[[Pixels, float], Pixels]] = {
+_FACTORS: dict[str, Callable[..., Pixels]] = {
     "brightness": operations.brightness,
     "colour": operations.colour,
     "contrast": operations.contrast,

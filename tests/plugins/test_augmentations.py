@@ -6,10 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from pipeline.config import PluginChoice
 from pipeline.data.augmentation import SeededAugmentation
+from pipeline.data.counter_random import CounterRandom
 from pipeline.plugin_api import DataTraits, ImageSpec
+from plugins.augmentations.batch_module import erase, flip_and_crop
+from plugins.augmentations.crop_and_flip import CropAndFlipConfig
 from plugins.augmentations.light import LightConfig
 from tests.conftest import draw_photo
 
@@ -101,3 +105,64 @@ def test_settings_reach_the_pixels() -> None:
     farthest = np.abs(centres - 11.5).max(axis=0)
     assert (farthest <= 0.25 * 24 + 0.75).all()
     assert (farthest > 0.15 * 24).all()
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_standard_shows_windows_of_the_reflected_image(channels: int) -> None:
+    """Each result is a crop of the padded image, mirrored or not; all of them occur."""
+    augment = _augmentation("standard", channels, horizontal_flip=True, pad=1 / 24)
+    photo = _photo(channels)
+    padded = np.pad(photo, ((1, 1), (1, 1), (0, 0)), mode="reflect")
+    windows = [padded[y : y + 24, x : x + 24] for y in range(3) for x in range(3)]
+    windows += [window[:, ::-1] for window in windows]
+    possible = {window.tobytes() for window in windows}
+    seen = {augment(photo, epoch, 5).tobytes() for epoch in range(200)}
+    assert seen == possible
+
+
+def test_standard_pads_as_a_fraction_of_each_side() -> None:
+    """An image that is not square is padded by more pixels along its longer side."""
+    images = torch.arange(16 * 48).view(1, 16, 48, 1).expand(300, -1, -1, -1).contiguous()
+    random = CounterRandom(0, 0, torch.arange(300))
+    cropped = flip_and_crop(images, random, flip=False, pad=0.125)
+    at_centre = cropped[:, 8, 24, 0]
+    assert set((at_centre // 48 - 8).tolist()) == set(range(-2, 3))
+    assert set((at_centre % 48 - 24).tolist()) == set(range(-6, 7))
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_standard_mirrors_where_the_data_allows_it(symmetric: bool) -> None:
+    """Half of the images are mirrored if that keeps the class, and none otherwise."""
+    traits = DataTraits(channels=3, height=24, width=24, num_classes=2, mirror_symmetric=symmetric)
+    resolved = CropAndFlipConfig(pad=0).resolved_for(traits)
+    augment, photo = _augmentation("standard", **resolved.model_dump()), _photo(3)
+    seen = [augment(photo, 0, row) for row in range(60)]
+    mirrored = sum(np.array_equal(image, photo[:, ::-1]) for image in seen)
+    assert mirrored + sum(np.array_equal(image, photo) for image in seen) == 60
+    assert 15 <= mirrored <= 45 if symmetric else mirrored == 0
+
+
+def test_erasing_replaces_one_rectangle_by_noise() -> None:
+    """The erased part is a rectangle of 2 to 33 percent of the image, filled with noise."""
+    images = torch.full((400, 32, 32, 3), 255, dtype=torch.uint8)
+    erased = erase(images, CounterRandom(0, 0, torch.arange(400)), probability=0.5)
+    changed = [image for image in erased if int(image.min()) < 255]
+    assert 150 < len(changed) < 250
+    for image in changed:
+        places = (image < 255).any(2)
+        rows, columns = places.any(1).nonzero()[:, 0], places.any(0).nonzero()[:, 0]
+        box = image[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
+        height, width = box.shape[:2]
+        assert 0.015 < height * width / 32**2 < 0.35
+        assert 0.2 < height / width < 5
+        assert box.float().std() > 40
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("name", ["randaugment", "trivialaugment", "strong"])
+def test_policies_show_another_image_each_epoch(name: str, channels: int) -> None:
+    """Images stay uint8 of the same shape and differ between epochs."""
+    augment, photo = _augmentation(name, channels, horizontal_flip=True), _photo(channels)
+    seen = [augment(photo, epoch, 5) for epoch in range(30)]
+    assert {image.shape for image in seen} == {photo.shape}
+    assert len({image.tobytes() for image in seen}) > 25

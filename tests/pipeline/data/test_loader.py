@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 
@@ -37,6 +38,16 @@ def source(tmp_path: Path) -> TrainingImages:
         image=spec,
         seed=3,
     )
+
+
+@pytest.fixture(params=["light", "standard"])
+def either(request: pytest.FixtureRequest, source: TrainingImages) -> TrainingImages:
+    """Return the split with an augmentation of single images, and with a batched one."""
+    settings = {"erase": 0.5} if request.param == "standard" else {}
+    chosen = PluginChoice.model_validate(
+        {"name": request.param, "horizontal_flip": True, **settings}
+    )
+    return replace(source, augmentation=chosen)
 
 
 def batches(
@@ -109,7 +120,7 @@ def test_order_depends_on_seed_and_epoch() -> None:
 
 def test_batch_holds_augmented_images_with_their_labels(source: TrainingImages) -> None:
     """Each image of a batch is the stored row, changed for its epoch, beside its own label."""
-    plain = TrainingImages(**{**vars(source), "augmentation": PluginChoice(name="none")})
+    plain = replace(source, augmentation=PluginChoice(name="none"))
     stored = np.load(source.store / "images.npy")
     order = BatchOrder(ROWS, 4, source.seed, 0)
     keys = list(islice(iter(order), 4))
@@ -120,30 +131,30 @@ def test_batch_holds_augmented_images_with_their_labels(source: TrainingImages) 
         assert labels.tolist() == [row % 4 for row in rows]
 
 
-def test_image_looks_different_in_each_epoch(source: TrainingImages) -> None:
+def test_image_looks_different_in_each_epoch(either: TrainingImages) -> None:
     """The pixels of one image in the second epoch are not those of the first."""
-    whole = batches(source, 2, batch_size=len(ROWS))
-    orders = list(islice(iter(BatchOrder(ROWS, len(ROWS), source.seed, 0)), 2))
+    whole = batches(either, 2, batch_size=len(ROWS))
+    orders = list(islice(iter(BatchOrder(ROWS, len(ROWS), either.seed, 0)), 2))
     places = [[row for _, row in keys].index(7) for keys in orders]
     first, second = (whole[epoch][0][places[epoch]] for epoch in range(2))
     assert not torch.equal(first, second)
 
 
-def test_pixels_do_not_depend_on_the_batch_size(source: TrainingImages) -> None:
+def test_pixels_do_not_depend_on_the_batch_size(either: TrainingImages) -> None:
     """An epoch in small batches holds the same images in the same order as in one batch."""
-    small = batches(source, 5, batch_size=2)
-    large = batches(source, 1, batch_size=len(ROWS))
+    small = batches(either, 5, batch_size=2)
+    large = batches(either, 1, batch_size=len(ROWS))
     assert torch.equal(torch.cat([images for images, _ in small]), large[0][0])
     assert torch.equal(torch.cat([labels for _, labels in small]), large[0][1])
 
 
-def test_resumed_batches_equal_the_uninterrupted_ones(source: TrainingImages) -> None:
+def test_resumed_batches_equal_the_uninterrupted_ones(either: TrainingImages) -> None:
     """Batches from the fifth step on are, pixel by pixel, those of a run from the start."""
-    whole = batches(source, 8)
-    assert same(batches(source, 3, first_step=5), whole[5:])
-    assert not same(batches(source, 3, first_step=4), whole[5:])
+    whole = batches(either, 8)
+    assert same(batches(either, 3, first_step=5), whole[5:])
+    assert not same(batches(either, 3, first_step=4), whole[5:])
 
 
-def test_number_of_loader_processes_changes_nothing(source: TrainingImages) -> None:
+def test_number_of_loader_processes_changes_nothing(either: TrainingImages) -> None:
     """Two worker processes give the same batches as none, over the end of an epoch."""
-    assert same(batches(source, 5, first_step=1, workers=2), batches(source, 5, first_step=1))
+    assert same(batches(either, 5, first_step=1, workers=2), batches(either, 5, first_step=1))

@@ -196,7 +196,7 @@ FAULTS = [
     Fault(
         "a batch in place",
         _batched(_batch_in_place),
-        {_ALONE: "It modifies its input. Work on a copy.", _SEED: "", _BATCH: ""},
+        {_ALONE: "It modifies its input. Work on a copy."},
     ),
     Fault(
         "nothing",

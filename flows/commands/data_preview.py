@@ -1,0 +1,87 @@
+"""The command `patchline data preview`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from flows.commands.run import composed
+from flows.commands.switches import Json
+from flows.progress import display, shown
+from pipeline import config_files
+from pipeline.config import RunConfig
+from pipeline.errors import ConfigError
+from pipeline.workspace import WORKSPACE
+
+_PICTURE = "augmentation_preview.png"
+
+
+def build(arguments: list[str]) -> Callable[..., None]:
+    """Return the command, typed for the plugins that the arguments choose."""
+    chosen: Any = composed(arguments)
+
+    def preview(
+        data: str | None = None,
+        /,
+        *,
+        picture: Path | None = None,
+        images: int = 8,
+        epochs: int = 8,
+        config: Path | None = None,
+        preset: str | None = None,
+        as_json: Json = False,
+        settings: Annotated[chosen | None, Parameter(name="*")] = None,
+    ) -> None:
+        """Draw training images before and after augmentation, as one picture.
+
+        Parameters
+        ----------
+        data
+            As for `run`: a folder, or SOURCE:NAME; without it, the built-in digits.
+        picture
+            File to write, by default .patchline/augmentation_preview.png.
+        images
+            Number of images, starting with one of each class.
+        epochs
+            Number of epochs to show.
+        config
+            YAML file with settings; flags override it.
+        preset
+            Starting point that the file and flags override: quick, balanced or best.
+        settings
+            Settings of a run: --augmentation.name standard, --training.cutmix 1.
+        """
+        if images < 1 or epochs < 1 or images * epochs > 1000:  # noqa: PLR2004 - one screen
+            raise ConfigError(
+                f"--images {images} and --epochs {epochs} must be at least 1, and their product at "
+                "most 1000. Choose smaller numbers."
+            )
+        flags = settings.model_dump(exclude_unset=True, mode="json") if settings else {}
+        asked = config_files.requested(data, preset_name=preset, file=config, flags=flags)
+        file = picture or WORKSPACE.resolve() / _PICTURE
+        resolved = _draw(asked, file, images, epochs)
+        if as_json:
+            chosen_augmentation = resolved.augmentation.model_dump(mode="json")
+            print(json.dumps({"picture": str(file), "augmentation": chosen_augmentation}))
+        else:
+            print(file)
+
+    # The composed class exists only here, so the annotation is not a name that could be looked up.
+    preview.__annotations__["settings"] = Annotated[chosen | None, Parameter(name="*")]
+    return preview
+
+
+def _draw(asked: RunConfig, file: Path, images: int, epochs: int) -> RunConfig:
+    from pipeline.data import ingestion
+    from pipeline.training.previewing import save_preview
+
+    with shown():
+        display().stage(f"Reading the data ({asked.data.path or asked.data.source})")
+        data = ingestion.ingest(asked, WORKSPACE.resolve(), display().advance, remember=False)
+    resolved = ingestion.resolve(asked, data)
+    save_preview(resolved, data, file, images=images, epochs=epochs)
+    return resolved
