@@ -19,7 +19,7 @@ from pipeline.models.model_description import ModelDescription, describe_plugins
 from pipeline.models.model_files import save_model
 from pipeline.training import best_weights, data_workers
 from pipeline.training.checkpoint import Checkpoints
-from pipeline.training.config import duration_seconds
+from pipeline.training.compute_share import ComputeShare
 from pipeline.training.device import choose_precision, make_repeatable
 from pipeline.training.divergence import Diverged, FiniteCheck, save_batch
 from pipeline.training.ema import MovingAverage
@@ -27,15 +27,18 @@ from pipeline.training.initial_images import initialise_from_images
 from pipeline.training.job import TrainingJob
 from pipeline.training.machine import choose_device, look
 from pipeline.training.optimizer import averages_itself, build_optimizer
+from pipeline.training.run_length import planned_steps, planned_validations
 from pipeline.training.schedule import learning_rate_factor
-from pipeline.training.step_plan import StepPlan, TimePlanner
 from pipeline.training.train_result import EpochRecord, TrainResult
 from pipeline.training.train_state import TrainState
 from pipeline.training.train_step import Gradients, TrainStep
 from pipeline.training.training_data import open_data
 from pipeline.training.validation import Validator
-from pipeline.training.validation_plan import EachEpoch, Recorded, Timed, ValidationPlan
+from pipeline.training.validation_plan import Timed
 from pipeline.workers.event_log import EventWriter
+
+_LONG_RUN_SECONDS = 20.0
+"""A shorter training does not measure its share of the machine's matrix-product rate."""
 
 
 class Training:
@@ -60,8 +63,9 @@ class Training:
             weights_K = self.data.class_weights_K().to(self.device)
         self.step = TrainStep(job.config, job.image, self.device, self.precision, weights_K)
         self.validator = Validator(self.data, job.image, self.device)
-        self.validations = self._validation_plan()
-        self.planner, plan = self._planned_steps()
+        length = (settings, self.order.steps_per_epoch, len(self.data.validation_rows))
+        self.validations = planned_validations(*length)
+        self.planner, plan = planned_steps(*length, self.validations)
         self.state = TrainState(
             model=model,
             average=MovingAverage(model, settings.ema_decay),
@@ -72,6 +76,7 @@ class Training:
         )
         self.checkpoints = Checkpoints(job.folder, restarts=settings.retries_after_divergence > 0)
         self.finite = FiniteCheck()
+        self._share: ComputeShare | None = None
 
     def run(self) -> TrainResult:
         """Train to the end of the plan and return the result."""
@@ -132,29 +137,6 @@ class Training:
         return sum(record.step > best.step for record in self.state.history) >= patience
 
     # -- set-up --------------------------------------------------------------------------------
-
-    def _validation_plan(self) -> ValidationPlan:
-        settings, per_epoch = self.config.training, self.order.steps_per_epoch
-        images = len(self.data.validation_rows)
-        if settings.validation_plan is not None:
-            return Recorded(settings.validation_plan, images)
-        if settings.time_limit is None or settings.step_plan is not None:
-            return EachEpoch(per_epoch, images)
-        limit = duration_seconds(settings.time_limit)
-        return Timed(limit, per_epoch, images, settings.batch_size)
-
-    def _planned_steps(self) -> tuple[TimePlanner | None, StepPlan]:
-        settings, per_epoch = self.config.training, self.order.steps_per_epoch
-        if settings.step_plan is not None:
-            return None, StepPlan(settings.step_plan)
-        if settings.time_limit is None:
-            return None, StepPlan.of_steps(settings.epochs * per_epoch)
-        limit, images = duration_seconds(settings.time_limit), len(self.data.validation_rows)
-        cost = self.validations
-        if not isinstance(cost, Timed):
-            cost = Timed(limit, per_epoch, images, settings.batch_size)
-        plan = TimePlanner.opening_plan()
-        return TimePlanner(plan, limit, cost), plan
 
     def _batches(self) -> Iterator[Batch]:
         self.order.first_step = self.state.step
@@ -272,7 +254,14 @@ class Training:
             folder = best_weights.folder_of(self.job.folder, record.step)
             save_model(folder, state.average.model, self._description())
             self.checkpoints.keep_best(record.step)
-        self.events.write("metrics", step=state.step, values=_metric_values(record))
+        values = record.metric_values()
+        if self._share is None and self.elapsed > _LONG_RUN_SECONDS:
+            self._share = ComputeShare(
+                state.average.model, self.job.image, self.device, self.precision
+            )
+        if self._share:
+            values["matmul_share"] = self._share.at(record.images_per_second)
+        self.events.write("metrics", step=state.step, values=values)
         self.checkpoints.mark(state)
         if self.checkpoints.is_due or not self.checkpoints.exist:
             self._write_checkpoint()
@@ -363,7 +352,7 @@ class Training:
         settings = self.config.training
         if self.stops_early:
             times = f"{settings.early_stopping} validations"
-            return f"no improvement in {times} since epoch {best.epoch:.4g}, the best"
+            return f"no improvement in {times} since epoch {best.epoch:.4g}, which is the best"
         if settings.time_limit:
             return f"time limit of {settings.time_limit}"
         return "all planned steps done"
@@ -372,15 +361,3 @@ class Training:
 def _better(new: EpochRecord, old: EpochRecord) -> bool:
     """Return whether a validation is better than the best so far."""
     return new.score > old.score
-
-
-def _metric_values(record: EpochRecord) -> dict[str, float]:
-    return {
-        "train/loss": record.train_loss,
-        "train/accuracy": record.train_accuracy,
-        "validation/loss": record.validation_loss,
-        "validation/accuracy": record.validation_accuracy,
-        "learning_rate": record.learning_rate,
-        "images_per_second": record.images_per_second,
-        "epoch": record.epoch,
-    }

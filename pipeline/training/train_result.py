@@ -33,6 +33,18 @@ class EpochRecord(Section):
             return self.validation_accuracy, -self.validation_loss
         return self.compared_accuracy, -self.compared_loss
 
+    def metric_values(self) -> dict[str, float]:
+        """Return the values by the names that MLflow shows."""
+        return {
+            "train/loss": self.train_loss,
+            "train/accuracy": self.train_accuracy,
+            "validation/loss": self.validation_loss,
+            "validation/accuracy": self.validation_accuracy,
+            "learning_rate": self.learning_rate,
+            "images_per_second": self.images_per_second,
+            "epoch": self.epoch,
+        }
+
 
 class TrainResult(Section):
     """Paths and numbers; large data stays in files."""

@@ -22,7 +22,7 @@ def test_a_slow_validation_uses_a_part_of_the_split() -> None:
     plan.measured(64, 64 / 80)
     assert plan.images(10, last=False) == plan.images(10, last=True) == 144
     plan.validated(144, 1.8, 20.0)
-    plan.measured(64, 0.1)  # faster from now on: what is compared stays the same
+    plan.measured(64, 0.1)  # faster than before: what is compared stays
     assert plan.images(20, last=False) == plan.compared() == 144
     assert plan.images(20, last=True) == 7443 * (7443 / 640 <= 4.5) or 144
 
