@@ -112,8 +112,8 @@ class OptimizerConfig(Section):
     def _schedule_free_has_no_schedule(self) -> Self:
         if self.name == "schedule_free" and self.schedule != "constant":
             raise ValueError(
-                f"optimizer.schedule is {self.schedule}, but schedule_free needs a constant "
-                "learning rate. Set optimizer.schedule to constant"
+                "schedule_free needs a constant learning rate, and optimizer.schedule is "
+                f"{self.schedule}. Set optimizer.schedule to constant"
             )
         return self
 

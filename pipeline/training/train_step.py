@@ -53,7 +53,7 @@ class TrainStep:
 
     def compute_gradients(self, state: TrainState, batch: Batch) -> Gradients:
         """Compute the gradients of a batch, in micro-batches, and clip them; updates no weight."""
-        images_BHWC, labels_B = (tensor.to(self.device, non_blocking=True) for tensor in batch)
+        images_BHWC, labels_B = (self._on_device(tensor) for tensor in batch)
         torch.manual_seed(_step_seed(self.config.seed, state.step))
         images_BCHW, targets = normalised(images_BHWC, self.image), labels_B
         state.optimizer.zero_grad(set_to_none=True)
@@ -89,6 +89,11 @@ class TrainStep:
         """Return whether a batch of that many images can be divided further."""
         parts = self.micro_batches_at(state)
         return len(list(micro_batches(images, 2 * parts))) > len(list(micro_batches(images, parts)))
+
+    def _on_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Copy a tensor to the device; to a GPU from pinned memory, so that nobody waits."""
+        on_cpu = tensor.pin_memory() if self.device.type == "cuda" else tensor
+        return on_cpu.to(self.device, non_blocking=True)
 
     def _clip(self, model: nn.Module) -> torch.Tensor:
         gradients = [each.grad for each in model.parameters() if each.grad is not None]
