@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
+from typing import Any
 
 from pipeline.errors import WorkerError
 
@@ -57,7 +58,7 @@ def survive_kills() -> None:
     tracker deletes them once everything that used them has ended, but by default it is in the
     process group of the training, which is killed as a whole.
     """
-    tracker = resource_tracker._resource_tracker  # noqa: SLF001 - has no public way to be started
+    tracker: Any = resource_tracker._resource_tracker  # noqa: SLF001 - has no public way to be started
     if tracker._fd is not None or sys.platform == "win32":  # noqa: SLF001
         return
     reading, writing = os.pipe()

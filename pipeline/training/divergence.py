@@ -57,7 +57,7 @@ class FiniteCheck:
             return
         on_cpu_2 = torch.empty(2, pin_memory=True)
         on_cpu_2.copy_(values_2, non_blocking=True)
-        arrived = torch.cuda.Event()
+        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
         arrived.record()
         earlier, self._pending = self._pending, _Pending(step, learning_rate, on_cpu_2, arrived)
         _settle(earlier)

@@ -62,14 +62,15 @@ def _schedule_free(groups: Groups, config: OptimizerConfig) -> torch.optim.Optim
     """Return Schedule-Free AdamW (arXiv 2405.15682), in training mode."""
     from schedulefree import AdamWScheduleFree
 
-    optimizer = AdamWScheduleFree(
+    optimizer: Any = AdamWScheduleFree(
         groups,
         lr=config.learning_rate,
         betas=(config.beta1, config.beta2),
         weight_decay=config.weight_decay,
     )
     optimizer.train()
-    return optimizer
+    in_training_mode: torch.optim.Optimizer = optimizer
+    return in_training_mode
 
 
 OPTIMIZERS: dict[str, Callable[[Groups, OptimizerConfig], torch.optim.Optimizer]] = {

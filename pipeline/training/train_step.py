@@ -67,7 +67,7 @@ class TrainStep:
             part_loss = share * training_loss(
                 logits_BK, targets[part], self.config.training, self.class_weights_K
             )
-            part_loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+            part_loss.backward()
             loss = loss + part_loss.detach()
             correct = correct + (logits_BK.detach().argmax(1) == labels_B[part]).sum()
         return Gradients(loss, correct, len(labels_B), self._clip(state.model))

@@ -18,13 +18,15 @@ _WARM_UP, _MEASURED = 16, 64
 """Images to measure the speed with."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Validator:
     """Predicts the first images of the validation split, and compares with their classes."""
 
     data: TrainingData
     image: ImageSpec
     device: torch.device
+    batch_size: int = 256
+    """Images that are predicted at once; halved when the device runs out of memory."""
 
     @property
     def images(self) -> int:
@@ -61,7 +63,20 @@ class Validator:
 
     def _logits(self, model: nn.Module, images: int) -> torch.Tensor:
         rows = self.data.validation_rows[:images]
-        return predict_logits(model, self.data.images, rows, self.image, device=self.device)
+        while True:
+            try:
+                return predict_logits(
+                    model,
+                    self.data.images,
+                    rows,
+                    self.image,
+                    batch_size=self.batch_size,
+                    device=self.device,
+                )
+            except torch.OutOfMemoryError:
+                if self.batch_size == 1:
+                    raise
+            self.batch_size //= 2
 
 
 def _loss_and_accuracy(logits_NK: torch.Tensor, labels_N: torch.Tensor) -> tuple[float, float]:

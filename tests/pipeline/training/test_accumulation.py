@@ -59,6 +59,7 @@ class _SmallMemory(nn.Module):
     def __init__(self, model: nn.Module, images: int, good_calls: int = 0) -> None:
         super().__init__()
         self.model, self.images, self.good_calls = model, images, good_calls
+        self.seen: torch.Tensor
         self.register_buffer("seen", torch.zeros(()))
 
     def forward(self, images_BCHW: torch.Tensor) -> torch.Tensor:
@@ -86,7 +87,8 @@ def test_a_batch_that_does_not_fit_is_divided(make_job: MakeJob, tmp_path: Path)
     assert gradients.images == 12
     assert training.state.halvings == [0, 0]
     assert training.step.micro_batches_at(training.state) == 4
-    assert float(training.state.model.seen) == 4, "failed attempts leave batch statistics alone"  # type: ignore[arg-type]
+    seen = training.state.model.get_buffer("seen")
+    assert float(seen) == 4, "failed attempts leave batch statistics alone"
     said = [each["message"] for each in read_events(tmp_path / "short" / "events.jsonl")]
     assert len(said) == 2
     assert "divided into 4 micro-batches. The effective batch size is unchanged" in said[1]
@@ -113,3 +115,21 @@ def test_recorded_halvings_replay(make_job: MakeJob, tmp_path: Path) -> None:
     training.state.step = 0
     result = training.run()
     assert launching.replayable(job.config, result).training.halvings == (2,)
+
+
+def test_a_validation_that_does_not_fit_uses_smaller_batches(
+    make_job: MakeJob, tmp_path: Path
+) -> None:
+    """The metrics are those of the same images, predicted a few at a time."""
+    training = _training(make_job, tmp_path)
+    whole = training.validator.metrics(training.state.model, 20, 20)
+
+    def limited(_module: nn.Module, inputs: Any) -> None:
+        if len(inputs[0]) > 6:
+            raise torch.OutOfMemoryError
+
+    training.state.model.register_forward_pre_hook(limited)
+    parts = training.validator.metrics(training.state.model, 20, 20)
+    assert training.validator.batch_size == 4
+    assert parts["validation_accuracy"] == whole["validation_accuracy"]
+    assert parts["validation_loss"] == pytest.approx(whole["validation_loss"])

@@ -158,6 +158,6 @@ def test_a_gradient_that_is_not_finite_counts_too(make_job: MakeJob, tmp_path: P
     job = make_job(tmp_path, **{**EXPLOSIVE, "training": {"retries_after_divergence": 0}})
     training = Training(job, EventWriter(tmp_path / "events.jsonl"))
     head = training.state.model.get_parameter("head.weight")
-    head.register_hook(lambda gradient: gradient * math.inf)
+    head.register_hook(lambda gradient: gradient * math.inf)  # type: ignore[no-untyped-call]
     with pytest.raises(RunError, match=r"gradient norm became (inf|nan) at step 1"):
         training.run()
