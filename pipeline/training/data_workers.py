@@ -65,6 +65,7 @@ def survive_kills() -> None:
     process = subprocess.Popen(
         [
             sys.executable,
+            "-I",
             "-S",
             "-c",
             f"from multiprocessing.resource_tracker import main; main({reading})",
