@@ -156,6 +156,14 @@ class TrainingConfig(Section):
     """Recorded steps from which the learning rate was halved after a divergence, to reproduce the
     run."""
 
+    initial_image_scale: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Size of the training images at the start, as a fraction of data.image_size; smaller images
+    are faster to learn coarse structure from (arXiv 2405.08768)."""
+
+    full_size_from: Annotated[float, Field(ge=0, lt=1)] = 0.6
+    """Fraction of the training after which images have their full size, if initial_image_scale is
+    less than 1."""
+
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of the forward pass (bfloat16 uses autocast); auto chooses the faster one."""
 
@@ -175,6 +183,14 @@ class TrainingConfig(Section):
     class_weights: Literal["none", "balanced"] = "none"
     """Weights of the classes in the training loss; balanced is the inverse of the class frequency
     in the training split, 1 on average over its images."""
+
+    mixup: Annotated[float, Field(ge=0, le=10)] = 0.0
+    """MixUp (arXiv 1710.09412): alpha of the beta distribution of the mixing ratio; 0 turns it
+    off."""
+
+    cutmix: Annotated[float, Field(ge=0, le=10)] = 0.0
+    """CutMix (arXiv 1905.04899): alpha of the beta distribution of the mixed area; 0 turns it off.
+    If mixup is on too, each batch gets one of the two."""
 
     ema_decay: Annotated[float, Field(ge=0, lt=1)] = 0.999
     """Decay rate of the exponential moving average of the weights, warmed up from 0; the average is

@@ -27,6 +27,7 @@ from pipeline.training.initial_images import initialise_from_images
 from pipeline.training.job import TrainingJob
 from pipeline.training.machine import choose_device, look
 from pipeline.training.optimizer import averages_itself, build_optimizer
+from pipeline.training.progressive_size import ProgressiveSize
 from pipeline.training.run_length import planned_steps, planned_validations
 from pipeline.training.schedule import learning_rate_factor
 from pipeline.training.train_result import EpochRecord, TrainResult
@@ -61,7 +62,8 @@ class Training:
         weights_K = None
         if settings.class_weights == "balanced":
             weights_K = self.data.class_weights_K().to(self.device)
-        self.step = TrainStep(job.config, job.image, self.device, self.precision, weights_K)
+        size = ProgressiveSize(settings, job.image, model)
+        self.step = TrainStep(job.config, job.image, self.device, self.precision, size, weights_K)
         self.validator = Validator(self.data, job.image, self.device)
         length = (settings, self.order.steps_per_epoch, len(self.data.validation_rows))
         self.validations = planned_validations(*length)
@@ -142,7 +144,9 @@ class Training:
         self.order.first_step = self.state.step
         if self.config.data.workers:
             data_workers.survive_kills()
-        return training_batches(self.order, self.data.training, self.config.data.workers)
+        return training_batches(
+            self.order, self.data.training, self.config.data.workers, self.device
+        )
 
     # -- one step ------------------------------------------------------------------------------
 

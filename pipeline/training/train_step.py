@@ -21,7 +21,9 @@ from pipeline.data.loader import Batch
 from pipeline.models.inference import normalised
 from pipeline.plugin_api import ImageSpec
 from pipeline.training.losses import training_loss
+from pipeline.training.mixing import dominant_labels, draw_mix, mixed_images, mixed_targets
 from pipeline.training.optimizer import averages_itself
+from pipeline.training.progressive_size import ProgressiveSize
 from pipeline.training.train_state import TrainState
 
 _FEWEST_IMAGES = 2
@@ -49,13 +51,19 @@ class TrainStep:
     image: ImageSpec
     device: torch.device
     precision: str
+    size: ProgressiveSize
     class_weights_K: torch.Tensor | None = None
 
     def compute_gradients(self, state: TrainState, batch: Batch) -> Gradients:
         """Compute the gradients of a batch, in micro-batches, and clip them; updates no weight."""
-        images_BHWC, labels_B = (self._on_device(tensor) for tensor in batch)
+        images_BHWC, labels_B = (tensor.to(self.device, non_blocking=True) for tensor in batch)
         torch.manual_seed(_step_seed(self.config.seed, state.step))
-        images_BCHW, targets = normalised(images_BHWC, self.image), labels_B
+        inputs_BCHW = self.size.resized(
+            normalised(images_BHWC, self.image), state.plan.progress_of(state.step)
+        )
+        mix = draw_mix(self.config.training, self.config.seed, state.step, *inputs_BCHW.shape[-2:])
+        if mix is not None:
+            inputs_BCHW = mixed_images(inputs_BCHW, mix)
         state.optimizer.zero_grad(set_to_none=True)
         loss, correct = torch.zeros((), device=self.device), torch.zeros_like(labels_B[0])
         for part in micro_batches(len(labels_B), self.micro_batches_at(state)):
@@ -63,13 +71,17 @@ class TrainStep:
             with torch.autocast(
                 self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"
             ):
-                logits_BK = state.model(images_BCHW[part])
+                logits_BK = state.model(inputs_BCHW[part])
+            targets = shown_B = labels_B
+            if mix is not None:
+                targets = mixed_targets(labels_B, logits_BK.shape[1], mix)
+                shown_B = dominant_labels(labels_B, mix)
             part_loss = share * training_loss(
                 logits_BK, targets[part], self.config.training, self.class_weights_K
             )
             part_loss.backward()
             loss = loss + part_loss.detach()
-            correct = correct + (logits_BK.detach().argmax(1) == labels_B[part]).sum()
+            correct = correct + (logits_BK.detach().argmax(1) == shown_B[part]).sum()
         return Gradients(loss, correct, len(labels_B), self._clip(state.model))
 
     def update_weights(self, state: TrainState, learning_rate: float) -> None:
@@ -89,11 +101,6 @@ class TrainStep:
         """Return whether a batch of that many images can be divided further."""
         parts = self.micro_batches_at(state)
         return len(list(micro_batches(images, 2 * parts))) > len(list(micro_batches(images, parts)))
-
-    def _on_device(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Copy a tensor to the device; to a GPU from pinned memory, so that nobody waits."""
-        on_cpu = tensor.pin_memory() if self.device.type == "cuda" else tensor
-        return on_cpu.to(self.device, non_blocking=True)
 
     def _clip(self, model: nn.Module) -> torch.Tensor:
         gradients = [each.grad for each in model.parameters() if each.grad is not None]
