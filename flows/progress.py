@@ -221,7 +221,7 @@ def show_event(event: Event) -> None:
     elif kind == "log":
         _log(event["message"])
     elif kind == "metrics":
-        _log(_epoch_words(event["values"]))
+        display().note(_epoch_row(event["values"]))
     elif kind == "progress" and event["unit"] == "step":
         _show_training(event)
     elif kind == "progress":
@@ -233,7 +233,7 @@ def _show_training(event: Event) -> None:
     done, total, epoch = event["done"], event["total"], f"epoch {event['epoch']:,}"
     losses = (
         f"training loss {event['loss']:.3f}, accuracy {event['accuracy']:.1%}, "
-        f"{event['images_per_second']:,.0f} images/s"
+        f"learning rate {event['learning_rate']:.2g}, {event['images_per_second']:,.0f} images/s"
     )
     limit = event.get("limit_seconds")
     if limit is None:
@@ -246,12 +246,14 @@ def _show_training(event: Event) -> None:
     display().advance(_TRAINING, min(seconds, whole), whole, f"{epoch}, {losses}", unit="s")
 
 
-def _epoch_words(values: dict[str, float]) -> str:
+def _epoch_row(values: dict[str, float]) -> str:
+    """Return a line whose columns stand below each other from validation to validation."""
+    label = f"epoch {values['epoch']:.4g}: validation accuracy"
     return (
-        f"epoch {values['epoch']:.4g}: validation accuracy {values['validation/accuracy']:.1%}, "
+        f"{label:<31} {values['validation/accuracy']:>6.1%}, "
         f"loss {values['validation/loss']:.3f}; training accuracy "
-        f"{values['train/accuracy']:.1%}, loss {values['train/loss']:.3f}; "
-        f"{values['images_per_second']:,.0f} images/s"
+        f"{values['train/accuracy']:>6.1%}, loss {values['train/loss']:.3f}; "
+        f"learning rate {values['learning_rate']:.2g}, {values['images_per_second']:,.0f} images/s"
     )
 
 

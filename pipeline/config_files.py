@@ -77,6 +77,10 @@ def _kept(old: Mapping[str, Any], new: Mapping[str, Any]) -> Settings:
     return kept
 
 
+_RECORDED = {"step_plan", "validation_plan", "rate_cuts", "halvings"}
+"""Settings of the training that record what a run of that length did."""
+
+
 def assemble(*, preset_name: str | None, file: Path | None, flags: Settings) -> Settings:
     """Merge preset, file and flags."""
     settings = preset(preset_name) if preset_name else {}
@@ -89,9 +93,9 @@ def assemble(*, preset_name: str | None, file: Path | None, flags: Settings) -> 
         )
     given_up: set[str] = set()
     if "time_limit" in asked:  # a new length overrides the one in the file
-        given_up = {"step_plan"} - asked
+        given_up = _RECORDED - asked
     elif "epochs" in asked:
-        given_up = {"time_limit", "step_plan"} - asked
+        given_up = {"time_limit", *_RECORDED} - asked
     if given_up and "training" in settings:
         training = {k: v for k, v in settings["training"].items() if k not in given_up}
         settings = {**settings, "training": training}

@@ -10,7 +10,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from flows.commands.named_plugin import NamedPlugin, check_words, named_plugin, typed
+from flows.commands import learning_rate_curve
+from flows.commands.named_plugin import NamedPlugin, check_words, named_plugin, typed, words_of
 from flows.commands.switches import Json
 from pipeline.errors import ConfigError
 from pipeline.plugin_system import plugin_loader
@@ -20,6 +21,10 @@ _IMAGE_SIZE = 224
 
 def build(arguments: list[str]) -> Callable[..., None]:
     """Return the command with the settings of the named plugin as flags."""
+    words_given = words_of(arguments)
+    for kind in learning_rate_curve.KINDS:
+        if words_given[:1] == [kind] and len(words_given) == 2:  # noqa: PLR2004 - kind and name
+            return learning_rate_curve.build(kind, words_given[1])
 
     def show(
         *words: str,
@@ -34,7 +39,8 @@ def build(arguments: list[str]) -> Callable[..., None]:
         ----------
         words
             [KIND] NAME of the plugin; KIND is needed only if the name is ambiguous. Settings are
-            flags as in `run`: --model.size b --data.image-size 224.
+            flags as in `run`: --model.size b --data.image-size 224. `schedule NAME` and
+            `optimizer NAME` draw the learning rate.
         picture
             Write a picture of what a patch embedding does to a 224-pixel photo: .png, .svg or .pdf.
         photo

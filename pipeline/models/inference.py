@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,9 +16,22 @@ from pipeline.plugin_api import ImageSpec
 def normalised(images_BHWC: torch.Tensor, image: ImageSpec) -> torch.Tensor:
     """Normalise uint8 images (B, H, W, C) for a model: float32 (B, C, H, W)."""
     device = images_BHWC.device
+    # On a GPU, creating the tensors again would wait for the device in each training step.
+    statistics = _kept_statistics if device.type == "cuda" else _statistics
+    mean_C, std_C = statistics(image, device)
+    return ((images_BHWC.float() - mean_C) / std_C).permute(0, 3, 1, 2).contiguous()
+
+
+def _statistics(image: ImageSpec, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     mean_C = torch.tensor(image.mean, device=device) * 255
     std_C = torch.tensor(image.std, device=device) * 255
-    return ((images_BHWC.float() - mean_C) / std_C).permute(0, 3, 1, 2).contiguous()
+    return mean_C, std_C
+
+
+@functools.lru_cache(maxsize=8)
+def _kept_statistics(image: ImageSpec, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    with torch.inference_mode(mode=False):  # training uses them too
+        return _statistics(image, device)
 
 
 @torch.inference_mode()

@@ -1,22 +1,22 @@
 """Checkpoints: the training state on disk, from which training resumes bit for bit.
 
-The last two checkpoints are kept during training, each with the best weights that it names. If the
-last one is damaged, training resumes from the previous one; if both are, it starts from the
-beginning.
+The last two checkpoints are kept during training, each with the best weights that it names and with
+the state after its last validation, from which training restarts if it diverges. If the last one is
+damaged, training resumes from the previous one; if both are, it starts from the beginning.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from pathlib import Path
 
 from pipeline.errors import DamagedFileError
-from pipeline.files.sealed_files import read_tensors, verify, write_tensors
+from pipeline.files.sealed_files import verify
 from pipeline.models.model_files import WEIGHTS_FILE
-from pipeline.training import best_weights
-from pipeline.training.train_state import Numbers, TrainState
+from pipeline.training import best_weights, restart_point
+from pipeline.training.restart_point import RestartPoint
+from pipeline.training.train_state import TrainState
 
 logger = logging.getLogger(__name__)
 
@@ -24,14 +24,20 @@ LAST, PREVIOUS = "last.safetensors", "previous.safetensors"
 _PAUSE_SECONDS = 15.0
 _SHARE = 0.05
 """Largest share of the time that may be spent on writing checkpoints."""
-_NUMBERS = "progress"
-"""Key of the metadata with everything that is not a tensor."""
 
 
 class Checkpoints:
-    """The checkpoints of one training run, in its folder."""
+    """The checkpoints of one training run, in its folder.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: of the training run.
+        restarts: whether training may restart from its last validation.
+    """
+
+    def __init__(self, folder: Path, *, restarts: bool = False) -> None:
+        self.restart_point: RestartPoint | None = None
+        self._restarts = restarts
+        self._restart_steps: tuple[int, ...] = ()  # of the restart points of both checkpoints
         self._folder = folder
         self._last, self._previous = folder / LAST, folder / PREVIOUS
         self._best_steps: tuple[int, ...] = ()  # of the best weights in both checkpoints
@@ -52,9 +58,16 @@ class Checkpoints:
         """Whether there is a checkpoint."""
         return self._last.exists()
 
+    def mark(self, state: TrainState) -> None:
+        """Keep a state, which has just been validated or built, in memory as the restart point."""
+        if self._restarts:
+            self.restart_point = RestartPoint.of(state)
+
     def write(self, state: TrainState) -> None:
         """Write the state, and keep the previous checkpoint."""
         began = time.monotonic()
+        if self.restart_point:
+            self.restart_point.write(self._folder, state.step)
         if self._last.exists():
             self._last.replace(self._previous)
         save(self._last, state)
@@ -63,6 +76,9 @@ class Checkpoints:
         if state.best is not None:
             self._best_steps = (*self._best_steps[-1:], state.best.step)
             best_weights.keep_only(self._folder, *self._best_steps)
+        if self.restart_point:
+            self._restart_steps = (*self._restart_steps[-1:], self.restart_point.step)
+            restart_point.keep_only(self._folder, *self._restart_steps)
 
     def keep_best(self, step: int) -> None:
         """Delete all best weights except those of a step and those named by a checkpoint."""
@@ -71,11 +87,13 @@ class Checkpoints:
     def resume(self, state: TrainState) -> str:
         """Restore the newest intact state and describe what was done; empty without checkpoints."""
         why = ""
+        self.mark(state)  # a training that has not been validated restarts from its beginning
         for file in (self._last, self._previous):
             if not file.exists():
                 continue
             try:
                 load(file, state, self._folder)
+                self._take_back_restart_point(state)
             except DamagedFileError as error:
                 logger.warning("%s", error)
                 why += f" ({file.name} or its best weights are damaged)"
@@ -88,16 +106,32 @@ class Checkpoints:
             return f"starting from the beginning{why}"
         return ""
 
+    def _take_back_restart_point(self, state: TrainState) -> None:
+        """Load the restart point of a state that was just loaded.
+
+        Raises:
+            DamagedFileError: if its file is missing or damaged.
+        """
+        step = state.history[-1].step if state.history else 0
+        if not self._restarts or step == 0:
+            return
+        if step == state.step:
+            self.mark(state)
+        else:
+            self.restart_point = RestartPoint.read(self._folder, step)
+        self._restart_steps = (step,)
+
     def finish(self, best_step: int) -> Path:
         """Keep only the last checkpoint and the best weights, and return the weights' folder."""
         self._previous.unlink(missing_ok=True)
+        restart_point.keep_only(self._folder)
         best_weights.keep_only(self._folder, best_step)
         return best_weights.finish(self._folder, best_step)
 
 
 def save(file: Path, state: TrainState) -> None:
     """Write a state with its digest, atomically."""
-    write_tensors(file, state.tensors(), {_NUMBERS: json.dumps(state.numbers())})
+    restart_point.write(file, state.tensors(), state.numbers())
 
 
 def load(file: Path, state: TrainState, folder: Path | None = None) -> None:
@@ -112,10 +146,7 @@ def load(file: Path, state: TrainState, folder: Path | None = None) -> None:
         DamagedFileError: if a file is damaged, or the checkpoint is of another model; the state is
             then unchanged.
     """
-    tensors, metadata = read_tensors(file)
-    if _NUMBERS not in metadata:
-        raise DamagedFileError(f"{file} is not a checkpoint. Delete it, and train again.")
-    numbers: Numbers = json.loads(metadata[_NUMBERS])
+    tensors, numbers = restart_point.read(file)
     if folder and numbers["best"]:
         step = numbers["best"]["step"]
         best_weights.take_back(folder, step)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from pipeline.section import Section
 
@@ -62,12 +62,17 @@ def _checked_plan(knots: StepPlanKnots) -> StepPlanKnots:
     return knots
 
 
+ValidationPlanSteps = tuple[tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]], ...]
+
+
 class OptimizerConfig(Section):
     """The optimizer and its learning-rate schedule."""
 
-    name: Literal["adamw", "muon", "sgd"] = "adamw"
+    name: Literal["adamw", "muon", "schedule_free", "sgd"] = "adamw"
     """Optimizer to train with: adamw (arXiv 1711.05101); muon for weight matrices and convolutions,
-    with adamw for everything else (arXiv 2502.16982); sgd with Nesterov momentum."""
+    with adamw for everything else (arXiv 2502.16982); schedule_free, an adamw that averages its
+    weights itself and needs the constant schedule (arXiv 2405.15682); sgd with Nesterov
+    momentum."""
 
     learning_rate: Annotated[float, Field(gt=0, le=1)] = 2e-3
     """Peak learning rate, reached after the warm-up; muon uses the same scale as adamw, sgd needs a
@@ -93,11 +98,24 @@ class OptimizerConfig(Section):
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
     """Decay of the running mean of the squared gradient."""
 
+    layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Factor of the learning rate from each block to the block before it; the head has the full
+    rate, the embedding the lowest (arXiv 2106.08254, appendix). 1 for equal rates."""
+
     warmup_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Fraction of the training with a linearly rising learning rate."""
 
     gradient_clip: Annotated[float, Field(gt=0)] | None = 1.0
     """Maximum global norm of the gradient; null for no clipping."""
+
+    @model_validator(mode="after")
+    def _schedule_free_has_no_schedule(self) -> Self:
+        if self.name == "schedule_free" and self.schedule != "constant":
+            raise ValueError(
+                "schedule_free needs a constant learning rate, and optimizer.schedule is "
+                f"{self.schedule}. Set optimizer.schedule to constant"
+            )
+        return self
 
 
 class TrainingConfig(Section):
@@ -112,8 +130,31 @@ class TrainingConfig(Section):
     step_plan: Annotated[StepPlanKnots, AfterValidator(_checked_plan)] | None = None
     """Recorded (step, progress, end) knots of a run with a time limit, to reproduce it."""
 
+    validation_plan: ValidationPlanSteps | None = None
+    """Recorded (step, images) of each validation of a run with a time limit, to reproduce it."""
+
+    early_stopping: Annotated[int, Field(ge=1)] | None = None
+    """Number of validations without improvement after which training stops; null to never stop
+    early."""
+
     batch_size: Annotated[int, Field(ge=1, le=65_536)] = 128
     """Images per step."""
+
+    accumulation: Annotated[int, Field(ge=1, le=65_536)] = 1
+    """Number of micro-batches that the batch of a step is divided into, to save memory; batch norm
+    sees micro-batches."""
+
+    halvings: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    """Recorded steps from which micro-batches were half as large because memory was short, to
+    reproduce the run."""
+
+    retries_after_divergence: Annotated[int, Field(ge=0, le=20)] = 2
+    """How often training may restart from the last validation, with half the learning rate, after
+    the loss or the gradient became infinite or nan; 0 to stop with an error."""
+
+    rate_cuts: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    """Recorded steps from which the learning rate was halved after a divergence, to reproduce the
+    run."""
 
     initial_image_scale: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Size of the training images at the start, as a fraction of data.image_size; smaller images
@@ -132,8 +173,16 @@ class TrainingConfig(Section):
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Number of torch threads on the CPU; by default chosen by torch. Affects the results."""
 
+    loss: Literal["cross_entropy", "bce"] = "cross_entropy"
+    """Training loss: cross_entropy over the classes, or bce, the mean binary cross-entropy of each
+    class (arXiv 2110.00476, section 2)."""
+
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Fraction of the target probability spread over all classes (arXiv 1512.00567, section 7)."""
+
+    class_weights: Literal["none", "balanced"] = "none"
+    """Weights of the classes in the training loss; balanced is the inverse of the class frequency
+    in the training split, 1 on average over its images."""
 
     mixup: Annotated[float, Field(ge=0, le=10)] = 0.0
     """MixUp (arXiv 1710.09412): alpha of the beta distribution of the mixing ratio; 0 turns it
@@ -145,4 +194,4 @@ class TrainingConfig(Section):
 
     ema_decay: Annotated[float, Field(ge=0, lt=1)] = 0.999
     """Decay rate of the exponential moving average of the weights, warmed up from 0; the average is
-    what is evaluated and saved."""
+    what is evaluated and saved. Not used by schedule_free."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import torch
 from torch import nn
@@ -29,3 +30,16 @@ class MovingAverage:
                 mine.lerp_(theirs, 1 - decay)
             else:
                 mine.copy_(theirs)
+
+    @torch.no_grad()
+    def take_averaged(self, model: nn.Module, optimizer: Any) -> None:
+        """Take the weights that an optimizer such as Schedule-Free AdamW has averaged itself.
+
+        The optimizer converts the model's weights into the average and back, which rounds them, so
+        the model gets back exactly what it had.
+        """
+        weights = [parameter.clone() for parameter in model.parameters()]
+        optimizer.eval()
+        self.model.load_state_dict(model.state_dict())
+        optimizer.train()
+        torch._foreach_copy_(list(model.parameters()), weights)

@@ -149,6 +149,11 @@ def replayable(config: RunConfig, result: TrainResult) -> RunConfig:
             "threads": result.threads,
             "time_limit": None,
             "step_plan": result.step_plan if planned else config.training.step_plan,
+            "validation_plan": (
+                result.validation_plan if planned else config.training.validation_plan
+            ),
+            "rate_cuts": result.rate_cuts,
+            "halvings": result.halvings,
         }
     )
     return config.model_copy(update={"training": training})
@@ -158,7 +163,15 @@ def record_training(
     config: RunConfig, result: TrainResult, run: tracked_run.TrackedRun
 ) -> tuple[RunConfig, Path]:
     """Tag the run with what the machine decided, and log the config that reproduces the run."""
-    names = ("precision", "device", "threads", "parameters", "stopped_because", "steps")
+    names = (
+        "precision",
+        "device",
+        "threads",
+        "parameters",
+        "stopped_because",
+        "steps",
+        "best_epoch",
+    )
     tracked_run.set_tags(run, {f"training.{name}": str(getattr(result, name)) for name in names})
     reproducible = replayable(config, result)
     return reproducible, log_config(reproducible, run)

@@ -11,31 +11,35 @@ import time
 from collections.abc import Iterator
 
 import torch
-from torch.nn import functional
 
 from pipeline.data.loader import Batch, BatchOrder, training_batches
 from pipeline.errors import RunError
-from pipeline.models.inference import predict_logits
 from pipeline.models.model_building import build_model
 from pipeline.models.model_description import ModelDescription, describe_plugins
 from pipeline.models.model_files import save_model
-from pipeline.training import best_weights
+from pipeline.training import best_weights, data_workers
 from pipeline.training.checkpoint import Checkpoints
-from pipeline.training.config import duration_seconds
+from pipeline.training.compute_share import ComputeShare
 from pipeline.training.device import choose_precision, make_repeatable
+from pipeline.training.divergence import Diverged, FiniteCheck, save_batch
 from pipeline.training.ema import MovingAverage
 from pipeline.training.initial_images import initialise_from_images
 from pipeline.training.job import TrainingJob
 from pipeline.training.machine import choose_device, look
-from pipeline.training.optimizer import build_optimizer
+from pipeline.training.optimizer import averages_itself, build_optimizer
 from pipeline.training.progressive_size import ProgressiveSize
+from pipeline.training.run_length import planned_steps, planned_validations
 from pipeline.training.schedule import learning_rate_factor
-from pipeline.training.step_plan import StepPlan, TimePlanner
 from pipeline.training.train_result import EpochRecord, TrainResult
 from pipeline.training.train_state import TrainState
-from pipeline.training.train_step import TrainStep
+from pipeline.training.train_step import Gradients, TrainStep
 from pipeline.training.training_data import open_data
+from pipeline.training.validation import Validator
+from pipeline.training.validation_plan import Timed
 from pipeline.workers.event_log import EventWriter
+
+_LONG_RUN_SECONDS = 20.0
+"""A shorter training does not measure its share of the machine's matrix-product rate."""
 
 
 class Training:
@@ -48,24 +52,33 @@ class Training:
         self.device = torch.device(choose_device(settings, look()))
         self.data = open_data(job)
         rows = self.data.training.rows
-        batch_size = settings.batch_size
-        self.order = BatchOrder(rows, batch_size, job.config.seed, first_step=0)
+        self.order = BatchOrder(rows, settings.batch_size, job.config.seed, first_step=0)
         torch.manual_seed(job.config.seed)
         model = build_model(job.config.model, job.image, len(job.classes))
         initialise_from_images(model, self.data.images, rows, job.image, job.config.seed)
         model = model.to(self.device)
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.precision = choose_precision(settings, self.device, self.parameters)
+        weights_K = None
+        if settings.class_weights == "balanced":
+            weights_K = self.data.class_weights_K().to(self.device)
         size = ProgressiveSize(settings, job.image, model)
-        self.step = TrainStep(job.config, job.image, self.device, self.precision, size)
-        self.planner, plan = self._planned_steps()
+        self.step = TrainStep(job.config, job.image, self.device, self.precision, size, weights_K)
+        self.validator = Validator(self.data, job.image, self.device)
+        length = (settings, self.order.steps_per_epoch, len(self.data.validation_rows))
+        self.validations = planned_validations(*length)
+        self.planner, plan = planned_steps(*length, self.validations)
         self.state = TrainState(
             model=model,
             average=MovingAverage(model, settings.ema_decay),
             optimizer=build_optimizer(job.config.optimizer, model),
             plan=plan,
+            rate_cuts=list(settings.rate_cuts),
+            halvings=list(settings.halvings),
         )
-        self.checkpoints = Checkpoints(job.folder)
+        self.checkpoints = Checkpoints(job.folder, restarts=settings.retries_after_divergence > 0)
+        self.finite = FiniteCheck()
+        self._share: ComputeShare | None = None
 
     def run(self) -> TrainResult:
         """Train to the end of the plan and return the result."""
@@ -73,43 +86,64 @@ class Training:
         if resumed := self.checkpoints.resume(state):
             self.events.write("warning", message=resumed)
         self._seconds_before = state.elapsed_seconds
-        batches = self._batches()
         self._started = time.monotonic()
         self.checkpoints.start_clock()
-        while state.step < state.plan.last_step:
+        if isinstance(self.validations, Timed):
+            self.validations.restore(state.history, state.validation_seconds, self.elapsed)
+        with data_workers.dead_workers_named():
+            while not self.is_finished:
+                try:
+                    self._train()
+                except Diverged as diverged:
+                    self._restart(diverged)
+        self._write_checkpoint()
+        return self._result()
+
+    def _train(self) -> None:
+        """Train until the end.
+
+        Raises:
+            Diverged: if the loss or the gradient of a step is not finite.
+        """
+        state, batches = self.state, self._batches()
+        while not self.is_finished:
             began = time.monotonic()
             self._train_step(next(batches))
             state.training_seconds += time.monotonic() - began
             if self.planner:
                 self.planner.after_step(state.step, state.training_seconds, self.elapsed)
             self._report_progress()
-            if state.step % self.order.steps_per_epoch == 0 or state.step >= state.plan.last_step:
-                self._validate()
+            ends = state.step >= state.plan.last_step
+            if ends or self.validations.is_due(state.step, self.elapsed):
+                self._validate(last=ends)
             elif self.checkpoints.is_due:
+                self.finite.settle()
                 self._write_checkpoint()
-        self._write_checkpoint()
-        return self._result()
 
     @property
     def elapsed(self) -> float:
         """Seconds since the first step, including earlier attempts."""
         return self._seconds_before + time.monotonic() - self._started
 
-    # -- set-up --------------------------------------------------------------------------------
+    @property
+    def is_finished(self) -> bool:
+        """Whether all planned steps are done, or early stopping ends the training."""
+        return self.state.step >= self.state.plan.last_step or self.stops_early
 
-    def _planned_steps(self) -> tuple[TimePlanner | None, StepPlan]:
-        settings, per_epoch = self.config.training, self.order.steps_per_epoch
-        if settings.step_plan is not None:
-            return None, StepPlan(settings.step_plan)
-        if settings.time_limit is None:
-            return None, StepPlan.of_steps(settings.epochs * per_epoch)
-        plan = TimePlanner.opening_plan()
-        validation_steps = len(self.data.validation_rows) / (3 * settings.batch_size)
-        limit = duration_seconds(settings.time_limit)
-        return TimePlanner(plan, limit, per_epoch, validation_steps), plan
+    @property
+    def stops_early(self) -> bool:
+        """Whether there were enough validations without improvement."""
+        patience, best = self.config.training.early_stopping, self.state.best
+        if patience is None or best is None:
+            return False
+        return sum(record.step > best.step for record in self.state.history) >= patience
+
+    # -- set-up --------------------------------------------------------------------------------
 
     def _batches(self) -> Iterator[Batch]:
         self.order.first_step = self.state.step
+        if self.config.data.workers:
+            data_workers.survive_kills()
         return training_batches(
             self.order, self.data.training, self.config.data.workers, self.device
         )
@@ -117,9 +151,40 @@ class Training:
     # -- one step ------------------------------------------------------------------------------
 
     def _train_step(self, batch: Batch) -> None:
-        began = time.monotonic()
-        self.step.compute_gradients(self.state, batch)
-        self.step.update_weights(self.state, self._next_learning_rate(began))
+        began, state = time.monotonic(), self.state
+        gradients = self._gradients(batch)
+        learning_rate = self._next_learning_rate(began)
+        self.finite.check(state.step, learning_rate, gradients)
+        state.sums.add(gradients.loss, gradients.correct, gradients.images)
+        self.step.update_weights(state, learning_rate)
+
+    def _gradients(self, batch: Batch) -> Gradients:
+        """Compute the gradients; with smaller micro-batches if the device is out of memory."""
+        buffers = [buffer.clone() for buffer in self.state.model.buffers()]
+        while True:
+            try:
+                return self.step.compute_gradients(self.state, batch)
+            except torch.OutOfMemoryError as error:
+                if not self.step.can_halve(self.state, len(batch[1])):
+                    raise RunError(
+                        "The device is out of memory even with two images at a time. Choose a "
+                        "smaller model or image size."
+                    ) from error
+            for buffer, before in zip(self.state.model.buffers(), buffers, strict=True):
+                buffer.copy_(before)  # batch norm may have seen a part of the batch
+            self._halve_micro_batches()
+
+    def _halve_micro_batches(self) -> None:
+        self.state.halvings.append(self.state.step)
+        self.state.optimizer.zero_grad(set_to_none=True)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        parts = self.step.micro_batches_at(self.state)
+        self.events.write(
+            "warning",
+            message=f"The device is out of memory: each batch of {self.order.batch_size} images is "
+            f"now divided into {parts} micro-batches. The effective batch size is unchanged.",
+        )
 
     def _next_learning_rate(self, began: float) -> float:
         state = self.state
@@ -129,68 +194,124 @@ class Training:
             self.planner.before_first_update(time.monotonic() - began)
         settings = self.config.optimizer
         progress = state.plan.progress_of(state.step)
-        self.learning_rate = settings.learning_rate * learning_rate_factor(
+        factor = learning_rate_factor(
             progress, settings.warmup_fraction, settings.schedule, settings.decay_fraction
         )
+        self.learning_rate = settings.learning_rate * factor * state.rate_factor
         return self.learning_rate
 
     def _report_progress(self) -> None:
         state = self.state
         if self.planner and not self.planner.has_measured:
             return
-        per_epoch = self.order.steps_per_epoch
+        self.events.progress(
+            state.step, state.plan.last_step, "step", details=self._progress_details
+        )
+
+    def _progress_details(self) -> dict[str, float | bool]:
+        state, per_epoch = self.state, self.order.steps_per_epoch
         epochs = -(-state.plan.last_step // per_epoch)
         timed: dict[str, float | bool] = {}
         if self.planner:
             limit = self.planner.limit_seconds
             settled = self.planner.is_settled
             timed = {"seconds": self.elapsed, "limit_seconds": limit, "settled": settled}
-        self.events.progress(
-            state.step,
-            state.plan.last_step,
-            "step",
-            epoch=min(epochs, (state.step - 1) // per_epoch + 1),
-            epochs=epochs,
-            loss=round(state.sums.mean_loss, 4),
-            accuracy=round(state.sums.accuracy, 4),
-            images_per_second=round(state.sums.total_images / max(state.training_seconds, 1e-9), 1),
+        return {
+            "epoch": min(epochs, (state.step - 1) // per_epoch + 1),
+            "epochs": epochs,
+            "loss": round(state.sums.mean_loss, 4),
+            "accuracy": round(state.sums.accuracy, 4),
+            "learning_rate": self.learning_rate,
+            "images_per_second": round(
+                state.sums.total_images / max(state.training_seconds, 1e-9), 1
+            ),
             **timed,
-        )
+        }
 
     # -- validation and checkpoints ------------------------------------------------------------
 
-    def _validate(self) -> None:
+    def _validate(self, *, last: bool) -> None:
+        self.finite.settle()
         began, state = time.monotonic(), self.state
-        logits_NK = predict_logits(
-            state.average.model,
-            self.data.images,
-            self.data.validation_rows,
-            self.job.image,
-            device=self.device,
+        if averages_itself(state.optimizer):
+            state.average.take_averaged(state.model, state.optimizer)
+        images = self._images_to_validate(last=last)
+        metrics = self.validator.metrics(
+            state.average.model, images, min(images, self.validations.compared())
         )
-        labels_N = torch.from_numpy(self.data.labels[self.data.validation_rows])
         record = EpochRecord(
             epoch=state.step / self.order.steps_per_epoch,
             step=state.step,
             train_loss=state.sums.mean_loss,
             train_accuracy=state.sums.accuracy,
-            validation_loss=float(functional.cross_entropy(logits_NK, labels_N)),
-            validation_accuracy=float((logits_NK.argmax(1) == labels_N).float().mean()),
             learning_rate=self.learning_rate,
             images_per_second=state.sums.total_images / state.training_seconds,
+            **metrics,
         )
         state.history.append(record)
         state.sums.next_epoch()
+        state.validation_seconds += time.monotonic() - began
+        if isinstance(self.validations, Timed):
+            self.validations.validated(images, time.monotonic() - began, self.elapsed)
         if state.best is None or _better(record, state.best):
             state.best = record
             folder = best_weights.folder_of(self.job.folder, record.step)
             save_model(folder, state.average.model, self._description())
             self.checkpoints.keep_best(record.step)
-        self.events.write("metrics", step=state.step, values=_metric_values(record))
+        values = record.metric_values()
+        if self._share is None and self.elapsed > _LONG_RUN_SECONDS:
+            self._share = ComputeShare(
+                state.average.model, self.job.image, self.device, self.precision
+            )
+        if self._share:
+            values["matmul_share"] = self._share.at(record.images_per_second)
+        self.events.write("metrics", step=state.step, values=values)
+        self.checkpoints.mark(state)
         if self.checkpoints.is_due or not self.checkpoints.exist:
             self._write_checkpoint()
+
+    def _images_to_validate(self, *, last: bool) -> int:
+        """Return the number of images of the next validation; measures the speed first."""
+        plan, model = self.validations, self.state.average.model
+        if isinstance(plan, Timed) and not plan.is_measured:
+            plan.measured(*self.validator.speed(model))
+            images, whole = plan.images(self.state.step, last=last), self.validator.images
+            if images < whole:
+                self.events.write(
+                    "warning",
+                    message=f"Validating {images:,} of {whole:,} images during training, so that "
+                    "validation takes at most a tenth of the time limit.",
+                )
+        return plan.images(self.state.step, last=last)
+
+    def _restart(self, diverged: Diverged) -> None:
+        """Restart from the last validation, or the beginning, with half the learning rate.
+
+        Raises:
+            RunError: if no retry is left.
+        """
+        self.finite.forget()
+        state, point = self.state, self.checkpoints.restart_point
+        files = save_batch(diverged, self.data, self.order, self.job.folder)
+        for file in files:
+            self.events.write("artifact", path=str(file), name=file.name)
+        if point is None or len(state.rate_cuts) >= self.config.training.retries_after_divergence:
+            raise RunError(
+                f"{diverged}, so training was stopped before the weights changed. {files[-1]} "
+                "lists the images of the batch. Lower optimizer.learning_rate, or set "
+                "training.precision to float32."
+            )
+        cuts, halvings = [*state.rate_cuts, point.step], state.halvings
+        point.restore(state)
+        state.rate_cuts, state.halvings = cuts, halvings
+        self.checkpoints.mark(state)
         if self.planner:
-            self.planner.validation_seconds = time.monotonic() - began
+            self.planner.restart(state.step, state.training_seconds)
+        self.events.write(
+            "warning",
+            message=f"{diverged}; restarting from step {point.step} with the learning rate times "
+            f"{state.rate_factor:g}. {files[-1].name} lists the images of the batch.",
+        )
 
     def _write_checkpoint(self) -> None:
         self.state.elapsed_seconds = self.elapsed
@@ -210,10 +331,10 @@ class Training:
         state = self.state
         if state.best is None:
             raise RunError("No step was done, so there is no model. Increase training.epochs.")
-        limited = self.config.training.time_limit
         return TrainResult(
             best=self.checkpoints.finish(state.best.step),
             best_step=state.best.step,
+            best_epoch=state.best.epoch,
             best_validation_accuracy=state.best.validation_accuracy,
             steps=state.step,
             epochs=state.step / self.order.steps_per_epoch,
@@ -224,26 +345,23 @@ class Training:
             device=self.device.type,
             threads=self.threads,
             parameters=self.parameters,
-            stopped_because=f"time limit of {limited}" if limited else "all planned steps done",
+            stopped_because=self._why_stopped(state.best),
+            validation_plan=tuple((each.step, each.validation_images) for each in state.history),
+            rate_cuts=tuple(state.rate_cuts),
+            halvings=tuple(state.halvings),
             history=tuple(state.history),
         )
 
+    def _why_stopped(self, best: EpochRecord) -> str:
+        settings = self.config.training
+        if self.stops_early:
+            times = f"{settings.early_stopping} validations"
+            return f"no improvement in {times} since epoch {best.epoch:.4g}, which is the best"
+        if settings.time_limit:
+            return f"time limit of {settings.time_limit}"
+        return "all planned steps done"
+
 
 def _better(new: EpochRecord, old: EpochRecord) -> bool:
-    """Compare by accuracy, then by the loss, which is finer for few images."""
-    return (new.validation_accuracy, -new.validation_loss) > (
-        old.validation_accuracy,
-        -old.validation_loss,
-    )
-
-
-def _metric_values(record: EpochRecord) -> dict[str, float]:
-    return {
-        "train/loss": record.train_loss,
-        "train/accuracy": record.train_accuracy,
-        "validation/loss": record.validation_loss,
-        "validation/accuracy": record.validation_accuracy,
-        "learning_rate": record.learning_rate,
-        "images_per_second": record.images_per_second,
-        "epoch": record.epoch,
-    }
+    """Return whether a validation is better than the best so far."""
+    return new.score > old.score

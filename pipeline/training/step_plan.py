@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Sequence
+from typing import Protocol
 
 Knot = tuple[int, float, int]
 
@@ -75,28 +76,34 @@ class StepPlan:
         self.knots.append((step, here, step + max(0, remaining)))
 
 
+class ValidationCost(Protocol):
+    """Knows how long validations take."""
+
+    def seconds_to_come(self, step: int, more: int, elapsed: float, step_seconds: float) -> float:
+        """Return the seconds of the validations of the next `more` steps, the last one included."""
+
+
 class TimePlanner:
     """Plan the end of a run with a time limit from its measured speed.
 
     Args:
         plan: changed in place.
         limit_seconds: from the first step to the end of the last validation.
-        steps_per_epoch: there is a validation after each epoch and at the end.
-        validation_steps: estimated duration of a validation in steps, until it is measured.
+        validations: how long they take.
     """
 
-    def __init__(
-        self, plan: StepPlan, limit_seconds: float, steps_per_epoch: int, validation_steps: float
-    ) -> None:
+    def __init__(self, plan: StepPlan, limit_seconds: float, validations: ValidationCost) -> None:
         self.plan = plan
         self.limit_seconds = limit_seconds
-        self.steps_per_epoch = steps_per_epoch
-        self._validation_steps = validation_steps
-        self.validation_seconds: float | None = None
-        """How long the last validation took."""
+        self._validations = validations
         self._mark: tuple[int, float] | None = None
         self._next_replan_seconds = 0.0
         self._next_replan_step = 0
+
+    def restart(self, step: int, training_seconds: float) -> None:
+        """Plan again after the next step, because training went back to `step`."""
+        self._mark = (step, training_seconds)
+        self._next_replan_seconds, self._next_replan_step = 0.0, 0
 
     @staticmethod
     def opening_plan() -> StepPlan:
@@ -138,22 +145,17 @@ class TimePlanner:
         step_seconds = (training_seconds - marked_seconds) / (step - marked_step)
         self._mark = (step, training_seconds)
         left = self.limit_seconds - elapsed_seconds
-        remaining = self._steps_within(left, step, step_seconds)
+        remaining = self._steps_within(left, step, step_seconds, elapsed_seconds)
         self.plan.end_after(step, remaining)
         self._next_replan_step = step + max(1, remaining // _REPLANS_TO_GO)
         self._next_replan_seconds = elapsed_seconds + self.limit_seconds / _REPLANS
 
-    def _steps_within(self, seconds: float, step: int, step_seconds: float) -> int:
+    def _steps_within(self, seconds: float, step: int, step_seconds: float, elapsed: float) -> int:
         """Return how many more steps fit, including the validations."""
-        validation = self.validation_seconds
-        if validation is None:
-            validation = self._validation_steps * step_seconds
 
         def cost(more: int) -> float:
-            end = step + more
-            boundaries = end // self.steps_per_epoch - (step - 1) // self.steps_per_epoch
-            final = 1 if end % self.steps_per_epoch else 0
-            return more * step_seconds + (boundaries + final) * validation
+            validations = self._validations.seconds_to_come(step, more, elapsed, step_seconds)
+            return more * step_seconds + validations
 
         most = max(0, int(seconds / max(step_seconds, 1e-9)))
         return max(0, bisect.bisect_right(range(most + 1), seconds, key=cost) - 1)

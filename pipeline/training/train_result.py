@@ -18,6 +18,32 @@ class EpochRecord(Section):
     validation_accuracy: float
     learning_rate: float
     images_per_second: float
+    validation_images: int = 0
+    """Images that were validated; with a time limit, possibly a part of the split."""
+    compared_accuracy: float | None = None
+    """Accuracy on the images of every validation, by which the best is chosen; None if these are
+    all images."""
+    compared_loss: float | None = None
+    """Loss on the same images."""
+
+    @property
+    def score(self) -> tuple[float, float]:
+        """What the best validation is chosen by: the accuracy, then the loss, which is finer."""
+        if self.compared_accuracy is None or self.compared_loss is None:
+            return self.validation_accuracy, -self.validation_loss
+        return self.compared_accuracy, -self.compared_loss
+
+    def metric_values(self) -> dict[str, float]:
+        """Return the values by the names that MLflow shows."""
+        return {
+            "train/loss": self.train_loss,
+            "train/accuracy": self.train_accuracy,
+            "validation/loss": self.validation_loss,
+            "validation/accuracy": self.validation_accuracy,
+            "learning_rate": self.learning_rate,
+            "images_per_second": self.images_per_second,
+            "epoch": self.epoch,
+        }
 
 
 class TrainResult(Section):
@@ -26,6 +52,7 @@ class TrainResult(Section):
     best: Path
     """Folder of the weights with the best validation metrics."""
     best_step: int
+    best_epoch: float = 0.0
     best_validation_accuracy: float
     steps: int
     epochs: float
@@ -39,4 +66,10 @@ class TrainResult(Section):
     threads: int
     parameters: int
     stopped_because: str
+    validation_plan: tuple[tuple[int, int], ...] = ()
+    """(step, images) of each validation."""
+    rate_cuts: tuple[int, ...] = ()
+    """Steps from which the learning rate was halved, because training diverged later."""
+    halvings: tuple[int, ...] = ()
+    """Steps from which micro-batches were half as large, because memory was short."""
     history: tuple[EpochRecord, ...]

@@ -34,11 +34,27 @@ class TrainState:
     step: int = 0
     training_seconds: float = 0.0
     """Time spent in steps, without validation, over all attempts."""
+    validation_seconds: float = 0.0
+    """Time spent in validations, over all attempts."""
     elapsed_seconds: float = 0.0
     """Time from the first step to the last checkpoint, over all attempts."""
     history: list[EpochRecord] = field(default_factory=list)
     best: EpochRecord | None = None
     sums: RunningSums = field(default_factory=RunningSums)
+    rate_cuts: list[int] = field(default_factory=list)
+    """Steps from which the learning rate is halved, after a divergence."""
+    halvings: list[int] = field(default_factory=list)
+    """Steps from which micro-batches are half as large, after the device ran out of memory."""
+
+    @property
+    def rate_factor(self) -> float:
+        """Factor of the learning rate of the next step."""
+        return float(0.5 ** sum(step <= self.step for step in self.rate_cuts))
+
+    @property
+    def halvings_before_next_step(self) -> int:
+        """How often the micro-batches have been halved."""
+        return sum(step <= self.step for step in self.halvings)
 
     def tensors(self) -> Tensors:
         """Return all tensors by name, without copying."""
@@ -54,11 +70,15 @@ class TrainState:
         return {
             "step": self.step,
             "training_seconds": self.training_seconds,
+            "validation_seconds": self.validation_seconds,
             "elapsed": self.elapsed_seconds,
             "plan": self.plan.knots,
             "history": [record.model_dump() for record in self.history],
             "best": self.best.model_dump() if self.best else None,
-            "sums": vars(self.sums),
+            "sums": self.sums.numbers(),
+            "rate_cuts": self.rate_cuts,
+            "halvings": self.halvings,
+            "optimizer_groups": [_numbers_of(group) for group in self.optimizer.param_groups],
         }
 
     def restore(self, tensors: Tensors, numbers: Numbers) -> None:
@@ -84,13 +104,24 @@ class TrainState:
         self.model.load_state_dict(weights)
         self.average.model.load_state_dict(averages)
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": moments})
+        saved_groups = numbers["optimizer_groups"]
+        for group, saved in zip(self.optimizer.param_groups, saved_groups, strict=True):
+            group.update(saved)
         self.plan.knots = StepPlan(numbers["plan"]).knots
         self.step = numbers["step"]
         self.training_seconds = numbers["training_seconds"]
+        self.validation_seconds = numbers["validation_seconds"]
         self.elapsed_seconds = numbers["elapsed"]
         self.history = [EpochRecord.model_validate(record) for record in numbers["history"]]
         self.best = EpochRecord.model_validate(numbers["best"]) if numbers["best"] else None
         self.sums = RunningSums(**numbers["sums"])
+        self.rate_cuts = list(numbers["rate_cuts"])
+        self.halvings = list(numbers["halvings"])
+
+
+def _numbers_of(group: dict[str, Any]) -> Numbers:
+    """Return the numbers of a parameter group; schedule_free counts its steps there."""
+    return {key: value for key, value in group.items() if isinstance(value, bool | int | float)}
 
 
 def _fit(tensors: Tensors, module: nn.Module) -> bool:

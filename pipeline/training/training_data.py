@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from pipeline.data import manifest as manifests
 from pipeline.data.loader import TrainingImages
 from pipeline.data.prepared_store import Pixels, open_images
 from pipeline.training.job import TrainingJob
+from pipeline.training.losses import balanced_class_weights
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -27,7 +29,21 @@ class TrainingData:
     training: TrainingImages
     """The training split, with its augmentation."""
     validation_rows: Integers
-    """Rows of the store in the validation split."""
+    """Rows of the store in the validation split, in the order of their files' digests.
+
+    So any first part is a random sample that depends only on the images.
+    """
+    paths: tuple[str, ...]
+    """Path of every row of the store, as in the manifest."""
+    classes: tuple[str, ...]
+
+    def class_weights_K(self) -> torch.Tensor:  # noqa: N802 - the shape suffix
+        """Return the balanced class weights of the training split."""
+        return balanced_class_weights(self.labels[self.training.rows], len(self.classes))
+
+    def class_of(self, row: int) -> str:
+        """Return the class of a row of the store."""
+        return self.classes[int(self.labels[row])]
 
     def preview_rows(self, limit: int = 8) -> Integers:
         """Return up to `limit` training rows, starting with one of each class."""
@@ -47,11 +63,14 @@ def open_data(job: TrainingJob) -> TrainingData:
         image=job.image,
         seed=job.config.seed,
     )
+    validation = rows[rows["split"] == "validation"].sort_values(["sha256", "path"])
     return TrainingData(
         images=open_images(job.store),
         labels=labels,
         training=training,
-        validation_rows=np.flatnonzero(rows["split"] == "validation"),
+        validation_rows=validation.index.to_numpy().astype(np.int64),
+        paths=tuple(rows["path"]),
+        classes=job.classes,
     )
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +40,28 @@ class EventWriter:
         self._file.write(json.dumps(event) + "\n")
         self._next += 1
 
-    def progress(self, done: int, total: int, unit: str, **values: Any) -> None:
-        """Append a progress event, unless the last one is less than half a second old."""
+    def progress(
+        self,
+        done: int,
+        total: int,
+        unit: str,
+        *,
+        details: Callable[[], dict[str, Any]] = dict,
+        **values: Any,
+    ) -> None:
+        """Append a progress event, unless the last one is less than half a second old.
+
+        Args:
+            done: units of work that are done.
+            total: all units.
+            unit: what they are.
+            details: returns further values; called only if the event is written.
+            values: further values.
+        """
         now = time.monotonic()
         if done >= total or now - self._last_progress >= self._interval:
             self._last_progress = now
-            self.write("progress", done=done, total=total, unit=unit, **values)
+            self.write("progress", done=done, total=total, unit=unit, **values, **details())
 
     def close(self) -> None:
         """Close the file."""

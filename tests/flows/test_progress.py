@@ -18,7 +18,7 @@ class _Terminal(io.StringIO):
 
 def _training(**values: Any) -> dict[str, Any]:
     step = {"kind": "progress", "unit": "step", "done": 30, "total": 142, "epoch": 2, "epochs": 7}
-    return {**step, "loss": 1.5, "accuracy": 0.5, "images_per_second": 90.0, **values}
+    return {**step, "loss": 1.5, "accuracy": 0.5, "learning_rate": 1e-3, "images_per_second": 90.0, **values}
 
 
 def _line_of(event: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> str:
@@ -51,6 +51,21 @@ def test_a_training_of_epochs_shows_its_steps(monkeypatch: pytest.MonkeyPatch) -
     line = _line_of(_training(), monkeypatch)
     assert "Training: 30 of 142 steps" in line
     assert "epoch 2 of 7" in line
+    assert "learning rate 0.001, 90 images/s" in line
+
+
+def test_each_validation_is_a_row_of_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The columns of two epochs stand below each other."""
+    values = {
+        "epoch": 9.0, "validation/accuracy": 0.987, "validation/loss": 0.1, "train/accuracy": 1.0,
+        "train/loss": 0.05, "learning_rate": 2e-3, "images_per_second": 1234.5,
+    }  # fmt: skip
+    rows = [
+        _line_of({"kind": "metrics", "values": {**values, "epoch": epoch}}, monkeypatch)
+        for epoch in (9.0, 10.0)
+    ]
+    assert "epoch 9: validation accuracy     98.7%, loss 0.100; training accuracy 100.0%" in rows[0]
+    assert rows[0].index("loss") == rows[1].index("loss")
 
 
 def test_a_time_limit_shows_the_steps_once_their_number_has_settled(

@@ -9,11 +9,13 @@ import torch
 from torch import nn
 
 from pipeline.config import ModelChoice
+from pipeline.errors import ConfigError
 from pipeline.models.model_building import build_model
 from pipeline.plugin_api import ImageSpec
 from pipeline.plugin_system import plugin_loader
 from pipeline.training.config import OptimizerConfig
-from pipeline.training.optimizer import OPTIMIZERS, build_optimizer
+from pipeline.training.ema import MovingAverage
+from pipeline.training.optimizer import OPTIMIZERS, build_optimizer, rate_factors
 
 
 def _model(embedding: str) -> nn.Module:
@@ -87,7 +89,8 @@ def test_the_rule_holds_for_every_built_in_model(kind: str, name: str) -> None:
 def test_every_parameter_is_optimized_once(name: Any) -> None:
     """The groups together hold each parameter of the model exactly once."""
     model = _model("conv")
-    optimizer = build_optimizer(OptimizerConfig(name=name), model)
+    config = OptimizerConfig(name=name, schedule="constant", layer_decay=0.5)
+    optimizer = build_optimizer(config, model)
     held = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
     assert sorted(held) == sorted(id(parameter) for parameter in model.parameters())
 
@@ -136,3 +139,61 @@ def test_muon_trains_the_matrices_of_all_layers_but_the_last() -> None:
     held = {names[id(parameter)] for parameter in matrices["params"]}
     assert held == _decaying(model, optimizer) - {"head.weight"}
     assert "patch_embedding.projection.weight" in held  # a convolution
+
+
+def test_layer_decay_lowers_the_rate_block_by_block() -> None:
+    """The head has the full rate, each block before it a part, embedding and tokens the least."""
+    model = _model("conv")
+    factors = rate_factors(0.5, model)
+    assert {name for name, factor in factors.items() if factor == 1.0} == {
+        "norm.weight", "norm.bias", "head.weight", "head.bias",
+    }  # fmt: skip
+    of_blocks = {name[:8]: factor for name, factor in factors.items() if name[:6] == "blocks"}
+    assert of_blocks == {"blocks.0": 0.25, "blocks.1": 0.5}
+    lowest = {name.partition(".")[0] for name, factor in factors.items() if factor == 0.125}
+    assert lowest == {"patch_embedding", "class_token", "position_embedding"}
+    assert set(rate_factors(1.0, model).values()) == {1.0}
+
+
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+def test_layer_decay_reaches_the_step(name: Any) -> None:
+    """The groups of every optimizer have the factors of their parameters."""
+    model = _model("conv")
+    config = OptimizerConfig(name=name, schedule="constant", layer_decay=0.5)
+    factors = rate_factors(0.5, model)
+    names = {id(parameter): key for key, parameter in model.named_parameters()}
+    for group in build_optimizer(config, model).param_groups:
+        assert {factors[names[id(each)]] for each in group["params"]} == {group["rate_factor"]}
+
+
+def test_layer_decay_needs_blocks() -> None:
+    """A model without numbered blocks is refused, with the remedy."""
+    with pytest.raises(ConfigError, match=r"layer_decay is 0\.5, .* Set it to 1"):
+        rate_factors(0.5, nn.Linear(2, 2))
+
+
+def test_schedule_free_needs_a_constant_rate() -> None:
+    """Another schedule would not be what trains, so it is refused."""
+    with pytest.raises(ValueError, match=r"Set optimizer\.schedule to constant"):
+        OptimizerConfig(name="schedule_free")
+
+
+def test_schedule_free_learns_and_its_average_is_validated() -> None:
+    """The average has the weights that the optimizer evaluates, and training keeps its own."""
+    model = nn.Linear(4, 1)
+    config = OptimizerConfig(name="schedule_free", schedule="constant", learning_rate=0.05)
+    optimizer: Any = build_optimizer(config, model)
+    average = MovingAverage(model, 0.9)
+    inputs = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
+    for _ in range(200):
+        optimizer.zero_grad()
+        loss = (model(inputs) - inputs.sum(1, keepdim=True)).square().mean()
+        loss.backward()
+        optimizer.step()
+    before = model.weight.detach().clone()
+    average.take_averaged(model, optimizer)
+    assert torch.equal(model.weight, before)
+    optimizer.eval()
+    assert torch.equal(average.model.get_parameter("weight"), model.weight)
+    assert not torch.equal(model.weight, before)
+    assert float((model(inputs) - inputs.sum(1, keepdim=True)).square().mean()) < 0.05

@@ -9,8 +9,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pipeline.training.step_plan import StepPlan, TimePlanner
+from pipeline.training.validation_plan import Timed
 
 LIMIT = 100.0
+IMAGES = 10_000
+"""Of the validation split."""
 Speed = Callable[[float], float]
 """Seconds that a step takes, by the share of the time limit that has passed."""
 
@@ -20,7 +23,9 @@ class _TimedRun:
 
     def __init__(self, speed: Speed, steps_per_epoch: int = 40, validation: float = 0.5) -> None:
         self.plan = TimePlanner.opening_plan()
-        planner = TimePlanner(self.plan, LIMIT, steps_per_epoch, validation / speed(0.0))
+        validations = Timed(LIMIT, steps_per_epoch, IMAGES, batch_size=32)
+        planner = TimePlanner(self.plan, LIMIT, validations)
+        self.validated = 0.0
         self.progress: list[float] = []
         self.progress_of: list[float] = []
         self.clock, training, step = 0.0, 0.0, 0
@@ -34,9 +39,15 @@ class _TimedRun:
             self.clock += seconds
             step += 1
             planner.after_step(step, training, self.clock)
-            if step % steps_per_epoch == 0 or step >= self.plan.last_step:
-                self.clock += validation
-                planner.validation_seconds = validation
+            last = step >= self.plan.last_step
+            if last or validations.is_due(step, self.clock):
+                if not validations.is_measured:
+                    validations.measured(IMAGES, validation or 1e-9)
+                images = validations.images(step, last=last)
+                seconds = images * validation / IMAGES
+                self.clock += seconds
+                self.validated += seconds
+                validations.validated(images, seconds, self.clock)
             assert self.clock < 2 * LIMIT + 8 * seconds, "the end is put off for ever"
         self.steps = step
 
@@ -46,7 +57,8 @@ speeds = st.sampled_from([0.02, 0.05, 0.3, 1.0])
 drifts = st.floats(0.3, 2.5)
 """How many times slower the machine becomes until the limit."""
 epochs = st.integers(1, 300)
-validations = st.floats(0.0, 3.0)
+validations = st.floats(0.0, 300.0)
+"""Seconds of a validation of the whole split: up to three times the limit."""
 timed = settings(deadline=None, max_examples=60, derandomize=True)
 
 
@@ -139,6 +151,7 @@ def test_a_steady_run_uses_its_time_and_no_more(
     """At a steady speed the run ends by its limit, the last validation included, and not early."""
     run = _TimedRun(lambda _: speed, steps_per_epoch, validation)
     assert 0.9 * LIMIT <= run.clock <= LIMIT + 1e-6
+    assert run.validated <= 0.1 * LIMIT + 64 * validation / IMAGES
 
 
 @given(speed=speeds, drift=drifts, steps_per_epoch=epochs, validation=validations)
@@ -173,7 +186,7 @@ def test_a_slow_beginning_is_not_taken_for_the_speed() -> None:
 def test_the_end_counts_as_settled_once_four_plans_agree() -> None:
     """At first the planned end jumps; four plans within 5 % of each other are worth showing."""
     plan = StepPlan([(0, 0.0, 115), (10, 0.1, 142), (20, 0.2, 119), (30, 0.3, 120)])
-    planner = TimePlanner(plan, LIMIT, steps_per_epoch=40, validation_steps=1.0)
+    planner = TimePlanner(plan, LIMIT, Timed(LIMIT, 40, IMAGES, 32))
     assert not planner.is_settled
     plan.end_after(40, 81)
     assert not planner.is_settled

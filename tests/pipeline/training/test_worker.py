@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from tests.patience import patient
 from tests.pipeline.training.conftest import MakeJob
 
 MODULE = "pipeline.training"
+_SEMAPHORE = r"/dev/shm/sem\.\S+"  # noqa: S108 - not a temporary file of ours
 LONG: dict[str, Any] = {"training": {"epochs": 100_000}, "data": {"workers": 1}}
 """A training that nobody waits for, with a process of its own that loads the images."""
 
@@ -163,3 +165,43 @@ def test_an_error_that_nobody_meant_names_the_log(make_job: MakeJob, tmp_path: P
     assert "ended with code 1" in str(caught.value)
     assert "FileNotFoundError" in str(caught.value)
     assert str(job.folder / "worker.log") in str(caught.value)
+
+
+def test_a_killed_data_worker_is_an_error_with_its_reason(
+    make_job: MakeJob, tmp_path: Path
+) -> None:
+    """SIGKILL of a process that loads images ends the training with a sentence, and its signal."""
+    job = make_job(tmp_path / "job", **LONG)
+    killed: list[int] = []
+
+    def kill(event: Event) -> None:
+        if _is_training(event) and not killed:
+            group = _group_of_the_training()
+            [loader] = [each for each in _members(group) if each.pid != group]
+            killed.append(loader.pid)
+            loader.kill()
+
+    with pytest.raises(WorkerError, match=r"A data-loader worker was killed .*'Killed'.*memory"):
+        run_worker(MODULE, job.folder, job, TrainResult, kill)
+
+
+def test_a_kill_leaves_no_semaphores(make_job: MakeJob, tmp_path: Path) -> None:
+    """SIGKILL of the training with its data workers leaves nothing of theirs in /dev/shm."""
+    job = make_job(tmp_path / "job", training={"epochs": 100_000}, data={"workers": 2})
+    semaphores: set[Path] = set()
+
+    def kill(event: Event) -> None:
+        if _is_training(event) and not semaphores:
+            group = _group_of_the_training()
+            for process in _members(group):
+                maps = Path(f"/proc/{process.pid}/maps").read_text()
+                semaphores.update(Path(line) for line in re.findall(_SEMAPHORE, maps))
+            os.killpg(group, signal.SIGKILL)
+
+    with pytest.raises(WorkerError, match="was killed by SIGKILL"):
+        run_worker(MODULE, job.folder, job, TrainResult, kill)
+    assert semaphores, "the workers' queues are semaphores"
+    deadline = time.monotonic() + patient(30)
+    while any(file.exists() for file in semaphores) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not [file for file in semaphores if file.exists()]

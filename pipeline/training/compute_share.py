@@ -1,0 +1,72 @@
+"""The share of the machine's own matrix-product rate that a training run reaches.
+
+A training step counts as three forward passes; a multiplication with its addition as two
+floating-point operations.
+"""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import nn
+
+from pipeline.models.inference import normalised
+from pipeline.plugin_api import ImageSpec
+
+_PASSES_PER_STEP = 3
+_ROUNDS = 4
+_SIDE = {"cpu": 1024, "mps": 2048, "cuda": 8192}
+
+
+class ComputeShare:
+    """Measured once, in about a quarter of a second; changes neither weights nor random numbers."""
+
+    def __init__(
+        self, model: nn.Module, image: ImageSpec, device: torch.device, precision: str
+    ) -> None:
+        self._flops = forward_flops(model, image, device)
+        self._rate = matrix_product_rate(device, precision)
+
+    def at(self, images_per_second: float) -> float:
+        """Return the share at a training rate."""
+        return _PASSES_PER_STEP * self._flops * images_per_second / self._rate
+
+
+@torch.inference_mode()
+def forward_flops(model: nn.Module, image: ImageSpec, device: torch.device) -> int:
+    """Return the floating-point operations of one image's forward pass, in evaluation mode."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    image_BHWC = torch.zeros(
+        1, image.height, image.width, image.channels, dtype=torch.uint8, device=device
+    )
+    was_training = model.training
+    model.eval()
+    with FlopCounterMode(display=False) as counter:
+        model(normalised(image_BHWC, image))
+    model.train(was_training)
+    return int(counter.get_total_flops())
+
+
+@torch.inference_mode()
+def matrix_product_rate(device: torch.device, precision: str) -> float:
+    """Return the floating-point operations per second of a large matrix product; the best of 4."""
+    side = _SIDE.get(device.type, 1024)
+    dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+    square = torch.ones(side, side, dtype=dtype, device=device)
+    best = float("inf")
+    for _ in range(_ROUNDS):
+        _wait(device)
+        began = time.perf_counter()
+        square @ square
+        _wait(device)
+        best = min(best, time.perf_counter() - began)
+    return 2 * side**3 / best
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()

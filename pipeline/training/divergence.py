@@ -1,0 +1,116 @@
+"""Divergence: a loss or a gradient that is not finite, and the batch that caused it.
+
+On a CPU it is noticed before the update. On a GPU reading a value would wait for the device in each
+step, so it is noticed one step later; nothing is validated or saved in between, and training
+restarts from a state before it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from pipeline.data.loader import BatchOrder, training_batches
+from pipeline.files.atomic_files import replacing, write_text
+from pipeline.training.train_step import Gradients
+from pipeline.training.training_data import TrainingData
+
+
+class Diverged(Exception):  # noqa: N818 - an outcome that the loop handles
+    """The loss or the gradient of a step is not finite."""
+
+    def __init__(self, step: int, learning_rate: float, loss: float, norm: float) -> None:
+        self.step, self.learning_rate, self.loss, self.norm = step, learning_rate, loss, norm
+        what = f"gradient norm became {norm}" if math.isfinite(loss) else f"loss became {loss}"
+        super().__init__(f"The {what} at step {step + 1}, at learning rate {learning_rate:.3g}")
+
+
+@dataclass(frozen=True)
+class _Pending:
+    step: int
+    learning_rate: float
+    values_2: torch.Tensor
+    """Loss and norm, on the way to the CPU."""
+    arrived: torch.cuda.Event
+
+
+class FiniteCheck:
+    """Notice losses and gradients that are not finite."""
+
+    def __init__(self) -> None:
+        self._pending: _Pending | None = None
+
+    def check(self, step: int, learning_rate: float, gradients: Gradients) -> None:
+        """Check a step before its update; on a GPU, check the step before it.
+
+        Raises:
+            Diverged: names the step.
+        """
+        values_2 = torch.stack([gradients.loss, gradients.norm.float()])
+        if values_2.device.type != "cuda":
+            _check(step, learning_rate, values_2)
+            return
+        on_cpu_2 = torch.empty(2, pin_memory=True)
+        on_cpu_2.copy_(values_2, non_blocking=True)
+        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+        arrived.record()
+        earlier, self._pending = self._pending, _Pending(step, learning_rate, on_cpu_2, arrived)
+        _settle(earlier)
+
+    def settle(self) -> None:
+        """Check what is pending, before anything is validated or saved.
+
+        Raises:
+            Diverged: names the step.
+        """
+        pending, self._pending = self._pending, None
+        _settle(pending)
+
+    def forget(self) -> None:
+        """Drop what is pending, because training restarts."""
+        self._pending = None
+
+
+def _settle(pending: _Pending | None) -> None:
+    if pending:
+        pending.arrived.synchronize()
+        _check(pending.step, pending.learning_rate, pending.values_2)
+
+
+def _check(step: int, learning_rate: float, values_2: torch.Tensor) -> None:
+    loss, norm = values_2.tolist()
+    if not (math.isfinite(loss) and math.isfinite(norm)):
+        raise Diverged(step, learning_rate, loss, norm)
+
+
+def save_batch(
+    diverged: Diverged, data: TrainingData, order: BatchOrder, folder: Path
+) -> list[Path]:
+    """Write the batch of a step that diverged, and return the files.
+
+    `diverged_step_N.npz` holds the augmented images (uint8, B H W C) and their class indices;
+    `diverged_step_N.json` the step, its learning rate, loss and gradient norm, and the path of each
+    image.
+    """
+    again = BatchOrder(order.rows, order.batch_size, order.seed, first_step=diverged.step)
+    chosen = next(iter(again))
+    images_BHWC, labels_B = next(training_batches(again, data.training, workers=0))
+    name = f"diverged_step_{diverged.step + 1}"
+    arrays, description = folder / f"{name}.npz", folder / f"{name}.json"
+    with replacing(arrays) as temporary, temporary.open("wb") as opened:
+        np.savez_compressed(opened, images=images_BHWC.numpy(), labels=labels_B.numpy())
+    content = {
+        "step": diverged.step + 1,
+        "epoch": chosen[0][0] + 1,
+        "learning_rate": diverged.learning_rate,
+        "loss": str(diverged.loss),  # JSON has no nan
+        "gradient_norm": str(diverged.norm),
+        "images": [{"path": data.paths[row], "label": data.class_of(row)} for _, row in chosen],
+    }
+    write_text(description, json.dumps(content, indent=2))
+    return [arrays, description]

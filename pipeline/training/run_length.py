@@ -1,0 +1,46 @@
+"""The length of a training run: its steps and its validations, by epochs, a limit or a record."""
+
+from __future__ import annotations
+
+from pipeline.training.config import TrainingConfig, duration_seconds
+from pipeline.training.step_plan import StepPlan, TimePlanner
+from pipeline.training.validation_plan import EachEpoch, Recorded, Timed, ValidationPlan
+
+
+def planned_validations(
+    settings: TrainingConfig, steps_per_epoch: int, images: int
+) -> ValidationPlan:
+    """Return when to validate.
+
+    Args:
+        settings: decide the length.
+        steps_per_epoch: of the training split.
+        images: size of the validation split.
+    """
+    if settings.validation_plan is not None:
+        return Recorded(settings.validation_plan, images)
+    if settings.time_limit is None or settings.step_plan is not None:
+        return EachEpoch(steps_per_epoch, images)
+    limit = duration_seconds(settings.time_limit)
+    return Timed(limit, steps_per_epoch, images, settings.batch_size)
+
+
+def planned_steps(
+    settings: TrainingConfig, steps_per_epoch: int, images: int, validations: ValidationPlan
+) -> tuple[TimePlanner | None, StepPlan]:
+    """Return the plan of the steps, and with a time limit what changes it.
+
+    Args:
+        settings: decide the length.
+        steps_per_epoch: of the training split.
+        images: size of the validation split.
+        validations: share the time limit with the steps.
+    """
+    if settings.step_plan is not None:
+        return None, StepPlan(settings.step_plan)
+    if settings.time_limit is None:
+        return None, StepPlan.of_steps(settings.epochs * steps_per_epoch)
+    limit, plan = duration_seconds(settings.time_limit), TimePlanner.opening_plan()
+    if not isinstance(validations, Timed):  # a recorded one; its cost is only estimated
+        validations = Timed(limit, steps_per_epoch, images, settings.batch_size)
+    return TimePlanner(plan, limit, validations), plan

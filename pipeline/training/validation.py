@@ -1,0 +1,84 @@
+"""Validation: loss and accuracy of a model on the validation split, or on its first images."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from pipeline.models.inference import predict_logits
+from pipeline.plugin_api import ImageSpec
+from pipeline.training.training_data import TrainingData
+
+_WARM_UP, _MEASURED = 16, 64
+"""Images to measure the speed with."""
+
+
+@dataclass
+class Validator:
+    """Predicts the first images of the validation split, and compares with their classes."""
+
+    data: TrainingData
+    image: ImageSpec
+    device: torch.device
+    batch_size: int = 256
+    """Images that are predicted at once; halved when the device runs out of memory."""
+
+    @property
+    def images(self) -> int:
+        """Size of the validation split."""
+        return len(self.data.validation_rows)
+
+    def metrics(self, model: nn.Module, images: int, compared: int) -> dict[str, Any]:
+        """Return loss and accuracy of the first images, as fields of an `EpochRecord`.
+
+        Args:
+            model: in evaluation mode afterwards as before.
+            images: number of images to predict.
+            compared: number of images by which the best validation is chosen.
+        """
+        logits_NK = self._logits(model, images)
+        labels_N = torch.from_numpy(self.data.labels[self.data.validation_rows[:images]])
+        loss, accuracy = _loss_and_accuracy(logits_NK, labels_N)
+        found: dict[str, Any] = {
+            "validation_images": images,
+            "validation_loss": loss,
+            "validation_accuracy": accuracy,
+        }
+        if compared < images:
+            part = _loss_and_accuracy(logits_NK[:compared], labels_N[:compared])
+            found |= dict(zip(("compared_loss", "compared_accuracy"), part, strict=True))
+        return found
+
+    def speed(self, model: nn.Module) -> tuple[int, float]:
+        """Predict a few images, and return their number and the seconds."""
+        self._logits(model, min(_WARM_UP, self.images))
+        images, began = min(_MEASURED, self.images), time.monotonic()
+        self._logits(model, images)
+        return images, max(time.monotonic() - began, 1e-9)
+
+    def _logits(self, model: nn.Module, images: int) -> torch.Tensor:
+        rows = self.data.validation_rows[:images]
+        while True:
+            try:
+                return predict_logits(
+                    model,
+                    self.data.images,
+                    rows,
+                    self.image,
+                    batch_size=self.batch_size,
+                    device=self.device,
+                )
+            except torch.OutOfMemoryError:
+                if self.batch_size == 1:
+                    raise
+            self.batch_size //= 2
+
+
+def _loss_and_accuracy(logits_NK: torch.Tensor, labels_N: torch.Tensor) -> tuple[float, float]:
+    loss = functional.cross_entropy(logits_NK, labels_N)
+    return float(loss), float((logits_NK.argmax(1) == labels_N).float().mean())

@@ -1,0 +1,29 @@
+"""The share of the machine's matrix-product rate."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from pipeline.plugin_api import ImageSpec
+from pipeline.training.compute_share import ComputeShare, forward_flops, matrix_product_rate
+
+CPU = torch.device("cpu")
+IMAGE = ImageSpec(channels=1, height=8, width=8, mean=(0.5,), std=(0.5,), resize="crop")
+
+
+def test_operations_are_two_per_multiplication() -> None:
+    """A matrix of 64 inputs and 10 outputs has 640 multiplications."""
+    model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 10))
+    assert forward_flops(model, IMAGE, CPU) == 2 * 640
+    assert model.training
+
+
+def test_the_share_grows_with_the_rate_and_leaves_random_numbers_alone() -> None:
+    """It is three passes per image over the measured rate."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    before = torch.get_rng_state()
+    share = ComputeShare(model, IMAGE, CPU, "float32")
+    assert torch.equal(torch.get_rng_state(), before)
+    assert share.at(2e6) == 2 * share.at(1e6) > 0
+    assert matrix_product_rate(CPU, "float32") > 1e8
