@@ -43,6 +43,14 @@ def training_recipe(config: RunConfig) -> str:
     return f"{' with '.join(config.model.names)} for {length}"
 
 
+def planning_title(config: RunConfig) -> str:
+    """Return what is planned: the preset, and the time limit if there is one."""
+    limit = f" for {config.training.time_limit}" if config.training.time_limit else ""
+    return (
+        f"Planning the training (preset {config.preset.name if config.preset else 'none'}{limit})"
+    )
+
+
 # -- names in the Prefect UI -------------------------------------------------------------------
 
 
@@ -62,6 +70,12 @@ def flow_name() -> str:
 def read_name(parameters: Parameters) -> str:
     """Return the name of the task that reads the data."""
     return f"Read {data_name(parameters['config'])}"
+
+
+@_named
+def plan_name(parameters: Parameters) -> str:
+    """Return the name of the task that plans."""
+    return planning_title(parameters["config"])
 
 
 @_named

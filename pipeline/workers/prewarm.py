@@ -21,6 +21,11 @@ def training() -> None:
     worker_start.prepare("pipeline.training")
 
 
+def planning() -> None:
+    """Start the process that measures training speeds, for a run with a preset."""
+    worker_start.prepare("pipeline.planning")
+
+
 def following_stages(show: OnEvent) -> OnEvent:
     """Return a function that shows training events and starts the next workers before the end."""
     first: Event | None = None
