@@ -56,6 +56,8 @@ class PlanFacts(Section):
     """Of the candidates that were measured; the others are estimated from these."""
     augmentations: tuple[str, ...] = ("light", "none")
     """Names of the installed augmentation plugins."""
+    model_settings: tuple[str, ...] = ()
+    """Names of the settings of the model plugin `vit`."""
 
 
 class Plan(Section):
@@ -66,6 +68,8 @@ class Plan(Section):
     summary: tuple[str, ...]
     """The whole plan in two lines, including what the user has set."""
     reasons: tuple[str, ...]
+    images_per_second: float
+    """Of training, measured or estimated."""
     facts: PlanFacts
 
     def lines(self) -> list[str]:

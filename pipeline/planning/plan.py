@@ -68,6 +68,7 @@ def plan(facts: PlanFacts, user_settings: Mapping[str, Any]) -> Plan:
         settings=settings,
         summary=_summary(settings, asked, chosen, length),
         reasons=tuple(reasons),
+        images_per_second=length.images_per_second,
         facts=facts,
     )
 
@@ -86,6 +87,8 @@ def _candidate(name: str, tier: Tier, facts: PlanFacts, asked: Asked) -> Candida
     if asked.leaves_model:
         sizes = {key: getattr(tier, key) for key in ("embed_dim", "depth", "num_heads", "mlp_dim")}
         model = {**asked.dimensions(sizes), "pooling": "average"}
+        if "residual_init" in facts.model_settings:
+            model["residual_init"] = "zero"  # each block starts as the identity
     if asked.leaves_embedding and side >= _SMALLEST_WHITENED:
         model["patch_embedding"] = {"name": "whitened", "num_halvings": halvings(side)}
     if model:
