@@ -46,8 +46,6 @@ from pipeline.workspace import WORKSPACE, make_folder
 _BATCHES = 2
 _EVALUATED = 64
 """Images of the validation and of the test split: two batches of 32."""
-_FORWARD_IS_FASTER = 3
-"""Predicting takes a third of training: no backward pass."""
 
 
 class Rehearsal(Section):
@@ -209,7 +207,7 @@ def _estimated(
 ) -> tuple[float, float]:
     """Return how long training and the whole run would take, in seconds."""
     rate = plan.images_per_second if plan else trained.images_per_second
-    predicted = data.counts["validation"] / rate / _FORWARD_IS_FASTER
+    predicted = evaluating.predicting_seconds(data.counts["validation"], rate)
     if config.training.time_limit:
         training = duration_seconds(config.training.time_limit)
     elif config.training.step_plan:
@@ -217,6 +215,6 @@ def _estimated(
     else:
         training = config.training.epochs * (data.counts["train"] / rate + predicted)
     decoding = seconds["prepare"] * sum(data.counts.values()) / sum(few.counts.values())
-    tested = predicted + data.counts["test"] / rate / _FORWARD_IS_FASTER
+    tested = predicted + evaluating.predicting_seconds(data.counts["test"], rate)
     rest = seconds["read"] + seconds["evaluate"] + 2 * seconds["package"]
     return training, training + decoding + tested + rest

@@ -21,9 +21,12 @@ from flows import prefect_session
 from pipeline.browsing import pages
 from pipeline.browsing.outcome import Outcome, lineage, links, metrics_table, recipe, verdict
 from pipeline.config import RunConfig
+from pipeline.data.ingestion import IngestedData
+from pipeline.evaluation.evaluating import predicting_seconds
 from pipeline.metrics.names import METRICS
 from pipeline.run_memory import live_runs
 from pipeline.tracking import addresses, tracked_run, tracking_store
+from pipeline.training.train_result import TrainResult
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +52,14 @@ def planning_title(config: RunConfig) -> str:
     return (
         f"Planning the training (preset {config.preset.name if config.preset else 'none'}{limit})"
     )
+
+
+def evaluation_title(data: IngestedData, trained: TrainResult) -> str:
+    """Return what is evaluated, and about how long it takes."""
+    images = data.counts["validation"] + data.counts["test"]
+    seconds = predicting_seconds(images, trained.images_per_second)
+    cost = f"{images:,} images with validation, about {max(1, round(seconds)):,} s"
+    return f"Evaluating on the test images ({cost})"
 
 
 # -- names in the Prefect UI -------------------------------------------------------------------

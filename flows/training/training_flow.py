@@ -272,7 +272,7 @@ def _train_and_register(
         )
     config, config_file = launching.record_training(config, trained, run)
     model_id = registration.logged_model(run, str(config.name))
-    with state.stage("evaluate", "Evaluating on the test images"):
+    with state.stage("evaluate", run_messages.evaluation_title(data, trained)):
         evaluated: Evaluated = stages.step(
             stages.evaluate_model, config, data, prepared, trained, run, memory, after=trained
         )

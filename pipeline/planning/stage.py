@@ -40,7 +40,20 @@ _KEPT_SECTIONS = ("augmentation", "model", "optimizer", "training")
 OnNote = Callable[[str], None]
 
 
-def planned(config: RunConfig, data: IngestedData, memory: StageMemory, on_note: OnNote) -> Plan:
+def measured_apart(job: MeasuringJob, workspace: Path) -> Measurement:
+    """Measure in a process of its own."""
+    make_folder(workspace)
+    with tempfile.TemporaryDirectory(dir=workspace, prefix=".building-") as folder:
+        return run_worker(MODULE, Path(folder), job, Measurement, lambda _: None)
+
+
+def planned(
+    config: RunConfig,
+    data: IngestedData,
+    memory: StageMemory,
+    on_note: OnNote,
+    measure: Callable[[MeasuringJob, Path], Measurement] = measured_apart,
+) -> Plan:
     """Return the plan of a run with a preset: the remembered one, or a new one.
 
     Args:
@@ -48,6 +61,7 @@ def planned(config: RunConfig, data: IngestedData, memory: StageMemory, on_note:
         data: what is trained on.
         memory: may know the plan, and remembers it.
         on_note: called if the speed could not be measured.
+        measure: measures the candidates, and may use a folder.
     """
     facts, asked = known_facts(config, data), asked_settings(config)
     key = ingredients(facts, asked, data)
@@ -55,7 +69,7 @@ def planned(config: RunConfig, data: IngestedData, memory: StageMemory, on_note:
     if known is not None:
         return known
     try:
-        measured = _measured(config, data, facts, asked, memory.workspace)
+        measured = measure(measuring_job(config, data, facts, asked), memory.workspace)
     except WorkerError as error:
         on_note(f"the training speed could not be measured and is estimated: {error}")
         return plan(facts, asked)
@@ -160,17 +174,14 @@ def ingredients(facts: PlanFacts, asked: Mapping[str, Any], data: IngestedData) 
     }
 
 
-def _measured(
-    config: RunConfig,
-    data: IngestedData,
-    facts: PlanFacts,
-    asked: Mapping[str, Any],
-    workspace: Path,
-) -> Measurement:
+def measuring_job(
+    config: RunConfig, data: IngestedData, facts: PlanFacts, asked: Mapping[str, Any]
+) -> MeasuringJob:
+    """Return the candidates for a run, and how long measuring them may take."""
     limit = config.training.time_limit
     seconds = duration_seconds(limit) * _SHARE_OF_LIMIT if limit else _MOST_SECONDS
     unmeasured = plan(facts, asked).settings
-    job = MeasuringJob(
+    return MeasuringJob(
         candidates=tuple(
             MeasuredCandidate(
                 name=each.name,
@@ -182,9 +193,6 @@ def _measured(
         images=data.counts["train"],
         budget_seconds=min(_MOST_SECONDS, seconds),
     )
-    make_folder(workspace)
-    with tempfile.TemporaryDirectory(dir=workspace, prefix=".building-") as folder:
-        return run_worker(MODULE, Path(folder), job, Measurement, lambda _: None)
 
 
 def _resolved(config: RunConfig, data: IngestedData, settings: dict[str, Any]) -> RunConfig:
