@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +18,15 @@ from pipeline.plugin_api import ImageSpec
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 """uint8 images (B, H, W, C) and integer labels (B)."""
+
+
+class _LoadedBatch(NamedTuple):
+    """What a data-loader worker returns; the batched part of the augmentation follows."""
+
+    images_BHWC: torch.Tensor
+    labels_B: torch.Tensor
+    epoch: int
+    rows_B: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -33,8 +42,12 @@ class TrainingImages:
     image: ImageSpec
     seed: int
 
+    def augment(self) -> SeededAugmentation:
+        """Build the augmentation."""
+        return SeededAugmentation(self.augmentation, self.image, self.seed)
 
-class _AugmentedDataset(Dataset[Batch]):
+
+class _StoredImages(Dataset[_LoadedBatch]):
     """Fetch whole batches of (epoch, row) pairs; the store is opened lazily in each worker."""
 
     def __init__(self, source: TrainingImages) -> None:
@@ -42,19 +55,25 @@ class _AugmentedDataset(Dataset[Batch]):
         self._images: Pixels | None = None
         self._augment: SeededAugmentation | None = None
 
-    def __getitems__(self, keys: list[tuple[int, int]]) -> Batch:
+    def __getitems__(self, keys: list[tuple[int, int]]) -> _LoadedBatch:
         source = self.source
         if self._images is None or self._augment is None:
             import cv2
 
             cv2.setNumThreads(0)  # the workers are the parallelism
-            self._images = open_images(source.store)
-            self._augment = SeededAugmentation(source.augmentation, source.image, source.seed)
-        augmented = [self._augment(np.array(self._images[row]), epoch, row) for epoch, row in keys]
-        labels = source.labels[[row for _, row in keys]]
-        return torch.from_numpy(np.stack(augmented)), torch.from_numpy(labels)
+            self._images = np.asarray(open_images(source.store))
+            self._augment = source.augment()
+        epoch = keys[0][0]
+        rows = [row for _, row in keys]
+        images_BHWC = self._augment.by_image(self._images[rows], epoch, rows)
+        return _LoadedBatch(
+            torch.from_numpy(images_BHWC),
+            torch.from_numpy(source.labels[rows]),
+            epoch,
+            torch.tensor(rows),
+        )
 
-    def __getitem__(self, key: tuple[int, int]) -> Batch:
+    def __getitem__(self, key: tuple[int, int]) -> _LoadedBatch:
         return self.__getitems__([key])
 
 
@@ -87,18 +106,42 @@ class BatchOrder:
             epoch, skipped = epoch + 1, 0
 
 
-def training_batches(order: BatchOrder, source: TrainingImages, workers: int) -> Iterator[Batch]:
-    """Return the endless batches of the training split, starting at the order's first step."""
-    loader: DataLoader[Batch] = DataLoader(
-        _AugmentedDataset(source),
+def training_batches(
+    order: BatchOrder, source: TrainingImages, workers: int, device: torch.device | None = None
+) -> Iterator[Batch]:
+    """Yield the batches of the training split endlessly, starting at the order's first step.
+
+    Args:
+        order: which images are in which batch.
+        source: the images and their augmentation.
+        workers: number of data-loader workers; 0 loads in this process.
+        device: where the batches are needed, and where whole batches are augmented; by default the
+            CPU.
+    """
+    device = device or torch.device("cpu")
+    loader: DataLoader[_LoadedBatch] = DataLoader(
+        _StoredImages(source),
         batch_sampler=order,
         num_workers=workers,
         collate_fn=_whole_batch,
         multiprocessing_context="spawn" if workers else None,
+        pin_memory=device.type == "cuda",
     )
-    return iter(loader)
+    return _augmented(iter(loader), source.augment(), device)
 
 
-def _whole_batch(batch: Any) -> Batch:
-    whole: Batch = batch  # `__getitems__` has stacked it
+def _augmented(
+    batches: Iterator[_LoadedBatch], augmentation: SeededAugmentation, device: torch.device
+) -> Iterator[Batch]:
+    """Yield the batches on the device, with the batched part of the augmentation applied."""
+    for batch in batches:
+        images_BHWC, labels_B, rows_B = (
+            tensor.to(device, non_blocking=True)
+            for tensor in (batch.images_BHWC, batch.labels_B, batch.rows_B)
+        )
+        yield augmentation.by_batch(images_BHWC, batch.epoch, rows_B), labels_B
+
+
+def _whole_batch(batch: Any) -> _LoadedBatch:
+    whole: _LoadedBatch = batch  # `__getitems__` has stacked it
     return whole

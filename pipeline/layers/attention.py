@@ -12,6 +12,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from pipeline.layers.normalisation import EPSILON
+
 
 class AttentionValues(NamedTuple):
     """The intermediate values of one attention layer, by head."""
@@ -84,13 +86,21 @@ class MultiHeadSelfAttention(nn.Module):
         num_heads: H, a divisor of D.
         dropout: dropout probability of the attention weights in training.
         bias: whether queries, keys and values have biases; the output projection always has.
+        qk_norm: normalise every query and key over its d numbers, with a learned gain, so that the
+            scores cannot grow without bound (arXiv 2302.05442, section 2.2; with RMSNorm).
 
     Raises:
         ValueError: if `num_heads` does not divide `embed_dim`.
     """
 
     def __init__(
-        self, embed_dim: int, num_heads: int, dropout: float = 0.0, *, bias: bool = True
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        *,
+        bias: bool = True,
+        qk_norm: bool = False,
     ) -> None:
         super().__init__()
         if embed_dim % num_heads:
@@ -99,6 +109,9 @@ class MultiHeadSelfAttention(nn.Module):
         self.num_heads = num_heads
         self.dropout = dropout
         self.query_key_value = nn.Linear(embed_dim, 3 * embed_dim, bias=bias)
+        head_dim = embed_dim // num_heads
+        self.query_norm = nn.RMSNorm(head_dim, eps=EPSILON) if qk_norm else nn.Identity()
+        self.key_norm = nn.RMSNorm(head_dim, eps=EPSILON) if qk_norm else nn.Identity()
         self.projection = nn.Linear(embed_dim, embed_dim)
         self.observer: Callable[[AttentionValues], None] | None = None
         """Called with the values; set by `pipeline.layers.intermediate_values.recorded`."""
@@ -110,11 +123,11 @@ class MultiHeadSelfAttention(nn.Module):
     def queries_keys_values(
         self, tokens_BND: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the three projections of the tokens, each (B, H, N, d)."""
+        """Return the projections of the tokens, each (B, H, N, d), after the QK norm if any."""
         B, N, _ = tokens_BND.shape
         qkv_BN3Hd = self.query_key_value(tokens_BND).reshape(B, N, 3, self.num_heads, -1)
         query_BHNd, key_BHNd, value_BHNd = qkv_BN3Hd.permute(2, 0, 3, 1, 4).unbind(0)
-        return query_BHNd, key_BHNd, value_BHNd
+        return self.query_norm(query_BHNd), self.key_norm(key_BHNd), value_BHNd
 
     def attend(
         self,

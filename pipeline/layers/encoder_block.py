@@ -8,9 +8,10 @@ from torch import nn
 from pipeline.layers.attention import MultiHeadSelfAttention
 from pipeline.layers.layer_scale import LayerScale
 from pipeline.layers.mlp import MLP
+from pipeline.layers.normalisation import EPSILON, NORMS, NormName
 from pipeline.layers.stochastic_depth import StochasticDepth
 
-LAYER_NORM_EPSILON = 1e-6
+LAYER_NORM_EPSILON = EPSILON
 
 
 class EncoderBlock(nn.Module):
@@ -24,6 +25,7 @@ class EncoderBlock(nn.Module):
         dropout: dropout after each linear layer.
         stochastic_depth: probability of skipping a branch of a sample in training.
         layer_scale: initial gain of both branches; None for no LayerScale (arXiv 2103.17239).
+        norm: name of the normalisation layer before each branch.
     """
 
     def __init__(
@@ -34,14 +36,15 @@ class EncoderBlock(nn.Module):
         dropout: float = 0.0,
         stochastic_depth: float = 0.0,
         layer_scale: float | None = None,
+        norm: NormName = "layer_norm",
     ) -> None:
         super().__init__()
         embed_dim = attention.embed_dim
-        self.attention_norm = nn.LayerNorm(embed_dim, eps=LAYER_NORM_EPSILON)
+        self.attention_norm = NORMS[norm](embed_dim)
         self.attention = attention
         self.attention_dropout = nn.Dropout(dropout)
         self.attention_scale = _scale(embed_dim, layer_scale)
-        self.mlp_norm = nn.LayerNorm(embed_dim, eps=LAYER_NORM_EPSILON)
+        self.mlp_norm = NORMS[norm](embed_dim)
         self.mlp = MLP(embed_dim, mlp_dim, dropout)
         self.mlp_scale = _scale(embed_dim, layer_scale)
         self.stochastic_depth = StochasticDepth(stochastic_depth)

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from pipeline.layers.attention import MultiHeadSelfAttention
+from pipeline.layers.encoder_block import EncoderBlock
 
 
 def xavier(module: nn.Module) -> None:
@@ -27,6 +28,17 @@ def xavier_fused_(weight: torch.Tensor) -> None:
     """Fill stacked D x D matrices with the Xavier-uniform values of a single D x D matrix."""
     bound = math.sqrt(6 / (2 * weight.shape[1]))
     nn.init.uniform_(weight, -bound, bound)
+
+
+def zero_residuals(block: nn.Module) -> None:
+    """Zero the last layer of both branches of an encoder block, which is then the identity.
+
+    So a deep network starts as a shallow one and its gradients are well scaled (arXiv 1901.09321).
+    """
+    if isinstance(block, EncoderBlock):
+        for last in (block.attention.projection, block.mlp.contract):
+            nn.init.zeros_(last.weight)
+            nn.init.zeros_(last.bias)
 
 
 def truncated_normal(module: nn.Module) -> None:

@@ -27,15 +27,22 @@ class RotarySelfAttention(MultiHeadSelfAttention):
         dropout: dropout probability of the attention weights in training.
         learned: learn frequencies that mix x and y, starting at random angles ("mixed", section
             3.2), instead of fixed ones, half of them for x and half for y ("axial").
+        qk_norm: normalise queries and keys before they are rotated.
 
     Raises:
         ValueError: if `num_heads` does not divide `embed_dim`, or d is not a multiple of 4.
     """
 
     def __init__(
-        self, embed_dim: int, num_heads: int, dropout: float = 0.0, *, learned: bool = False
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        *,
+        learned: bool = False,
+        qk_norm: bool = False,
     ) -> None:
-        super().__init__(embed_dim, num_heads, dropout)
+        super().__init__(embed_dim, num_heads, dropout, qk_norm=qk_norm)
         head_dim = embed_dim // num_heads
         if head_dim % 4:
             raise ValueError(f"the head's size {head_dim} is not a multiple of 4")

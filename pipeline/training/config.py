@@ -115,6 +115,14 @@ class TrainingConfig(Section):
     batch_size: Annotated[int, Field(ge=1, le=65_536)] = 128
     """Images per step."""
 
+    initial_image_scale: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Size of the training images at the start, as a fraction of data.image_size; smaller images
+    are faster to learn coarse structure from (arXiv 2405.08768)."""
+
+    full_size_from: Annotated[float, Field(ge=0, lt=1)] = 0.6
+    """Fraction of the training after which images have their full size, if initial_image_scale is
+    less than 1."""
+
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of the forward pass (bfloat16 uses autocast); auto chooses the faster one."""
 
@@ -126,6 +134,14 @@ class TrainingConfig(Section):
 
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Fraction of the target probability spread over all classes (arXiv 1512.00567, section 7)."""
+
+    mixup: Annotated[float, Field(ge=0, le=10)] = 0.0
+    """MixUp (arXiv 1710.09412): alpha of the beta distribution of the mixing ratio; 0 turns it
+    off."""
+
+    cutmix: Annotated[float, Field(ge=0, le=10)] = 0.0
+    """CutMix (arXiv 1905.04899): alpha of the beta distribution of the mixed area; 0 turns it off.
+    If mixup is on too, each batch gets one of the two."""
 
     ema_decay: Annotated[float, Field(ge=0, lt=1)] = 0.999
     """Decay rate of the exponential moving average of the weights, warmed up from 0; the average is

@@ -28,6 +28,7 @@ from pipeline.training.initial_images import initialise_from_images
 from pipeline.training.job import TrainingJob
 from pipeline.training.machine import choose_device, look
 from pipeline.training.optimizer import build_optimizer
+from pipeline.training.progressive_size import ProgressiveSize
 from pipeline.training.schedule import learning_rate_factor
 from pipeline.training.step_plan import StepPlan, TimePlanner
 from pipeline.training.train_result import EpochRecord, TrainResult
@@ -55,7 +56,8 @@ class Training:
         model = model.to(self.device)
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.precision = choose_precision(settings, self.device, self.parameters)
-        self.step = TrainStep(job.config, job.image, self.device, self.precision)
+        size = ProgressiveSize(settings, job.image, model)
+        self.step = TrainStep(job.config, job.image, self.device, self.precision, size)
         self.planner, plan = self._planned_steps()
         self.state = TrainState(
             model=model,
@@ -108,7 +110,9 @@ class Training:
 
     def _batches(self) -> Iterator[Batch]:
         self.order.first_step = self.state.step
-        return training_batches(self.order, self.data.training, self.config.data.workers)
+        return training_batches(
+            self.order, self.data.training, self.config.data.workers, self.device
+        )
 
     # -- one step ------------------------------------------------------------------------------
 

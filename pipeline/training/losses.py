@@ -9,15 +9,15 @@ from pipeline.training.config import TrainingConfig
 
 
 def training_loss(
-    logits_BK: torch.Tensor, labels_B: torch.Tensor, config: TrainingConfig
+    logits_BK: torch.Tensor, targets: torch.Tensor, config: TrainingConfig
 ) -> torch.Tensor:
     """Return the mean loss of a batch, computed in float32.
 
     Args:
         logits_BK: the model's outputs.
-        labels_B: class indices.
+        targets: class indices (B), or a probability for each class (B, K).
         config: chooses the loss and its settings.
     """
     return functional.cross_entropy(
-        logits_BK.float(), labels_B, label_smoothing=config.label_smoothing
+        logits_BK.float(), targets, label_smoothing=config.label_smoothing
     )

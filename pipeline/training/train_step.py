@@ -17,6 +17,8 @@ from pipeline.errors import RunError
 from pipeline.models.inference import normalised
 from pipeline.plugin_api import ImageSpec
 from pipeline.training.losses import training_loss
+from pipeline.training.mixing import dominant_labels, draw_mix, mixed_images, mixed_targets
+from pipeline.training.progressive_size import ProgressiveSize
 from pipeline.training.train_state import TrainState
 
 
@@ -28,6 +30,7 @@ class TrainStep:
     image: ImageSpec
     device: torch.device
     precision: str
+    size: ProgressiveSize
 
     def compute_gradients(self, state: TrainState, batch: Batch) -> None:
         """Compute the gradients of a batch and clip them; adds its loss to the state's sums.
@@ -37,9 +40,18 @@ class TrainStep:
         """
         images_BHWC, labels_B = (tensor.to(self.device, non_blocking=True) for tensor in batch)
         torch.manual_seed(_step_seed(self.config.seed, state.step))
+        progress = state.plan.progress_of(state.step)
+        inputs_BCHW = self.size.resized(normalised(images_BHWC, self.image), progress)
+        targets = labels_B
+        mix = draw_mix(self.config.training, self.config.seed, state.step, *inputs_BCHW.shape[-2:])
+        if mix is not None:
+            inputs_BCHW = mixed_images(inputs_BCHW, mix)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
-            logits_BK = state.model(normalised(images_BHWC, self.image))
-        loss = training_loss(logits_BK, labels_B, self.config.training)
+            logits_BK = state.model(inputs_BCHW)
+        if mix is not None:
+            targets = mixed_targets(labels_B, logits_BK.shape[1], mix)
+            labels_B = dominant_labels(labels_B, mix)
+        loss = training_loss(logits_BK, targets, self.config.training)
         state.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
         correct = int((logits_BK.detach().argmax(1) == labels_B).sum())

@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
-from pipeline.plugin_api import AugmentationContext, AugmentationPlugin, PluginConfig
+from pipeline.plugin_api import (
+    AugmentationContext,
+    AugmentationPlugin,
+    BatchRandom,
+    BatchTransform,
+    PluginConfig,
+)
+
+if TYPE_CHECKING:
+    import torch
 
 
 class NoneConfig(PluginConfig):
     """There is nothing to set."""
 
 
-def build(_config: NoneConfig, _context: AugmentationContext) -> Any:
+def build_batch(_config: NoneConfig, _context: AugmentationContext) -> BatchTransform:
     """Build the transform that changes nothing."""
-    import albumentations
 
-    return albumentations.Compose([])
+    def transform(images_BHWC: torch.Tensor, _random: BatchRandom) -> torch.Tensor:
+        return images_BHWC
+
+    return transform
 
 
 plugin = AugmentationPlugin(
     summary="No augmentation: every image as it is",
     paper="",
     config_class=NoneConfig,
-    build=build,
+    build_batch=build_batch,
     expected_failed_checks={"changes_something": "it is meant to change nothing"},
 )

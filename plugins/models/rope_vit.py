@@ -5,18 +5,16 @@ Settings and plugin; the network is in `plugins.models.rope_vit_module`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal, Self
-
-from pydantic import Field
+from typing import TYPE_CHECKING, Literal, Self
 
 from pipeline.plugin_api import ConfigError, DataTraits, ModelContext, ModelPlugin
-from plugins.models.transformer_settings import TransformerConfig
+from plugins.models.transformer_settings import BlockConfig
 
 if TYPE_CHECKING:
     import torch
 
 
-class RopeVitConfig(TransformerConfig):
+class RopeVitConfig(BlockConfig):
     """Size, regularisation, kind of rotation."""
 
     size: Literal["micro", "mini", "ti", "s", "b", "l"] = "micro"
@@ -27,9 +25,6 @@ class RopeVitConfig(TransformerConfig):
 
     absolute_positions: bool = False
     """Add learned positions to the tokens as well, as the paper's RoPE + APE."""
-
-    layer_scale: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Initial gain of each residual branch (arXiv 2103.17239), such as 1e-5; null for none."""
 
     def resolved_for(self, traits: DataTraits) -> Self:
         """Fill in the dimensions, and check that pairs in two dimensions fill a head."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, NamedTuple, Self
+from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field
 
@@ -85,6 +85,24 @@ class TransformerConfig(PluginConfig):
             num_heads=self.num_heads or size.num_heads,
             mlp_dim=self.mlp_dim or size.mlp_dim,
         )
+
+
+class BlockConfig(TransformerConfig):
+    """Size and regularisation, and the parts of an encoder block."""
+
+    layer_scale: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Initial gain of each residual branch (arXiv 2103.17239), such as 1e-5; null for none."""
+
+    norm: Literal["layer_norm", "rms_norm"] = "layer_norm"
+    """Normalisation before each branch and before the head: layer_norm (as published), or rms_norm
+    (arXiv 1910.07467)."""
+
+    qk_norm: bool = False
+    """Normalise queries and keys before their product (arXiv 2302.05442)."""
+
+    residual_init: Literal["xavier", "zero"] = "xavier"
+    """Initial weights of the last layer of each residual branch: xavier (as published), or zero, so
+    that each block starts as the identity."""
 
 
 def check_sine_cosine(embed_dim: int) -> None:

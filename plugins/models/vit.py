@@ -5,18 +5,16 @@ Settings and plugin; the network is in `plugins.models.vit_module`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal, Self
-
-from pydantic import Field
+from typing import TYPE_CHECKING, Literal, Self
 
 from pipeline.plugin_api import DataTraits, ModelContext, ModelPlugin
-from plugins.models.transformer_settings import TransformerConfig, check_sine_cosine
+from plugins.models.transformer_settings import BlockConfig, check_sine_cosine
 
 if TYPE_CHECKING:
     import torch
 
 
-class VitConfig(TransformerConfig):
+class VitConfig(BlockConfig):
     """Size, regularisation, positions, pooling, head."""
 
     size: Literal["micro", "mini", "ti", "s", "b", "l", "h"] = "micro"
@@ -28,9 +26,6 @@ class VitConfig(TransformerConfig):
     pooling: Literal["class_token", "average", "attention"] = "class_token"
     """Pooling before the head: the class token (as published), the average of the patches, or
     attention pooling with a learned query (arXiv 2106.04560)."""
-
-    layer_scale: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Initial gain of each residual branch (arXiv 2103.17239), such as 1e-5; null for none."""
 
     head: Literal["linear", "tanh"] = "linear"
     """Head: linear (as in fine-tuning), or with one hidden tanh layer (as in pre-training)."""

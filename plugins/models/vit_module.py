@@ -12,14 +12,13 @@ from torch import nn
 
 from pipeline.layers.attention import MultiHeadSelfAttention
 from pipeline.layers.class_token import ClassToken
-from pipeline.layers.encoder_block import LAYER_NORM_EPSILON, EncoderBlock
 from pipeline.layers.head import LinearHead, TanhHead
-from pipeline.layers.initialisation import xavier
+from pipeline.layers.normalisation import NORMS
 from pipeline.layers.patch_dropout import PatchDropout
 from pipeline.layers.pooling import AttentionPooling, AveragePooling, ClassTokenPooling
 from pipeline.layers.positions import position_embedding
-from pipeline.layers.stochastic_depth import drop_path_rates
 from pipeline.plugin_api import ModelContext, PatchTokens
+from plugins.models.encoder_blocks import encoder_blocks
 
 if TYPE_CHECKING:
     from plugins.models.vit import VitConfig
@@ -33,7 +32,7 @@ class VisionTransformer(nn.Module):
 
     def __init__(self, config: VitConfig, context: ModelContext) -> None:
         super().__init__()
-        embed_dim, depth, num_heads, mlp_dim = config.dimensions()
+        embed_dim, _, num_heads, _ = config.dimensions()
         self.patch_embedding = context.patch_embedding(embed_dim)
         grid: Any = self.patch_embedding.grid
         prefix_tokens = 1 if config.pooling == "class_token" else 0
@@ -43,18 +42,13 @@ class VisionTransformer(nn.Module):
         )
         self.dropout = nn.Dropout(config.dropout)
         self.patch_dropout = PatchDropout(config.patch_dropout, prefix_tokens)
-        self.blocks = nn.ModuleList(
-            EncoderBlock(
-                MultiHeadSelfAttention(embed_dim, num_heads, config.attention_dropout),
-                mlp_dim,
-                dropout=config.dropout,
-                stochastic_depth=rate,
-                layer_scale=config.layer_scale,
-            )
-            for rate in drop_path_rates(config.stochastic_depth, depth)
+        self.blocks = encoder_blocks(
+            config,
+            lambda: MultiHeadSelfAttention(
+                embed_dim, num_heads, config.attention_dropout, qk_norm=config.qk_norm
+            ),
         )
-        self.blocks.apply(xavier)
-        self.norm = nn.LayerNorm(embed_dim, eps=LAYER_NORM_EPSILON)
+        self.norm = NORMS[config.norm](embed_dim)
         self.pooling = _pooling(config)
         self.head = _HEADS[config.head](embed_dim, context.num_classes)
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from pipeline.plugin_api import ModelContext, ModelPlugin
-from plugins.models.transformer_settings import TransformerConfig
+from plugins.models.transformer_settings import BlockConfig
 
 if TYPE_CHECKING:
     import torch
 
 
-class VitRegistersConfig(TransformerConfig):
+class VitRegistersConfig(BlockConfig):
     """Size, regularisation, registers."""
 
     size: Literal["micro", "mini", "ti", "s", "b", "l", "h"] = "micro"
@@ -24,9 +24,6 @@ class VitRegistersConfig(TransformerConfig):
 
     num_registers: Annotated[int, Field(ge=1, le=64)] = 4
     """Register tokens; the paper settles on 4."""
-
-    layer_scale: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Initial gain of each residual branch (arXiv 2103.17239), such as 1e-5; null for none."""
 
 
 def build(config: VitRegistersConfig, context: ModelContext) -> torch.nn.Module:

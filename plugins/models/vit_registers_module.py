@@ -12,15 +12,14 @@ from torch import nn
 
 from pipeline.layers.attention import MultiHeadSelfAttention
 from pipeline.layers.class_token import ClassToken
-from pipeline.layers.encoder_block import LAYER_NORM_EPSILON, EncoderBlock
 from pipeline.layers.head import LinearHead
-from pipeline.layers.initialisation import xavier
 from pipeline.layers.learned_positions import LearnedPositionEmbedding
+from pipeline.layers.normalisation import NORMS
 from pipeline.layers.patch_dropout import PatchDropout
 from pipeline.layers.pooling import ClassTokenPooling
 from pipeline.layers.registers import RegisterTokens
-from pipeline.layers.stochastic_depth import drop_path_rates
 from pipeline.plugin_api import ModelContext, PatchTokens
+from plugins.models.encoder_blocks import encoder_blocks
 
 if TYPE_CHECKING:
     from plugins.models.vit_registers import VitRegistersConfig
@@ -31,7 +30,7 @@ class RegisterVisionTransformer(nn.Module):
 
     def __init__(self, config: VitRegistersConfig, context: ModelContext) -> None:
         super().__init__()
-        embed_dim, depth, num_heads, mlp_dim = config.dimensions()
+        embed_dim, _, num_heads, _ = config.dimensions()
         self.patch_embedding = context.patch_embedding(embed_dim)
         grid: Any = self.patch_embedding.grid
         self.class_token = ClassToken(embed_dim)
@@ -39,18 +38,13 @@ class RegisterVisionTransformer(nn.Module):
         self.registers = RegisterTokens(config.num_registers, embed_dim)
         self.dropout = nn.Dropout(config.dropout)
         self.patch_dropout = PatchDropout(config.patch_dropout, 1 + config.num_registers)
-        self.blocks = nn.ModuleList(
-            EncoderBlock(
-                MultiHeadSelfAttention(embed_dim, num_heads, config.attention_dropout),
-                mlp_dim,
-                dropout=config.dropout,
-                stochastic_depth=rate,
-                layer_scale=config.layer_scale,
-            )
-            for rate in drop_path_rates(config.stochastic_depth, depth)
+        self.blocks = encoder_blocks(
+            config,
+            lambda: MultiHeadSelfAttention(
+                embed_dim, num_heads, config.attention_dropout, qk_norm=config.qk_norm
+            ),
         )
-        self.blocks.apply(xavier)
-        self.norm = nn.LayerNorm(embed_dim, eps=LAYER_NORM_EPSILON)
+        self.norm = NORMS[config.norm](embed_dim)
         self.pooling = ClassTokenPooling()
         self.head = LinearHead(embed_dim, context.num_classes)
 

@@ -12,6 +12,7 @@ from torch import nn
 
 from pipeline.plugin_api import PatchEmbeddingContext, PatchTokens
 from plugins.patch_embeddings.cct import Layers, conv_padding, conv_stride, layer_grids
+from plugins.patch_embeddings.feature_map import tokens_of
 
 
 class CctTokenizer(nn.Module):
@@ -37,7 +38,7 @@ class CctTokenizer(nn.Module):
     def forward(self, images_BCHW: torch.Tensor) -> PatchTokens:
         """Return one token per grid position, row by row."""
         features_BDhw = self.layers(images_BCHW)
-        return PatchTokens(features_BDhw.flatten(2).transpose(1, 2), self.grid)
+        return tokens_of(features_BDhw)
 
 
 def _convolution(channels: int, width: int, kernel_size: int) -> nn.Conv2d:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from pipeline.plugin_api import PatchEmbeddingContext, PatchTokens
+from plugins.patch_embeddings.feature_map import tokens_of
 
 
 class ConvPatchEmbedding(nn.Module):
@@ -27,4 +28,4 @@ class ConvPatchEmbedding(nn.Module):
     def forward(self, images_BCHW: torch.Tensor) -> PatchTokens:
         """Return one token per patch, row by row."""
         features_BDhw = self.projection(images_BCHW)
-        return PatchTokens(features_BDhw.flatten(2).transpose(1, 2), self.grid)
+        return tokens_of(features_BDhw)

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from pipeline.plugin_api import PatchEmbeddingContext, PatchTokens
+from plugins.patch_embeddings.feature_map import tokens_of
 
 _FEWEST_CHANNELS = 8
 
@@ -43,7 +44,7 @@ class ConvStem(nn.Module):
     def forward(self, images_BCHW: torch.Tensor) -> PatchTokens:
         """Return one token per grid position, row by row."""
         features_BDhw = self.projection(self.stem(images_BCHW))
-        return PatchTokens(features_BDhw.flatten(2).transpose(1, 2), self.grid)
+        return tokens_of(features_BDhw)
 
 
 def stem_widths(patch_size: int, embed_dim: int) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ from torch.nn import functional
 from torchvision.models import resnet
 
 from pipeline.plugin_api import PatchEmbeddingContext, PatchTokens
+from plugins.patch_embeddings.feature_map import tokens_of
 from plugins.patch_embeddings.hybrid import Backbone, stage_grids
 
 NUM_GROUPS = 32
@@ -51,7 +52,7 @@ class HybridPatchEmbedding(nn.Module):
     def forward(self, images_BCHW: torch.Tensor) -> PatchTokens:
         """Return one token per grid position, row by row."""
         features_BDhw = self.projection(self.features(images_BCHW))
-        return PatchTokens(features_BDhw.flatten(2).transpose(1, 2), self.grid)
+        return tokens_of(features_BDhw)
 
 
 def _resnet_up_to(backbone: Backbone, stage: int, channels: int) -> nn.Sequential:

@@ -24,8 +24,9 @@ class LinearPatchEmbedding(nn.Module):
 
     def forward(self, images_BCHW: torch.Tensor) -> PatchTokens:
         """Return one token per patch, row by row."""
-        B, C = images_BCHW.shape[:2]
-        (rows, columns), p = self.grid, self.patch_size
+        B, C, H, W = images_BCHW.shape
+        p = self.patch_size
+        rows, columns = H // p, W // p
         patches = images_BCHW.reshape(B, C, rows, p, columns, p).permute(0, 2, 4, 1, 3, 5)
         patches_BNP = patches.reshape(B, rows * columns, C * p * p)
-        return PatchTokens(self.projection(patches_BNP), self.grid)
+        return PatchTokens(self.projection(patches_BNP), (rows, columns))

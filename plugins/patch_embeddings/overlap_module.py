@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from pipeline.plugin_api import PatchEmbeddingContext, PatchTokens
+from plugins.patch_embeddings.feature_map import tokens_of
 
 
 class OverlapPatchEmbedding(nn.Module):
@@ -32,4 +33,5 @@ class OverlapPatchEmbedding(nn.Module):
     def forward(self, images_BCHW: torch.Tensor) -> PatchTokens:
         """Return one token per grid position, row by row."""
         features_BDhw = self.projection(images_BCHW)
-        return PatchTokens(self.norm(features_BDhw.flatten(2).transpose(1, 2)), self.grid)
+        tokens = tokens_of(features_BDhw)
+        return tokens._replace(tokens_BND=self.norm(tokens.tokens_BND))

@@ -29,12 +29,13 @@ class ShiftedPatchEmbedding(nn.Module):
 
     def forward(self, images_BCHW: torch.Tensor) -> PatchTokens:
         """Return one token per patch, row by row."""
-        (rows, columns), p = self.grid, self.patch_size
+        p = self.patch_size
         stacked = with_shifted_copies(images_BCHW, p // 2)
-        B, C = stacked.shape[:2]
+        B, C, H, W = stacked.shape
+        rows, columns = H // p, W // p
         patches = stacked.reshape(B, C, rows, p, columns, p).permute(0, 2, 4, 1, 3, 5)
         patches_BNP = patches.reshape(B, rows * columns, C * p * p)
-        return PatchTokens(self.projection(self.norm(patches_BNP)), self.grid)
+        return PatchTokens(self.projection(self.norm(patches_BNP)), (rows, columns))
 
 
 def with_shifted_copies(images_BCHW: torch.Tensor, shift: int) -> torch.Tensor:

@@ -26,11 +26,15 @@ _SMALLEST_SIDE = 5
 
 
 class WhitenedConfig(PluginConfig):
-    """How often the image is halved."""
+    """How often the image is halved, and the number of filters."""
 
     num_halvings: Annotated[int, Field(ge=1, le=8)] | None = None
     """Number of max-pooling layers, each of which halves the image. By default so many that about 8
     tokens a side are left, or 14 for images from 128 pixels on."""
+
+    width_factor: Annotated[float, Field(gt=0, le=16)] = 1.0
+    """Factor of the filters before the last pooling; with 1 there are 48 and 96 for an embedding
+    dimension of 128 and two poolings."""
 
     def resolved_for(self, traits: DataTraits) -> Self:
         """Choose the number of halvings if it is open, and check that the image is large enough."""
@@ -64,7 +68,8 @@ def build(config: WhitenedConfig, context: PatchEmbeddingContext) -> torch.nn.Mo
     """Build the layer."""
     from plugins.patch_embeddings.whitened_module import WhitenedStem
 
-    return WhitenedStem(config.halvings(context.height, context.width), context)
+    halvings = config.halvings(context.height, context.width)
+    return WhitenedStem(halvings, context, config.width_factor)
 
 
 plugin = PatchEmbeddingPlugin(

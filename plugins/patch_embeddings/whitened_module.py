@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from pipeline.plugin_api import PatchEmbeddingContext, PatchTokens
+from plugins.patch_embeddings.feature_map import tokens_of
 
 _KERNEL = 2
 _EPSILON = 5e-4
@@ -27,13 +28,15 @@ class WhitenedStem(nn.Module):
     layers above begin with decorrelated inputs of the same scale.
     """
 
-    def __init__(self, num_halvings: int, context: PatchEmbeddingContext) -> None:
+    def __init__(
+        self, num_halvings: int, context: PatchEmbeddingContext, width_factor: float = 1.0
+    ) -> None:
         super().__init__()
         side = context.channels * _KERNEL**2
         self.whitening: torch.Tensor
         self.register_buffer("whitening", _opposite_pairs(torch.eye(side), context.channels))
         self.activation = nn.GELU()
-        widths = stage_widths(num_halvings, context.embed_dim)
+        widths = stage_widths(num_halvings, context.embed_dim, width_factor)
         layers: list[nn.Module] = [_convolution(2 * side, widths[0])]
         for index, (before, after) in enumerate(pairwise(widths)):
             layers.append(nn.MaxPool2d(2))
@@ -62,14 +65,18 @@ class WhitenedStem(nn.Module):
         images_BCHW = images_BCHW.contiguous(memory_format=torch.channels_last)
         whitened_BFhw = functional.conv2d(images_BCHW, self.whitening)
         features_BDhw = self.stages(self.activation(whitened_BFhw))
-        return PatchTokens(features_BDhw.flatten(2).transpose(1, 2), self.grid)
+        return tokens_of(features_BDhw)
 
 
-def stage_widths(num_halvings: int, embed_dim: int) -> tuple[int, ...]:
-    """Return the channels at each resolution: 48, 96, 128 for D = 128 and two halvings."""
+def stage_widths(num_halvings: int, embed_dim: int, factor: float = 1.0) -> tuple[int, ...]:
+    """Return the channels at each resolution: 48, 96, 128 for D = 128 and two halvings.
+
+    The factor multiplies all but the last one, which is the embedding dimension.
+    """
     widths = [embed_dim]
     for halving in range(num_halvings):
-        narrower = round(embed_dim * 0.75 / 2**halving / _FEWEST_CHANNELS) * _FEWEST_CHANNELS
+        share = 0.75 * factor / 2**halving
+        narrower = round(embed_dim * share / _FEWEST_CHANNELS) * _FEWEST_CHANNELS
         widths.append(max(_FEWEST_CHANNELS, narrower))
     return tuple(reversed(widths))
 

@@ -32,6 +32,8 @@ TIMM_NAMES = {
     "attn_pool.": "pooling.",
     ".norm1.": ".attention_norm.",
     ".norm2.": ".mlp_norm.",
+    ".attn.q_norm.": ".attention.query_norm.",
+    ".attn.k_norm.": ".attention.key_norm.",
     ".attn.qkv.": ".attention.query_key_value.",
     ".proj.": ".projection.",
     ".attn.": ".attention.",

@@ -11,6 +11,9 @@ from timm.layers import resample_abs_pos_embed
 from tests.plugins.model_parity import AnyGrid, built, built_with
 
 BUILT_FOR = (8, 8)
+EMBEDDINGS = ["linear", "conv", "conv_stem", "overlap", "cct", "shifted", "whitened"]
+OWN_GRID = {"cct", "whitened"}
+"""These choose their grid without a patch size."""
 VITS: dict[str, dict[str, Any]] = {
     "vit": {},
     "vit sine_cosine": {"positions": "sine_cosine"},
@@ -52,6 +55,21 @@ def test_equals_the_model_that_was_built_for_the_grid(name: str, grid: tuple[int
     images = torch.randn(2, 3, 4 * grid[0], 4 * grid[1])
     torch.testing.assert_close(model(images), expected(images), atol=1e-5, rtol=1e-5)
     assert float(model(images).std()) > 1e-3
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "embedding", ["linear", "conv", "conv_stem", "overlap", "cct", "shifted", "whitened"]
+)
+def test_an_embedding_takes_a_smaller_image(embedding: str) -> None:
+    """The tokens of a smaller image are those of an embedding that was built for its size."""
+    settings = {"name": embedding} | ({"patch_size": 4} if embedding not in OWN_GRID else {})
+    ours, expected = (built("vit", side, embedding=settings).patch_embedding for side in (32, 24))
+    expected.load_state_dict(ours.state_dict())
+    images = torch.randn(2, 3, 24, 24)
+    tokens_BND, grid = ours(images)
+    assert grid == expected.grid
+    torch.testing.assert_close(tokens_BND, expected(images).tokens_BND, atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", list(VITS))

@@ -51,7 +51,10 @@ OPEN_SETTINGS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
         "patch_sizes": st.none() | st.lists(st.integers(1, 8), min_size=1, max_size=3),
         "kernel_size": st.none() | st.integers(1, 16),
     },
-    "whitened": {"num_halvings": st.none() | st.integers(1, 5)},
+    "whitened": {
+        "num_halvings": st.none() | st.integers(1, 5),
+        "width_factor": st.sampled_from([0.5, 1.0, 3.0]),
+    },
     "hybrid": {
         "stage": st.none() | st.integers(1, 4),
         "backbone": st.sampled_from(["resnet18", "resnet34"]),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 import timm
 import torch
 import torchvision
+from timm.layers import RmsNorm
 from timm.models.vision_transformer import VisionTransformer as TimmVisionTransformer
 from torch import nn
 from torch.nn import functional
@@ -159,10 +161,14 @@ def _small(**settings: Any) -> Any:
         ({"pooling": "attention"}, {"class_token": False, "global_pool": "map"}),
         ({"layer_scale": 1e-5}, {"init_values": 1e-5}),
         ({"positions": "none"}, {"pos_embed": "none"}),
+        (
+            {"norm": "rms_norm", "qk_norm": True},
+            {"norm_layer": partial(RmsNorm, eps=1e-6), "qk_norm": True},
+        ),
     ],
 )
 def test_every_choice_equals_timm(own: dict[str, Any], settings: dict[str, Any]) -> None:
-    """Pooling, layer scale and no positions are what timm's ViT does with the same choice."""
+    """Pooling, layer scale, norms, no positions: what timm's ViT does with the same choice."""
     ours, theirs = _small(**own), _timm_small(**settings)
     load(ours, timm_names(values_of(theirs)))
     assert_same_function(ours, theirs, timm_names, random_images(3, 32))

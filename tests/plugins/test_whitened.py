@@ -63,6 +63,7 @@ def test_the_widths_grow_to_the_embedding() -> None:
     assert stage_widths(2, 128) == (48, 96, 128)
     assert stage_widths(4, 128) == (16, 24, 48, 96, 128)
     assert stage_widths(5, 16)[0] == 8
+    assert stage_widths(2, 128, factor=2.0) == (96, 192, 128)
 
 
 def test_a_convolution_begins_by_passing_channels_on() -> None:

@@ -17,6 +17,8 @@ def test_the_plugin_api_exports_exactly_these_names() -> None:
         "API_VERSION",
         "AugmentationContext",
         "AugmentationPlugin",
+        "BatchRandom",
+        "BatchTransform",
         "ConfigError",
         "DataError",
         "DataSource",

@@ -1,17 +1,23 @@
 """Conformance checks of an augmentation: it changes training images and keeps shape and dtype.
 
-Shapes: H height, W width, C channels.
+Shapes: B batch, H height, W width, C channels.
 """
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import numpy as np
+import torch
 
-from pipeline.data.augmentation import Pixels, SeededTransform
-from pipeline.plugin_api import AugmentationContext, AugmentationPlugin, DataTraits, PluginConfig
+from pipeline.data.augmentation import BuiltAugmentation, Pixels
+from pipeline.plugin_api import (
+    AugmentationContext,
+    AugmentationPlugin,
+    ConfigError,
+    DataTraits,
+    PluginConfig,
+)
 from pipeline.plugin_system.contract.checks import Rule, require
 
 _CONTEXTS = (
@@ -19,7 +25,7 @@ _CONTEXTS = (
     AugmentationContext(channels=1, height=28, width=28),
     AugmentationContext(channels=3, height=24, width=40),
 )
-_KEYS = range(12)
+_ROWS = list(range(12))
 
 
 class AugmentationChecks:
@@ -29,71 +35,109 @@ class AugmentationChecks:
         self.plugin, self.settings = plugin, settings
 
     def rules(self) -> list[Rule]:
-        """Return the checks in the order in which they run."""
+        """Return the checks in the order in which they run.
+
+        There are none for a plugin whose default settings are not enough, such as one that needs a
+        file.
+        """
+        if self._refusal() is not None and self.settings == self.plugin.config_class():
+            return []
         return [
             ("keeps_shape_and_type", self.keeps_shape_and_type),
             ("same_seed_same_image", self.same_seed_same_image),
+            ("independent_of_the_batch", self.independent_of_the_batch),
             ("changes_something", self.changes_something),
             ("leaves_the_image_alone", self.leaves_the_image_alone),
         ]
 
     def refuse_settings(self) -> None:
-        """Accept all settings."""
+        """Raise the plugin's own error if the settings fit no image."""
+        refusal = self._refusal()
+        if refusal is not None:
+            raise refusal
 
     def keeps_shape_and_type(self) -> None:
         """Colour, greyscale and non-square images stay uint8 of the same shape."""
         for context in _CONTEXTS:
-            transform, image = self._transform(context), _image(context)
-            for key in _KEYS:
-                transform(image, [key])
+            self._augmented(self._built(context), _images(context))
 
     def same_seed_same_image(self) -> None:
-        """The same seed gives the same image, in this object and in a new one."""
+        """The same seed gives the same images, in this object and in a new one."""
         for context in _CONTEXTS:
-            transform, again, image = (
-                self._transform(context),
-                self._transform(context),
-                _image(context),
-            )
-            first = [transform(image, [key]) for key in _KEYS]
-            for other in (transform, again):
-                second = [other(image, [key]) for key in reversed(_KEYS)][::-1]
+            built, images = self._built(context), _images(context)
+            first = self._augmented(built, images)
+            for other in (built, self._built(context)):
                 require(
-                    all(np.array_equal(a, b) for a, b in zip(first, second, strict=True)),
+                    np.array_equal(first, self._augmented(other, images)),
                     "The same seed gives different images. Draw from the transform's own "
                     "generators, and keep no state between images.",
                 )
 
+    def independent_of_the_batch(self) -> None:
+        """An image looks the same alone and in a batch, wherever it is in the batch."""
+        for context in _CONTEXTS:
+            built, images = self._built(context), _images(context)
+            together = self._augmented(built, images)
+            alone = [built(image, 0, row) for row, image in zip(_ROWS, images, strict=True)]
+            backwards = self._augmented(built, images[::-1].copy(), _ROWS[::-1])[::-1]
+            require(
+                np.array_equal(together, np.stack(alone)) and np.array_equal(together, backwards),
+                "An image looks different in another batch. Draw one number for each image, and "
+                "treat every image by itself.",
+            )
+
     def changes_something(self) -> None:
         """Different seeds give different images, for at least one shape."""
-        versions = [
-            {self._transform(context)(_image(context), [key]).tobytes() for key in _KEYS}
-            for context in _CONTEXTS
-        ]
+        versions = []
+        for context in _CONTEXTS:
+            same = np.repeat(_images(context)[:1], len(_ROWS), axis=0)
+            augmented = self._augmented(self._built(context), same)
+            versions.append(len({image.tobytes() for image in augmented}))
         require(
-            max(len(found) for found in versions) > 1,
-            f"{len(_KEYS)} seeds give the same image. Change the image, or add this check to "
+            max(versions) > 1,
+            f"{len(_ROWS)} seeds give the same image. Change the image, or add this check to "
             "expected_failed_checks.",
         )
 
     def leaves_the_image_alone(self) -> None:
-        """The input image is not modified."""
+        """The input images are not modified."""
         for context in _CONTEXTS:
-            transform, image = self._transform(context), _image(context)
-            before = image.copy()
-            for key in _KEYS:
-                transform(image, [key])
-            require(np.array_equal(image, before), "It modifies its input. Work on a copy.")
+            images = _images(context)
+            self._augmented(self._built(context), images)
+            require(
+                np.array_equal(images, _images(context)), "It modifies its input. Work on a copy."
+            )
 
-    def _transform(self, context: AugmentationContext) -> SeededTransform:
-        os.environ["NO_ALBUMENTATIONS_UPDATE"] = "1"  # its import would contact a registry
-        traits = DataTraits(
-            context.channels, context.height, context.width, num_classes=2, mirror_symmetric=True
-        )
-        built = self.plugin.build(self.settings.resolved_for(traits), context)
-        return SeededTransform(built, context, "checked here")
+    def _augmented(
+        self, built: BuiltAugmentation, images_BHWC: Pixels, rows: list[int] = _ROWS
+    ) -> Pixels:
+        images = torch.from_numpy(built.by_image(images_BHWC, 0, rows))
+        augmented: Pixels = built.by_batch(images, 0, torch.tensor(rows)).numpy()
+        return augmented
+
+    def _built(self, context: AugmentationContext) -> BuiltAugmentation:
+        resolved = self.settings.resolved_for(_traits(context))
+        return BuiltAugmentation(self.plugin, resolved, context, "checked here", seed=0)
+
+    def _refusal(self) -> ConfigError | None:
+        """Return the error if the settings fit none of the images."""
+        refusal = None
+        for context in _CONTEXTS:
+            try:
+                self.settings.resolved_for(_traits(context))
+            except ConfigError as error:
+                refusal = error
+            else:
+                return None
+        return refusal
 
 
-def _image(context: AugmentationContext) -> Pixels:
-    shape = (context.height, context.width, context.channels)
+def _traits(context: AugmentationContext) -> DataTraits:
+    return DataTraits(
+        context.channels, context.height, context.width, num_classes=2, mirror_symmetric=True
+    )
+
+
+def _images(context: AugmentationContext) -> Pixels:
+    shape = (len(_ROWS), context.height, context.width, context.channels)
     return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)

@@ -118,10 +118,11 @@ class SettingsChecks:
 
 def foreign_imports(plugin: Plugin) -> Iterator[tuple[Path, int, str]]:
     """Yield file, line and module of each import of a private Patchline module by a plugin."""
-    build_module = _module_of(plugin.build)
-    pending = {getattr(plugin.config_class, "__module__", ""), build_module}
+    builds = (plugin.build, getattr(plugin, "build_batch", None))
+    build_modules = {_module_of(build) for build in builds if build is not None}
+    pending = {getattr(plugin.config_class, "__module__", ""), *build_modules}
     home = {name.partition(".")[0] for name in pending} - {"pipeline", "flows"}
-    if not build_module.startswith("plugins."):
+    if not any(module.startswith("plugins.") for module in build_modules):
         home -= {"plugins"}
     seen: set[str] = set()
     while pending:

@@ -38,9 +38,10 @@ def _tokens(batch: int = 2) -> torch.Tensor:
     return torch.randn(batch, 5, D, generator=torch.Generator().manual_seed(1))
 
 
-def _normalised(norm: nn.LayerNorm, tokens_BND: torch.Tensor) -> torch.Tensor:
+def _normalised(norm: nn.Module, tokens_BND: torch.Tensor) -> torch.Tensor:
     mean = tokens_BND.mean(dim=2, keepdim=True)
     variance = ((tokens_BND - mean) ** 2).mean(dim=2, keepdim=True)
+    assert isinstance(norm, nn.LayerNorm)
     return (tokens_BND - mean) / torch.sqrt(variance + 1e-6) * norm.weight + norm.bias
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from pipeline.layers.attention import MultiHeadSelfAttention
 from pipeline.layers.encoder_block import EncoderBlock
-from pipeline.layers.initialisation import truncated_normal, xavier
+from pipeline.layers.initialisation import truncated_normal, xavier, zero_residuals
 from pipeline.layers.locality_attention import LocalitySelfAttention
 from pipeline.layers.pooling import AttentionPooling
 from pipeline.layers.rotary_attention import RotarySelfAttention
@@ -46,6 +46,22 @@ def test_xavier_counts_the_fused_projection_as_three(
         _assert_xavier(weight_DD)
     for linear in (block.attention.projection, block.mlp.expand, block.mlp.contract):
         _assert_xavier(linear.weight)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("attention", [MultiHeadSelfAttention, RotarySelfAttention])
+def test_zero_residuals_make_a_block_the_identity(
+    attention: type[MultiHeadSelfAttention],
+) -> None:
+    """Only the last layer of each branch is zero, and the block returns its input."""
+    block = _biased(attention(D, H))
+    block.apply(xavier)
+    before = {name: parameter.clone() for name, parameter in block.named_parameters()}
+    block.apply(zero_residuals)
+    tokens_BND = torch.randn(2, 5, D)
+    assert torch.equal(block(tokens_BND), tokens_BND)
+    changed = {name for name, p in block.named_parameters() if not torch.equal(p, before[name])}
+    assert changed == {"attention.projection.weight", "mlp.contract.weight"}
 
 
 @torch.no_grad()

@@ -22,7 +22,10 @@ from tests.patience import patient
 from tests.pipeline.training.conftest import MakeJob
 
 Weights = dict[str, torch.Tensor]
-RANDOM_MODEL = {"dropout": 0.2, "attention_dropout": 0.1, "stochastic_depth": 0.3}
+RANDOM: dict[str, Any] = {
+    "model": {"dropout": 0.2, "attention_dropout": 0.1, "stochastic_depth": 0.3},
+    "training": {"initial_image_scale": 0.5},
+}
 
 
 def _trained(job: TrainingJob, events: EventWriter | None = None) -> TrainResult:
@@ -75,7 +78,7 @@ def reference(
     make_job: MakeJob, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[TrainingJob, TrainResult]:
     """Return one finished training with everything random in it; tests must not change it."""
-    job = make_job(tmp_path_factory.mktemp("reference"), model=RANDOM_MODEL)
+    job = make_job(tmp_path_factory.mktemp("reference"), **RANDOM)
     return job, _trained(job)
 
 
@@ -83,7 +86,7 @@ def test_the_same_job_gives_the_same_weights(
     reference: tuple[TrainingJob, TrainResult], make_job: MakeJob, tmp_path: Path
 ) -> None:
     """Twice the same job leads to the same weights, averages and figures to the last bit."""
-    again = make_job(tmp_path, model=RANDOM_MODEL)
+    again = make_job(tmp_path, **RANDOM)
     result = _trained(again)
     assert _figures(result) == _figures(reference[1])
     assert _same(_weights(again), _weights(reference[0]))
@@ -93,7 +96,7 @@ def test_another_seed_gives_other_weights(
     reference: tuple[TrainingJob, TrainResult], make_job: MakeJob, tmp_path: Path
 ) -> None:
     """The seed decides the weights."""
-    other = make_job(tmp_path, model=RANDOM_MODEL, seed=1)
+    other = make_job(tmp_path, **RANDOM, seed=1)
     _trained(other)
     theirs, ours = _weights(reference[0]), _weights(other)
     assert not torch.equal(ours["model.head.weight"], theirs["model.head.weight"])
@@ -111,7 +114,7 @@ def test_a_resumed_training_ends_where_an_uninterrupted_one_does(
     """Stopped in the middle of an epoch or around its end, it resumes to the same bits."""
     monkeypatch.setattr(checkpoint, "_PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(checkpoint, "_SHARE", math.inf)  # one after each step; epochs have 4
-    job = make_job(tmp_path, model=RANDOM_MODEL)
+    job = make_job(tmp_path, **RANDOM)
     with pytest.raises(_Stop):
         _trained(job, _StoppingWriter(tmp_path / "events.jsonl", stop_after))
     result = _trained(job)
@@ -135,7 +138,7 @@ def test_a_damaged_checkpoint_is_left_out(
     """One changed byte: it resumes from the previous checkpoint, or starts from scratch."""
     monkeypatch.setattr(checkpoint, "_PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(checkpoint, "_SHARE", math.inf)
-    job = make_job(tmp_path, model=RANDOM_MODEL)
+    job = make_job(tmp_path, **RANDOM)
     with pytest.raises(_Stop):
         _trained(job, _StoppingWriter(tmp_path / "events.jsonl", 7))
     files = {
@@ -188,7 +191,7 @@ def test_the_number_of_workers_changes_nothing(
     reference: tuple[TrainingJob, TrainResult], make_job: MakeJob, tmp_path: Path
 ) -> None:
     """Images that other processes augment give the same weights."""
-    job = make_job(tmp_path, model=RANDOM_MODEL, data={"workers": 2})
+    job = make_job(tmp_path, **RANDOM, data={"workers": 2})
     _trained(job)
     assert _same(_weights(job), _weights(reference[0]))
 
@@ -252,7 +255,7 @@ def test_a_newer_best_does_not_take_the_place_of_the_checkpoints(
 ) -> None:
     """If the newer best is not reached again after a stop, the result holds the older one."""
     monkeypatch.setattr(checkpoint, "_PAUSE_SECONDS", 0.0)
-    job = make_job(tmp_path, model=RANDOM_MODEL)
+    job = make_job(tmp_path, **RANDOM)
     events = _StoppingWriter(tmp_path / "events.jsonl", last_step=1 + _steps_per_epoch(job))
     with pytest.raises(_Stop):
         _trained(job, events)
@@ -291,7 +294,7 @@ def test_a_training_killed_after_its_last_step_gives_the_same_result(
     reference: tuple[TrainingJob, TrainResult], make_job: MakeJob, tmp_path: Path
 ) -> None:
     """What is finished, but not yet reported, is found again with the same weights."""
-    job = make_job(tmp_path, model=RANDOM_MODEL)
+    job = make_job(tmp_path, **RANDOM)
     first = _trained(job)
     again = _trained(job)  # as if the process had died before it wrote its result
     assert again.best_step == first.best_step

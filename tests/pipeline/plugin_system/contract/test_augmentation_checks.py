@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from pipeline.plugin_api import AugmentationPlugin, PluginConfig
+from pipeline.plugin_api import AugmentationPlugin, BatchRandom, PluginConfig
 from tests.pipeline.plugin_system.contract.faults import (
     OF_SETTINGS,
     Fault,
@@ -20,6 +21,7 @@ from tests.pipeline.plugin_system.contract.faults import (
 
 Pixels = np.ndarray[Any, Any]
 Change = Callable[[Pixels, np.random.Generator], Pixels]
+BatchChange = Callable[[torch.Tensor, BatchRandom], torch.Tensor]
 
 
 class NoSettings(PluginConfig):
@@ -104,9 +106,38 @@ class Unseeded:
         return {"image": image}
 
 
+def _batched(change: BatchChange) -> AugmentationPlugin[Any]:
+    return AugmentationPlugin(
+        summary="For the tests",
+        paper="",
+        config_class=NoSettings,
+        build_batch=lambda *_: change,
+    )
+
+
+def _brighter_batch(images_BHWC: torch.Tensor, random: BatchRandom) -> torch.Tensor:
+    """Return the images with a random value added to each; the change without fault."""
+    return images_BHWC + random.integers(1, 100, 1, 1, 1).to(torch.uint8)
+
+
+def _mixed_batch(images_BHWC: torch.Tensor, random: BatchRandom) -> torch.Tensor:
+    return _brighter_batch(images_BHWC, random) ^ images_BHWC.roll(1, 0)
+
+
+def _batch_in_place(images_BHWC: torch.Tensor, random: BatchRandom) -> torch.Tensor:
+    return images_BHWC.add_(random.integers(1, 100, 1, 1, 1).to(torch.uint8))
+
+
+def _own_batch_draws() -> BatchChange:
+    own = torch.Generator()
+    return lambda images, _: images + torch.randint(1, 100, (), generator=own).to(torch.uint8)
+
+
 SOUND = _plugin()
+SOUND_BATCHED = _batched(_brighter_batch)
 _SHAPE = "keeps_shape_and_type"
 _SEED = "same_seed_same_image"
+_BATCH = "independent_of_the_batch"
 _CHANGES = "changes_something"
 _ALONE = "leaves_the_image_alone"
 _ALL = dict.fromkeys(set(names_of(SOUND)) - OF_SETTINGS, "")
@@ -130,17 +161,42 @@ FAULTS = [
     Fault(
         "state between images",
         _plugin(build=lambda *_: _composed(_counting())),
-        {_SEED: "keep no state between images.", _CHANGES: ""},
+        {_SEED: "keep no state between images.", _BATCH: ""},
     ),
     Fault(
         "a generator of its own",
         _plugin(build=lambda *_: _composed(_own_draws())),
-        {_SEED: "Draw from the transform's own generators", _CHANGES: ""},
+        {_SEED: "Draw from the transform's own generators", _BATCH: ""},
     ),
     Fault(
         "Python's generator",
         _plugin(_global_random),
-        {_SEED: "The same seed gives different images."},
+        {_SEED: "The same seed gives different images.", _BATCH: ""},
+    ),
+    Fault(
+        "another type of batch",
+        _batched(lambda images, _: images.float()),
+        {**_ALL, _SHAPE: "returned a torch.float32 batch of shape (12, 32, 32, 3) on cpu"},
+    ),
+    Fault(
+        "not a function",
+        _batched(None),  # type: ignore[arg-type]  # the fault
+        {**_ALL, _SHAPE: "returned a NoneType, not a function. Repair it."},
+    ),
+    Fault(
+        "images of the batch mixed",
+        _batched(_mixed_batch),
+        {_BATCH: "An image looks different in another batch. Draw one number for each image"},
+    ),
+    Fault(
+        "a batch's generator of its own",
+        _batched(_own_batch_draws()),
+        {_SEED: "The same seed gives different images.", _BATCH: "", _CHANGES: ""},
+    ),
+    Fault(
+        "a batch in place",
+        _batched(_batch_in_place),
+        {_ALONE: "It modifies its input. Work on a copy.", _SEED: "", _BATCH: ""},
     ),
     Fault(
         "nothing",
@@ -161,9 +217,10 @@ def test_a_fault_is_found_in_its_own_words(fault: Fault) -> None:
     assert_found(fault, names_of(SOUND))
 
 
-def test_a_sound_augmentation_passes() -> None:
-    """The augmentation that the faulty ones derive from keeps the contract."""
-    assert failures(SOUND, names_of(SOUND)) == {}
+@pytest.mark.parametrize("sound", [SOUND, SOUND_BATCHED], ids=["single images", "batches"])
+def test_a_sound_augmentation_passes(sound: AugmentationPlugin[Any]) -> None:
+    """The augmentations that the faulty ones derive from keep the contract."""
+    assert failures(sound, names_of(sound)) == {}
 
 
 def test_every_check_is_broken_by_a_fault() -> None:

@@ -1,0 +1,103 @@
+"""Transforms of whole batches: mirroring, cropping and erasing.
+
+Shapes: B batch, H height, W width, C channels.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from pipeline.plugin_api import BatchRandom
+
+_ATTEMPTS = 10
+_RATIO_STEPS = 64
+
+
+def flip_and_crop(
+    images_BHWC: torch.Tensor, random: BatchRandom, *, flip: bool, pad: float
+) -> torch.Tensor:
+    """Pad by reflection, crop a random window of the original size, and mirror half of the images.
+
+    Args:
+        images_BHWC: uint8.
+        random: decides about the window and the mirroring.
+        flip: whether to mirror.
+        pad: width of the border, as a fraction of the side; rounded to pixels.
+    """
+    _, height, width, _ = images_BHWC.shape
+    rows_BH = _window(random, height, pad)
+    columns_BW = _window(random, width, pad)
+    if flip:
+        mirrored_B1 = random.integers(0, 2, 1).bool()
+        columns_BW = torch.where(mirrored_B1, columns_BW.flip(1), columns_BW)
+    return _gathered(images_BHWC, rows_BH, columns_BW)
+
+
+def _window(random: BatchRandom, side: int, pad: float) -> torch.Tensor:
+    """Return the source index of each row or column (B, side) after padding and cropping."""
+    border = min(round(pad * side), side - 1)
+    start_B1 = random.integers(-border, border + 1, 1)
+    position_BS = (start_B1 + torch.arange(side, device=start_B1.device)).abs()
+    return (side - 1) - ((side - 1) - position_BS).abs()  # the border pixel is not repeated
+
+
+def _gathered(
+    images_BHWC: torch.Tensor, rows_BH: torch.Tensor, columns_BW: torch.Tensor
+) -> torch.Tensor:
+    """Return the given rows and columns of each image; twenty times faster than plain indexing."""
+    batch, height, width, channels = images_BHWC.shape
+    device = images_BHWC.device
+    first_row_B1 = torch.arange(batch, device=device)[:, None] * height
+    lines = images_BHWC.reshape(batch * height, width * channels)
+    lines = lines.index_select(0, (first_row_B1 + rows_BH).view(-1))
+    values = columns_BW[:, :, None] * channels + torch.arange(channels, device=device)
+    values = values.view(batch, 1, width * channels).expand(-1, height, -1)
+    return lines.view(batch, height, -1).gather(2, values).view(images_BHWC.shape)
+
+
+def erase(
+    images_BHWC: torch.Tensor,
+    random: BatchRandom,
+    *,
+    probability: float,
+    area: tuple[float, float] = (0.02, 0.33),
+    ratio: tuple[float, float] = (0.3, 3.3),
+) -> torch.Tensor:
+    """Replace a random rectangle by noise (random erasing, arXiv 1708.04896, algorithm 1).
+
+    Args:
+        images_BHWC: uint8.
+        random: decides about the rectangle and the noise.
+        probability: of erasing a part of an image.
+        area: smallest and largest area, as fractions of the image.
+        ratio: smallest and largest ratio of height to width, at least.
+    """
+    _, height, width, channels = images_BHWC.shape
+    chosen_B = random.uniform() < probability
+    areas_BA = random.uniform(_ATTEMPTS, low=area[0], high=area[1]) * (height * width)
+    # A table instead of an exponential, which differs between devices in the last bit.
+    low, high = (math.log(bound) for bound in ratio)
+    steps = [math.exp(low + (high - low) * i / (_RATIO_STEPS - 1)) for i in range(_RATIO_STEPS)]
+    table = torch.tensor(steps, device=images_BHWC.device)
+    ratios_BA = table[random.integers(0, _RATIO_STEPS, _ATTEMPTS)]
+    heights_BA = (areas_BA * ratios_BA).sqrt().round().long()
+    widths_BA = (areas_BA / ratios_BA).sqrt().round().long()
+    fits_BA = (heights_BA < height) & (widths_BA < width)
+    first_B1 = fits_BA.int().argmax(1, keepdim=True)
+    rows_BH = _inside(random, heights_BA.gather(1, first_B1), height)
+    rows_BH &= (chosen_B & fits_BA.any(1))[:, None]
+    columns_BW = _inside(random, widths_BA.gather(1, first_B1), width)
+    values_BV = columns_BW.repeat_interleave(channels, 1)  # V = W * C
+    erased_BHV = rows_BH[:, :, None] & values_BV[:, None, :]
+    noise_BHV = random.pixels(height, width * channels)
+    lines_BHV = images_BHWC.reshape(noise_BHV.shape)
+    return torch.where(erased_BHV, noise_BHV, lines_BHV).view(images_BHWC.shape)
+
+
+def _inside(random: BatchRandom, length_B1: torch.Tensor, side: int) -> torch.Tensor:
+    """Return which positions (B, side) a randomly placed segment covers."""
+    start_B1 = (random.uniform(1) * (side - length_B1 + 1)).long()
+    position_S = torch.arange(side, device=start_B1.device)
+    return (position_S >= start_B1) & (position_S < start_B1 + length_B1)

@@ -1,0 +1,53 @@
+"""The settings that `standard`, `randaugment`, `trivialaugment` and `strong` have in common."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Self
+
+from pydantic import Field
+
+from pipeline.plugin_api import (
+    AugmentationContext,
+    BatchRandom,
+    BatchTransform,
+    DataTraits,
+    PluginConfig,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+
+class CropAndFlipConfig(PluginConfig):
+    """Size of the border, mirroring and erasing."""
+
+    horizontal_flip: bool | None = None
+    """Mirror half of the images; by default only if the data is mirror-symmetric."""
+
+    pad: Annotated[float, Field(ge=0, le=0.5)] = 0.125
+    """Border added by reflection before a random crop of the original size, as a fraction of the
+    side: 4 pixels at 32."""
+
+    erase: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Probability of replacing a random rectangle by noise (random erasing, arXiv 1708.04896)."""
+
+    def resolved_for(self, traits: DataTraits) -> Self:
+        """Mirror only if a mirrored image still shows its class."""
+        if self.horizontal_flip is not None:
+            return self
+        return self.model_copy(update={"horizontal_flip": traits.mirror_symmetric})
+
+
+def build_batch(config: CropAndFlipConfig, _context: AugmentationContext) -> BatchTransform:
+    """Build the transform of whole batches."""
+    from plugins.augmentations.batch_module import erase, flip_and_crop
+
+    flip = bool(config.horizontal_flip)
+
+    def transform(images_BHWC: torch.Tensor, random: BatchRandom) -> torch.Tensor:
+        images_BHWC = flip_and_crop(images_BHWC, random, flip=flip, pad=config.pad)
+        if config.erase:
+            images_BHWC = erase(images_BHWC, random, probability=config.erase)
+        return images_BHWC
+
+    return transform

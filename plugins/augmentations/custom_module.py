@@ -1,0 +1,121 @@
+"""Read an albumentations pipeline from a file, without running code that the file names.
+
+Only transforms that ship with albumentations and that it can serialise are built.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import albumentations
+import yaml
+from albumentations.core.composition import BaseCompose
+from albumentations.core.serialization import SERIALIZABLE_REGISTRY, shorten_class_name
+
+from pipeline.plugin_api import ConfigError
+
+_MOST_BYTES = 1_000_000
+_MOST_TRANSFORMS = 1_000
+_CLASS = "__class_fullname__"
+
+
+def read_pipeline(file: Path, expected: str | None) -> tuple[Any, str]:
+    """Return the `albumentations.Compose` in a file, and the file's SHA-256 digest.
+
+    Args:
+        file: YAML or JSON, as `albumentations.save` writes it.
+        expected: the digest that the file must have; None accepts any.
+
+    Raises:
+        ConfigError: if the file cannot be read, has changed, or is not a pipeline.
+    """
+    content = _content(file)
+    digest = hashlib.sha256(content).hexdigest()
+    if expected not in (None, digest):
+        raise ConfigError(
+            f"{file} has changed: its digest is {digest}, but augmentation.sha256 is {expected}. "
+            "Restore the file, or omit augmentation.sha256."
+        )
+    return _built(file, _parsed(file, content)), digest
+
+
+def _content(file: Path) -> bytes:
+    try:
+        with file.open("rb") as opened:
+            content = opened.read(_MOST_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(
+            f"The pipeline {file} cannot be read: {error.strerror}. Correct augmentation.file."
+        ) from error
+    if len(content) > _MOST_BYTES:
+        raise ConfigError(f"The pipeline {file} is larger than 1 MB. Choose another file.")
+    return content
+
+
+def _parsed(file: Path, content: bytes) -> dict[str, Any]:
+    try:
+        text = content.decode("utf-8")
+        parsed = json.loads(text) if file.suffix.lower() == ".json" else yaml.safe_load(text)
+    except (ValueError, yaml.YAMLError, RecursionError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(
+            f"{file} is not valid YAML or JSON: {reason}. Write it with albumentations.save."
+        ) from error
+    transform = parsed.get("transform") if isinstance(parsed, dict) else None
+    if not isinstance(transform, dict):
+        raise ConfigError(
+            f"{file} has no albumentations pipeline under the key transform. Write it with "
+            "albumentations.save."
+        )
+    return transform
+
+
+def _built(file: Path, transform: dict[str, Any]) -> Any:
+    for number, one in enumerate(_transforms(transform)):
+        _check_class(file, one)
+        if number == _MOST_TRANSFORMS:
+            raise ConfigError(f"{file} has more than 1,000 transforms. Use fewer.")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)  # for an argument that does not exist
+            warnings.filterwarnings("ignore", ".*has no 'p' parameter.*")
+            built = albumentations.from_dict({"transform": transform})
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(
+            f"albumentations {albumentations.__version__} cannot build the pipeline in {file}: "
+            f"{reason}. Correct the file."
+        ) from error
+    if type(built) is albumentations.Compose:
+        return built
+    if isinstance(built, BaseCompose | albumentations.BasicTransform):
+        return albumentations.Compose([built])
+    raise ConfigError(f"{file} holds a {type(built).__name__}, not a transform. Correct the file.")
+
+
+def _transforms(transform: Any) -> Iterator[dict[str, Any]]:
+    """Yield a serialised transform and everything nested in it."""
+    if isinstance(transform, dict):
+        if _CLASS in transform or "transforms" in transform:
+            yield transform
+        for value in transform.values():
+            yield from _transforms(value)
+    elif isinstance(transform, list):
+        for value in transform:
+            yield from _transforms(value)
+
+
+def _check_class(file: Path, transform: dict[str, Any]) -> None:
+    name = transform.get(_CLASS)
+    found = SERIALIZABLE_REGISTRY.get(shorten_class_name(name)) if isinstance(name, str) else None
+    if found is None or not found.__module__.startswith("albumentations."):
+        raise ConfigError(
+            f"{file} names the transform {name}, which albumentations "
+            f"{albumentations.__version__} does not have or cannot load from a file. Use another "
+            "transform, or write a plugin file and pass --plugin FILE.py."
+        )

@@ -1,0 +1,39 @@
+"""RandAugment: a few random operations of one magnitude, then padding, crops and mirroring."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from pipeline.plugin_api import AugmentationContext, AugmentationPlugin
+from plugins.augmentations.crop_and_flip import CropAndFlipConfig, build_batch
+
+
+class RandAugmentConfig(CropAndFlipConfig):
+    """Number and strength of the operations."""
+
+    num_ops: Annotated[int, Field(ge=1, le=14)] = 2
+    """Operations applied to each image."""
+
+    magnitude: Annotated[int, Field(ge=0, le=30)] = 9
+    """Strength of every operation, from 0 to 30."""
+
+
+def build(config: RandAugmentConfig, context: AugmentationContext) -> Any:
+    """Build the transform of single images."""
+    import albumentations
+
+    from plugins.augmentations.policy_module import RandomOperations, randaugment_ranges
+
+    ranges = randaugment_ranges(context.height, context.width)
+    return albumentations.Compose([RandomOperations(ranges, config.num_ops, config.magnitude)])
+
+
+plugin = AugmentationPlugin(
+    summary="A few random operations of fixed strength on each image, then random crops and flips",
+    paper="arXiv 1909.13719",
+    config_class=RandAugmentConfig,
+    build=build,
+    build_batch=build_batch,
+)

@@ -1,0 +1,31 @@
+"""TrivialAugment: one random operation of random strength, then padding, crops and mirroring."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pipeline.plugin_api import AugmentationContext, AugmentationPlugin
+from plugins.augmentations.crop_and_flip import CropAndFlipConfig, build_batch
+
+
+class TrivialAugmentConfig(CropAndFlipConfig):
+    """Nothing to tune but the crops, mirroring and erasing."""
+
+
+def build(_config: TrivialAugmentConfig, context: AugmentationContext) -> Any:
+    """Build the transform of single images."""
+    import albumentations
+
+    from plugins.augmentations.policy_module import RandomOperations, trivialaugment_ranges
+
+    ranges = trivialaugment_ranges(context.height, context.width)
+    return albumentations.Compose([RandomOperations(ranges, num_ops=1, magnitude=None)])
+
+
+plugin = AugmentationPlugin(
+    summary="One random operation of random strength on each image, then random crops and flips",
+    paper="arXiv 2103.10158",
+    config_class=TrivialAugmentConfig,
+    build=build,
+    build_batch=build_batch,
+)

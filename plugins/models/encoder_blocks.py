@@ -1,0 +1,43 @@
+"""The encoder of a ViT: L blocks built from the settings (arXiv 2010.11929, section 3.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from pipeline.layers.encoder_block import EncoderBlock
+from pipeline.layers.initialisation import xavier, zero_residuals
+from pipeline.layers.stochastic_depth import drop_path_rates
+
+if TYPE_CHECKING:
+    from pipeline.layers.attention import MultiHeadSelfAttention
+    from plugins.models.transformer_settings import BlockConfig
+
+
+def encoder_blocks(
+    config: BlockConfig, attention: Callable[[], MultiHeadSelfAttention]
+) -> nn.ModuleList:
+    """Return the encoder blocks, initialised.
+
+    Args:
+        config: dimensions, regularisation and parts of each block.
+        attention: builds the attention layer of a block.
+    """
+    size = config.dimensions()
+    blocks = nn.ModuleList(
+        EncoderBlock(
+            attention(),
+            size.mlp_dim,
+            dropout=config.dropout,
+            stochastic_depth=rate,
+            layer_scale=config.layer_scale,
+            norm=config.norm,
+        )
+        for rate in drop_path_rates(config.stochastic_depth, size.depth)
+    )
+    blocks.apply(xavier)
+    if config.residual_init == "zero":
+        blocks.apply(zero_residuals)
+    return blocks
