@@ -83,11 +83,12 @@ def _steps(
     shape = (batch, image.height, image.width, image.channels)
     originals = generator.integers(0, 256, shape, dtype=np.uint8)
     labels_B = torch.from_numpy(generator.integers(0, job.num_classes, batch)).to(device)
+    rows_B = torch.arange(batch, device=device)
     epoch = 0
     while True:
         began = time.monotonic()
-        augmented = np.stack([augment(each, epoch, row) for row, each in enumerate(originals)])
-        images_BHWC = torch.from_numpy(augmented).to(device)
+        single = torch.from_numpy(augment.by_image(originals, epoch, range(batch))).to(device)
+        images_BHWC = augment.by_batch(single, epoch, rows_B)
         with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
             logits_BK = model(normalised(images_BHWC, image))
         loss = training_loss(logits_BK, labels_B, config.training)

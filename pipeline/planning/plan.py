@@ -46,8 +46,10 @@ def plan(facts: PlanFacts, user_settings: Mapping[str, Any]) -> Plan:
     batch = asked.get("training.batch_size") or recipes.batch_size(
         facts, chosen.tier, chosen.side, length
     )
-    decay, stochastic_depth = recipes.regularisation(chosen.tier, batch, length)
+    decay, stochastic_depth = recipes.regularisation(asked, chosen.tier, batch, length)
     training: Settings = {"batch_size": batch, "ema_decay": decay}
+    if asked.leaves_model and asked.leaves_embedding:
+        training |= recipes.smaller_images_first(chosen.side, length)
     if not _length_is_set(asked):
         training["epochs"] = max(1, round(length.epochs))
     settings: Settings = {
@@ -55,11 +57,13 @@ def plan(facts: PlanFacts, user_settings: Mapping[str, Any]) -> Plan:
         "optimizer": recipes.optimizer(asked, chosen.tier, batch, length),
         "training": training,
     }
+    if recipes.is_mixed(facts, chosen.side, length):
+        training |= {"mixup": 0.2, "cutmix": 1.0}
     if "model" in settings and stochastic_depth and asked.leaves_model:
         settings["model"] = {**settings["model"], "stochastic_depth": stochastic_depth}
     augmentation, why = recipes.augmentation(facts, chosen.side, length)
     if asked.leaves_augmentation:
-        settings["augmentation"] = {"name": augmentation}
+        settings["augmentation"] = augmentation
     settings = asked.without_set(settings)
     reasons = [_why_model(facts, chosen, asked), _why_length(facts, chosen, length, asked)]
     reasons += [why] if asked.leaves_augmentation else []

@@ -100,7 +100,8 @@ def test_minutes_of_a_slow_machine_give_the_small_model_and_simple_augmentation(
     assert config.optimizer.name == "muon"
     assert config.optimizer.learning_rate == pytest.approx(4e-3)
     assert (config.optimizer.weight_decay, config.training.batch_size) == (0.0, 256)
-    assert made.settings["augmentation"] == {"name": "standard"}
+    assert made.settings["augmentation"] == {"name": "standard", "pad": 0.0625}
+    assert (config.training.ema_decay, config.training.initial_image_scale) == (0.0, 0.75)
     text = made.text()
     for words in ("42,500 training images of 32 pixels", "measured 131 images/s", "2.5 epochs"):
         assert words in text
@@ -116,6 +117,8 @@ def test_more_time_gives_larger_models_and_stronger_augmentation() -> None:
     augmentations = [made.settings["augmentation"]["name"] for made in plans]
     assert augmentations[1] == "standard"
     assert augmentations[-1] == "randaugment"
+    assert "cutmix" not in plans[1].settings["training"]
+    assert whole(plans[-1]).training.cutmix == 1.0
 
 
 def test_faster_machine_gets_a_larger_model() -> None:
