@@ -74,7 +74,8 @@ def flow_name() -> str:
     """Return the name of a new flow run: its data and its model."""
     config = flow_run.parameters.get("config")
     checked = config if isinstance(config, RunConfig) else RunConfig.model_validate(config or {})
-    return f"{checked.name or data_name(checked)} {recipe(checked)}"
+    what = f"{checked.preset.name} preset" if checked.preset else recipe(checked)
+    return f"{checked.name or data_name(checked)} {what}"
 
 
 @_named
