@@ -124,7 +124,8 @@ def run(
     Args:
         data: a folder with one subfolder of images for each class, or SOURCE:NAME; by default the
             built-in digits.
-        preset: starting point that the file and the settings override: quick, balanced or best.
+        preset: plan the settings that are not given from the data and this machine: quick,
+            balanced or best.
         config: YAML file with settings. Every run writes such a file, see `Run.config`.
         fresh: compute every stage instead of reusing unchanged results of earlier runs.
         resume: continue a run that failed or was interrupted, with the settings it was started

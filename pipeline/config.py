@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
 from pipeline.data.config import DataConfig
 from pipeline.evaluation.config import EvaluationConfig
 from pipeline.plugin_api import NO_PATCH_EMBEDDING
+from pipeline.presets import PresetChoice
 from pipeline.registry.config import PromotionConfig
 from pipeline.section import Section
 from pipeline.training.config import OptimizerConfig, TrainingConfig
@@ -32,6 +33,10 @@ def _checked_name(name: str) -> str:
     if not is_name(name):
         raise ValueError(NAME_RULE)
     return name
+
+
+def _as_choice(preset: Any) -> Any:
+    return {"name": preset} if isinstance(preset, str) else preset
 
 
 class PluginChoice(Section):
@@ -110,6 +115,10 @@ class RunConfig(Section):
 
     promotion: PromotionConfig = PromotionConfig()
     """Conditions for a version to become champion."""
+
+    preset: Annotated[PresetChoice | None, BeforeValidator(_as_choice)] = None
+    """Plan the settings that are not set from the data and the machine: quick, balanced or best;
+    null once the plan is made, and for the defaults."""
 
     @model_validator(mode="after")
     def _fractions_leave_training_images(self) -> Self:

@@ -1,6 +1,6 @@
 """Assemble a `RunConfig` from preset, file and flags, and save it.
 
-Flags override the file, the file overrides the preset, and the preset overrides the defaults.
+Flags override the file, and both override the preset, which is planned once the data is read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pipeline.errors import ConfigError
 from pipeline.files.atomic_files import write_text
 from pipeline.plugin_system.plugin_loader import installed, patch_embedding_name
 from pipeline.plugin_system.plugin_settings import checked_plugins
-from pipeline.presets import preset
+from pipeline.presets import checked_preset
 
 Settings = dict[str, Any]
 
@@ -82,10 +82,37 @@ _RECORDED = {"step_plan", "validation_plan", "rate_cuts", "halvings"}
 
 
 def assemble(*, preset_name: str | None, file: Path | None, flags: Settings) -> Settings:
-    """Merge preset, file and flags."""
-    settings = preset(preset_name) if preset_name else {}
-    if file is not None:
-        settings = merged(settings, read_settings(file))
+    """Merge file and flags, and name the preset with all settings that its plan must keep.
+
+    Args:
+        preset_name: overrides the preset of the file.
+        file: a YAML file with settings, and optionally `preset: balanced`.
+        flags: nested settings, which override the file.
+    """
+    settings = read_settings(file) if file is not None else {}
+    preset = settings.pop("preset", None) if preset_name is None else preset_name
+    settings.pop("preset", None)
+    chosen = _assembled(settings, flags)
+    if preset is None:
+        return chosen
+    keep = set(dotted_keys(merged(settings, flags)))
+    if isinstance(preset, Mapping):  # as the parameters of a schedule hold it
+        keep = {*preset.get("keep", ()), *dotted_keys(flags)}
+        preset = preset.get("name", "")
+    return {**chosen, "preset": {"name": checked_preset(str(preset)), "keep": sorted(keep)}}
+
+
+def dotted_keys(settings: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Return the keys of nested settings, such as `training.epochs`."""
+    keys = []
+    for key, value in settings.items():
+        inner = isinstance(value, Mapping) and value
+        keys += dotted_keys(value, f"{prefix}{key}.") if inner else [f"{prefix}{key}"]
+    return keys
+
+
+def _assembled(settings: Settings, flags: Settings) -> Settings:
+    """Merge the settings of a file with flags."""
     asked = set(flags.get("training", {}))
     if {"time_limit", "epochs"} <= asked:
         raise ConfigError(
@@ -131,9 +158,9 @@ def requested(
 
     Args:
         data: the data to train on, as the argument DATA of a command names it.
-        preset_name: the weakest settings above the defaults.
-        file: a YAML file, which overrides the preset.
-        flags: nested settings, which override both.
+        preset_name: plans what neither the file nor a flag sets.
+        file: a YAML file.
+        flags: nested settings, which override the file.
 
     Raises:
         ConfigError: for a setting that is unknown or has a bad value.

@@ -1,36 +1,60 @@
-"""Named starting points, which override the defaults; files and flags override them."""
+"""The presets: how ambitious a plan is where the user has not set the length of training.
+
+`pipeline.planning` turns a preset into settings, from the data and the machine.
+"""
 
 from __future__ import annotations
 
 import difflib
-from typing import Any
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from pydantic import Field
 
 from pipeline.errors import ConfigError
+from pipeline.section import Section
 
-PRESETS: dict[str, dict[str, Any]] = {
-    "quick": {
-        "model": {"name": "vit", "size": "micro"},
-        "training": {"epochs": 20},
-    },
-    "balanced": {
-        "model": {"name": "vit", "size": "micro"},
-        "training": {"epochs": 60},
-    },
-    "best": {
-        "model": {"name": "vit", "size": "mini", "stochastic_depth": 0.1},
-        "training": {"epochs": 200},
-    },
+PresetName = Literal["quick", "balanced", "best"]
+
+
+@dataclass(frozen=True)
+class Ambition:
+    """How long a preset trains; whichever ends first decides."""
+
+    minutes: float
+    """Training time on this machine, from its measured speed."""
+    epochs: int
+    """Most passes over the training images."""
+
+
+PRESETS: dict[PresetName, Ambition] = {
+    "quick": Ambition(minutes=5, epochs=20),
+    "balanced": Ambition(minutes=30, epochs=60),
+    "best": Ambition(minutes=240, epochs=200),
 }
 
 
-def preset(name: str) -> dict[str, Any]:
-    """Return the settings of a preset.
+class PresetChoice(Section):
+    """A preset, and the settings that its plan leaves unchanged."""
+
+    name: PresetName
+    """Preset to plan with: quick, balanced or best."""
+
+    keep: tuple[str, ...] = Field(default=())
+    """Settings that the user has set, such as training.epochs; a value that differs from the
+    default is kept even if it is not listed."""
+
+
+def checked_preset(name: str) -> PresetName:
+    """Return the name of a preset.
 
     Raises:
         ConfigError: if there is no such preset.
     """
-    if name not in PRESETS:
-        close = difflib.get_close_matches(name, PRESETS, n=1)
-        hint = f" Did you mean '{close[0]}'?" if close else ""
-        raise ConfigError(f"There is no preset '{name}'.{hint} Presets: {', '.join(PRESETS)}.")
-    return PRESETS[name]
+    for known in get_args(PresetName):
+        if name == known:
+            found: PresetName = known
+            return found
+    close = difflib.get_close_matches(str(name), PRESETS, n=1)
+    hint = f" Did you mean '{close[0]}'?" if close else ""
+    raise ConfigError(f"There is no preset '{name}'.{hint} Presets: {', '.join(PRESETS)}.")

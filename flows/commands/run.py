@@ -19,10 +19,12 @@ from pipeline.config import RunConfig
 from pipeline.errors import ConfigError
 from pipeline.plugin_system.composed_config import composed_config, value_of_flag
 from pipeline.plugin_system.plugin_loader import plugin_files
+from pipeline.workers import prewarm, worker_start
 from pipeline.workspace import WORKSPACE
 
 if TYPE_CHECKING:
     from pipeline.browsing.run_summary import RunSummary
+    from pipeline.data.ingestion import IngestedData
 
 
 def build(arguments: list[str]) -> Callable[..., None]:
@@ -36,6 +38,7 @@ def build(arguments: list[str]) -> Callable[..., None]:
         config: Path | None = None,
         preset: str | None = None,
         dry_run: Switch = False,
+        rehearse: Switch = False,
         schema: Switch = False,
         fresh: Switch = False,
         resume: str | None = None,
@@ -51,9 +54,13 @@ def build(arguments: list[str]) -> Callable[..., None]:
         config
             YAML file with settings; flags override it. Every run writes such a file.
         preset
-            Starting point that the file and flags override: quick, balanced or best.
+            Plan the settings that are not given from the data and this machine: quick, balanced
+            or best.
         dry_run
             Read the data and print the resolved settings, without training.
+        rehearse
+            Go through every stage with two batches, register nothing, and estimate how long the
+            run would take.
         schema
             Print the JSON schema of the settings and exit.
         fresh
@@ -75,6 +82,9 @@ def build(arguments: list[str]) -> Callable[..., None]:
             asked = config_files.requested(data, preset_name=preset, file=config, flags=flags)
         if dry_run and resume is None:
             _print_plan(asked)
+            return
+        if rehearse and resume is None:
+            _rehearse(asked, as_json=as_json)
             return
         with shown():
             summary = (
@@ -124,10 +134,40 @@ def _print_plan(config: RunConfig) -> None:
 
     from pipeline.data import ingestion
 
-    with shown():
+    with shown(), worker_start.prepared_workers():
+        if config.preset:
+            prewarm.training()
+            prewarm.planning()
         display().stage(f"Reading the data ({config.data.path or config.data.source})")
         data = ingestion.ingest(config, WORKSPACE.resolve(), display().advance, remember=False)
         for words in data.findings():
             display().note(words)
+        config, lines = _planned(config, data)
     resolved = ingestion.resolve(config, data)
+    for line in lines:
+        print(f"# {line}")
     print(yaml.safe_dump(resolved.model_dump(mode="json"), sort_keys=False), end="")
+
+
+def _planned(config: RunConfig, data: IngestedData) -> tuple[RunConfig, list[str]]:
+    """Return the config with its preset filled in, and the plan in words."""
+    if config.preset is None:
+        return config, []
+    from pipeline.planning import stage as planning
+    from pipeline.run_memory.stage_memory import StageMemory
+
+    display().stage("Planning the training")
+    plan = planning.planned(config, data, StageMemory(WORKSPACE.resolve()), display().note)
+    return planning.with_plan(config, plan), plan.lines()
+
+
+def _rehearse(config: RunConfig, *, as_json: bool) -> None:
+    with shown():
+        display().stage(f"Listing the images ({config.data.path or config.data.source})")
+        from flows.training.rehearsal import rehearse
+
+        result = rehearse(config)
+    if as_json:
+        print(result.model_dump_json(indent=2))
+    else:
+        print(result.verdict())

@@ -21,9 +21,12 @@ from flows import prefect_session
 from pipeline.browsing import pages
 from pipeline.browsing.outcome import Outcome, lineage, links, metrics_table, recipe, verdict
 from pipeline.config import RunConfig
+from pipeline.data.ingestion import IngestedData
+from pipeline.evaluation.evaluating import predicting_seconds
 from pipeline.metrics.names import METRICS
 from pipeline.run_memory import live_runs
 from pipeline.tracking import addresses, tracked_run, tracking_store
+from pipeline.training.train_result import TrainResult
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +46,22 @@ def training_recipe(config: RunConfig) -> str:
     return f"{' with '.join(config.model.names)} for {length}"
 
 
+def planning_title(config: RunConfig) -> str:
+    """Return what is planned: the preset, and the time limit if there is one."""
+    limit = f" for {config.training.time_limit}" if config.training.time_limit else ""
+    return (
+        f"Planning the training (preset {config.preset.name if config.preset else 'none'}{limit})"
+    )
+
+
+def evaluation_title(data: IngestedData, trained: TrainResult) -> str:
+    """Return what is evaluated, and about how long it takes."""
+    images = data.counts["validation"] + data.counts["test"]
+    seconds = predicting_seconds(images, trained.images_per_second)
+    cost = f"{images:,} images with validation, about {max(1, round(seconds)):,} s"
+    return f"Evaluating on the test images ({cost})"
+
+
 # -- names in the Prefect UI -------------------------------------------------------------------
 
 
@@ -55,13 +74,20 @@ def flow_name() -> str:
     """Return the name of a new flow run: its data and its model."""
     config = flow_run.parameters.get("config")
     checked = config if isinstance(config, RunConfig) else RunConfig.model_validate(config or {})
-    return f"{checked.name or data_name(checked)} {recipe(checked)}"
+    what = f"{checked.preset.name} preset" if checked.preset else recipe(checked)
+    return f"{checked.name or data_name(checked)} {what}"
 
 
 @_named
 def read_name(parameters: Parameters) -> str:
     """Return the name of the task that reads the data."""
     return f"Read {data_name(parameters['config'])}"
+
+
+@_named
+def plan_name(parameters: Parameters) -> str:
+    """Return the name of the task that plans."""
+    return planning_title(parameters["config"])
 
 
 @_named

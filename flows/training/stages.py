@@ -26,6 +26,8 @@ from pipeline.evaluation.evaluating import Evaluated
 from pipeline.packaging import stage as packaging_stage
 from pipeline.packaging.job import Package
 from pipeline.packaging.model_card import CardFacts
+from pipeline.planning import stage as planning_stage
+from pipeline.planning.facts import Plan
 from pipeline.registry import promotion, registration
 from pipeline.registry.promotion import Promotion
 from pipeline.registry.registration import Registered
@@ -66,6 +68,17 @@ def step(task: Callable[..., Any], *inputs: Any, after: Any) -> Any:
 def read_data(config: RunConfig, workspace: Path) -> IngestedData:
     """List the source, check every image, and split."""
     return ingestion.ingest(config, workspace, display().advance)
+
+
+@task(
+    name="Plan the training",
+    task_run_name=run_messages.plan_name,
+    cache_policy=NO_CACHE,
+)
+def plan_training(config: RunConfig, data: IngestedData, memory: StageMemory) -> Plan | State[Plan]:
+    """Fill in the preset from the data, the machine and its measured speed."""
+    made = planning_stage.planned(config, data, memory, display().note)
+    return _ended(made, memory, planning_stage.STAGE, "its plan is used again")
 
 
 @task(

@@ -33,6 +33,8 @@ from pipeline.evaluation.evaluating import Evaluated
 from pipeline.files.atomic_files import write_text
 from pipeline.packaging.job import Package
 from pipeline.packaging.model_card import CardFacts
+from pipeline.planning import stage as planning
+from pipeline.planning.facts import Plan
 from pipeline.plugin_system import plugin_settings
 from pipeline.plugin_system.plugin_loader import plugin_files
 from pipeline.registry import registered_models, registration
@@ -61,6 +63,8 @@ class RunState:
     """The run that is continued."""
     fallback: tuple[RunConfig, StageMemory] | None = None
     """For a new run, in case the data is no longer that of the interrupted one."""
+    plan: Plan | None = None
+    """What filled in the preset, if there was one."""
     seconds: dict[str, float] = field(default_factory=dict)
     run: tracked_run.TrackedRun | None = None
 
@@ -137,6 +141,8 @@ def _continued(interrupted: InterruptedRun, new: RunState, *, by_hand: bool) -> 
     memory = StageMemory(new.memory.workspace, fresh=fresh, on_note=display().note)
     memory.enter(interrupted.run_id, interrupted.folder)
     state = _state(interrupted.request.config, memory, interrupted)
+    if interrupted.request.plan:
+        state.plan = Plan.model_validate(interrupted.request.plan)
     state.fallback = None if by_hand else (new.config, new.memory)
     return state
 
@@ -168,12 +174,16 @@ def _emit(event: str, resource: str, **payload: Any) -> None:
 
 def _read_and_prepare(state: RunState) -> tuple[IngestedData, PreparedData]:
     config, workspace = state.config, state.memory.workspace
+    if config.preset:
+        prewarm.planning()
     with state.stage("read", f"Reading the data ({config.data.path or config.data.source})"):
         data = stages.read_data(config, workspace)
     for words in data.findings():
         display().note(words)
     if state.interrupted:
         _check_data_unchanged(state.interrupted, state, data)
+    if state.config.preset:
+        _plan(state, data)
     state.config = ingestion.resolve(state.config, data)
     with state.stage("prepare", "Decoding the images"):
         registered_models.check_classes(str(state.config.name), data.classes)
@@ -183,6 +193,15 @@ def _read_and_prepare(state: RunState) -> tuple[IngestedData, PreparedData]:
         if prepared.reused:
             display().note("nothing changed: the images decoded before are used again")
     return data, prepared
+
+
+def _plan(state: RunState, data: IngestedData) -> None:
+    """Replace the preset by the settings of its plan, and show them with their reasons."""
+    with state.stage("plan", run_messages.planning_title(state.config)):
+        made: Plan = stages.step(stages.plan_training, state.config, data, state.memory, after=data)
+        for line in made.lines():
+            display().note(line)
+    state.plan, state.config = made, planning.with_plan(state.config, made)
 
 
 def _check_data_unchanged(interrupted: InterruptedRun, state: RunState, data: IngestedData) -> None:
@@ -198,6 +217,7 @@ def _check_data_unchanged(interrupted: InterruptedRun, state: RunState, data: In
         raise DataError(f"{changed} Start a new run.")
     display().note(f"{changed} A new run is started.")
     state.interrupted, (state.config, state.memory) = None, state.fallback
+    state.plan = None
 
 
 @contextmanager
@@ -217,6 +237,7 @@ def _opened(state: RunState, data: IngestedData) -> Iterator[tracked_run.Tracked
 def _new_run(state: RunState, data: IngestedData) -> AbstractContextManager[tracked_run.TrackedRun]:
     request = RunRequest(
         config=state.config,
+        plan=state.plan.model_dump(mode="json") if state.plan else None,
         data_fingerprint=data.fingerprint,
         plugin_files=tuple(str(file) for file in plugin_files()),
         fresh=state.memory.fresh,
@@ -242,6 +263,8 @@ def _train_and_register(
     config, memory = state.config, state.memory
     prepare_stage.remember_prepared(config, data, prepared, memory)
     launching.log_config(config, run)
+    if state.plan:
+        planning.log_plan(state.plan, run)
     tracked_run.log_data(run, data.name, data.fingerprint, data.manifest_file)
     with state.stage("train", f"Training {run_messages.training_recipe(config)}"):
         trained: TrainResult = stages.step(
@@ -249,7 +272,7 @@ def _train_and_register(
         )
     config, config_file = launching.record_training(config, trained, run)
     model_id = registration.logged_model(run, str(config.name))
-    with state.stage("evaluate", "Evaluating on the test images"):
+    with state.stage("evaluate", run_messages.evaluation_title(data, trained)):
         evaluated: Evaluated = stages.step(
             stages.evaluate_model, config, data, prepared, trained, run, memory, after=trained
         )

@@ -105,6 +105,8 @@ def _replaced(section: type[BaseModel], **classes: type[BaseModel]) -> type[Base
     """Return the section with some of its fields replaced by other classes."""
     fields: dict[str, Any] = {}
     for key, field in section.model_fields.items():
+        if key == "preset":  # a flag of the command, not of the settings
+            continue
         if key in classes:
             # A plugin without settings has no flag.
             shown = Parameter(show=bool(classes[key].model_fields))

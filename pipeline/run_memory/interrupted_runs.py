@@ -6,7 +6,7 @@ import re
 import socket
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
@@ -49,6 +49,8 @@ class RunRequest(Section):
     config: RunConfig
     """As it was before training, without what was chosen for this machine."""
     data_fingerprint: str
+    plan: dict[str, Any] | None = None
+    """What filled in the preset, if there was one: a `pipeline.planning.facts.Plan`."""
     plugin_files: tuple[str, ...] = ()
     fresh: bool = False
     """Whether the run may not use results of earlier runs."""

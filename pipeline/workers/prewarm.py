@@ -21,6 +21,18 @@ def training() -> None:
     worker_start.prepare("pipeline.training")
 
 
+def planning() -> None:
+    """Start the process that measures training speeds, for a run with a preset."""
+    worker_start.prepare("pipeline.planning")
+
+
+def evaluation_and_packaging() -> None:
+    """Start the processes of the stages after training, if there is memory for them."""
+    if psutil.virtual_memory().available >= _ROOM_BYTES:
+        worker_start.prepare("pipeline.evaluation")
+        worker_start.prepare("pipeline.packaging")
+
+
 def following_stages(show: OnEvent) -> OnEvent:
     """Return a function that shows training events and starts the next workers before the end."""
     first: Event | None = None
@@ -35,8 +47,7 @@ def following_stages(show: OnEvent) -> OnEvent:
         if steps > 0:
             seconds = (event["time"] - first["time"]) / steps
             soon = seconds * (event["total"] - event["done"]) <= _AHEAD_SECONDS
-            if soon and psutil.virtual_memory().available >= _ROOM_BYTES:
-                worker_start.prepare("pipeline.evaluation")
-                worker_start.prepare("pipeline.packaging")
+            if soon:
+                evaluation_and_packaging()
 
     return see

@@ -12,7 +12,7 @@ from pipeline.config import RunConfig
 from pipeline.config_files import assemble, merged, read_settings, save, validated
 from pipeline.data.ingestion import ingest, resolve
 from pipeline.errors import ConfigError
-from pipeline.presets import PRESETS, preset
+from pipeline.presets import PRESETS, PresetName
 
 
 @pytest.fixture
@@ -33,18 +33,24 @@ def test_default_applies_where_nothing_is_said() -> None:
     assert validated({}).training.epochs == RunConfig().training.epochs
 
 
-def test_flag_beats_file_beats_preset_beats_default(written: Any) -> None:
-    """Each setting comes from the strongest place that names it."""
-    file = written("training: {epochs: 7, batch_size: 16}\nseed: 4\n")
-    only_preset = validated(assemble(preset_name="quick", file=None, flags={}))
-    assert only_preset.training.epochs == PRESETS["quick"]["training"]["epochs"] != 60
+def test_flag_beats_file_beats_preset(written: Any) -> None:
+    """A flag beats the file, and the preset's plan must keep what either sets."""
+    file = written("preset: best\ntraining: {epochs: 7, batch_size: 16}\nseed: 4\n")
+    of_file = validated(assemble(preset_name=None, file=file, flags={})).preset
+    assert of_file is not None
+    assert of_file.name == "best"
+    assert of_file.keep == ("seed", "training.batch_size", "training.epochs")
     with_file = validated(assemble(preset_name="quick", file=file, flags={}))
+    assert with_file.preset is not None
+    assert with_file.preset.name == "quick"
     assert (with_file.training.epochs, with_file.training.batch_size) == (7, 16)
     flags = {"training": {"epochs": 3}}
     with_flag = validated(assemble(preset_name="quick", file=file, flags=flags))
     assert (with_flag.training.epochs, with_flag.training.batch_size) == (3, 16)
     assert with_flag.seed == 4
     assert with_flag.model.settings["size"] == "micro"
+    assert with_flag.preset is not None
+    assert "seed" in with_flag.preset.keep
 
 
 def test_inputs_of_a_merge_are_not_changed() -> None:
@@ -205,15 +211,30 @@ def test_file_that_does_not_exist_or_is_no_text_is_refused(tmp_path: Path) -> No
 def test_unknown_preset_names_the_nearest() -> None:
     """A misspelt preset is answered with the nearest and all there are."""
     with pytest.raises(ConfigError) as raised:
-        preset("quik")
+        assemble(preset_name="quik", file=None, flags={})
     assert "Did you mean 'quick'?" in str(raised.value)
     assert "quick, balanced, best" in str(raised.value)
 
 
 @pytest.mark.parametrize("name", list(PRESETS))
-def test_every_preset_is_a_valid_config(name: str) -> None:
-    """Each preset is complete and correct as it stands."""
-    assert validated(preset(name)).model.name == PRESETS[name]["model"]["name"]
+def test_every_preset_is_a_valid_config(name: PresetName) -> None:
+    """A preset alone is a config: the defaults, until it is planned."""
+    config = validated(assemble(preset_name=name, file=None, flags={}))
+    assert config.preset is not None
+    assert (config.preset.name, config.preset.keep) == (name, ())
+    assert config.model_copy(update={"preset": None}) == validated({})
+
+
+def test_a_schedule_keeps_the_preset_and_what_was_set(written: Any, tmp_path: Path) -> None:
+    """A config that is stored before it is planned still tells which settings the user gave."""
+    file = written("preset: balanced\ntraining: {epochs: 60}\n")
+    stored = validated(assemble(preset_name=None, file=file, flags={}))
+    assert RunConfig.model_validate(stored.model_dump(mode="json")) == stored
+    save(stored, tmp_path / "stored.yaml")
+    flags = {"training": {"batch_size": 8}}
+    again = validated(assemble(preset_name=None, file=tmp_path / "stored.yaml", flags=flags))
+    assert again.preset is not None
+    assert again.preset.keep == ("training.batch_size", "training.epochs")
 
 
 def test_saved_config_is_the_same_config(photos: Path, tmp_path: Path) -> None:

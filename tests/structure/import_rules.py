@@ -22,6 +22,15 @@ _ROOMS: dict[str, set[str]] = {
     "tracking": {"plugin_system"},
     "run_memory": {"plugin_system", "tracking"},
     "training": {"metrics", "models", "data", "workers", "tracking", "run_memory"},
+    "planning": {
+        "training",
+        "models",
+        "data",
+        "plugin_system",
+        "workers",
+        "tracking",
+        "run_memory",
+    },
     "evaluation": {"metrics", "models", "data", "workers", "run_memory"},
     "packaging": {
         "evaluation",

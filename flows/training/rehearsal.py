@@ -1,0 +1,220 @@
+"""Go through every stage of a run with two batches, and register nothing.
+
+It finds what would end a run late: a model that cannot be exported, a broken plugin, classes that
+the registered model does not have. It needs no Prefect server and opens no MLflow run; its files
+are deleted at the end.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from flows.progress import display, show_event
+from pipeline.config import RunConfig
+from pipeline.data import ingestion
+from pipeline.data import manifest as manifests
+from pipeline.data.ingestion import IngestedData, PreparedData
+from pipeline.errors import PackagingError
+from pipeline.evaluation import evaluating
+from pipeline.evaluation.evaluating import Evaluated
+from pipeline.packaging import stage as packaging_stage
+from pipeline.packaging.clean_process_check import check_package
+from pipeline.packaging.model_card import CardFacts
+from pipeline.packaging.packaged_model import PackagedModel
+from pipeline.planning import stage as planning
+from pipeline.planning.facts import Plan
+from pipeline.planning.plan import duration
+from pipeline.registry import registered_models, registration
+from pipeline.run_memory.stage_memory import StageMemory
+from pipeline.section import Section
+from pipeline.tracking.tracked_run import TrackedRun
+from pipeline.training.config import duration_seconds
+from pipeline.training.job import TrainingJob
+from pipeline.training.machine import MODULE
+from pipeline.training.train_result import TrainResult
+from pipeline.workers import prewarm, worker_start
+from pipeline.workers.worker_process import run_worker
+from pipeline.workspace import WORKSPACE, make_folder
+
+_BATCHES = 2
+_EVALUATED = 64
+"""Images of the validation and of the test split: two batches of 32."""
+
+
+class Rehearsal(Section):
+    """The result: how long the rehearsal took, and how long the run would take."""
+
+    seconds: float
+    run_seconds: float
+    """Estimated from the measured speeds."""
+    training_seconds: float
+    """Of these, for training and its validation."""
+
+    def verdict(self) -> str:
+        """Return the result as a sentence."""
+        whole, training = duration(self.run_seconds), duration(self.training_seconds)
+        return (
+            f"Everything works (rehearsed in {duration(self.seconds)}); the real run would take "
+            f"about {whole}, of which training {training}."
+        )
+
+
+@dataclass
+class _Stages:
+    """The seconds of each stage."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def stage(self, key: str, title: str) -> Iterator[None]:
+        display().stage(title)
+        began = time.monotonic()
+        yield
+        self.seconds[key] = time.monotonic() - began
+
+
+def rehearse(config: RunConfig) -> Rehearsal:
+    """Read the data, train two steps, evaluate, package and check the package.
+
+    Args:
+        config: of the run to rehearse.
+
+    Raises:
+        PipelineError: what would end the run.
+    """
+    began, workspace = time.monotonic(), WORKSPACE.resolve()
+    make_folder(workspace)
+    with (
+        worker_start.prepared_workers(),
+        tempfile.TemporaryDirectory(dir=workspace, prefix=".building-") as scratch,
+    ):
+        prewarm.training()
+        stages = _Stages()
+        data, config, plan = _read(config, workspace, stages)
+        folder = Path(scratch).resolve()
+        few = _subset(data, config, folder)
+        with stages.stage("prepare", f"Decoding {sum(few.counts.values()):,} images"):
+            registered_models.check_classes(str(config.name), data.classes)
+            prepared = ingestion.prepare(config, few, folder)
+        prewarm.evaluation_and_packaging()
+        with stages.stage("train", f"Training {_BATCHES} steps"):
+            trained = _train(config, few, prepared, folder)
+        memory = StageMemory(folder, fresh=True)
+        with stages.stage("evaluate", "Evaluating two batches"):
+            inputs = (config, few, prepared, trained)
+            evaluated = evaluating.evaluate_run(*inputs, folder, memory, show_event)
+        with stages.stage("package", "Packaging the model and checking the package"):
+            _package(config, few, prepared, trained, evaluated, folder, memory)
+    training, whole = _estimated(config, data, few, plan, trained, stages.seconds)
+    return Rehearsal(seconds=time.monotonic() - began, run_seconds=whole, training_seconds=training)
+
+
+def _read(
+    config: RunConfig, workspace: Path, stages: _Stages
+) -> tuple[IngestedData, RunConfig, Plan | None]:
+    if config.preset:
+        prewarm.planning()
+    ingestion.check_source(config, workspace)
+    with stages.stage("read", f"Reading the data ({config.data.path or config.data.source})"):
+        data = ingestion.ingest(config, workspace, display().advance, remember=False)
+    for words in data.findings():
+        display().note(words)
+    plan = None
+    if config.preset:
+        display().stage("Planning the training")
+        plan = planning.planned(config, data, StageMemory(workspace), display().note)
+        for line in plan.lines():
+            display().note(line)
+        config = planning.with_plan(config, plan)
+    return data, ingestion.resolve(config, data), plan
+
+
+def _subset(data: IngestedData, config: RunConfig, folder: Path) -> IngestedData:
+    """Return two batches of training images and some of the other splits, of as many classes."""
+    whole = manifests.load(data.manifest_file)
+    rows = manifests.usable(whole)
+    limits = {
+        "train": _BATCHES * config.training.batch_size,
+        "validation": _EVALUATED,
+        "test": _EVALUATED,
+    }
+    chosen = []
+    for split, limit in limits.items():
+        part = rows[rows["split"] == split]
+        rank = part.groupby("label").cumcount()  # the first of each class, then the second
+        chosen += list(part.index[np.argsort(rank.to_numpy(), kind="stable")[:limit]])
+    few = rows.loc[sorted(chosen)].reset_index(drop=True)
+    fingerprint = manifests.fingerprint(few)
+    file = folder / f"{fingerprint}.parquet"
+    manifests.save(few, file)
+    counts = {split: int((few["split"] == split).sum()) for split in limits}
+    changes = {"manifest_file": file, "fingerprint": fingerprint, "counts": counts}
+    return data.model_copy(update=changes)
+
+
+def _train(
+    config: RunConfig, few: IngestedData, prepared: PreparedData, folder: Path
+) -> TrainResult:
+    length = {"time_limit": None, "step_plan": ((0, 0.0, _BATCHES),)}
+    training = config.training.model_copy(update=length)
+    job = TrainingJob(
+        config=config.model_copy(update={"training": training}),
+        manifest_file=few.manifest_file,
+        store=prepared.store.resolve(),
+        image=prepared.image,
+        classes=few.classes,
+        data_fingerprint=few.fingerprint,
+        run_id="rehearsal",
+        folder=folder / "training",
+    )
+    return run_worker(MODULE, job.folder, job, TrainResult, lambda _: None)
+
+
+def _package(
+    config: RunConfig,
+    few: IngestedData,
+    prepared: PreparedData,
+    trained: TrainResult,
+    evaluated: Evaluated,
+    folder: Path,
+    memory: StageMemory,
+) -> None:
+    card = CardFacts(name=str(config.name), metrics=evaluated.report.metrics)
+    inputs = (config, few, prepared, trained, evaluated, card, folder, memory)
+    package = packaging_stage.package_run(*inputs, show_event)
+    run = TrackedRun("rehearsal", "0", folder)
+    saved = registration.save_as_mlflow_model(run, "rehearsal", package.folder)
+    opened = PackagedModel(package.folder / "model.onnx", package.folder / "model.json")
+    check = check_package(saved, opened)
+    if not check.passed:
+        raise PackagingError(f"The package does not work: {check.finding}. Change the model.")
+
+
+def _estimated(
+    config: RunConfig,
+    data: IngestedData,
+    few: IngestedData,
+    plan: Plan | None,
+    trained: TrainResult,
+    seconds: dict[str, float],
+) -> tuple[float, float]:
+    """Return how long training and the whole run would take, in seconds."""
+    rate = plan.images_per_second if plan else trained.images_per_second
+    predicted = evaluating.predicting_seconds(data.counts["validation"], rate)
+    if config.training.time_limit:
+        training = duration_seconds(config.training.time_limit)
+    elif config.training.step_plan:
+        training = config.training.step_plan[-1][2] * config.training.batch_size / rate
+    else:
+        training = config.training.epochs * (data.counts["train"] / rate + predicted)
+    decoding = seconds["prepare"] * sum(data.counts.values()) / sum(few.counts.values())
+    tested = predicted + evaluating.predicting_seconds(data.counts["test"], rate)
+    rest = seconds["read"] + seconds["evaluate"] + 2 * seconds["package"]
+    return training, training + decoding + tested + rest

@@ -1,0 +1,1 @@
+"""Fill in a preset: settings planned from the data, the machine and its measured speed."""

@@ -1,0 +1,81 @@
+"""What a plan is made from: the data, the machine, and the measured speed of the candidates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pipeline.section import Section
+
+
+class DataFacts(Section):
+    """The images to train on."""
+
+    training_images: int
+    validation_images: int = 0
+    test_images: int = 0
+    classes: int
+    median_side: int
+    """Median of the images' shorter sides, in pixels."""
+    greyscale: bool = False
+    mirror_symmetric: bool = True
+    """Whether a mirrored image still shows its class."""
+
+
+class MachineFacts(Section):
+    """The machine that trains."""
+
+    device: str = "cpu"
+    """cpu, cuda or mps."""
+    name: str = ""
+    """Product name of the processor or accelerator."""
+    threads: int = 2
+    """Threads that torch computes with."""
+    vector_instructions: str = ""
+    """Of the CPU, as torch names them, such as AVX2."""
+    memory_gib: float = 8.0
+    """Main memory; for cuda, that of the accelerator."""
+
+
+class Speed(Section):
+    """How fast a candidate trains."""
+
+    candidate: str
+    images_per_second: float
+    """Measured, with augmentation and update."""
+    macs: int = 0
+    """Multiply-accumulates of one image, forward."""
+
+
+class PlanFacts(Section):
+    """Everything that decides a plan, apart from the user's settings."""
+
+    preset: str
+    data: DataFacts
+    machine: MachineFacts = MachineFacts()
+    speeds: tuple[Speed, ...] = ()
+    """Of the candidates that were measured; the others are estimated from these."""
+    augmentations: tuple[str, ...] = ("light", "none")
+    """Names of the installed augmentation plugins."""
+    model_settings: tuple[str, ...] = ()
+    """Names of the settings of the model plugin `vit`."""
+
+
+class Plan(Section):
+    """Settings, in words and in full, with the reasons for them."""
+
+    settings: dict[str, Any]
+    """What the plan sets, nested like a config file; nothing that the user has set."""
+    summary: tuple[str, ...]
+    """The whole plan in two lines, including what the user has set."""
+    reasons: tuple[str, ...]
+    images_per_second: float
+    """Of training, measured or estimated."""
+    facts: PlanFacts
+
+    def lines(self) -> list[str]:
+        """Return the plan as it is printed."""
+        return [*self.summary, *self.reasons]
+
+    def text(self) -> str:
+        """Return the plan as a text file."""
+        return "\n".join(self.lines()) + "\n"

@@ -1,0 +1,36 @@
+"""Input and output of the measuring process; nothing heavy is imported here."""
+
+from __future__ import annotations
+
+from pipeline.config import RunConfig
+from pipeline.planning.facts import Speed
+from pipeline.section import Section
+
+MODULE = "pipeline.planning"
+"""Of the measuring process."""
+
+
+class MeasuredCandidate(Section):
+    """A model to measure."""
+
+    name: str
+    config: RunConfig
+    """Resolved against the data."""
+
+
+class MeasuringJob(Section):
+    """The candidates, the fastest first, and how long measuring them may take."""
+
+    candidates: tuple[MeasuredCandidate, ...]
+    num_classes: int
+    images: int
+    """In the training split."""
+    budget_seconds: float
+
+
+class Measurement(Section):
+    """The measured speeds; slow candidates may be missing."""
+
+    speeds: tuple[Speed, ...]
+    accelerator_gib: float | None = None
+    """Memory of the first CUDA device."""

@@ -1,0 +1,218 @@
+"""The plan: from facts and the user's settings to a model and a training recipe.
+
+A pure function; `pipeline.planning.stage` collects the facts and remembers the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.planning import recipes, speed
+from pipeline.planning.asked import Asked
+from pipeline.planning.facts import Plan, PlanFacts
+from pipeline.planning.recipes import Length
+from pipeline.planning.tiers import OWN, TIERS, TIERS_BY_NAME, Tier, halvings, image_side, tokens
+from pipeline.presets import PRESETS, PresetName
+
+Settings = dict[str, Any]
+TRAINING_SHARE = 0.9
+"""Of a time limit; validation takes the rest."""
+_SMALLEST_WHITENED = 5
+_STEPS_OF_A_PLAN = 128
+"""Images in a step of a recorded step plan whose batch size is not set."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model that could be trained, with the settings to measure it with."""
+
+    name: str
+    tier: Tier
+    side: int
+    settings: Settings
+
+
+def plan(facts: PlanFacts, user_settings: Mapping[str, Any]) -> Plan:
+    """Return the plan for a preset.
+
+    Args:
+        facts: data, machine and measured speeds.
+        user_settings: what the user has set, by dotted key; never changed, and the rest fits it.
+    """
+    asked = Asked(user_settings)
+    chosen, length = _chosen(facts, asked)
+    batch = asked.get("training.batch_size") or recipes.batch_size(
+        facts, chosen.tier, chosen.side, length
+    )
+    decay, stochastic_depth = recipes.regularisation(asked, chosen.tier, batch, length)
+    training: Settings = {"batch_size": batch, "ema_decay": decay}
+    if asked.leaves_model and asked.leaves_embedding:
+        training |= recipes.smaller_images_first(chosen.side, length)
+    if not _length_is_set(asked):
+        training["epochs"] = max(1, round(length.epochs))
+    settings: Settings = {
+        **chosen.settings,
+        "optimizer": recipes.optimizer(asked, chosen.tier, batch, length),
+        "training": training,
+    }
+    if recipes.is_mixed(facts, chosen.side, length):
+        training |= {"mixup": 0.2, "cutmix": 1.0}
+    if "model" in settings and stochastic_depth and asked.leaves_model:
+        settings["model"] = {**settings["model"], "stochastic_depth": stochastic_depth}
+    augmentation, why = recipes.augmentation(facts, chosen.side, length)
+    if asked.leaves_augmentation:
+        settings["augmentation"] = augmentation
+    settings = asked.without_set(settings)
+    reasons = [_why_model(facts, chosen, asked), _why_length(facts, chosen, length, asked)]
+    reasons += [why] if asked.leaves_augmentation else []
+    reasons += _kept(asked)
+    return Plan(
+        settings=settings,
+        summary=_summary(settings, asked, chosen, length),
+        reasons=tuple(reasons),
+        images_per_second=length.images_per_second,
+        facts=facts,
+    )
+
+
+def candidates(facts: PlanFacts, user_settings: Mapping[str, Any]) -> list[Candidate]:
+    """Return the models to choose from, the fastest first; one if the user has chosen it."""
+    asked = Asked(user_settings)
+    if not asked.leaves_model:
+        return [_candidate(OWN, TIERS_BY_NAME["small"], facts, asked)]
+    return [_candidate(tier.name, tier, facts, asked) for tier in TIERS]
+
+
+def _candidate(name: str, tier: Tier, facts: PlanFacts, asked: Asked) -> Candidate:
+    side = asked.get("data.image_size") or image_side(tier, facts.data.median_side)
+    model: Settings = {}
+    if asked.leaves_model:
+        sizes = {key: getattr(tier, key) for key in ("embed_dim", "depth", "num_heads", "mlp_dim")}
+        model = {**asked.dimensions(sizes), "pooling": "average"}
+        if "residual_init" in facts.model_settings:
+            model["residual_init"] = "zero"  # each block starts as the identity
+    if asked.leaves_embedding and side >= _SMALLEST_WHITENED:
+        model["patch_embedding"] = {"name": "whitened", "num_halvings": halvings(side)}
+    if model:
+        model["name"] = "vit"
+    settings: Settings = {"data": {"image_size": side}, **({"model": model} if model else {})}
+    return Candidate(name, tier, side, settings)
+
+
+def _chosen(facts: PlanFacts, asked: Asked) -> tuple[Candidate, Length]:
+    """Return the largest candidate that pays within the length, and that length."""
+    options = [(each, _length(facts, each.name, asked)) for each in candidates(facts, asked.values)]
+    for candidate, length in reversed(options):
+        tier = candidate.tier
+        enough_images = facts.data.training_images >= tier.training_images
+        if enough_images and length.images_seen >= tier.images_seen:
+            return candidate, length
+    return options[0]
+
+
+def _length(facts: PlanFacts, name: str, asked: Asked) -> Length:
+    images = max(1, facts.data.training_images)
+    rate = speed.images_per_second(facts, name)
+    knots = asked.get("training.step_plan")
+    if knots:
+        seen = knots[-1][2] * float(asked.get("training.batch_size") or _STEPS_OF_A_PLAN)
+    elif asked.seconds:
+        seen = rate * asked.seconds * TRAINING_SHARE
+    elif asked.get("training.epochs"):
+        seen = float(asked.get("training.epochs") * images)
+    else:
+        ambition = PRESETS[_preset(facts)]
+        most = ambition.epochs * images
+        seen = max(images, min(most, rate * ambition.minutes * 60 * TRAINING_SHARE))
+    return Length(seen, seen / images, rate)
+
+
+def _preset(facts: PlanFacts) -> PresetName:
+    return next(name for name in PRESETS if name == facts.preset)
+
+
+def _length_is_set(asked: Asked) -> bool:
+    keys = ("training.time_limit", "training.step_plan", "training.epochs")
+    return any(asked.get(key) is not None for key in keys)
+
+
+# -- in words ----------------------------------------------------------------------------------
+
+
+def _summary(
+    settings: Settings, asked: Asked, chosen: Candidate, length: Length
+) -> tuple[str, str]:
+    def value(key: str, default: object = "default") -> Any:
+        found: Any = settings
+        for part in key.split("."):
+            found = found.get(part) if isinstance(found, dict) else None
+        return asked.get(key, default if found is None else found)
+
+    model = f"{value('model.name', 'vit')}"
+    if asked.leaves_model:
+        depth = value("model.depth")
+        model += f" {value('model.embed_dim')} wide, {depth} block{'' if depth == 1 else 's'}"
+    embedding = value("model.patch_embedding.name", "the default")
+    if asked.leaves_embedding:
+        count = tokens(chosen.side, value("model.patch_embedding.num_halvings"))
+        embedding = f"{embedding} ({count} tokens)"
+    limit = asked.get("training.time_limit")
+    epochs = _number(length.epochs)
+    long = f"{limit}, about {epochs} epochs" if limit else f"{epochs} epochs"
+    recipe = (
+        f"training: {long}, batch {value('training.batch_size')}, "
+        f"{value('optimizer.name')} at {value('optimizer.learning_rate')}, "
+        f"{value('optimizer.schedule')} schedule, "
+        f"{value('augmentation.name', 'light')} augmentation"
+    )
+    pixels = f"{chosen.side}x{chosen.side} pixels"
+    return f"model: {model}; {embedding} embedding of {pixels}", recipe
+
+
+def _why_model(facts: PlanFacts, chosen: Candidate, asked: Asked) -> str:
+    data = facts.data
+    known = (
+        f"{data.training_images:,} training images of {data.median_side} pixels in "
+        f"{data.classes:,} classes"
+    )
+    if not asked.leaves_model:
+        return f"{known}: the model as set"
+    return f"{known}: the {chosen.name} model ({chosen.tier.why})"
+
+
+def _why_length(facts: PlanFacts, chosen: Candidate, length: Length, asked: Asked) -> str:
+    verb = "measured" if speed.is_measured(facts, chosen.name) else "estimated"
+    machine = facts.machine
+    where = machine.device if machine.device != "cpu" else f"{machine.threads} CPU threads"
+    vector = f", {machine.vector_instructions}" if machine.vector_instructions else ""
+    known = f"{verb} {_number(length.images_per_second)} images/s ({where}{vector})"
+    limit, epochs = asked.get("training.time_limit"), _number(length.epochs)
+    if limit:
+        return f"{known}: {limit} with validation are about {epochs} epochs"
+    took = f"{epochs} epochs take about {duration(length.seconds / TRAINING_SHARE)}"
+    if _length_is_set(asked):
+        return f"{known}: {took}"
+    ambition = PRESETS[_preset(facts)]
+    aim = f"{facts.preset} aims at {duration(ambition.minutes * 60)}, at most {ambition.epochs}"
+    return f"{known}: {took} ({aim} epochs)"
+
+
+def _kept(asked: Asked) -> list[str]:
+    prefixes = ("model", "optimizer", "training", "augmentation", "data.image_size")
+    keys = [key for key in sorted(asked.values) if key.startswith(prefixes)]
+    return [f"kept as set: {', '.join(keys)}"] if keys else []
+
+
+def duration(seconds: float) -> str:
+    """Return seconds as a person says them: 40 s, 5 min, 2.5 h."""
+    if seconds < 90:  # noqa: PLR2004 - shorter in seconds
+        return f"{seconds:.0f} s"
+    if seconds < 90 * 60:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
+
+
+def _number(value: float) -> str:
+    return f"{value:.1f}" if value < 10 else f"{value:,.0f}"  # noqa: PLR2004 - two digits

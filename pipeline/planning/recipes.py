@@ -1,0 +1,154 @@
+"""The parts of a training recipe: batch, optimizer, augmentation, regularisation.
+
+Each depends on how often the images are seen, which is decided before.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.planning.asked import Asked
+from pipeline.planning.facts import PlanFacts
+from pipeline.planning.tiers import Tier, halvings
+
+_BATCHES = (16, 32, 64, 128, 256)
+_BATCHES_ACCELERATOR = (*_BATCHES, 512, 1024)
+_STEPS_PER_EPOCH, _STEPS = 20, 100
+"""Fewest: Muon needs updates more than it needs exact gradients."""
+_STEPS_FOR_LARGE_BATCH = 5_000
+_REFERENCE_BATCH = 256
+_MEMORY_SHARE = 0.25
+_LONG_RUN_STEPS = 2_000
+_SHORT_WARMUP, _LONG_WARMUP = 0.15, 0.05
+_SGD_RATE = 0.1
+_STRONGER_EPOCHS, _STRONGEST_EPOCHS = 8, 30
+"""Passes over the images from which they are worth disguising more."""
+_FEW_IMAGES, _PLAIN_SIDE = 5_000, 24
+_SMALL_PAD = 0.0625
+"""2 pixels at 32, which short trainings on CIFAR-10 do best with."""
+_SMALLER, _FULL_SIZE_FROM = 0.75, 0.6
+_AVERAGED_SHARE = 0.02
+_DECAYS = (0.999, 0.995, 0.99, 0.98, 0.95)
+
+
+@dataclass(frozen=True)
+class Length:
+    """How long the training is."""
+
+    images_seen: float
+    epochs: float
+    images_per_second: float
+
+    @property
+    def seconds(self) -> float:
+        """Estimated seconds of training steps."""
+        return self.images_seen / self.images_per_second
+
+
+def batch_size(facts: PlanFacts, tier: Tier, side: int, length: Length) -> int:
+    """Return the largest batch with enough steps, overall and in an epoch, that fits memory."""
+    accelerator = facts.machine.device == "cuda"
+    images = facts.data.training_images
+    memory = facts.machine.memory_gib * 2**30 * _MEMORY_SHARE
+    fitting = [
+        batch
+        for batch in (_BATCHES_ACCELERATOR if accelerator else _BATCHES)
+        if images >= batch * _STEPS_PER_EPOCH
+        and length.images_seen >= batch * _STEPS
+        and batch * _activation_bytes(tier, side) <= memory
+        and (batch <= _REFERENCE_BATCH or length.images_seen >= batch * _STEPS_FOR_LARGE_BATCH)
+    ]
+    fewest = 2 * _BATCHES[0]
+    return max(fitting, default=fewest if images >= fewest else _BATCHES[0])
+
+
+def _activation_bytes(tier: Tier, side: int) -> float:
+    """Return roughly what an image takes until its backward pass, in float32."""
+    width = tier.embed_dim * 0.75 / 2.0 ** (halvings(side) - 1)
+    grid: int = ((side - 1) >> halvings(side)) ** 2
+    return 4 * (12 * side**2 * width + 20 * grid * tier.embed_dim * tier.depth)
+
+
+def optimizer(asked: Asked, tier: Tier, batch: int, length: Length) -> dict[str, Any]:
+    """Return the settings of the optimizer that is chosen or set."""
+    name = asked.optimizer
+    steps = length.images_seen / batch
+    common = {
+        "name": name,
+        "schedule": "linear",
+        "warmup_fraction": _LONG_WARMUP if steps >= _LONG_RUN_STEPS else _SHORT_WARMUP,
+        "weight_decay": 0.05 if length.epochs >= _STRONGER_EPOCHS else 0.0,
+    }
+    scale = math.sqrt(batch / _REFERENCE_BATCH)
+    if name == "muon":
+        rate = _rounded(tier.learning_rate * scale)
+        betas = {"momentum": 0.95, "beta1": 0.9, "beta2": 0.95}
+        return {**common, **betas, "learning_rate": rate, "gradient_clip": None}
+    if name == "adamw":
+        rate = _rounded(tier.learning_rate * scale / math.sqrt(2))
+        return {**common, "learning_rate": rate, "weight_decay": 0.05, "schedule": "cosine"}
+    if name == "sgd":
+        rate = _rounded(_SGD_RATE * batch / _REFERENCE_BATCH)
+        return {**common, "learning_rate": rate, "momentum": 0.9, "weight_decay": 5e-4}
+    return {}  # another optimizer keeps its defaults
+
+
+def _rounded(rate: float) -> float:
+    return float(f"{rate:.2g}")
+
+
+def smaller_images_first(side: int, length: Length) -> dict[str, Any]:
+    """Return the settings that make the first epochs of a short training cheaper."""
+    if side < _PLAIN_SIDE or length.epochs >= _STRONGER_EPOCHS:
+        return {}
+    return {"initial_image_scale": _SMALLER, "full_size_from": _FULL_SIZE_FROM}
+
+
+def augmentation(facts: PlanFacts, side: int, length: Length) -> tuple[dict[str, Any], str]:
+    """Return the augmentation with its settings, and why."""
+    epochs, data = length.epochs, facts.data
+    if side < _PLAIN_SIDE or data.greyscale:
+        return {
+            "name": "light"
+        }, "thumbnails and greyscale images keep their shapes: light augmentation"
+    if data.training_images < _FEW_IMAGES:
+        epochs *= 2  # fewer images are known by heart sooner
+    if epochs >= _STRONGEST_EPOCHS:
+        wanted = ["randaugment", "trivialaugment", "light"]
+    elif epochs >= _STRONGER_EPOCHS:
+        wanted = ["trivialaugment", "standard", "light"]
+    else:
+        wanted = ["standard", "light"]
+    name = next(each for each in wanted if each in (*facts.augmentations, "light"))
+    seen = f"each image is seen {_times(length.epochs)}"
+    strength = "strong" if name in ("randaugment", "trivialaugment") else "simple"
+    mixed = ", MixUp and CutMix" if is_mixed(facts, side, length) else " without mixing images"
+    settings = {"name": name, "pad": _SMALL_PAD} if name == "standard" else {"name": name}
+    return settings, f"{seen}: {strength} augmentation ({name}){mixed}"
+
+
+def is_mixed(facts: PlanFacts, side: int, length: Length) -> bool:
+    """Return whether images are seen so often that mixing two of them pays."""
+    plain = side < _PLAIN_SIDE or facts.data.greyscale
+    return length.epochs >= _STRONGEST_EPOCHS and not plain
+
+
+def regularisation(asked: Asked, tier: Tier, batch: int, length: Length) -> tuple[float, float]:
+    """Return the decay of the moving average, and the stochastic depth.
+
+    Muon with a rate that falls to zero ends at a better place than its average does while training
+    is short.
+    """
+    if asked.optimizer == "muon" and length.epochs < _STRONGER_EPOCHS:
+        return 0.0, 0.0
+    horizon = max(1.0, length.images_seen / batch * _AVERAGED_SHARE)
+    decay = next((each for each in _DECAYS if 1 / (1 - each) <= horizon), _DECAYS[-1])
+    long_and_deep = length.epochs >= _STRONGEST_EPOCHS and tier.depth > 2  # noqa: PLR2004 - small
+    return decay, 0.1 if long_and_deep else 0.0
+
+
+def _times(epochs: float) -> str:
+    number = f"{epochs:.1f}" if epochs < 10 else f"{epochs:,.0f}"  # noqa: PLR2004 - two digits
+    return f"{number} time{'' if number == '1.0' else 's'}"

@@ -1,0 +1,201 @@
+"""The planning stage: collect the facts, plan, and remember the plan for the same facts.
+
+A remembered plan keeps the settings of later runs, and so their stages, the same; a new measurement
+would vary with what else the machine does.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from pipeline import config_files
+from pipeline.config import RunConfig
+from pipeline.data import ingestion
+from pipeline.data.ingestion import IngestedData
+from pipeline.errors import WorkerError
+from pipeline.files.atomic_files import write_text
+from pipeline.planning.facts import DataFacts, MachineFacts, Plan, PlanFacts
+from pipeline.planning.measuring_job import MODULE, MeasuredCandidate, Measurement, MeasuringJob
+from pipeline.planning.plan import candidates, plan
+from pipeline.plugin_system.plugin_loader import config_class, installed
+from pipeline.plugin_system.plugin_settings import checked_plugins
+from pipeline.run_memory import stage_keys
+from pipeline.run_memory.stage_memory import Ingredients, StageMemory
+from pipeline.tracking import provenance, tracked_run
+from pipeline.training.config import duration_seconds
+from pipeline.training.machine import choose_device, seen
+from pipeline.workers.worker_process import run_worker
+from pipeline.workspace import make_folder
+
+STAGE = "plan"
+JSON_FILE, TEXT_FILE = "plan.json", "plan.txt"
+_MOST_SECONDS, _SHARE_OF_LIMIT = 4.0, 0.05
+_KEPT_SECTIONS = ("augmentation", "model", "optimizer", "training")
+OnNote = Callable[[str], None]
+
+
+def measured_apart(job: MeasuringJob, workspace: Path) -> Measurement:
+    """Measure in a process of its own."""
+    make_folder(workspace)
+    with tempfile.TemporaryDirectory(dir=workspace, prefix=".building-") as folder:
+        return run_worker(MODULE, Path(folder), job, Measurement, lambda _: None)
+
+
+def planned(
+    config: RunConfig,
+    data: IngestedData,
+    memory: StageMemory,
+    on_note: OnNote,
+    measure: Callable[[MeasuringJob, Path], Measurement] = measured_apart,
+) -> Plan:
+    """Return the plan of a run with a preset: the remembered one, or a new one.
+
+    Args:
+        config: with a preset; not resolved.
+        data: what is trained on.
+        memory: may know the plan, and remembers it.
+        on_note: called if the speed could not be measured.
+        measure: measures the candidates, and may use a folder.
+    """
+    facts, asked = known_facts(config, data), asked_settings(config)
+    key = ingredients(facts, asked, data)
+    known = memory.recall(STAGE, key, Plan)
+    if known is not None:
+        return known
+    try:
+        measured = measure(measuring_job(config, data, facts, asked), memory.workspace)
+    except WorkerError as error:
+        on_note(f"the training speed could not be measured and is estimated: {error}")
+        return plan(facts, asked)
+    machine = facts.machine
+    if machine.device == "cuda" and measured.accelerator_gib:
+        machine = machine.model_copy(update={"memory_gib": measured.accelerator_gib})
+    facts = facts.model_copy(update={"speeds": measured.speeds, "machine": machine})
+    made = plan(facts, asked)
+    memory.remember(STAGE, made, memory.workspace / "plans", key)
+    return made
+
+
+def with_plan(config: RunConfig, made: Plan) -> RunConfig:
+    """Return the config with the settings of its plan, and without its preset."""
+    settings = config.model_dump(mode="json")
+    settings["preset"] = None
+    return config_files.validated(config_files.merged(settings, made.settings))
+
+
+def log_plan(made: Plan, run: tracked_run.TrackedRun) -> None:
+    """Keep the plan with the run: its facts and settings, its text, and tags."""
+    for name, text in ((JSON_FILE, made.model_dump_json(indent=2)), (TEXT_FILE, made.text())):
+        file = run.folder / name
+        write_text(file, text)
+        tracked_run.log_file(run, file)
+    tags = {"patchline.preset": made.facts.preset, "patchline.plan": made.text().strip()}
+    tracked_run.set_tags(run, tags)
+
+
+def asked_settings(config: RunConfig) -> dict[str, Any]:
+    """Return what the user has set, by dotted key.
+
+    That is what was listed when the settings were read, and every value that is not the default:
+    a form in the Prefect UI sends all values.
+    """
+    values = _flat(config)
+    embedding = {"name": config.model.patch_embedding.name}
+    names = {
+        "model": {"name": config.model.name, "patch_embedding": embedding},
+        "augmentation": {"name": config.augmentation.name},
+    }
+    defaults = _flat(checked_plugins(RunConfig.model_validate(names)))
+    plain = _flat(checked_plugins(RunConfig()))
+    listed = set(config.preset.keep if config.preset else ())
+    chosen = {
+        key
+        for key, value in values.items()
+        if key in listed or value != (plain if key.endswith("name") else defaults).get(key)
+    }
+    return {key: values.get(key) for key in sorted(chosen | (listed & set(values)))}
+
+
+def _flat(config: RunConfig) -> dict[str, Any]:
+    dump = config.model_dump(mode="json")
+    sections = {name: dump[name] for name in _KEPT_SECTIONS}
+    sections["data"] = {"image_size": dump["data"]["image_size"]}
+    return {key: _value(sections, key) for key in config_files.dotted_keys(sections)}
+
+
+def _value(settings: Mapping[str, Any], key: str) -> Any:
+    found: Any = settings
+    for part in key.split("."):
+        found = found[part]
+    return found
+
+
+def known_facts(config: RunConfig, data: IngestedData) -> PlanFacts:
+    """Return the facts that need no measurement."""
+    machine = seen()
+    device = choose_device(config.training, machine)
+    greyscale = config.data.channels == 1 if config.data.channels else data.greyscale
+    return PlanFacts(
+        preset=config.preset.name if config.preset else "balanced",
+        data=DataFacts(
+            training_images=data.counts["train"],
+            validation_images=data.counts["validation"],
+            test_images=data.counts["test"],
+            classes=len(data.classes),
+            median_side=data.median_side,
+            greyscale=greyscale,
+            mirror_symmetric=data.mirror_symmetric,
+        ),
+        machine=MachineFacts(
+            device=device,
+            name=provenance.processor() if device == "cpu" else machine.devices[device],
+            threads=config.training.threads or machine.threads,
+            vector_instructions=machine.cpu_capability,
+            memory_gib=round(psutil.virtual_memory().total / 2**30, 1),
+        ),
+        model_settings=tuple(sorted(config_class("model", "vit").model_fields)),
+        augmentations=tuple(sorted(entry.name for entry in installed("augmentation"))),
+    )
+
+
+def ingredients(facts: PlanFacts, asked: Mapping[str, Any], data: IngestedData) -> Ingredients:
+    """Return everything that decides a plan, but the measurement."""
+    return {
+        "data": data.fingerprint,
+        "facts": facts.model_dump_json(),
+        "settings": json.dumps(asked, sort_keys=True),
+        "code": stage_keys.code(f"{MODULE}.__main__", f"{MODULE}.plan", "pipeline.layers"),
+    }
+
+
+def measuring_job(
+    config: RunConfig, data: IngestedData, facts: PlanFacts, asked: Mapping[str, Any]
+) -> MeasuringJob:
+    """Return the candidates for a run, and how long measuring them may take."""
+    limit = config.training.time_limit
+    seconds = duration_seconds(limit) * _SHARE_OF_LIMIT if limit else _MOST_SECONDS
+    unmeasured = plan(facts, asked).settings
+    return MeasuringJob(
+        candidates=tuple(
+            MeasuredCandidate(
+                name=each.name,
+                config=_resolved(config, data, {**unmeasured, **each.settings}),
+            )
+            for each in candidates(facts, asked)
+        ),
+        num_classes=len(data.classes),
+        images=data.counts["train"],
+        budget_seconds=min(_MOST_SECONDS, seconds),
+    )
+
+
+def _resolved(config: RunConfig, data: IngestedData, settings: dict[str, Any]) -> RunConfig:
+    whole = config.model_dump(mode="json")
+    whole["preset"] = None
+    return ingestion.resolve(config_files.validated(config_files.merged(whole, settings)), data)

@@ -1,0 +1,48 @@
+"""A rehearsal goes through every stage and leaves nothing behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flows.training import rehearsal
+from pipeline.config_files import requested
+from pipeline.data import manifest as manifests
+from pipeline.data.ingestion import ingest
+from tests.conftest import patchline
+
+
+def test_two_batches_hold_every_class(photos: Path, tmp_path: Path) -> None:
+    """The subset takes the first image of each class before the second of any."""
+    config = requested(str(photos), flags={"training": {"batch_size": 3}})
+    data = ingest(config, tmp_path / "work", remember=False)
+    few = rehearsal._subset(data, config, tmp_path)
+    assert few.counts["train"] == 6
+    rows = manifests.load(few.manifest_file)
+    training = rows[rows["split"] == "train"]
+    assert training["label"].value_counts().to_dict() == dict.fromkeys(data.classes, 2)
+    assert few.fingerprint != data.fingerprint
+
+
+def test_a_run_that_would_fail_late_fails_in_its_rehearsal(tmp_path: Path, photos: Path) -> None:
+    """A setting that does not fit the images is the usual sentence, with the usual exit code."""
+    flags = ["--model.patch-embedding.patch-size", "5"]
+    done = patchline("run", photos, "--rehearse", *flags, cwd=tmp_path)
+    assert done.code == 2
+    assert "patch_size 5 does not divide the 32x32 image" in done.err
+
+
+@pytest.mark.slow
+def test_a_rehearsal_registers_nothing(tmp_path: Path, photos: Path) -> None:
+    """Every stage runs, the package is checked, and no run, version or file is left."""
+    flags = ["--preset", "quick", "--training.time-limit", "7m", "--json"]
+    done = patchline("run", photos, "--rehearse", *flags, cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert done.json["training_seconds"] == 420
+    assert done.json["run_seconds"] > 420
+    for words in ("Training 2 steps", "Packaging the model", "measured"):
+        assert words in done.err
+    assert not (tmp_path / "mlflow.db").exists()
+    assert not (tmp_path / ".patchline/runs").exists()
+    assert not list((tmp_path / ".patchline").glob(".building-*"))

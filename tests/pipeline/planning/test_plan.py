@@ -1,0 +1,244 @@
+"""A plan fits the data, the machine and the time, and never changes what the user has set."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+
+from pipeline.config import RunConfig
+from pipeline.config_files import dotted_keys, merged, validated
+from pipeline.planning.facts import DataFacts, MachineFacts, Plan, PlanFacts, Speed
+from pipeline.planning.plan import candidates, plan
+from pipeline.planning.tiers import TIERS, halvings, tokens
+from pipeline.plugin_api import DataTraits
+from pipeline.plugin_system.plugin_settings import resolve_settings
+from pipeline.presets import PRESETS
+
+ALL = ("light", "none", "randaugment", "standard", "strong", "trivialaugment")
+FIFTEEN_MINUTES = {"training.time_limit": "15m"}
+
+
+def facts(**changes: Any) -> PlanFacts:
+    """Return the facts of CIFAR-10 on two slow cores, with changes."""
+    data = {"training_images": 42_500, "classes": 10, "median_side": 32}
+    machine: dict[str, Any] = {"threads": 2}
+    for key, value in changes.items():
+        if key in DataFacts.model_fields:
+            data[key] = value
+        elif key in MachineFacts.model_fields:
+            machine[key] = value
+    rate = changes.get("rate")
+    return PlanFacts(
+        preset=changes.get("preset", "balanced"),
+        data=DataFacts(**data),
+        machine=MachineFacts(**machine),
+        speeds=(Speed(candidate="small", images_per_second=rate),) if rate else (),
+        augmentations=changes.get("augmentations", ALL),
+    )
+
+
+def whole(made: Plan, user: dict[str, Any] | None = None) -> RunConfig:
+    """Return the config that a plan leads to, resolved for its images."""
+    settings: dict[str, Any] = {}
+    for key, value in (user or {}).items():
+        nested: dict[str, Any] = {key.split(".")[-1]: value}
+        for part in reversed(key.split(".")[:-1]):
+            nested = {part: nested}
+        settings = merged(settings, nested)
+    planned = {**made.settings, "augmentation": {"name": "light"}}  # others may not be installed
+    if "augmentation" not in made.settings:
+        del planned["augmentation"]
+    config = validated(merged(validated(settings).model_dump(mode="json"), planned))
+    side = config.data.image_size or 32
+    data = made.facts.data
+    channels = 1 if data.greyscale else 3
+    return resolve_settings(config, DataTraits(channels, side, side, data.classes, True))
+
+
+def tier_of(config: RunConfig) -> str:
+    """Return the name of the tier that a config has the width of."""
+    width = config.model.settings["embed_dim"]
+    return next(tier.name for tier in TIERS if tier.embed_dim == width)
+
+
+@pytest.mark.parametrize("preset", list(PRESETS))
+def test_every_plan_is_a_valid_config(preset: str) -> None:
+    """Whatever the images, classes, cores and time, the settings are accepted."""
+    images, sides = (3, 40, 1_800, 50_000, 1_300_000), (1, 8, 13, 28, 32, 64, 96, 300, 4_000)
+    limits: tuple[str | None, ...] = (None, "10s", "15m", "24h")
+    for number, values in enumerate(product(images, sides, limits, (1, 64))):
+        count, side, limit, threads = values
+        grey, classes = side % 2 == 0, min(count, 1_000) if side > 8 else 2
+        user = {"training.time_limit": limit} if limit else {}
+        given = facts(
+            preset=preset,
+            training_images=count,
+            median_side=side,
+            classes=classes,
+            threads=threads,
+            greyscale=grey,
+        )
+        made = plan(given, user)
+        assert made.settings["data"]["image_size"] <= max(8, side)
+        if number % 101:  # checking all settings of all plans would take minutes
+            continue
+        config = whole(made, user)
+        assert config.data.image_size is not None
+        assert config.data.image_size <= max(8, side)
+        assert config.training.batch_size <= max(16, count)
+        assert config.training.time_limit == limit
+
+
+def test_minutes_of_a_slow_machine_give_the_small_model_and_simple_augmentation() -> None:
+    """The recipe that was best after two epochs of CIFAR-10 is the plan for that time."""
+    made = plan(facts(rate=131.0), FIFTEEN_MINUTES)
+    config = whole(made, FIFTEEN_MINUTES)
+    assert (config.model.settings["embed_dim"], config.model.settings["depth"]) == (128, 2)
+    assert config.model.patch_embedding.name == "whitened"
+    assert config.optimizer.name == "muon"
+    assert config.optimizer.learning_rate == pytest.approx(4e-3)
+    assert (config.optimizer.weight_decay, config.training.batch_size) == (0.0, 256)
+    assert made.settings["augmentation"] == {"name": "standard", "pad": 0.0625}
+    assert (config.training.ema_decay, config.training.initial_image_scale) == (0.0, 0.75)
+    text = made.text()
+    for words in ("42,500 training images of 32 pixels", "measured 131 images/s", "2.5 epochs"):
+        assert words in text
+
+
+def test_more_time_gives_larger_models_and_stronger_augmentation() -> None:
+    """From seconds to days the model never shrinks, and it grows in the end."""
+    limits = ["10s", "2m", "20m", "2h", "12h", "100h"]
+    plans = [plan(facts(rate=300.0), {"training.time_limit": limit}) for limit in limits]
+    sizes = [whole(made).model.settings["embed_dim"] for made in plans]
+    assert sizes == sorted(sizes)
+    assert (sizes[0], sizes[-1]) == (64, 256)
+    augmentations = [made.settings["augmentation"]["name"] for made in plans]
+    assert augmentations[1] == "standard"
+    assert augmentations[-1] == "randaugment"
+    assert "cutmix" not in plans[1].settings["training"]
+    assert whole(plans[-1]).training.cutmix == 1.0
+
+
+def test_faster_machine_gets_a_larger_model() -> None:
+    """The same 15 minutes train a larger model where more images are seen in them."""
+    slow, fast = (plan(facts(rate=rate), FIFTEEN_MINUTES) for rate in (100.0, 20_000.0))
+    assert tier_of(whole(slow)) == "small"
+    assert tier_of(whole(fast)) == "large"
+
+
+def test_few_images_get_a_small_model_however_long() -> None:
+    """A thousand images do not fill a large model, even in a day."""
+    given = facts(training_images=1_000, median_side=300, rate=200.0)
+    assert tier_of(whole(plan(given, {"training.time_limit": "24h"}))) == "small"
+
+
+@pytest.mark.parametrize("images", [100, 500, 1_000, 3_000])
+def test_few_images_get_small_batches(images: int) -> None:
+    """An epoch has about 20 steps, or batches have the least size."""
+    batch = whole(plan(facts(training_images=images), {})).training.batch_size
+    assert batch == 32 or images / batch >= 20
+
+
+def test_photographs_shrink_and_give_49_to_144_tokens() -> None:
+    """Photographs are read at the size of the tier; tokens stay few."""
+    for tier in TIERS:
+        side = next(
+            each.side for each in candidates(facts(median_side=500), {}) if each.name == tier.name
+        )
+        assert side == tier.photo_size
+        assert 49 <= tokens(side, halvings(side)) <= 144
+
+
+@pytest.mark.parametrize(
+    "user",
+    [
+        {"optimizer.name": "adamw"},
+        {"optimizer.name": "sgd", "optimizer.momentum": 0.5},
+        {"optimizer.learning_rate": 0.007},
+        {"model.size": "mini"},
+        {"model.embed_dim": 100},
+        {"model.num_heads": 5},
+        {"model.depth": 1, "model.mlp_dim": 77},
+        {"model.name": "rope_vit", "model.depth": 3},
+        {"model.patch_embedding.patch_size": 4},
+        {"model.patch_embedding.name": "linear"},
+        {"augmentation.rotation": 3.0},
+        {"augmentation.name": "none"},
+        {"training.epochs": 7, "training.batch_size": 20},
+        {"training.ema_decay": 0.5, "training.label_smoothing": 0.0},
+        {"training.step_plan": [[0, 0.0, 90]]},
+        {"data.image_size": 24},
+    ],
+    ids=",".join,
+)
+def test_what_the_user_sets_is_never_changed(user: dict[str, Any]) -> None:
+    """No plan holds a setting of the user, and the rest still makes a valid config."""
+    for limit in ({}, FIFTEEN_MINUTES):
+        asked = {**user, **limit}
+        made = plan(facts(rate=2_000.0), asked)
+        assert not set(dotted_keys(made.settings)) & set(asked)
+        config = whole(made, asked).model_dump(mode="json")
+        for key, value in user.items():
+            found: Any = config
+            for part in key.split("."):
+                found = found[part]
+            assert found == value, key
+        assert "kept as set" in made.text()
+
+
+def test_the_learning_rate_is_that_of_the_chosen_optimizer() -> None:
+    """AdamW gets AdamW's rate, SGD gets SGD's; a rate alone is one of the default, AdamW."""
+    rates = {
+        name: whole(plan(facts(rate=131.0), {"optimizer.name": name})).optimizer
+        for name in ("adamw", "muon", "sgd")
+    }
+    assert rates["adamw"].learning_rate < rates["muon"].learning_rate < 0.01
+    assert rates["sgd"].learning_rate == pytest.approx(0.1)
+    alone = plan(facts(rate=131.0), {"optimizer.learning_rate": 1e-3})
+    assert alone.settings["optimizer"]["name"] == "adamw"
+
+
+def test_a_chosen_size_keeps_its_dimensions() -> None:
+    """`model.size` stands for four dimensions, so the plan sets none of them."""
+    made = plan(facts(rate=100.0), {"model.size": "mini"})
+    assert not {"embed_dim", "depth", "num_heads", "mlp_dim"} & set(made.settings["model"])
+    assert "the model as set" in made.text()
+
+
+def test_heads_divide_an_embedding_that_is_set() -> None:
+    """One dimension that is set changes the others, not the other way round."""
+    model = whole(plan(facts(), {"model.embed_dim": 100}), {"model.embed_dim": 100}).model
+    assert 100 % model.settings["num_heads"] == 0
+    model = whole(plan(facts(), {"model.num_heads": 5}), {"model.num_heads": 5}).model
+    assert model.settings["embed_dim"] % 5 == 0
+
+
+def test_a_preset_without_a_length_keeps_to_its_minutes_and_epochs() -> None:
+    """Where nothing limits the training, the preset does; a slow machine does fewer epochs."""
+    few = plan(facts(training_images=1_000, rate=5_000.0, preset="quick"), {})
+    assert few.settings["training"]["epochs"] == PRESETS["quick"].epochs
+    many = plan(facts(rate=100.0, preset="quick"), {})
+    assert many.settings["training"]["epochs"] == 1
+    longer = plan(facts(rate=100.0, preset="best"), {})
+    assert 1 < longer.settings["training"]["epochs"] < PRESETS["best"].epochs
+
+
+def test_uninstalled_augmentation_is_not_planned() -> None:
+    """Without the stronger plugins, the light one is used."""
+    for limit in ("10m", "10h"):
+        made = plan(
+            facts(rate=2_000.0, augmentations=("light", "none")), {"training.time_limit": limit}
+        )
+        assert made.settings["augmentation"]["name"] == "light"
+
+
+def test_unmeasured_candidates_are_estimated_in_the_order_of_their_size() -> None:
+    """One measured speed is enough to compare all candidates."""
+    from pipeline.planning.speed import images_per_second
+
+    given = facts(rate=200.0)
+    rates = [images_per_second(given, tier.name) for tier in TIERS]
+    assert rates == sorted(rates, reverse=True)
+    assert rates[1] == 200.0

@@ -1,0 +1,97 @@
+"""A plan is measured once, remembered for the same facts, and kept in the resolved config."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.config import RunConfig
+from pipeline.config_files import requested
+from pipeline.data.ingestion import ingest
+from pipeline.planning import stage
+from pipeline.planning.facts import Plan, Speed
+from pipeline.planning.measuring import measure
+from pipeline.planning.measuring_job import Measurement
+from pipeline.run_memory.stage_memory import StageMemory
+from pipeline.workers.event_log import EventWriter
+
+
+def asked(photos: Path, **flags: Any) -> RunConfig:
+    """Return the config of `run PHOTOS --preset balanced` with flags."""
+    return requested(str(photos), preset_name="balanced", flags=flags)
+
+
+def test_only_what_was_given_counts_as_set(photos: Path) -> None:
+    """Defaults that a form or a schedule stores are not settings of the user; its changes are."""
+    config = asked(photos, training={"epochs": 60})
+    assert stage.asked_settings(config) == {"training.epochs": 60}
+    assert config.preset is not None
+    stored = config.model_dump(mode="json")
+    stored["optimizer"]["momentum"] = 0.5  # changed in a form
+    stored["model"]["depth"] = 2
+    assert stage.asked_settings(RunConfig.model_validate(stored)) == {
+        "model.depth": 2,
+        "optimizer.momentum": 0.5,
+        "training.epochs": 60,
+    }
+
+
+def test_another_model_is_set_with_its_name_alone(photos: Path) -> None:
+    """The defaults of a chosen plugin are not settings of the user."""
+    config = asked(photos, model={"name": "rope_vit"}, augmentation={"name": "none"})
+    assert stage.asked_settings(config) == {"augmentation.name": "none", "model.name": "rope_vit"}
+
+
+def test_a_plan_is_remembered_and_keeps_the_settings_stable(photos: Path, tmp_path: Path) -> None:
+    """A second run takes the plan of the first, even if the machine is slower by then."""
+    memory = StageMemory(tmp_path / "work")
+    config = asked(photos, training={"time_limit": "1m"})
+    data = ingest(config, memory.workspace)
+    speeds = iter([900.0, 1.0, 5.0])
+
+    def measured(*_: object) -> Measurement:
+        return Measurement(speeds=(Speed(candidate="tiny", images_per_second=next(speeds)),))
+
+    def planned(changed: RunConfig, *, fresh: bool = False) -> Plan:
+        known = StageMemory(memory.workspace, fresh=fresh)
+        return stage.planned(changed, data, known, lambda _: None, measured)
+
+    first = planned(config)
+    assert first.images_per_second == pytest.approx(900.0, rel=0.9)
+    assert planned(config) == first
+    seeded = config.model_copy(update={"seed": 3})
+    assert planned(seeded) == first
+    other = planned(asked(photos, training={"time_limit": "2m"}))
+    assert other.images_per_second < first.images_per_second
+    assert planned(config, fresh=True) not in (first, other)
+
+
+def test_the_planned_config_has_every_setting_and_no_preset(photos: Path, tmp_path: Path) -> None:
+    """What is saved with the run replays without planning again."""
+    config = asked(photos, training={"batch_size": 5})
+    data = ingest(config, tmp_path / "work")
+    facts = stage.known_facts(config, data)
+    made = stage.plan(facts, stage.asked_settings(config))
+    whole = stage.with_plan(config, made)
+    assert whole.preset is None
+    assert whole.training.batch_size == 5
+    assert whole.model.patch_embedding.name == "whitened"
+    assert whole.optimizer.name == "muon"
+    assert whole.data.path == str(photos)
+
+
+def test_measuring_gives_a_speed_for_the_first_candidate_at_least(
+    photos: Path, tmp_path: Path
+) -> None:
+    """A budget of nothing still measures the fastest model, with real steps."""
+    config = asked(photos)
+    data = ingest(config, tmp_path / "work")
+    facts = stage.known_facts(config, data)
+    job = stage.measuring_job(config, data, facts, {})
+    job = job.model_copy(update={"budget_seconds": 0.001, "images": 8})
+    events = EventWriter(tmp_path / "events.jsonl")
+    found = measure(job, events)
+    assert [speed.candidate for speed in found.speeds] == ["tiny"]
+    assert found.speeds[0].images_per_second > 0
