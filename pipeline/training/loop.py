@@ -67,6 +67,11 @@ class Training:
 
     def run(self) -> TrainResult:
         """Train to the end of the plan and return the result."""
+        self.train_to_the_end()
+        return self._result()
+
+    def train_to_the_end(self) -> None:
+        """Do all steps of the plan that are left, and write the last checkpoint."""
         state = self.state
         if resumed := self.checkpoints.resume(state):
             self.events.write("warning", message=resumed)
@@ -86,7 +91,6 @@ class Training:
             elif self.checkpoints.is_due:
                 self._write_checkpoint()
         self._write_checkpoint()
-        return self._result()
 
     @property
     def elapsed(self) -> float:
@@ -98,7 +102,7 @@ class Training:
     def _planned_steps(self) -> tuple[TimePlanner | None, StepPlan]:
         settings, per_epoch = self.config.training, self.order.steps_per_epoch
         if settings.step_plan is not None:
-            return None, StepPlan(settings.step_plan)
+            return None, StepPlan(self.job.part.plan(settings.step_plan, per_epoch))
         if settings.time_limit is None:
             return None, StepPlan.of_steps(settings.epochs * per_epoch)
         plan = TimePlanner.opening_plan()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pipeline.metrics.intervals import MetricEstimate
 from pipeline.section import Section
 
 
@@ -20,8 +21,57 @@ class EpochRecord(Section):
     images_per_second: float
 
 
+class RefitResult(Section):
+    """The result of training again on the training and validation images together."""
+
+    weights: Path
+    """Folder of the last weights."""
+    images: int
+    """Number of images trained on."""
+    steps: int
+    epochs: float
+    seconds: float
+    images_per_second: float
+
+
+class EnsembleResult(Section):
+    """The models of all folds as one model."""
+
+    weights: Path
+    temperatures: tuple[float, ...]
+    """Of each member, fitted on the images of its fold."""
+    seconds: float
+
+
+class FoldRecord(Section):
+    """The training of one fold, at its best weights."""
+
+    fold: int
+    """Counted from 1."""
+    run_id: str
+    """The nested MLflow run."""
+    best: Path
+    """Folder of the best weights."""
+    accuracy: float
+    loss: float
+    epoch: float
+    """Epoch of the best weights."""
+
+
+class FoldsResult(Section):
+    """The result of a cross-validation: the mean over the folds, with t intervals."""
+
+    folds: tuple[FoldRecord, ...]
+    accuracy: MetricEstimate
+    loss: MetricEstimate
+
+
 class TrainResult(Section):
-    """Paths and numbers; large data stays in files."""
+    """Paths and numbers; large data stays in files.
+
+    With a refit or folds, `best` is the folder of the final weights; the other values are those of
+    the first training.
+    """
 
     best: Path
     """Folder of the weights with the best validation metrics."""
@@ -40,3 +90,19 @@ class TrainResult(Section):
     parameters: int
     stopped_because: str
     history: tuple[EpochRecord, ...]
+    refit: RefitResult | None = None
+    """How the final weights were trained, if they were trained on the validation images, too."""
+    selected: Path | None = None
+    """Before a refit without folds, the folder of the weights with the best validation metrics."""
+    folds: FoldsResult | None = None
+    ensemble: EnsembleResult | None = None
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps per epoch of the first training."""
+        return round(self.steps / self.epochs)
+
+    @property
+    def best_epoch(self) -> float:
+        """Epoch of the best weights of the first training."""
+        return self.best_step / self.steps_per_epoch

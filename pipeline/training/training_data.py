@@ -18,16 +18,16 @@ Integers = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True)
 class TrainingData:
-    """The prepared images, their classes, and the two splits that a training run may see."""
+    """The prepared images, their classes, and those that a training may see."""
 
     images: Pixels
     """All rows of the store, memory-mapped."""
     labels: Integers
     """Class index of every row of the store."""
     training: TrainingImages
-    """The training split, with its augmentation."""
+    """The images to train on, with their augmentation."""
     validation_rows: Integers
-    """Rows of the store in the validation split."""
+    """Rows of the store to validate on; none when training on everything."""
 
     def preview_rows(self, limit: int = 8) -> Integers:
         """Return up to `limit` training rows, starting with one of each class."""
@@ -38,10 +38,11 @@ def open_data(job: TrainingJob) -> TrainingData:
     """Open the store and read the labels and splits from the manifest."""
     rows = manifests.usable(manifests.load(job.manifest_file))
     index = {label: number for number, label in enumerate(job.classes)}
+    training_rows, validation_rows = job.part.rows(rows, job.config.data.split_seed)
     labels: Integers = rows["label"].map(index).to_numpy().astype(np.int64)
     training = TrainingImages(
         store=job.store,
-        rows=np.flatnonzero(rows["split"] == "train"),
+        rows=training_rows,
         labels=labels,
         augmentation=job.config.augmentation,
         image=job.image,
@@ -51,7 +52,7 @@ def open_data(job: TrainingJob) -> TrainingData:
         images=open_images(job.store),
         labels=labels,
         training=training,
-        validation_rows=np.flatnonzero(rows["split"] == "validation"),
+        validation_rows=validation_rows,
     )
 
 
