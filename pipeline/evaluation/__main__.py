@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -28,26 +29,27 @@ def predict(job: PredictionJob, events: EventWriter) -> PredictionResult:
     table = manifests.usable(manifests.load(job.manifest_file))
     parts = [(job.model_folder, np.flatnonzero(table["split"].isin(job.splits)))]
     parts += [(held_out.model_folder, held_out.rows(table)) for held_out in job.held_out]
-    total, before, found = sum(len(rows) for _, rows in parts), 0, []
-    began = time.monotonic()
+    total, found, began = sum(len(rows) for _, rows in parts), [], time.monotonic()
     for folder, rows in parts:
         model, description = load_model(folder)
+        before = sum(len(part) for part in found)
         logits = predict_logits(
             model.to(device),
             images,
             rows,
             description.image,
             device=device,
-            on_progress=lambda done, _, before=before: events.progress(
-                before + done, total, "image"
-            ),
+            on_progress=partial(_report, events, before, total),
         )
-        before += len(rows)
         found.append(table.loc[rows, FROM_MANIFEST].assign(row=rows, logits=list(logits.numpy())))
     seconds = time.monotonic() - began
     chosen = pd.concat(found).sort_values("row", kind="stable")
     save(chosen, job.file)
     return PredictionResult(file=job.file, images=total, seconds=seconds)
+
+
+def _report(events: EventWriter, before: int, total: int, done: int, _of_part: int) -> None:
+    events.progress(before + done, total, "image")
 
 
 if __name__ == "__main__":

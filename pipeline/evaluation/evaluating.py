@@ -208,7 +208,7 @@ def _weights_facts(trained: TrainResult) -> dict[str, str]:
     facts = {}
     if trained.folds is None:
         facts["Best weights"] = (
-            f"epoch {trained.best_epoch:.0f}, validation accuracy "
+            f"epoch {trained.best_step / trained.steps_per_epoch:.0f}, validation accuracy "
             f"{trained.best_validation_accuracy:.1%}"
         )
     else:

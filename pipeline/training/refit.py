@@ -7,6 +7,7 @@ first training were. There is no image left to validate on, so the last weights 
 from __future__ import annotations
 
 from pipeline.models.model_files import save_model
+from pipeline.training.checkpoint import PREVIOUS
 from pipeline.training.loop import Training
 from pipeline.training.train_result import RefitResult
 
@@ -20,6 +21,7 @@ class Refit(Training):
         """Train to the end of the plan, and return the folder of the last weights."""
         self.train_to_the_end()
         state, folder = self.state, self.job.folder / _WEIGHTS
+        (self.job.folder / PREVIOUS).unlink(missing_ok=True)
         save_model(folder, state.average.model, self._description())
         return RefitResult(
             weights=folder,
@@ -30,7 +32,7 @@ class Refit(Training):
             images_per_second=state.sums.total_images / max(state.training_seconds, 1e-9),
         )
 
-    def _validate(self) -> None:
+    def _validate(self, *, last: bool = False) -> None:  # noqa: ARG002 - as the loop calls it
         """Report the end of an epoch; called by the loop where other trainings validate."""
         state = self.state
         values = {

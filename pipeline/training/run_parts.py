@@ -68,10 +68,10 @@ class RunParts:
         if not training.refit:
             return first
         self.on_note(
-            f"best weights: epoch {first.best_epoch:.4g}, validation accuracy "
+            f"best weights: epoch {_best_epoch(first):.4g}, validation accuracy "
             f"{first.best_validation_accuracy:.1%}"
         )
-        refit = self._refit(first, first.best_epoch)
+        refit = self._refit(first, _best_epoch(first))
         self._summarise_reuse(STAGE, "refit")
         return first.model_copy(
             update={"best": refit.weights, "selected": first.best, "refit": refit}
@@ -128,7 +128,7 @@ class RunParts:
         best = next(each for each in trained.history if each.step == trained.best_step)
         self.on_note(
             f"fold {fold}: validation accuracy {best.validation_accuracy:.1%} (epoch "
-            f"{trained.best_epoch:.4g})"
+            f"{best.epoch:.4g})"
         )
         return FoldRecord(
             fold=fold,
@@ -136,7 +136,7 @@ class RunParts:
             best=trained.best,
             accuracy=best.validation_accuracy,
             loss=best.validation_loss,
-            epoch=trained.best_epoch,
+            epoch=best.epoch,
         )
 
     def _report(self, result: FoldsResult) -> None:
@@ -219,6 +219,11 @@ class RunParts:
                 self.memory.reused[STAGE] = source
         else:
             self.memory.recalled.discard(STAGE)
+
+
+def _best_epoch(trained: TrainResult) -> float:
+    """Return the epoch of the best weights."""
+    return trained.best_step / trained.steps_per_epoch
 
 
 def folds_sentence(result: FoldsResult) -> str:

@@ -101,8 +101,3 @@ class TrainResult(Section):
     def steps_per_epoch(self) -> int:
         """Steps per epoch of the first training."""
         return round(self.steps / self.epochs)
-
-    @property
-    def best_epoch(self) -> float:
-        """Epoch of the best weights of the first training."""
-        return self.best_step / self.steps_per_epoch
