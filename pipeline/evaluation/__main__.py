@@ -29,7 +29,8 @@ def predict(job: PredictionJob, events: EventWriter) -> PredictionResult:
     table = manifests.usable(manifests.load(job.manifest_file))
     parts = [(job.model_folder, np.flatnonzero(table["split"].isin(job.splits)))]
     parts += [(held_out.model_folder, held_out.rows(table)) for held_out in job.held_out]
-    total, found, began = sum(len(rows) for _, rows in parts), [], time.monotonic()
+    total, began = sum(len(rows) for _, rows in parts), time.monotonic()
+    found: list[pd.DataFrame] = []
     for folder, rows in parts:
         model, description = load_model(folder)
         before = sum(len(part) for part in found)

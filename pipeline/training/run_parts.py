@@ -171,7 +171,9 @@ class RunParts:
             config.model_copy(update={"training": training}),
             self.data,
             self.prepared,
-            dataclasses.replace(self.run, continued=True),  # the run's system metrics go on
+            dataclasses.replace(
+                self.run, continued=True
+            ),  # so that the run's system metrics continue
             self.memory,
             self.on_event,
         )
@@ -224,6 +226,30 @@ class RunParts:
 def _best_epoch(trained: TrainResult) -> float:
     """Return the epoch of the best weights."""
     return trained.best_step / trained.steps_per_epoch
+
+
+def tags(trained: TrainResult) -> dict[str, str]:
+    """Return tags that tell how the final weights were made; none for an ordinary training."""
+    found = {}
+    if trained.folds is not None:
+        found["training.folds"] = str(len(trained.folds.folds))
+    if trained.refit is not None:
+        found["training.refit_images"] = str(trained.refit.images)
+        found["training.refit_epochs"] = f"{trained.refit.epochs:.4g}"
+        found["training.refit_steps"] = str(trained.refit.steps)
+    if trained.ensemble is not None:
+        found["training.ensemble"] = f"{len(trained.ensemble.temperatures)} models"
+    return found
+
+
+def length(trained: TrainResult) -> str:
+    """Return how long the final weights were trained, in a few words."""
+    on = f"on {trained.device}, {trained.precision}"
+    if trained.ensemble is not None:
+        return f"{len(trained.ensemble.temperatures)} models, one of each fold, {on}"
+    if trained.refit is not None:
+        return f"{trained.refit.steps} steps on train and validation together, {on}"
+    return f"{trained.steps} steps {on}"
 
 
 def folds_sentence(result: FoldsResult) -> str:
