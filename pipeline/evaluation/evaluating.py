@@ -207,10 +207,11 @@ def _weights_facts(trained: TrainResult) -> dict[str, str]:
     """Return which weights are evaluated, and what the validation metrics belong to."""
     facts = {}
     if trained.folds is None:
-        facts["Best weights"] = (
-            f"epoch {trained.best_step / trained.steps_per_epoch:.0f}, validation accuracy "
-            f"{trained.best_validation_accuracy:.1%}"
-        )
+        which = "Best weights" if trained.averaged is None else "Averaged weights"
+        when = f"epoch {trained.best_step / trained.steps_per_epoch:.0f}"
+        if trained.averaged is not None:
+            when = f"of the last {trained.averaged.validations} validations"
+        facts[which] = f"{when}, validation accuracy {trained.best_validation_accuracy:.1%}"
     else:
         accuracy = trained.folds.accuracy
         facts["Cross-validation"] = (

@@ -132,6 +132,9 @@ class TrainingConfig(Section):
     """Decay rate of the exponential moving average of the weights, warmed up from 0; the average is
     what is evaluated and saved."""
 
+    average_last: Annotated[int, Field(ge=2, le=1000)] | None = None
+    """Average the weights of this many last validations instead of keeping the best ones."""
+
     folds: Annotated[int, Field(ge=2, le=100)] | None = None
     """Number of folds for cross-validation on the training and validation images; the model is then
     trained on all of them, unless ensemble is set."""

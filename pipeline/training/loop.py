@@ -24,6 +24,7 @@ from pipeline.training.checkpoint import Checkpoints
 from pipeline.training.config import duration_seconds
 from pipeline.training.device import choose_precision, make_repeatable
 from pipeline.training.ema import MovingAverage
+from pipeline.training.final_average import with_average
 from pipeline.training.initial_images import initialise_from_images
 from pipeline.training.job import TrainingJob
 from pipeline.training.machine import choose_device, look
@@ -34,6 +35,7 @@ from pipeline.training.train_result import EpochRecord, TrainResult
 from pipeline.training.train_state import TrainState
 from pipeline.training.train_step import TrainStep
 from pipeline.training.training_data import open_data
+from pipeline.training.weight_averaging import LastWeights
 from pipeline.workers.event_log import EventWriter
 
 
@@ -64,11 +66,12 @@ class Training:
             plan=plan,
         )
         self.checkpoints = Checkpoints(job.folder)
+        self.last_weights = LastWeights(job.folder, settings.average_last)
 
     def run(self) -> TrainResult:
         """Train to the end of the plan and return the result."""
         self.train_to_the_end()
-        return self._result()
+        return with_average(self, self._result())
 
     def train_to_the_end(self) -> None:
         """Do all steps of the plan that are left, and write the last checkpoint."""
@@ -181,10 +184,11 @@ class Training:
         )
         state.history.append(record)
         state.sums.next_epoch()
+        self.last_weights.add(state.step, state.average.model)
         if state.best is None or _better(record, state.best):
             state.best = record
             folder = best_weights.folder_of(self.job.folder, record.step)
-            save_model(folder, state.average.model, self._description())
+            save_model(folder, state.average.model, self.description())
             self.checkpoints.keep_best(record.step)
         self.events.write("metrics", step=state.step, values=_metric_values(record))
         if self.checkpoints.is_due or not self.checkpoints.exist:
@@ -195,8 +199,10 @@ class Training:
     def _write_checkpoint(self) -> None:
         self.state.elapsed_seconds = self.elapsed
         self.checkpoints.write(self.state)
+        self.last_weights.checkpointed(self.state.step)
 
-    def _description(self) -> ModelDescription:
+    def description(self) -> ModelDescription:
+        """Return the description of this training's model."""
         return ModelDescription(
             model=self.config.model,
             plugins=describe_plugins(self.config.model),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pipeline.models.model_files import save_model
 from pipeline.training.checkpoint import PREVIOUS
+from pipeline.training.final_average import save_average
 from pipeline.training.loop import Training
 from pipeline.training.train_result import RefitResult
 
@@ -22,7 +23,11 @@ class Refit(Training):
         self.train_to_the_end()
         state, folder = self.state, self.job.folder / _WEIGHTS
         (self.job.folder / PREVIOUS).unlink(missing_ok=True)
-        save_model(folder, state.average.model, self._description())
+        if self.last_weights.count is None:
+            save_model(folder, state.average.model, self.description())
+        else:
+            ends = range(self.order.steps_per_epoch, state.step, self.order.steps_per_epoch)
+            save_average(self, [*ends, state.step][-self.last_weights.count :], folder)
         return RefitResult(
             weights=folder,
             images=len(self.data.training.rows),
@@ -42,6 +47,7 @@ class Refit(Training):
             "refit/epoch": state.step / self.order.steps_per_epoch,
         }
         state.sums.next_epoch()
+        self.last_weights.add(state.step, state.average.model)
         self.events.write("metrics", step=state.step, values=values)
         if self.checkpoints.is_due or not self.checkpoints.exist:
             self._write_checkpoint()

@@ -126,16 +126,16 @@ class RunParts:
 
     def _record(self, fold: int, run: tracked_run.TrackedRun, trained: TrainResult) -> FoldRecord:
         best = next(each for each in trained.history if each.step == trained.best_step)
-        self.on_note(
-            f"fold {fold}: validation accuracy {best.validation_accuracy:.1%} (epoch "
-            f"{best.epoch:.4g})"
-        )
+        accuracy, loss = best.validation_accuracy, best.validation_loss
+        if trained.averaged is not None:
+            accuracy, loss = trained.averaged.accuracy, trained.averaged.loss
+        self.on_note(f"fold {fold}: validation accuracy {accuracy:.1%} (epoch {best.epoch:.4g})")
         return FoldRecord(
             fold=fold,
             run_id=run.run_id,
             best=trained.best,
-            accuracy=best.validation_accuracy,
-            loss=best.validation_loss,
+            accuracy=accuracy,
+            loss=loss,
             epoch=best.epoch,
         )
 
@@ -231,6 +231,8 @@ def _best_epoch(trained: TrainResult) -> float:
 def tags(trained: TrainResult) -> dict[str, str]:
     """Return tags that tell how the final weights were made; none for an ordinary training."""
     found = {}
+    if trained.averaged is not None:
+        found["training.averaged_validations"] = str(trained.averaged.validations)
     if trained.folds is not None:
         found["training.folds"] = str(len(trained.folds.folds))
     if trained.refit is not None:

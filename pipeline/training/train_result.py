@@ -43,6 +43,16 @@ class EnsembleResult(Section):
     seconds: float
 
 
+class AverageRecord(Section):
+    """The average of the weights of the last validations."""
+
+    validations: int
+    """Number of validations averaged."""
+    accuracy: float
+    """On the validation images."""
+    loss: float
+
+
 class FoldRecord(Section):
     """The training of one fold, at its best weights."""
 
@@ -90,6 +100,8 @@ class TrainResult(Section):
     parameters: int
     stopped_because: str
     history: tuple[EpochRecord, ...]
+    averaged: AverageRecord | None = None
+    """What `best` is, if it is not the weights of one validation."""
     refit: RefitResult | None = None
     """How the final weights were trained, if they were trained on the validation images, too."""
     selected: Path | None = None

@@ -16,8 +16,9 @@ from safetensors.torch import load_file
 
 from pipeline.data import manifest as manifests
 from pipeline.metrics.intervals import mean_of_repeats
-from pipeline.models.inference import predict_logits
+from pipeline.models.inference import normalised, predict_logits
 from pipeline.models.model_files import load_model
+from pipeline.plugin_api import ImageSpec
 from pipeline.training import checkpoint
 from pipeline.training.config import TrainingConfig
 from pipeline.training.ensemble_members import combine_members
@@ -27,6 +28,7 @@ from pipeline.training.part import TrainingPart, scaled
 from pipeline.training.refit import Refit
 from pipeline.training.step_plan import Knot, StepPlan
 from pipeline.training.train_result import RefitResult, TrainResult
+from pipeline.training.weight_averaging import LastWeights, measure_batch_norm
 from pipeline.workers.event_log import EventWriter
 from tests.pipeline.training.conftest import MakeJob
 from tests.pipeline.training.test_loop import _Stop, _StoppingWriter
@@ -185,3 +187,69 @@ def test_the_interval_of_the_folds_is_that_of_students_t() -> None:
     assert found.value == pytest.approx(np.mean(values))
     assert found.n == len(values)
     assert mean_of_repeats([0.9, 1.0], (0.0, 1.0)).high == 1.0
+
+
+# -- the average of the last weights -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("stop_after", [None, 9, 14])
+def test_the_last_weights_are_averaged_uniformly_also_after_a_stop(
+    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_after: int | None
+) -> None:
+    """The result is the mean of three validations' weights; a stop changes nothing."""
+    monkeypatch.setattr(checkpoint, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(checkpoint, "_SHARE", math.inf)
+    saved: dict[int, dict[str, torch.Tensor]] = {}
+
+    def remember(self: LastWeights, step: int, model: torch.nn.Module) -> None:
+        saved[step] = {name: value.clone() for name, value in model.state_dict().items()}
+        add(self, step, model)
+
+    add = LastWeights.add
+    monkeypatch.setattr(LastWeights, "add", remember)
+    job = make_job(tmp_path, training={"average_last": 3})
+    if stop_after:
+        events = _StoppingWriter(tmp_path / "events.jsonl", stop_after)
+        with pytest.raises(_Stop):
+            Training(job, events).run()
+        events.close()
+    result = _trained(job)
+    last = [saved[step] for step in sorted(saved)[-3:]]
+    found = load_file(result.best / "model.safetensors")
+    for name, value in found.items():
+        expected = torch.stack([each[name].double() for each in last]).mean(0)
+        torch.testing.assert_close(value.double(), expected, atol=1e-6, rtol=1e-6)
+    assert result.averaged
+    assert result.averaged.validations == 3
+    assert result.best_step == result.steps
+    assert not (tmp_path / "last_weights").exists()
+    again = _trained(job)  # as if it had been killed before its result was written
+    assert load_file(again.best / "model.safetensors").keys() == found.keys()
+    assert again.averaged == result.averaged
+
+
+def test_only_the_weights_that_may_be_averaged_stay_on_the_disk(tmp_path: Path) -> None:
+    """Two are averaged: files before the older checkpoint are deleted down to two."""
+    model = torch.nn.Linear(2, 2)
+    last = LastWeights(tmp_path, 2)
+    for step in range(1, 9):
+        last.add(step, model)
+        last.checkpointed(step)
+    assert sorted(int(file.stem) for file in tmp_path.glob("*/*.safetensors")) == [5, 6, 7, 8]
+
+
+def test_batch_norm_is_measured_again_for_an_average() -> None:
+    """The statistics are those of the images, whatever they were before."""
+    torch.manual_seed(0)
+    image = ImageSpec(
+        channels=3, height=8, width=8, mean=(0.5,) * 3, std=(0.25,) * 3, resize="crop"
+    )
+    images = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 3), np.uint8)
+    layer = torch.nn.BatchNorm2d(3)
+    torch.nn.init.constant_(layer.get_buffer("running_mean"), 7.0)
+    model = torch.nn.Sequential(layer, torch.nn.Dropout(0.5))
+    measure_batch_norm(model, images, np.arange(40), image, batch_size=10, seed=0)
+    pixels = normalised(torch.from_numpy(images), image)
+    torch.testing.assert_close(layer.get_buffer("running_mean"), pixels.mean((0, 2, 3)))
+    assert layer.momentum == 0.1
+    assert not model.training
