@@ -220,7 +220,7 @@ def show_event(event: Event) -> None:
         display().note(event["message"])
     elif kind == "log":
         _log(event["message"])
-    elif kind == "metrics":
+    elif kind == "metrics" and "validation/accuracy" in event["values"]:
         display().note(_epoch_row(event["values"]))
     elif kind == "progress" and event["unit"] == "step":
         _show_training(event)

@@ -43,7 +43,11 @@ def training_recipe(config: RunConfig) -> str:
     length = config.training.time_limit or f"{config.training.epochs} epochs"
     if config.training.step_plan:
         length = f"{config.training.step_plan[-1][2]} steps, as recorded"
-    return f"{' with '.join(config.model.names)} for {length}"
+    parts = f"{' with '.join(config.model.names)} for {length}"
+    if config.training.folds is not None:
+        final = "their ensemble" if config.training.ensemble else "a refit"
+        return f"{parts}, {config.training.folds} folds and {final}"
+    return f"{parts}, then a refit" if config.training.refit else parts
 
 
 def planning_title(config: RunConfig) -> str:

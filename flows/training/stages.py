@@ -34,7 +34,7 @@ from pipeline.registry.registration import Registered
 from pipeline.run_memory.stage_memory import StageMemory
 from pipeline.section import Section
 from pipeline.tracking import tracked_run
-from pipeline.training import launching
+from pipeline.training.run_parts import STAGE, RunParts
 from pipeline.training.train_result import TrainResult
 from pipeline.workers import prewarm
 
@@ -103,12 +103,13 @@ def train_model(
     run: tracked_run.TrackedRun,
     memory: StageMemory,
 ) -> TrainResult | State[TrainResult]:
-    """Train in a separate process."""
+    """Train in separate processes: once, or with folds or a refit several times."""
     follow = prewarm.following_stages(show_event)
-    trained = launching.train(config, data, prepared, run, memory, follow)
+    parts = RunParts(config, data, prepared, run, memory, follow, display().note)
+    trained = parts.train()
     limit = config.training.time_limit
     what = f"its training (also limited to {limit}) is" if limit else "its training is"
-    return _ended(trained, memory, "train", f"{what} used again{_FRESH}")
+    return _ended(trained, memory, STAGE, f"{what} used again{_FRESH}")
 
 
 @task(

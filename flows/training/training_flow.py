@@ -44,7 +44,7 @@ from pipeline.run_memory import interrupted_runs, live_runs
 from pipeline.run_memory.interrupted_runs import SUMMARY_FILE, InterruptedRun, RunRequest
 from pipeline.run_memory.stage_memory import StageMemory
 from pipeline.tracking import provenance, tracked_run
-from pipeline.training import launching
+from pipeline.training import launching, run_parts
 from pipeline.training.train_result import TrainResult
 from pipeline.workers import prewarm, worker_start
 from pipeline.workspace import WORKSPACE
@@ -270,6 +270,7 @@ def _train_and_register(
         trained: TrainResult = stages.step(
             stages.train_model, config, data, prepared, run, memory, after=prepared
         )
+    tracked_run.set_tags(run, run_parts.tags(trained))
     config, config_file = launching.record_training(config, trained, run)
     model_id = registration.logged_model(run, str(config.name))
     with state.stage("evaluate", run_messages.evaluation_title(data, trained)):
@@ -354,6 +355,6 @@ def _card(
         name=str(config.name),
         images=data.counts,
         metrics=evaluated.report.metrics,
-        training=f"{trained.steps} steps on {trained.device}, {trained.precision}",
+        training=run_parts.length(trained),
         commit=provenance.commit()[0][:12],
     )

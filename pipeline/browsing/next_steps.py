@@ -31,6 +31,7 @@ def next_steps(summary: RunSummary, seconds: float, plugins: Sequence[Path] = ()
             f"Test accuracy  {accuracy.value:.1%} of {accuracy.n} images "
             f"(95 % interval {accuracy.low:.1%} to {accuracy.high:.1%})"
         ),
+        *_fold_lines(summary),
         f"Registered     {summary.name}, version {summary.version} ({', '.join(summary.aliases)})",
         *_promotion_lines(summary),
         f"Report         {pasted_path(summary.report)}",
@@ -73,6 +74,14 @@ def _address_lines(summary: RunSummary) -> list[str]:
     """Return where the MLflow UI shows the run, in its layout for model training."""
     when = "This run in MLflow" if _has_server(summary) else "This run, while `mlflow ui` runs"
     return [f"{when}: {summary.page}"] if summary.page else []
+
+
+def _fold_lines(summary: RunSummary) -> list[str]:
+    folds = summary.cross_validation
+    if folds is None:
+        return []
+    interval = f"95 % t interval {folds.low:.1%} to {folds.high:.1%}"
+    return [f"Validation     {folds.value:.1%}, mean of {folds.n} folds ({interval})"]
 
 
 def _promotion_lines(summary: RunSummary) -> list[str]:

@@ -130,7 +130,18 @@ def _lineage(outcome: Outcome) -> Iterator[tuple[str, str]]:
     yield "data", f"{escaped(data.name)}: {counts}"
     yield "data version", f"`{data.fingerprint}`"
     yield "model", f"{escaped(recipe(config))}, {trained.parameters:,} parameters"
+    if trained.folds is not None:
+        mean = trained.folds.accuracy
+        interval = f"95 % t interval {mean.low:.1%} to {mean.high:.1%}"
+        accuracy = f"{mean.value:.1%} validation accuracy, mean of {mean.n} folds"
+        yield "cross-validation", f"{accuracy} ({interval})"
     yield "training", f"{length} on {trained.device}, {trained.precision}, seed {config.seed}"
+    if trained.refit is not None:
+        refit = trained.refit
+        again = f"{refit.images:,} images (train and validation) for {refit.epochs:.4g} epochs"
+        yield "refit", f"{again} in {refit.seconds:.0f} s; these weights were tested"
+    if trained.ensemble is not None:
+        yield "ensemble", f"of {len(trained.ensemble.temperatures)} models, one of each fold"
     yield "run", f"`{outcome.run.run_id}`"
     head, dirty = provenance.commit()
     if head:

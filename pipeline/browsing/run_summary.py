@@ -41,6 +41,8 @@ class RunSummary(Section):
     """The approval that was requested, or why it could not be; empty unless the config asks."""
     reused: dict[str, str] = Field(default_factory=dict)
     """For each stage that was not computed again, the run whose result was used."""
+    cross_validation: MetricEstimate | None = None
+    """With folds, their mean validation accuracy with its t interval."""
     page: str = ""
     """Address of the run in the MLflow UI; for a local store, while `mlflow ui` runs."""
 
@@ -79,5 +81,6 @@ def summary_of(
         promotion=outcome.promotion,
         approval=approval,
         reused=reused,
+        cross_validation=outcome.trained.folds.accuracy if outcome.trained.folds else None,
         page=addresses.run_page(run),
     )

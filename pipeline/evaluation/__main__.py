@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 import numpy as np
+import pandas as pd
 import torch
 
 from pipeline.data import manifest as manifests
@@ -23,23 +25,32 @@ from pipeline.workers.worker_process import worker_main
 
 def predict(job: PredictionJob, events: EventWriter) -> PredictionResult:
     """Predict the chosen splits in float32 and save their logits."""
-    model, description = load_model(job.model_folder)
-    device = torch.device(job.device)
+    device, images = torch.device(job.device), open_images(job.store)
     table = manifests.usable(manifests.load(job.manifest_file))
-    rows = np.flatnonzero(table["split"].isin(job.splits))
-    began = time.monotonic()
-    logits = predict_logits(
-        model.to(device),
-        open_images(job.store),
-        rows,
-        description.image,
-        device=device,
-        on_progress=lambda done, total: events.progress(done, total, "image"),
-    )
+    parts = [(job.model_folder, np.flatnonzero(table["split"].isin(job.splits)))]
+    parts += [(held_out.model_folder, held_out.rows(table)) for held_out in job.held_out]
+    total, began = sum(len(rows) for _, rows in parts), time.monotonic()
+    found: list[pd.DataFrame] = []
+    for folder, rows in parts:
+        model, description = load_model(folder)
+        before = sum(len(part) for part in found)
+        logits = predict_logits(
+            model.to(device),
+            images,
+            rows,
+            description.image,
+            device=device,
+            on_progress=partial(_report, events, before, total),
+        )
+        found.append(table.loc[rows, FROM_MANIFEST].assign(row=rows, logits=list(logits.numpy())))
     seconds = time.monotonic() - began
-    chosen = table.loc[rows, FROM_MANIFEST].assign(row=rows, logits=list(logits.numpy()))
+    chosen = pd.concat(found).sort_values("row", kind="stable")
     save(chosen, job.file)
-    return PredictionResult(file=job.file, images=len(rows), seconds=seconds)
+    return PredictionResult(file=job.file, images=total, seconds=seconds)
+
+
+def _report(events: EventWriter, before: int, total: int, done: int, _of_part: int) -> None:
+    events.progress(before + done, total, "image")
 
 
 if __name__ == "__main__":

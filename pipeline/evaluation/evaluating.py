@@ -15,6 +15,7 @@ from pipeline.data.prepared_store import open_images
 from pipeline.evaluation.html_report import PixelsOf, ReportPage, write_html
 from pipeline.evaluation.plots import write_plots
 from pipeline.evaluation.predictions import (
+    HeldOut,
     PredictionJob,
     PredictionResult,
     Predictions,
@@ -36,6 +37,14 @@ from pipeline.workers.worker_process import run_worker
 
 FOLDER = "report"
 """Folder of the report inside the run's folder."""
+_PATHS: dict[str, Any] = {
+    "best": True,
+    "selected": True,
+    "refit": {"weights"},
+    "ensemble": {"weights"},
+    "folds": {"folds": {"__all__": {"best", "run_id"}}},
+}
+"""What differs between two runs with the same result."""
 _CODE = ("pipeline.evaluation.__main__", "pipeline.evaluation.evaluating", "pipeline.layers")
 
 
@@ -91,11 +100,13 @@ def ingredients(
     config: RunConfig, data: IngestedData, prepared: PreparedData, trained: TrainResult
 ) -> Ingredients:
     """Return everything that determines the report; it lists all settings, so it depends on all."""
+    held_out = [file for each in _held_out(config, trained) for file in kept(each.model_folder)]
     return {
         **model_ingredients(config, data, prepared, trained),
         **config.flat(),
+        "held out": ", ".join(digest_of(file).sha256 for file in held_out),
         "notes": "\n".join((data.split_origin, *data.notes)),
-        "training": trained.model_dump_json(exclude={"best"}),
+        "training": trained.model_dump_json(exclude=_PATHS),
         "code": stage_keys.code(*_CODE),
     }
 
@@ -125,7 +136,7 @@ def _evaluated(
     predicted = run_worker(
         "pipeline.evaluation",
         folder.parent / "prediction",
-        _job(data, prepared, trained, folder.parent / "prediction" / "logits.parquet"),
+        _job(config, data, prepared, trained, folder.parent / "prediction" / "logits.parquet"),
         PredictionResult,
         on_event,
     )
@@ -155,17 +166,17 @@ def _evaluated(
 
 
 def calibrated(table: pd.DataFrame, classes: tuple[str, ...]) -> tuple[pd.DataFrame, float]:
-    """Fit the temperature on the validation split; return the table of predictions and it.
+    """Fit the temperature on all images but the test split; return the table of predictions and it.
 
     Args:
-        table: rows of the manifest with `logits`, including the validation split.
+        table: rows of the manifest with `logits`; without other images than test images, the
+            temperature is 1.
         classes: the model's classes, in the order of its outputs.
     """
-    validation = (table["split"] == "validation").to_numpy()
+    validation = (table["split"] != "test").to_numpy()
     labels = table.loc[validation, "label"].map({name: k for k, name in enumerate(classes)})
     chosen = list(table.loc[validation, "logits"])
-    logits_NK = np.stack(chosen) if chosen else np.zeros((0, len(classes)))
-    temperature = fit_temperature(logits_NK, labels.to_numpy(np.int64))
+    temperature = fit_temperature(np.stack(chosen), labels.to_numpy(np.int64)) if chosen else 1.0
     probabilities_NK = np.empty((len(table), len(classes)), np.float32)
     for rows in row_slices(probabilities_NK.shape):
         probabilities_NK[rows] = softmax(stacked(table["logits"].iloc[rows]), temperature)
@@ -201,12 +212,62 @@ def write_report(
     return html
 
 
-def _job(data: IngestedData, prepared: PreparedData, trained: TrainResult, file: Path) -> Section:
+def _weights_facts(trained: TrainResult) -> dict[str, str]:
+    """Return which weights are evaluated, and what the validation metrics belong to."""
+    facts = {}
+    if trained.folds is None:
+        which = "Best weights" if trained.averaged is None else "Averaged weights"
+        when = f"epoch {trained.best_step / trained.steps_per_epoch:.0f}"
+        if trained.averaged is not None:
+            when = f"of the last {trained.averaged.validations} validations"
+        facts[which] = f"{when}, validation accuracy {trained.best_validation_accuracy:.1%}"
+    else:
+        accuracy = trained.folds.accuracy
+        facts["Cross-validation"] = (
+            f"validation accuracy {accuracy.value:.1%}, mean of {accuracy.n} folds (95 % t "
+            f"interval {accuracy.low:.1%} to {accuracy.high:.1%})"
+        )
+    if trained.refit is not None:
+        refit = trained.refit
+        facts["Refit"] = (
+            f"trained again on {refit.images:,} images, training and validation together, for "
+            f"{refit.epochs:.1f} epochs in {refit.seconds:.0f} s; the validation metrics belong to "
+            f"the training{'s of the folds' if trained.folds else ' before'}"
+        )
+    elif trained.ensemble is not None:
+        facts["Ensemble"] = (
+            f"average of the probabilities of {len(trained.ensemble.temperatures)} models, one of "
+            "each fold; the validation metrics belong to the single models"
+        )
+    return facts
+
+
+def _held_out(config: RunConfig, trained: TrainResult) -> tuple[HeldOut, ...]:
+    """Return models for the calibration, if the final one was trained on the validation images.
+
+    An ensemble needs none: each of its models is calibrated on its own fold.
+    """
+    if trained.selected is not None:
+        return (HeldOut(model_folder=trained.selected.resolve()),)
+    if trained.folds is None or trained.ensemble is not None:
+        return ()
+    folds, seed = trained.folds.folds, config.data.split_seed
+    return tuple(
+        HeldOut(model_folder=each.best.resolve(), fold=each.fold, folds=len(folds), seed=seed)
+        for each in folds
+    )
+
+
+def _job(
+    config: RunConfig, data: IngestedData, prepared: PreparedData, trained: TrainResult, file: Path
+) -> Section:
+    alone = trained.refit is None and trained.ensemble is None
     return PredictionJob(
         model_folder=trained.best.resolve(),
         manifest_file=data.manifest_file.resolve(),
         store=prepared.store.resolve(),
-        splits=("validation", "test"),
+        splits=("validation", "test") if alone else ("test",),
+        held_out=_held_out(config, trained),
         device=trained.device,
         file=file,
     )
@@ -227,8 +288,7 @@ def _page(
         "Patch embedding": config.model.patch_embedding.name,
         "Training": f"{trained.epochs:.1f} epochs in {trained.seconds:.0f} s on {trained.device} "
         f"({trained.precision})",
-        "Best weights": f"epoch {trained.best_step / trained.steps * trained.epochs:.0f}, "
-        f"validation accuracy {trained.best_validation_accuracy:.1%}",
+        **_weights_facts(trained),
         "Data version": data.fingerprint[:12],
     }
     return ReportPage(

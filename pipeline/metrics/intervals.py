@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -92,6 +93,25 @@ def _mid_p_low(successes: Array, failures: Array) -> Array:
         too_low = betainc(some, failures + 1, middle) + more < 2 * TAIL
         low, high = np.where(too_low, middle, low), np.where(too_low, high, middle)
     return np.where(successes > 0, low, 0.0)
+
+
+def mean_of_repeats(values: Sequence[float], ends: tuple[float, float]) -> MetricEstimate:
+    """Return the mean of a metric over repeated measurements, with its t interval.
+
+    For the folds of a cross-validation, the interval is approximate: their training images overlap
+    (Bengio and Grandvalet 2004, Journal of Machine Learning Research 5).
+
+    Args:
+        values: at least two.
+        ends: the smallest and the largest possible value; the interval is cut off there.
+    """
+    from scipy.special import stdtrit
+
+    count, mean = len(values), float(np.mean(values))
+    half = float(stdtrit(count - 1, 1 - TAIL) * np.std(values, ddof=1) / np.sqrt(count))
+    return MetricEstimate(
+        value=mean, low=max(ends[0], mean - half), high=min(ends[1], mean + half), n=count
+    )
 
 
 def with_effective_size(

@@ -35,6 +35,8 @@ class ModelDescription(Section):
     classes: tuple[str, ...]
     """Class names in the order of the model's outputs."""
     image: ImageSpec
+    members: int = 1
+    """Number of models whose probabilities are averaged; see `pipeline.models.ensemble`."""
     temperature: float = 1.0
     """Divides the logits before the softmax, so that probabilities are calibrated."""
     data_fingerprint: str = ""

@@ -8,6 +8,7 @@ from torch import nn
 
 from pipeline.files.atomic_files import write_text
 from pipeline.files.sealed_files import read_tensors, write_tensors
+from pipeline.models.ensemble import Ensemble
 from pipeline.models.model_building import build_model
 from pipeline.models.model_description import DESCRIPTION_FILE, ModelDescription, load_description
 
@@ -28,6 +29,10 @@ def load_model(folder: Path) -> tuple[nn.Module, ModelDescription]:
     """
     description = load_description(folder)
     weights, _ = read_tensors(folder / WEIGHTS_FILE)
-    model = build_model(description.model, description.image, len(description.classes))
+    built = [
+        build_model(description.model, description.image, len(description.classes))
+        for _ in range(description.members)
+    ]
+    model = Ensemble(built) if len(built) > 1 else built[0]
     model.load_state_dict(weights)
     return model.eval(), description

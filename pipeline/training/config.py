@@ -125,7 +125,8 @@ class TrainingConfig(Section):
     """Passes over the training split; ignored if time_limit is set."""
 
     time_limit: Duration | None = None
-    """Training time including validation, instead of a number of epochs: 90s, 20m, 2h."""
+    """Training time including validation, instead of a number of epochs: 90s, 20m, 2h. With folds
+    or refit, the time of all trainings of the run together."""
 
     step_plan: Annotated[StepPlanKnots, AfterValidator(_checked_plan)] | None = None
     """Recorded (step, progress, end) knots of a run with a time limit, to reproduce it."""
@@ -195,3 +196,26 @@ class TrainingConfig(Section):
     ema_decay: Annotated[float, Field(ge=0, lt=1)] = 0.999
     """Decay rate of the exponential moving average of the weights, warmed up from 0; the average is
     what is evaluated and saved. Not used by schedule_free."""
+
+    average_last: Annotated[int, Field(ge=2, le=1000)] | None = None
+    """Average the weights of this many last validations instead of keeping the best ones."""
+
+    folds: Annotated[int, Field(ge=2, le=100)] | None = None
+    """Number of folds for cross-validation on the training and validation images; the model is then
+    trained on all of them, unless ensemble is set."""
+
+    refit: bool = False
+    """Train again on the training and validation images together, for as many epochs as the best
+    weights took; implied by folds."""
+
+    ensemble: bool = False
+    """Package the models of all folds as one model, which averages their probabilities, instead of
+    training once more; needs folds."""
+
+    @model_validator(mode="after")
+    def _ensemble_has_folds(self) -> Self:
+        if self.ensemble and self.folds is None:
+            raise ValueError("has an ensemble without folds. Set training.folds, such as 5")
+        if self.ensemble and self.refit:
+            raise ValueError("has both ensemble and refit. Leave one of them out")
+        return self

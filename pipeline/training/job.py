@@ -7,6 +7,7 @@ from pathlib import Path
 from pipeline.config import RunConfig
 from pipeline.plugin_api import ImageSpec
 from pipeline.section import Section
+from pipeline.training.part import TrainingPart
 
 
 class TrainingJob(Section):
@@ -22,3 +23,5 @@ class TrainingJob(Section):
     run_id: str
     folder: Path
     """For checkpoints and pictures."""
+    part: TrainingPart = TrainingPart()
+    """Which of the trainings of the run this is."""

@@ -9,16 +9,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from pipeline import config_files
 from pipeline.config import RunConfig
 from pipeline.data.ingestion import IngestedData, PreparedData
+from pipeline.files.file_digest import digest_of
 from pipeline.run_memory import stage_keys
-from pipeline.run_memory.stage_memory import Ingredients, StageMemory
+from pipeline.run_memory.stage_memory import Ingredients, StageMemory, kept
+from pipeline.section import Section
 from pipeline.tracking import provenance, tracked_run
 from pipeline.tracking.exactly_once_metrics import MetricSender
 from pipeline.training.job import TrainingJob
 from pipeline.training.machine import MODULE, choose_device, seen
+from pipeline.training.part import TrainingPart
 from pipeline.training.train_result import TrainResult
 from pipeline.workers.event_log import Event
 from pipeline.workers.worker_process import JOB_FILE, earlier_events, run_worker
@@ -26,9 +30,8 @@ from pipeline.workers.worker_process import JOB_FILE, earlier_events, run_worker
 logger = logging.getLogger(__name__)
 
 CONFIG_FILE = "config.yaml"
-FOLDER = "training"
-"""Below the run's folder."""
 OnEvent = Callable[[Event], None]
+Result = TypeVar("Result", bound=Section)
 
 
 def train(
@@ -49,26 +52,58 @@ def train(
         memory: may know the weights.
         on_event: also called with every event, for a progress display.
     """
-    folder = run.folder / FOLDER
-    asked = ingredients(config, data, prepared)
+    return train_part(TrainingPart(), TrainResult, config, data, prepared, run, memory, on_event)
+
+
+def train_part(
+    part: TrainingPart,
+    result_class: type[Result],
+    config: RunConfig,
+    data: IngestedData,
+    prepared: PreparedData,
+    run: tracked_run.TrackedRun,
+    memory: StageMemory,
+    on_event: OnEvent,
+) -> Result:
+    """Do one of the trainings that a run consists of, unless its result is known; see `train`."""
+    folder = run.folder / part.folder
+    asked = ingredients(config, data, prepared, part)
     begun = bool(earlier_events(folder))  # then it is resumed, whatever other runs have done since
-    known = memory.recall("train", asked, TrainResult, folder, own_only=begun)
+    known = memory.recall(part.stage, asked, result_class, folder, own_only=begun)
     if known is not None:
-        log_again(run)
+        log_again(run, folder)
         return known
-    trained = _trained(config, data, prepared, run, on_event)
-    same = ingredients(replayable(config, trained), data, prepared)
-    memory.remember("train", trained, folder, asked, same)
+    trained = _trained(part, result_class, config, data, prepared, run, on_event)
+    keys = [asked]
+    if isinstance(trained, TrainResult):
+        keys.append(ingredients(replayable(config, trained), data, prepared, part))
+    memory.remember(part.stage, trained, folder, *keys)
     return trained
 
 
+def known_part(
+    part: TrainingPart,
+    result_class: type[Result],
+    config: RunConfig,
+    data: IngestedData,
+    prepared: PreparedData,
+    run: tracked_run.TrackedRun,
+    memory: StageMemory,
+) -> Result | None:
+    """Return the result of a part that this run has finished before, or None; logs nothing."""
+    asked, folder = ingredients(config, data, prepared, part), run.folder / part.folder
+    return memory.recall(part.stage, asked, result_class, folder, own_only=True)
+
+
 def _trained(
+    part: TrainingPart,
+    result_class: type[Result],
     config: RunConfig,
     data: IngestedData,
     prepared: PreparedData,
     run: tracked_run.TrackedRun,
     on_event: OnEvent,
-) -> TrainResult:
+) -> Result:
     job = TrainingJob(
         config=config,
         manifest_file=data.manifest_file.resolve(),
@@ -77,7 +112,8 @@ def _trained(
         classes=data.classes,
         data_fingerprint=data.fingerprint,
         run_id=run.run_id,
-        folder=run.folder / FOLDER,
+        folder=run.folder / part.folder,
+        part=part,
     )
     log = MetricSender(run)
     for event in earlier_events(job.folder):
@@ -92,14 +128,13 @@ def _trained(
             logger.warning(event["message"])
 
     with tracked_run.system_metrics(run):
-        result = run_worker(MODULE, job.folder, job, TrainResult, forward)
+        result = run_worker(MODULE, job.folder, job, result_class, forward)
     log.flush()
     return result
 
 
-def log_again(run: tracked_run.TrackedRun) -> None:
-    """Log the events of the training whose results were copied to the run's folder."""
-    folder = run.folder / FOLDER
+def log_again(run: tracked_run.TrackedRun, folder: Path) -> None:
+    """Log the events of the training whose results were copied to a folder of the run."""
     job = TrainingJob.model_validate_json((folder / JOB_FILE).read_text(encoding="utf-8"))
     log = MetricSender(run)
     for event in earlier_events(folder):
@@ -118,7 +153,12 @@ def _log(event: Event, log: MetricSender, *, send: bool = True) -> None:
         log.add_file(Path(event["path"]), send=send)
 
 
-def ingredients(config: RunConfig, data: IngestedData, prepared: PreparedData) -> Ingredients:
+def ingredients(
+    config: RunConfig,
+    data: IngestedData,
+    prepared: PreparedData,
+    part: TrainingPart = TrainingPart(),  # noqa: B008 - a frozen value
+) -> Ingredients:
     """Return everything that decides the weights.
 
     Raises:
@@ -131,11 +171,24 @@ def ingredients(config: RunConfig, data: IngestedData, prepared: PreparedData) -
         "images": repr(prepared.image),
         "classes": ", ".join(data.classes),
         **stage_keys.settings(config, *sections),
+        **_part_ingredients(config, part),
         "code": stage_keys.code(f"{MODULE}.__main__", "pipeline.layers"),
         **stage_keys.software(config, "augmentation", "model", "patch_embedding"),
         "machine": f"{provenance.processor()}, {machine.cpu_capability}",
         "device": machine.devices[choose_device(config.training, machine)],
         "threads": str(config.training.threads or machine.threads),
+    }
+
+
+def _part_ingredients(config: RunConfig, part: TrainingPart) -> dict[str, str]:
+    """Return what distinguishes a part from the ordinary training; nothing for that itself."""
+    if part == TrainingPart():
+        return {}
+    files = [file for folder in part.members for file in kept(folder)]
+    return {
+        "part": part.model_dump_json(exclude={"members"}),
+        "data.split_seed": str(config.data.split_seed),
+        "members": ", ".join(digest_of(file).sha256 for file in files),
     }
 
 

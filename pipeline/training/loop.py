@@ -23,6 +23,7 @@ from pipeline.training.compute_share import ComputeShare
 from pipeline.training.device import choose_precision, make_repeatable
 from pipeline.training.divergence import Diverged, FiniteCheck, save_batch
 from pipeline.training.ema import MovingAverage
+from pipeline.training.final_average import with_average
 from pipeline.training.initial_images import initialise_from_images
 from pipeline.training.job import TrainingJob
 from pipeline.training.machine import choose_device, look
@@ -36,6 +37,7 @@ from pipeline.training.train_step import Gradients, TrainStep
 from pipeline.training.training_data import open_data
 from pipeline.training.validation import Validator
 from pipeline.training.validation_plan import Timed
+from pipeline.training.weight_averaging import LastWeights
 from pipeline.workers.event_log import EventWriter
 
 _LONG_RUN_SECONDS = 20.0
@@ -65,7 +67,7 @@ class Training:
         size = ProgressiveSize(settings, job.image, model)
         self.step = TrainStep(job.config, job.image, self.device, self.precision, size, weights_K)
         self.validator = Validator(self.data, job.image, self.device)
-        length = (settings, self.order.steps_per_epoch, len(self.data.validation_rows))
+        length = (settings, job.part, self.order.steps_per_epoch, len(self.data.validation_rows))
         self.validations = planned_validations(*length)
         self.planner, plan = planned_steps(*length, self.validations)
         self.state = TrainState(
@@ -79,9 +81,15 @@ class Training:
         self.checkpoints = Checkpoints(job.folder, restarts=settings.retries_after_divergence > 0)
         self.finite = FiniteCheck()
         self._share: ComputeShare | None = None
+        self.last_weights = LastWeights(job.folder, settings.average_last)
 
     def run(self) -> TrainResult:
         """Train to the end of the plan and return the result."""
+        self.train_to_the_end()
+        return with_average(self, self._result())
+
+    def train_to_the_end(self) -> None:
+        """Do all steps of the plan that are left, and write the last checkpoint."""
         state = self.state
         if resumed := self.checkpoints.resume(state):
             self.events.write("warning", message=resumed)
@@ -97,7 +105,6 @@ class Training:
                 except Diverged as diverged:
                     self._restart(diverged)
         self._write_checkpoint()
-        return self._result()
 
     def _train(self) -> None:
         """Train until the end.
@@ -253,10 +260,11 @@ class Training:
         state.validation_seconds += time.monotonic() - began
         if isinstance(self.validations, Timed):
             self.validations.validated(images, time.monotonic() - began, self.elapsed)
+        self.last_weights.add(state.step, state.average.model)
         if state.best is None or _better(record, state.best):
             state.best = record
             folder = best_weights.folder_of(self.job.folder, record.step)
-            save_model(folder, state.average.model, self._description())
+            save_model(folder, state.average.model, self.description())
             self.checkpoints.keep_best(record.step)
         values = record.metric_values()
         if self._share is None and self.elapsed > _LONG_RUN_SECONDS:
@@ -316,8 +324,10 @@ class Training:
     def _write_checkpoint(self) -> None:
         self.state.elapsed_seconds = self.elapsed
         self.checkpoints.write(self.state)
+        self.last_weights.checkpointed(self.state.step)
 
-    def _description(self) -> ModelDescription:
+    def description(self) -> ModelDescription:
+        """Return the description of this training's model."""
         return ModelDescription(
             model=self.config.model,
             plugins=describe_plugins(self.config.model),

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from pipeline.training.config import TrainingConfig, duration_seconds
+from pipeline.training.part import TrainingPart
 from pipeline.training.step_plan import StepPlan, TimePlanner
 from pipeline.training.validation_plan import EachEpoch, Recorded, Timed, ValidationPlan
 
 
 def planned_validations(
-    settings: TrainingConfig, steps_per_epoch: int, images: int
+    settings: TrainingConfig, part: TrainingPart, steps_per_epoch: int, images: int
 ) -> ValidationPlan:
     """Return when to validate.
 
     Args:
         settings: decide the length.
+        part: a refit has no validation, but reports each epoch.
         steps_per_epoch: of the training split.
         images: size of the validation split.
     """
-    if settings.validation_plan is not None:
-        return Recorded(settings.validation_plan, images)
+    if settings.validation_plan is not None and not part.refit:
+        return Recorded(part.validations(settings.validation_plan, steps_per_epoch), images)
     if settings.time_limit is None or settings.step_plan is not None:
         return EachEpoch(steps_per_epoch, images)
     limit = duration_seconds(settings.time_limit)
@@ -26,18 +28,23 @@ def planned_validations(
 
 
 def planned_steps(
-    settings: TrainingConfig, steps_per_epoch: int, images: int, validations: ValidationPlan
+    settings: TrainingConfig,
+    part: TrainingPart,
+    steps_per_epoch: int,
+    images: int,
+    validations: ValidationPlan,
 ) -> tuple[TimePlanner | None, StepPlan]:
     """Return the plan of the steps, and with a time limit what changes it.
 
     Args:
         settings: decide the length.
+        part: may follow the plan of another training.
         steps_per_epoch: of the training split.
         images: size of the validation split.
         validations: share the time limit with the steps.
     """
     if settings.step_plan is not None:
-        return None, StepPlan(settings.step_plan)
+        return None, StepPlan(part.plan(settings.step_plan, steps_per_epoch))
     if settings.time_limit is None:
         return None, StepPlan.of_steps(settings.epochs * steps_per_epoch)
     limit, plan = duration_seconds(settings.time_limit), TimePlanner.opening_plan()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pipeline.metrics.intervals import MetricEstimate
 from pipeline.section import Section
 
 
@@ -46,8 +47,67 @@ class EpochRecord(Section):
         }
 
 
+class RefitResult(Section):
+    """The result of training again on the training and validation images together."""
+
+    weights: Path
+    """Folder of the last weights."""
+    images: int
+    """Number of images trained on."""
+    steps: int
+    epochs: float
+    seconds: float
+    images_per_second: float
+
+
+class EnsembleResult(Section):
+    """The models of all folds as one model."""
+
+    weights: Path
+    temperatures: tuple[float, ...]
+    """Of each member, fitted on the images of its fold."""
+    seconds: float
+
+
+class AverageRecord(Section):
+    """The average of the weights of the last validations."""
+
+    validations: int
+    """Number of validations averaged."""
+    accuracy: float
+    """On the validation images."""
+    loss: float
+
+
+class FoldRecord(Section):
+    """The training of one fold, at its best weights."""
+
+    fold: int
+    """Counted from 1."""
+    run_id: str
+    """The nested MLflow run."""
+    best: Path
+    """Folder of the best weights."""
+    accuracy: float
+    loss: float
+    epoch: float
+    """Epoch of the best weights."""
+
+
+class FoldsResult(Section):
+    """The result of a cross-validation: the mean over the folds, with t intervals."""
+
+    folds: tuple[FoldRecord, ...]
+    accuracy: MetricEstimate
+    loss: MetricEstimate
+
+
 class TrainResult(Section):
-    """Paths and numbers; large data stays in files."""
+    """Paths and numbers; large data stays in files.
+
+    With a refit or folds, `best` is the folder of the final weights; the other values are those of
+    the first training.
+    """
 
     best: Path
     """Folder of the weights with the best validation metrics."""
@@ -73,3 +133,16 @@ class TrainResult(Section):
     halvings: tuple[int, ...] = ()
     """Steps from which micro-batches were half as large, because memory was short."""
     history: tuple[EpochRecord, ...]
+    averaged: AverageRecord | None = None
+    """What `best` is, if it is not the weights of one validation."""
+    refit: RefitResult | None = None
+    """How the final weights were trained, if they were trained on the validation images, too."""
+    selected: Path | None = None
+    """Before a refit without folds, the folder of the weights with the best validation metrics."""
+    folds: FoldsResult | None = None
+    ensemble: EnsembleResult | None = None
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps per epoch of the first training."""
+        return round(self.steps / self.epochs)

@@ -20,16 +20,17 @@ Integers = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True)
 class TrainingData:
-    """The prepared images, their classes, and the two splits that a training run may see."""
+    """The prepared images, their classes, and those that a training may see."""
 
     images: Pixels
     """All rows of the store, memory-mapped."""
     labels: Integers
     """Class index of every row of the store."""
     training: TrainingImages
-    """The training split, with its augmentation."""
+    """The images to train on, with their augmentation."""
     validation_rows: Integers
-    """Rows of the store in the validation split, in the order of their files' digests.
+    """Rows of the store to validate on, in the order of their files' digests; none when training on
+    everything.
 
     So any first part is a random sample that depends only on the images.
     """
@@ -54,21 +55,23 @@ def open_data(job: TrainingJob) -> TrainingData:
     """Open the store and read the labels and splits from the manifest."""
     rows = manifests.usable(manifests.load(job.manifest_file))
     index = {label: number for number, label in enumerate(job.classes)}
+    training_rows, validation_rows = job.part.rows(rows, job.config.data.split_seed)
     labels: Integers = rows["label"].map(index).to_numpy().astype(np.int64)
     training = TrainingImages(
         store=job.store,
-        rows=np.flatnonzero(rows["split"] == "train"),
+        rows=training_rows,
         labels=labels,
         augmentation=job.config.augmentation,
         image=job.image,
         seed=job.config.seed,
     )
-    validation = rows[rows["split"] == "validation"].sort_values(["sha256", "path"])
+    validation = rows.iloc[validation_rows]
+    by_digest = np.lexsort((validation["path"], validation["sha256"]))
     return TrainingData(
         images=open_images(job.store),
         labels=labels,
         training=training,
-        validation_rows=validation.index.to_numpy().astype(np.int64),
+        validation_rows=validation_rows[by_digest],
         paths=tuple(rows["path"]),
         classes=job.classes,
     )

@@ -1,0 +1,52 @@
+"""Make one model of the models of all folds.
+
+Each member is calibrated on the images of its own fold, which it was not trained on.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import torch
+
+from pipeline.data import manifest as manifests
+from pipeline.data.prepared_store import open_images
+from pipeline.metrics.calibration import fit_temperature
+from pipeline.models.ensemble import Ensemble
+from pipeline.models.inference import predict_logits
+from pipeline.models.model_files import load_model, save_model
+from pipeline.training.device import make_repeatable
+from pipeline.training.job import TrainingJob
+from pipeline.training.machine import choose_device, look
+from pipeline.training.train_result import EnsembleResult
+from pipeline.workers.event_log import EventWriter
+
+_WEIGHTS = "weights"
+
+
+def combine_members(job: TrainingJob, events: EventWriter) -> EnsembleResult:
+    """Calibrate the models of the folds, and save them as one model."""
+    began = time.monotonic()
+    make_repeatable(job.config.training.threads)
+    device = torch.device(choose_device(job.config.training, look()))
+    images = open_images(job.store)
+    rows = manifests.usable(manifests.load(job.manifest_file))
+    index = {label: number for number, label in enumerate(job.classes)}
+    labels = rows["label"].map(index).to_numpy().astype(np.int64)
+    models, temperatures = [], []
+    for number, folder in enumerate(job.part.members, start=1):
+        model, description = load_model(folder)
+        part = job.part.model_copy(update={"fold": number, "folds": len(job.part.members)})
+        _, held_out = part.rows(rows, job.config.data.split_seed)
+        logits_NK = predict_logits(
+            model.to(device), images, held_out, description.image, device=device
+        )
+        models.append(model.cpu())
+        temperatures.append(fit_temperature(logits_NK.numpy(), labels[held_out]))
+        events.progress(number, len(job.part.members), "model")
+    folder = job.folder / _WEIGHTS
+    described = description.model_copy(update={"members": len(models), "run_id": job.run_id})
+    save_model(folder, Ensemble(models, temperatures), described)
+    seconds = time.monotonic() - began
+    return EnsembleResult(weights=folder, temperatures=tuple(temperatures), seconds=seconds)

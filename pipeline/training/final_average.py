@@ -1,0 +1,77 @@
+"""What happens after the last step if the weights of the last validations are averaged.
+
+The average replaces the best weights as the result. It is saved before the single files are
+deleted, so a training that is killed in between comes to the same result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import functional
+
+from pipeline.models.inference import predict_logits
+from pipeline.models.model_description import DESCRIPTION_FILE
+from pipeline.models.model_files import load_model, save_model
+from pipeline.training.train_result import AverageRecord, TrainResult
+from pipeline.training.weight_averaging import measure_batch_norm
+
+if TYPE_CHECKING:
+    from pipeline.training.loop import Training
+
+FOLDER = "averaged"
+
+
+def with_average(training: Training, result: TrainResult) -> TrainResult:
+    """Return the result with the average of the last weights, if the config asks for it."""
+    count, state = training.last_weights.count, training.state
+    if count is None:
+        return result
+    steps = [record.step for record in state.history[-count:]]
+    folder = training.job.folder / FOLDER
+    save_average(training, steps, folder)
+    rows = training.data.validation_rows
+    logits_NK = predict_logits(
+        state.average.model, training.data.images, rows, training.job.image, device=training.device
+    )
+    labels_N = torch.from_numpy(training.data.labels[rows])
+    record = AverageRecord(
+        validations=len(steps),
+        accuracy=float((logits_NK.argmax(1) == labels_N).float().mean()),
+        loss=float(functional.cross_entropy(logits_NK, labels_N)),
+    )
+    values = {"averaged/accuracy": record.accuracy, "averaged/loss": record.loss}
+    training.events.write("metrics", step=state.step, values=values)
+    return result.model_copy(
+        update={
+            "best": folder,
+            "best_step": state.step,
+            "best_validation_accuracy": record.accuracy,
+            "averaged": record,
+        }
+    )
+
+
+def save_average(training: Training, steps: Sequence[int], folder: Path) -> None:
+    """Save the average over the validations after some steps, unless it is there already.
+
+    The training's own average model then has these weights.
+    """
+    model = training.state.average.model
+    if (folder / DESCRIPTION_FILE).exists():  # the last file that is written
+        model.load_state_dict(load_model(folder)[0].state_dict())
+    else:
+        training.last_weights.load_average(steps, model)
+        measure_batch_norm(
+            model,
+            training.data.images,
+            training.data.training.rows,
+            training.job.image,
+            training.config.training.batch_size,
+            training.config.seed,
+        )
+        save_model(folder, model, training.description())
+    training.last_weights.delete()

@@ -1,0 +1,54 @@
+"""The refit: the training again, on the training and validation images together.
+
+It follows the plan of the first training, epoch for epoch, and ends where the best weights of the
+first training were. There is no image left to validate on, so the last weights are kept.
+"""
+
+from __future__ import annotations
+
+from pipeline.models.model_files import save_model
+from pipeline.training.checkpoint import PREVIOUS
+from pipeline.training.final_average import save_average
+from pipeline.training.loop import Training
+from pipeline.training.train_result import RefitResult
+
+_WEIGHTS = "weights"
+
+
+class Refit(Training):
+    """A training without validation, from a job to a result."""
+
+    def refit(self) -> RefitResult:
+        """Train to the end of the plan, and return the folder of the last weights."""
+        self.train_to_the_end()
+        state, folder = self.state, self.job.folder / _WEIGHTS
+        (self.job.folder / PREVIOUS).unlink(missing_ok=True)
+        if self.last_weights.count is None:
+            save_model(folder, state.average.model, self.description())
+        else:
+            ends = range(self.order.steps_per_epoch, state.step, self.order.steps_per_epoch)
+            save_average(self, [*ends, state.step][-self.last_weights.count :], folder)
+        return RefitResult(
+            weights=folder,
+            images=len(self.data.training.rows),
+            steps=state.step,
+            epochs=state.step / self.order.steps_per_epoch,
+            seconds=self.elapsed,
+            images_per_second=state.sums.total_images / max(state.training_seconds, 1e-9),
+        )
+
+    def _validate(self, *, last: bool = False) -> None:  # noqa: ARG002 - as the loop calls it
+        """Report the end of an epoch; called by the loop where other trainings validate."""
+        state = self.state
+        values = {
+            "refit/loss": state.sums.mean_loss,
+            "refit/accuracy": state.sums.accuracy,
+            "refit/learning_rate": self.learning_rate,
+            "refit/epoch": state.step / self.order.steps_per_epoch,
+        }
+        state.sums.next_epoch()
+        self.last_weights.add(state.step, state.average.model)
+        self.events.write("metrics", step=state.step, values=values)
+        self.checkpoints.mark(state)
+        if self.checkpoints.is_due or not self.checkpoints.exist:
+            self._write_checkpoint()
