@@ -20,7 +20,7 @@ from pipeline.training.train_result import TrainResult
 from pipeline.workers.event_log import EventWriter, read_events
 from tests.pipeline.training.conftest import MakeJob
 from tests.pipeline.training.test_loop import (
-    RANDOM_MODEL,
+    RANDOM,
     _figures,
     _same,
     _Stop,
@@ -29,7 +29,7 @@ from tests.pipeline.training.test_loop import (
 )
 
 EXPLOSIVE: dict[str, Any] = {
-    "model": RANDOM_MODEL,
+    "model": RANDOM["model"],
     "training": {"precision": "float32"},
     "optimizer": {"learning_rate": 2e-3},
 }
@@ -133,7 +133,7 @@ def test_it_may_diverge_again(make_job: MakeJob, tmp_path: Path) -> None:
     job = make_job(tmp_path, **EXPLOSIVE)
     result = _run(job, step=2, cuts=2)
     assert result.rate_cuts == (0, 0)
-    unharmed = make_job(tmp_path / "low", model=RANDOM_MODEL, optimizer={"learning_rate": 5e-4})
+    unharmed = make_job(tmp_path / "low", model=RANDOM["model"], optimizer={"learning_rate": 5e-4})
     low = _run(unharmed, step=10**6)
     assert [r.learning_rate for r in result.history] == pytest.approx(
         [r.learning_rate for r in low.history]
