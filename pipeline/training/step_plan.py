@@ -79,7 +79,7 @@ class StepPlan:
 class ValidationCost(Protocol):
     """Knows how long validations take."""
 
-    def seconds_to_come(self, step: int, more: int, elapsed: float, step_seconds: float) -> float:
+    def seconds_to_come(self, step: int, more: int, step_seconds: float) -> float:
         """Return the seconds of the validations of the next `more` steps, the last one included."""
 
 
@@ -145,16 +145,16 @@ class TimePlanner:
         step_seconds = (training_seconds - marked_seconds) / (step - marked_step)
         self._mark = (step, training_seconds)
         left = self.limit_seconds - elapsed_seconds
-        remaining = self._steps_within(left, step, step_seconds, elapsed_seconds)
+        remaining = self._steps_within(left, step, step_seconds)
         self.plan.end_after(step, remaining)
         self._next_replan_step = step + max(1, remaining // _REPLANS_TO_GO)
         self._next_replan_seconds = elapsed_seconds + self.limit_seconds / _REPLANS
 
-    def _steps_within(self, seconds: float, step: int, step_seconds: float, elapsed: float) -> int:
+    def _steps_within(self, seconds: float, step: int, step_seconds: float) -> int:
         """Return how many more steps fit, including the validations."""
 
         def cost(more: int) -> float:
-            validations = self._validations.seconds_to_come(step, more, elapsed, step_seconds)
+            validations = self._validations.seconds_to_come(step, more, step_seconds)
             return more * step_seconds + validations
 
         most = max(0, int(seconds / max(step_seconds, 1e-9)))

@@ -21,6 +21,7 @@ _FIRST = 50
 """The first validation is not before this fraction (1/50) of the limit."""
 _FEWEST_IMAGES = 64
 """Minimum of a part of the split; fewer say little."""
+_MANY = 10**9
 _TRAINING_TO_VALIDATION = 3
 """Estimated cost of a training image in validation images, before it is measured."""
 
@@ -132,6 +133,8 @@ class Timed:
             return False
         if self._seconds_per_image is None:
             return waited or elapsed_seconds >= self._limit / _FIRST
+        if elapsed_seconds > self._latest(self._seconds_per_image):
+            return False
         each = self._part_of(self._seconds_per_image) * self._seconds_per_image
         allowed = self._for_intermediate(self._seconds_per_image) * elapsed_seconds / self._limit
         return self._spent + each <= allowed
@@ -145,13 +148,12 @@ class Timed:
         """Return the size of the part that every validation includes."""
         return self._part if self._part is not None else self._whole
 
-    def seconds_to_come(self, step: int, more: int, elapsed: float, step_seconds: float) -> float:
+    def seconds_to_come(self, step: int, more: int, step_seconds: float) -> float:
         """Return how long the validations of the next `more` steps take, the last one included.
 
         Args:
             step: number of steps done.
             more: steps to come.
-            elapsed: seconds since the first step.
             step_seconds: duration of a step.
         """
         each = self._seconds_per_image
@@ -159,10 +161,15 @@ class Timed:
             each = step_seconds / (_TRAINING_TO_VALIDATION * self._batch_size)
         part, last = self._part_of(each) * each, self._last_of(each) * each
         epochs = (step + more - 1) // self._steps_per_epoch - step // self._steps_per_epoch
-        intervals = int(max(0.0, self._limit - elapsed) * _INTERVALS / self._limit)
-        room = max(0.0, self._for_intermediate(each) - self._spent)
-        affordable = int(room / part) if part > 0 else 0
+        intervals = int((self._limit - self._validated_at) * _INTERVALS / self._limit)
+        room = self._for_intermediate(each) * self._latest(each) / self._limit - self._spent
+        affordable = int(min(max(0.0, room) / part, _MANY)) if part > 0 else _MANY
         return min(max(epochs, intervals), affordable) * part + last
+
+    def _latest(self, seconds_per_image: float) -> float:
+        """Return when there is no time left for another validation and the last one."""
+        images = self._part_of(seconds_per_image) + self._last_of(seconds_per_image)
+        return self._limit - images * seconds_per_image
 
     def _for_intermediate(self, seconds_per_image: float) -> float:
         """Return the seconds for all validations but the last."""
