@@ -76,7 +76,7 @@ def preview_columns(
 
 
 def _described(mix: Mix) -> str:
-    return f"{'MixUp' if mix.box is None else 'CutMix'}, {mix.share:.0%} own"
+    return f"{'MixUp' if mix.box is None else 'CutMix'} {mix.share:.0%}"
 
 
 def preview_grid(

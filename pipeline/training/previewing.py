@@ -77,7 +77,9 @@ def _title(config: RunConfig) -> str:
     named = ", ".join(f"{key} {_words(value)}" for key, value in settings.items())
     name = config.augmentation.name
     size = f"{config.data.image_size}x{config.data.image_size} pixels"
-    return f"{name}: {named}; {size}" if named else f"{name}; {size}"
+    title = f"{name}: {named}; {size}" if named else f"{name}; {size}"
+    mixed = config.training.mixup or config.training.cutmix
+    return f"{title}; % is an image's own share" if mixed else title
 
 
 def _words(value: object) -> str:

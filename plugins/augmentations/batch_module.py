@@ -90,10 +90,11 @@ def erase(
     rows_BH &= (chosen_B & fits_BA.any(1))[:, None]
     columns_BW = _inside(random, widths_BA.gather(1, first_B1), width)
     values_BV = columns_BW.repeat_interleave(channels, 1)  # V = W * C
-    erased_BHV = rows_BH[:, :, None] & values_BV[:, None, :]
+    # Bits instead of torch.where, which takes four times as long for bytes.
+    erased_BHV = (rows_BH.byte() * 255)[:, :, None] & (values_BV.byte() * 255)[:, None, :]
     noise_BHV = random.pixels(height, width * channels)
     lines_BHV = images_BHWC.reshape(noise_BHV.shape)
-    return torch.where(erased_BHV, noise_BHV, lines_BHV).view(images_BHWC.shape)
+    return (lines_BHV ^ ((lines_BHV ^ noise_BHV) & erased_BHV)).view(images_BHWC.shape)
 
 
 def _inside(random: BatchRandom, length_B1: torch.Tensor, side: int) -> torch.Tensor:
