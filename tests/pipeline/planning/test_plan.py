@@ -134,6 +134,15 @@ def test_few_images_get_a_small_model_however_long() -> None:
     assert tier_of(whole(plan(given, {"training.time_limit": "24h"}))) == "small"
 
 
+def test_thumbnails_get_the_tiny_model_and_fewer_epochs() -> None:
+    """Images of 8 pixels are learned in a few epochs."""
+    made = plan(facts(training_images=1_250, median_side=8, greyscale=True, rate=9_000.0), {})
+    config = whole(made)
+    assert tier_of(config) == "tiny"
+    assert config.training.epochs == 15
+    assert config.augmentation.name == "light"
+
+
 @pytest.mark.parametrize("images", [100, 500, 1_000, 3_000])
 def test_few_images_get_small_batches(images: int) -> None:
     """An epoch has about 20 steps, or batches have the least size."""

@@ -14,6 +14,7 @@ from pipeline.planning import stage
 from pipeline.planning.facts import Plan, Speed
 from pipeline.planning.measuring import measure
 from pipeline.planning.measuring_job import Measurement
+from pipeline.planning.plan import plan
 from pipeline.run_memory.stage_memory import StageMemory
 from pipeline.workers.event_log import EventWriter
 
@@ -73,7 +74,7 @@ def test_the_planned_config_has_every_setting_and_no_preset(photos: Path, tmp_pa
     config = asked(photos, training={"batch_size": 5})
     data = ingest(config, tmp_path / "work")
     facts = stage.known_facts(config, data)
-    made = stage.plan(facts, stage.asked_settings(config))
+    made = plan(facts, stage.asked_settings(config))
     whole = stage.with_plan(config, made)
     assert whole.preset is None
     assert whole.training.batch_size == 5
