@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.data.ingestion import default_image_size
 from pipeline.planning import recipes, speed
 from pipeline.planning.asked import Asked
 from pipeline.planning.facts import Plan, PlanFacts
@@ -96,7 +97,9 @@ def candidates(facts: PlanFacts, user_settings: Mapping[str, Any]) -> list[Candi
 
 
 def _candidate(name: str, tier: Tier, facts: PlanFacts, asked: Asked) -> Candidate:
-    side = asked.get("data.image_size") or image_side(tier, facts.data.median_side)
+    median = facts.data.median_side
+    planned = image_side(tier, median) if asked.leaves_embedding else default_image_size(median)
+    side = asked.get("data.image_size") or planned
     model: Settings = {}
     if asked.leaves_model:
         sizes = {key: getattr(tier, key) for key in ("embed_dim", "depth", "num_heads", "mlp_dim")}
@@ -107,7 +110,9 @@ def _candidate(name: str, tier: Tier, facts: PlanFacts, asked: Asked) -> Candida
         model["patch_embedding"] = {"name": "whitened", "num_halvings": halvings(side)}
     if model:
         model["name"] = "vit"
-    settings: Settings = {"data": {"image_size": side}, **({"model": model} if model else {})}
+    settings: Settings = {"model": model} if model else {}
+    if asked.leaves_embedding:  # an embedding that is set may not fit another size
+        settings["data"] = {"image_size": side}
     return Candidate(name, tier, side, settings)
 
 

@@ -216,6 +216,14 @@ def test_a_chosen_size_keeps_its_dimensions() -> None:
     assert "the model as set" in made.text()
 
 
+def test_the_image_size_fits_an_embedding_that_is_set() -> None:
+    """A patch of 12 pixels divides the default image of 96, but not the plan's 64."""
+    user = {"model.patch_embedding.patch_size": 12}
+    made = plan(facts(median_side=300, rate=50.0), user)
+    assert "data" not in made.settings
+    assert "patch_embedding" not in made.settings["model"]
+
+
 def test_heads_divide_an_embedding_that_is_set() -> None:
     """One dimension that is set changes the others, not the other way round."""
     model = whole(plan(facts(), {"model.embed_dim": 100}), {"model.embed_dim": 100}).model
