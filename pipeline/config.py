@@ -131,7 +131,10 @@ class RunConfig(Section):
         return self
 
     def flat(self) -> dict[str, str]:
-        """Return dotted keys and their values as text, as MLflow params hold them."""
+        """Return dotted keys and their values as text, as MLflow params hold them.
+
+        A preset is left out: a resolved config has none, but the settings of its plan.
+        """
         pairs: dict[str, str] = {}
 
         def walk(prefix: str, value: Any) -> None:
@@ -141,5 +144,5 @@ class RunConfig(Section):
             else:
                 pairs[prefix] = "" if value is None else str(value)
 
-        walk("", self.model_dump(mode="json"))
+        walk("", self.model_dump(mode="json", exclude={"preset"}))
         return pairs

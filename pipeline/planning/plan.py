@@ -9,17 +9,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.data.ingestion import default_image_size
 from pipeline.planning import recipes, speed
 from pipeline.planning.asked import Asked
 from pipeline.planning.facts import Plan, PlanFacts
 from pipeline.planning.recipes import Length
-from pipeline.planning.tiers import OWN, TIERS, TIERS_BY_NAME, Tier, halvings, image_side, tokens
+from pipeline.planning.tiers import (
+    OWN,
+    THUMBNAIL,
+    TIERS,
+    TIERS_BY_NAME,
+    Tier,
+    halvings,
+    image_side,
+    tokens,
+)
 from pipeline.presets import PRESETS, PresetName
 
 Settings = dict[str, Any]
 TRAINING_SHARE = 0.9
 """Of a time limit; validation takes the rest."""
 _SMALLEST_WHITENED = 5
+_FEWER_FOR_THUMBNAILS = 4
 _STEPS_OF_A_PLAN = 128
 """Images in a step of a recorded step plan whose batch size is not set."""
 
@@ -86,7 +97,9 @@ def candidates(facts: PlanFacts, user_settings: Mapping[str, Any]) -> list[Candi
 
 
 def _candidate(name: str, tier: Tier, facts: PlanFacts, asked: Asked) -> Candidate:
-    side = asked.get("data.image_size") or image_side(tier, facts.data.median_side)
+    median = facts.data.median_side
+    planned = image_side(tier, median) if asked.leaves_embedding else default_image_size(median)
+    side = asked.get("data.image_size") or planned
     model: Settings = {}
     if asked.leaves_model:
         sizes = {key: getattr(tier, key) for key in ("embed_dim", "depth", "num_heads", "mlp_dim")}
@@ -97,7 +110,9 @@ def _candidate(name: str, tier: Tier, facts: PlanFacts, asked: Asked) -> Candida
         model["patch_embedding"] = {"name": "whitened", "num_halvings": halvings(side)}
     if model:
         model["name"] = "vit"
-    settings: Settings = {"data": {"image_size": side}, **({"model": model} if model else {})}
+    settings: Settings = {"model": model} if model else {}
+    if asked.leaves_embedding:  # an embedding that is set may not fit another size
+        settings["data"] = {"image_size": side}
     return Candidate(name, tier, side, settings)
 
 
@@ -107,7 +122,11 @@ def _chosen(facts: PlanFacts, asked: Asked) -> tuple[Candidate, Length]:
     for candidate, length in reversed(options):
         tier = candidate.tier
         enough_images = facts.data.training_images >= tier.training_images
-        if enough_images and length.images_seen >= tier.images_seen:
+        if (
+            enough_images
+            and candidate.side >= tier.image_size
+            and length.images_seen >= tier.images_seen
+        ):
             return candidate, length
     return options[0]
 
@@ -124,9 +143,15 @@ def _length(facts: PlanFacts, name: str, asked: Asked) -> Length:
         seen = float(asked.get("training.epochs") * images)
     else:
         ambition = PRESETS[_preset(facts)]
-        most = ambition.epochs * images
+        most = _most_epochs(facts, asked) * images
         seen = max(images, min(most, rate * ambition.minutes * 60 * TRAINING_SHARE))
     return Length(seen, seen / images, rate)
+
+
+def _most_epochs(facts: PlanFacts, asked: Asked) -> int:
+    side = asked.get("data.image_size") or image_side(TIERS[0], facts.data.median_side)
+    epochs = PRESETS[_preset(facts)].epochs
+    return epochs // _FEWER_FOR_THUMBNAILS if side < THUMBNAIL else epochs
 
 
 def _preset(facts: PlanFacts) -> PresetName:
@@ -195,8 +220,9 @@ def _why_length(facts: PlanFacts, chosen: Candidate, length: Length, asked: Aske
     if _length_is_set(asked):
         return f"{known}: {took}"
     ambition = PRESETS[_preset(facts)]
-    aim = f"{facts.preset} aims at {duration(ambition.minutes * 60)}, at most {ambition.epochs}"
-    return f"{known}: {took} ({aim} epochs)"
+    most = _most_epochs(facts, asked)
+    aim = f"{facts.preset} aims at {duration(ambition.minutes * 60)}, at most {most} epochs"
+    return f"{known}: {took} ({aim})"
 
 
 def _kept(asked: Asked) -> list[str]:

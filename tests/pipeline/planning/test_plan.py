@@ -134,6 +134,15 @@ def test_few_images_get_a_small_model_however_long() -> None:
     assert tier_of(whole(plan(given, {"training.time_limit": "24h"}))) == "small"
 
 
+def test_thumbnails_get_the_tiny_model_and_fewer_epochs() -> None:
+    """Images of 8 pixels are learned in a few epochs."""
+    made = plan(facts(training_images=1_250, median_side=8, greyscale=True, rate=9_000.0), {})
+    config = whole(made)
+    assert tier_of(config) == "tiny"
+    assert config.training.epochs == 15
+    assert config.augmentation.name == "light"
+
+
 @pytest.mark.parametrize("images", [100, 500, 1_000, 3_000])
 def test_few_images_get_small_batches(images: int) -> None:
     """An epoch has about 20 steps, or batches have the least size."""
@@ -205,6 +214,14 @@ def test_a_chosen_size_keeps_its_dimensions() -> None:
     made = plan(facts(rate=100.0), {"model.size": "mini"})
     assert not {"embed_dim", "depth", "num_heads", "mlp_dim"} & set(made.settings["model"])
     assert "the model as set" in made.text()
+
+
+def test_the_image_size_fits_an_embedding_that_is_set() -> None:
+    """A patch of 12 pixels divides the default image of 96, but not the plan's 64."""
+    user = {"model.patch_embedding.patch_size": 12}
+    made = plan(facts(median_side=300, rate=50.0), user)
+    assert "data" not in made.settings
+    assert "patch_embedding" not in made.settings["model"]
 
 
 def test_heads_divide_an_embedding_that_is_set() -> None:
