@@ -73,7 +73,7 @@ class PlainLines:
         self, label: str, done: int, total: int, beside: str = "", *, unit: str = ""
     ) -> None:
         """Write a line if ten seconds have passed since the last one."""
-        if label != self._label:
+        if label != self._label or done < self._began[1]:  # also a second training of a run
             self._label, self._began = label, (time.monotonic(), done)
         if time.monotonic() - self._last_line >= _PLAIN_SECONDS:
             left = f", {self._seconds_left(done, total):.0f} s left" if done < total else ""

@@ -105,7 +105,8 @@ def train_model(
 ) -> TrainResult | State[TrainResult]:
     """Train in separate processes: once, or with folds or a refit several times."""
     follow = prewarm.following_stages(show_event)
-    parts = RunParts(config, data, prepared, run, memory, follow, display().note)
+    inputs = (config, data, prepared, run, memory, show_event, display().note)
+    parts = RunParts(*inputs, on_last_event=follow)
     trained = parts.train()
     limit = config.training.time_limit
     what = f"its training (also limited to {limit}) is" if limit else "its training is"
