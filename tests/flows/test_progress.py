@@ -30,7 +30,7 @@ def _line_of(event: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_a_bar_moves_from_the_start_of_a_stage_to_its_end() -> None:
-    """It pulses before the first progress and after the last, and never stands still at 100 %."""
+    """It pulses before the first progress and after the last, and never stands still at 100%."""
     shown = progress._bars(_Terminal())
     bars = progress.TerminalBars(shown)
     steps: list[Callable[[], None]] = [
