@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 
 _PLAIN_SECONDS = 10.0
+_BAR_WIDTH, _WIDE = 24, 110
+"""Characters: of the bar, halved where the terminal is not this wide."""
 _TRAINING = "Training"
 Event = dict[str, Any]
 
@@ -273,6 +275,7 @@ def _bars(stream: TextIO) -> Progress:
         TimeElapsedColumn,
         TimeRemainingColumn,
     )
+    from rich.table import Column
     from rich.text import Text
 
     class Clock(TimeRemainingColumn):
@@ -281,12 +284,24 @@ def _bars(stream: TextIO) -> Progress:
         def render(self, task: Task) -> Text:
             return TimeElapsedColumn().render(task) if task.total is None else super().render(task)
 
+    class Beside(TextColumn):
+        """What a narrow terminal cuts off first, so that the bar and the counts stay."""
+
+        def render(self, task: Task) -> Text:
+            text = super().render(task)
+            text.no_wrap, text.overflow = True, "ellipsis"
+            return text
+
+    console = Console(file=stream)
     return Progress(
         TextColumn("         {task.description}"),
-        BarColumn(bar_width=24),
+        BarColumn(
+            bar_width=_BAR_WIDTH if console.width >= _WIDE else _BAR_WIDTH // 2,
+            table_column=Column(no_wrap=True),
+        ),
         TextColumn("{task.fields[counts]}", style="green"),
-        Clock(compact=True),
-        TextColumn("{task.fields[beside]}", style="dim"),
-        console=Console(file=stream),
+        Clock(compact=True, table_column=Column(no_wrap=True)),
+        Beside("{task.fields[beside]}", style="dim", table_column=Column(no_wrap=False)),
+        console=console,
         transient=True,
     )

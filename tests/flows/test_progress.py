@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from rich.text import Text
 
 from flows import progress
 
@@ -44,6 +45,26 @@ def test_a_bar_moves_from_the_start_of_a_stage_to_its_end() -> None:
         step()
         totals.append([task.total for task in shown.tasks])
     assert totals == [[None], [9], [None], [None]]
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_a_narrow_terminal_keeps_the_bar_and_the_counts(
+    columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a line that is too long, only the text at its end is cut off."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    stream = _Terminal()
+    shown = progress._bars(stream)
+    bars = progress.TerminalBars(shown)
+    bars.stage("Training")
+    bars.advance("Training", 30, 45, "epoch 2, training loss 1.500, accuracy 50.0%", unit="s")
+    shown.console.print(shown.get_renderable())
+    line = Text.from_ansi(stream.getvalue().splitlines()[-1]).plain
+    assert len(line) <= columns
+    assert "Training " in line
+    assert "━" * 8 in line
+    assert "30/45 s" in line
+    assert "epoch" in line
 
 
 def test_a_training_of_epochs_shows_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
