@@ -32,7 +32,7 @@ class RopeVitConfig(TransformerConfig):
     """Initial gain of each residual branch (arXiv 2103.17239), such as 1e-5; null for none."""
 
     def resolved_for(self, traits: DataTraits) -> Self:
-        """Fill in the dimensions, and check that pairs in two dimensions fill a head."""
+        """Fill in the dimensions, and check that the head size is a multiple of 4."""
         size = self.dimensions()
         resolved = super().resolved_for(traits)
         head_dim = size.embed_dim // size.num_heads
