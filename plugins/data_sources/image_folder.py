@@ -67,7 +67,7 @@ class ImageFolder:
             filled = {path.partition("/")[0] for path in content.files if "/" in path}
             empty = [name for name in content.folders if name not in filled]
         if not any(image.label for image in images):
-            meant = f" If it is one of the classes, name {root.parent}." if images else ""
+            meant = f" If this folder is one of the classes, pass {root.parent}." if images else ""
             raise DataError(
                 f"{root} has no class folder with files in it. Put the images of each class into "
                 f"a folder named after the class.{meant}"
