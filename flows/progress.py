@@ -78,12 +78,16 @@ class PlainLines:
         if label != self._label:
             self._label, self._began = label, (time.monotonic(), done)
         if time.monotonic() - self._last_line >= _PLAIN_SECONDS:
-            left = f", {self._seconds_left(done, total):.0f} s left" if done < total else ""
+            left = self._time_left(done, total)
             self._line(f"  {_counted(label, done, total, unit)}{left}{_after(beside)}")
 
-    def _seconds_left(self, done: int, total: int) -> float:
+    def _time_left(self, done: int, total: int) -> str:
+        """Return the seconds left at the pace so far; nothing as long as there is no pace."""
         began, first = self._began
-        return (time.monotonic() - began) / max(1, done - first) * (total - done)
+        if not first < done < total:
+            return ""
+        seconds = (time.monotonic() - began) / (done - first) * (total - done)
+        return f", {seconds:.0f} s left"
 
     def _line(self, text: str) -> None:
         self._last_line = time.monotonic()

@@ -67,6 +67,19 @@ def test_a_narrow_terminal_keeps_the_bar_and_the_counts(
     assert "epoch" in line
 
 
+def test_the_time_left_is_shown_once_there_is_a_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first line of a stage has nothing to compute it from."""
+    stream = io.StringIO()
+    monkeypatch.setattr(progress, "_PLAIN_SECONDS", 0)
+    with progress.shown(stream):
+        for done in (1, 2, 9):
+            progress.display().advance("Images", done, 9)
+    first, second, last = stream.getvalue().splitlines()
+    assert first.endswith("Images: 1 of 9")
+    assert second.endswith("s left")
+    assert last.endswith("Images: 9 of 9")
+
+
 def test_a_training_of_epochs_shows_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a time limit the number of steps is known from the start."""
     line = _line_of(_training(), monkeypatch)
