@@ -1,4 +1,4 @@
-"""How often the 95 % intervals contain the true value: a table by metric and number of images.
+"""How often the 95% intervals contain the true value: a table by metric and number of images.
 
 python -m benchmarks.interval_coverage
 

@@ -2,7 +2,7 @@
 
 python -m benchmarks.many_classes [CLASSES] [IMAGES]
 
-By default 10,000 classes and 15,000 test images, as of 100,000 images of which 15 % are tested. The
+By default 10,000 classes and 15,000 test images, as of 100,000 images of which 15% are tested. The
 memory is the most that the process held beyond the predictions, which are float32.
 """
 

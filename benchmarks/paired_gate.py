@@ -64,7 +64,7 @@ def main() -> None:
     count = promoted(2000, accuracy=0.85, gain=0.03, discordant=0.15, seed=0)
     print(
         f"better by 3 points, n = 2,000, discordant 0.15: promoted {count} of {TRIALS} "
-        f"= {count / TRIALS:.0%} (80 % at least)"
+        f"= {count / TRIALS:.0%} (80% at least)"
     )
     print(f"interval of the difference, {SIMULATIONS:,} simulations each:")
     for images in (20, 100, 1000):

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 
 _PLAIN_SECONDS = 10.0
+_BAR_WIDTH, _WIDE = 24, 110
+"""Characters: of the bar, halved where the terminal is not this wide."""
 _TRAINING = "Training"
 Event = dict[str, Any]
 
@@ -76,12 +78,16 @@ class PlainLines:
         if label != self._label or done < self._began[1]:  # also a second training of a run
             self._label, self._began = label, (time.monotonic(), done)
         if time.monotonic() - self._last_line >= _PLAIN_SECONDS:
-            left = f", {self._seconds_left(done, total):.0f} s left" if done < total else ""
+            left = self._time_left(done, total)
             self._line(f"  {_counted(label, done, total, unit)}{left}{_after(beside)}")
 
-    def _seconds_left(self, done: int, total: int) -> float:
+    def _time_left(self, done: int, total: int) -> str:
+        """Return the seconds left at the pace so far; nothing as long as there is no pace."""
         began, first = self._began
-        return (time.monotonic() - began) / max(1, done - first) * (total - done)
+        if not first < done < total:
+            return ""
+        seconds = (time.monotonic() - began) / (done - first) * (total - done)
+        return f", {seconds:.0f} s left"
 
     def _line(self, text: str) -> None:
         self._last_line = time.monotonic()
@@ -275,6 +281,7 @@ def _bars(stream: TextIO) -> Progress:
         TimeElapsedColumn,
         TimeRemainingColumn,
     )
+    from rich.table import Column
     from rich.text import Text
 
     class Clock(TimeRemainingColumn):
@@ -283,12 +290,24 @@ def _bars(stream: TextIO) -> Progress:
         def render(self, task: Task) -> Text:
             return TimeElapsedColumn().render(task) if task.total is None else super().render(task)
 
+    class Beside(TextColumn):
+        """What a narrow terminal cuts off first, so that the bar and the counts stay."""
+
+        def render(self, task: Task) -> Text:
+            text = super().render(task)
+            text.no_wrap, text.overflow = True, "ellipsis"
+            return text
+
+    console = Console(file=stream)
     return Progress(
         TextColumn("         {task.description}"),
-        BarColumn(bar_width=24),
+        BarColumn(
+            bar_width=_BAR_WIDTH if console.width >= _WIDE else _BAR_WIDTH // 2,
+            table_column=Column(no_wrap=True),
+        ),
         TextColumn("{task.fields[counts]}", style="green"),
-        Clock(compact=True),
-        TextColumn("{task.fields[beside]}", style="dim"),
-        console=Console(file=stream),
+        Clock(compact=True, table_column=Column(no_wrap=True)),
+        Beside("{task.fields[beside]}", style="dim", table_column=Column(no_wrap=False)),
+        console=console,
         transient=True,
     )

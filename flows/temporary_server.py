@@ -22,7 +22,8 @@ from pipeline.local_services import HOST, answers
 from pipeline.supervision import free_ports, supervised_main
 from pipeline.workers.worker_start import stop_group
 
-_START_SECONDS = 120.0
+_START_SECONDS = 240.0
+"""As long as the servers of `patchline up` have; a busy machine needs more than two minutes."""
 _ANSWER_SECONDS = 2.0
 _VARIABLE = "PATCHLINE_SERVER_SECRET"
 
@@ -58,7 +59,7 @@ class TemporaryServer:
         """Wait until the server answers.
 
         Raises:
-            RunError: if it ends, or does not answer within two minutes.
+            RunError: if it ends, or does not answer within four minutes.
         """
         deadline = time.monotonic() + _START_SECONDS
         while time.monotonic() < deadline:
@@ -72,8 +73,8 @@ class TemporaryServer:
                 return
             time.sleep(0.05)
         raise RunError(
-            f"The temporary Prefect server did not answer within {_START_SECONDS:.0f} s. Start one "
-            "with `prefect server start` and set PREFECT_API_URL."
+            f"The temporary Prefect server did not answer within {_START_SECONDS:.0f} s. If the "
+            "machine is busy, try again; or run `patchline up` first, and then the command."
         )
 
     def stop(self) -> None:

@@ -178,7 +178,7 @@ def _lines(found: VersionEvaluation) -> list[str]:
         estimate = report.metrics.get(f"{report.split}/{key}")
         if estimate is not None:
             lines.append(
-                f"  {METRICS[key].title:<28} {estimate.value:.3f}  (95 % confidence interval "
+                f"  {METRICS[key].title:<28} {estimate.value:.3f}  (95% confidence interval "
                 f"{estimate.low:.3f} to {estimate.high:.3f})"
             )
     lines += [f"  note: {note}" for note in found.selection.notes]

@@ -39,7 +39,7 @@ def predict(
     Parameters
     ----------
     model
-        NAME, NAME@ALIAS, NAME/VERSION or models:/NAME@ALIAS; NAME alone is its champion.
+        NAME, NAME@ALIAS, NAME/VERSION or models:/NAME@ALIAS; NAME alone means its champion.
     images
         Image files or folders of images.
     top_k

@@ -201,7 +201,7 @@ def _write_artifacts(outcome: Outcome) -> None:
             }
             for key, estimate in outcome.evaluated.report.metrics.items()
         ],
-        description="Metrics on the test images with 95 % confidence intervals",
+        description="Metrics on the test images with 95% confidence intervals",
     )
     if lasting:
         page = addresses.run_page(outcome.run)

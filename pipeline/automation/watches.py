@@ -75,7 +75,7 @@ def checked_folder(folder: Path) -> Path:
 
     Raises:
         DataError: if there is no such folder.
-        ConfigError: if it holds the working directory, which every run changes.
+        ConfigError: if the folder contains the working directory, where every run writes files.
     """
     folder = folder.expanduser()
     if not folder.exists():

@@ -29,7 +29,7 @@ def next_steps(summary: RunSummary, seconds: float, plugins: Sequence[Path] = ()
         "",
         (
             f"Test accuracy  {accuracy.value:.1%} of {accuracy.n} images "
-            f"(95 % interval {accuracy.low:.1%} to {accuracy.high:.1%})"
+            f"(95% interval {accuracy.low:.1%} to {accuracy.high:.1%})"
         ),
         *_fold_lines(summary),
         f"Registered     {summary.name}, version {summary.version} ({', '.join(summary.aliases)})",

@@ -60,7 +60,7 @@ def verdict(outcome: Outcome) -> str:
     warning = f"\n\nWarning: {escaped(report.warning)}." if report.warning else ""
     aliases = f"initially {', '.join(outcome.aliases)}" if outcome.aliases else "no alias"
     return (
-        f"**{accuracy.value:.1%}** of {accuracy.n:,} test images recognised (95 % interval "
+        f"**{accuracy.value:.1%}** of {accuracy.n:,} test images recognised (95% interval "
         f"{accuracy.low:.1%} to {accuracy.high:.1%}), {_errors(report.errors)}.{warning}\n\n"
         f"Registered as **{escaped(registered.name)}, version {registered.version}** ({aliases}). "
         f"{promotion_sentence(outcome.promotion)}"
@@ -105,7 +105,7 @@ def links(outcome: Outcome, base: str = "") -> str:
 
 def metrics_table(outcome: Outcome) -> str:
     """Return the main test metrics as a table."""
-    lines = ["| on the test images | value | 95 % interval |", "|---|---|---|"]
+    lines = ["| on the test images | value | 95% interval |", "|---|---|---|"]
     for name in _SHOWN:
         estimate = outcome.evaluated.report.metrics.get(f"test/{name}")
         if estimate is not None:

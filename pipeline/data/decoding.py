@@ -144,7 +144,7 @@ def pillow_pixels(image: Image.Image, channels: int) -> Pixels:
     """Return the pixels of an image that Pillow has opened, as `decode_image` returns a file's.
 
     Raises:
-        UndecodableImageError: with the reason, if its file is not whole, or it has no pixels.
+        UndecodableImageError: with the reason, if its file is incomplete, or it has no pixels.
     """
     with _failures_named():
         if not image.width or not image.height:

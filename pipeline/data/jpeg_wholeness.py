@@ -1,7 +1,7 @@
 """Check whether a JPEG file contains all of its pixels.
 
 JPEG decoders silently fill in missing data, so half a file with an end marker looks complete to
-them. Two checks find it out, and neither depends on the content of the picture:
+them. Two checks detect that, and neither depends on the content of the picture:
 
 - One scan: decode the picture as if it were two rows of blocks higher, at an eighth of its size.
   The data must end at the first block beyond the picture: a decoder produces that block only if it
@@ -58,7 +58,7 @@ class JpegFrame(NamedTuple):
 
 
 def jpeg_frame(data: bytes) -> JpegFrame | None:
-    """Return what the markers say; none if they are odd, or the coding is a rare one.
+    """Return what the markers say; None if they are unusual, or the coding is a rare one.
 
     Raises:
         ValueError: if the file ends before its end marker.
@@ -155,7 +155,7 @@ def _note_scan(body: bytes, left: dict[tuple[int, int], int], *, progressive: bo
 
 
 def _reaches_the_end(data: bytes, frame: JpegFrame) -> bool | None:
-    """Return whether the data of the only scan lasts to its last block; none if it cannot tell."""
+    """Return whether the data of the only scan lasts to its last block; None if that is unknown."""
     rows = -(-frame.height // frame.unit_rows) * frame.unit_rows
     columns = -(-frame.width // frame.unit_columns) * frame.unit_columns
     higher = bytearray(data[: frame.data_end])

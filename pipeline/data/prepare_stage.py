@@ -22,8 +22,8 @@ def prepare_run(
     Args:
         config: resolved.
         data: the manifest.
-        memory: may know the store.
-        on_progress: called with how many images are decoded.
+        memory: may have a record of the store.
+        on_progress: called with the number of images decoded so far.
     """
     known = memory.recall(STAGE, ingredients(config, data), PreparedData)
     if known is not None:
@@ -44,7 +44,7 @@ def remember_prepared(
 
 
 def ingredients(config: RunConfig, data: IngestedData) -> Ingredients:
-    """Return everything that decides the decoded images."""
+    """Return everything that determines the decoded images."""
     sizes = {key: str(getattr(config.data, key)) for key in ("image_size", "channels", "resize")}
     return {
         "data": data.fingerprint,

@@ -70,7 +70,7 @@ def prepare(
         root: the folder that their paths are relative to.
         spec: the format of the decoded images.
         stores: the folder of all stores.
-        on_progress: called with how many images are decoded.
+        on_progress: called with the number of images decoded so far.
         fresh: decode again even if a store exists.
 
     Returns:

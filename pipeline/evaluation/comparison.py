@@ -110,10 +110,10 @@ class Comparison(Section):
         images = "1 image" if self.images == 1 else f"{self.images} images"
         return (
             f"On {images} not used for training or model selection by either, challenger "
-            f"{self.challenger} has an accuracy of {100 * self.challenger_accuracy.value:.1f} % "
-            f"and champion {self.champion} {100 * self.champion_accuracy.value:.1f} %: "
+            f"{self.challenger} has an accuracy of {100 * self.challenger_accuracy.value:.1f}% "
+            f"and champion {self.champion} {100 * self.champion_accuracy.value:.1f}%: "
             f"{points(difference.value)} points "
-            f"(95 % confidence interval {points(difference.low)} to {points(difference.high)}; "
+            f"(95% confidence interval {points(difference.low)} to {points(difference.high)}; "
             f"{p_value_text(self.paired.p_value)}); {self._meaning}."
         )
 

@@ -36,13 +36,13 @@ def render(template: str, **values: Any) -> str:
 
 
 def percent(share: float) -> str:
-    """Return a share as percent with one decimal; only exact 0 and 1 become 0 % and 100 %."""
+    """Return a share as percent with one decimal; only exact 0 and 1 become 0% and 100%."""
     text = f"{100 * share:.1f}"
     if text == "100.0" and share < 1:
         text = ">99.9"
     elif text == "0.0" and share > 0:
         text = "<0.1"
-    return f"{text}{_NO_BREAK}%"
+    return f"{text}%"
 
 
 def plural(number: int, one: str, many: str = "") -> str:

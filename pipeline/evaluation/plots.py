@@ -103,7 +103,7 @@ def plot_reliability(report: EvaluationReport, file: Path) -> Path:
         color=_BLUE, alpha=0.4, linewidth=4,
     )  # fmt: skip
     right = [bin_.accuracy.value for bin_ in bins]
-    axes.plot(sure, right, "o", color=_BLUE, label="calibrated, 95 % interval")
+    axes.plot(sure, right, "o", color=_BLUE, label="calibrated, 95% interval")
     axes.set_ylabel("accuracy")
     axes.legend(frameon=False, loc="upper left")
     middles = [(bin_.low + bin_.high) / 2 for bin_ in report.reliability]

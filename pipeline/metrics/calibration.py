@@ -147,7 +147,7 @@ def calibration_error_of(answers: Answers) -> MetricEstimate:
 
     The estimate is biased: chance alone creates gaps between confidence and accuracy. The interval
     therefore contains the errors of simulated models for which the observed value is not among the
-    2.5 % lowest or highest simulated values. The models come from three families: the observed gaps
+    2.5% lowest or highest simulated values. The models come from three families: the observed gaps
     scaled, and the accuracy of all bins lowered, or raised, by multiples of its standard error.
 
     With no samples the value is 0 and the interval spans 0 to 1.

@@ -1,4 +1,4 @@
-"""95 % confidence intervals of metrics that are computed from a sample."""
+"""95% confidence intervals of metrics that are computed from a sample."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TINY = float(np.finfo(np.float64).tiny)
 
 
 class MetricEstimate(Section):
-    """A metric's value, its 95 % confidence interval, and the number of samples."""
+    """A metric's value, its 95% confidence interval, and the number of samples."""
 
     value: float
     low: float

@@ -13,7 +13,7 @@ class MetricName(NamedTuple):
     """A phrase, without a full stop."""
     higher_is_better: bool
     interval: str
-    """Method of its 95 % confidence interval."""
+    """Method of its 95% confidence interval."""
 
 
 _MID_P = "exact mid-P"

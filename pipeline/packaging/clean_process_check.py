@@ -1,4 +1,4 @@
-"""Check that a registered package loads and predicts in an clean process, and how fast.
+"""Check that a registered package loads and predicts in a clean process, and how fast.
 
 The process runs `clean_process_script.py`, which imports nothing from Patchline.
 """
@@ -50,7 +50,7 @@ class PackageCheck(Section):
 
 
 def check_package(folder: Path, package: PackagedModel) -> PackageCheck:
-    """Predict generated photographs with a package in an clean process.
+    """Predict generated photographs with a package in a clean process.
 
     Args:
         folder: the package as stored by MLflow.
@@ -116,13 +116,13 @@ def _judged(found: dict[str, Any], package: PackagedModel, images: list[Path]) -
             passed=False,
             largest_difference=None if np.isnan(largest) else largest,
             milliseconds=milliseconds,
-            finding=f"its probabilities differ by {largest:.2g} in an clean process",
+            finding=f"its probabilities differ by {largest:.2g} in a clean process",
         )
     return PackageCheck(
         passed=True,
         largest_difference=largest,
         milliseconds=milliseconds,
-        finding=f"it loads and predicts in an clean process, {milliseconds:.1f} ms per image",
+        finding=f"it loads and predicts in a clean process, {milliseconds:.1f} ms per image",
     )
 
 

@@ -1,4 +1,4 @@
-"""Load a package with MLflow in an clean process and predict a few images.
+"""Load a package with MLflow in a clean process and predict a few images.
 
 Run by `clean_process_check.py` as `python -I clean_process_script.py PACKAGE IMAGES ROUNDS`, where
 IMAGES is a JSON list of paths. It imports nothing from Patchline, so a package that depends on it

@@ -162,7 +162,7 @@ def _metrics(facts: CardFacts) -> Iterator[str]:
     if not facts.metrics:
         yield "No metrics were available when the model was packaged."
         return
-    yield "| metric | split | value | 95 % confidence interval | images |"
+    yield "| metric | split | value | 95% confidence interval | images |"
     yield "|---|---|---|---|---|"
     for key, estimate in facts.metrics.items():
         split, _, metric = key.rpartition("/")

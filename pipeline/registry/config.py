@@ -26,7 +26,7 @@ def _minima(limits: dict[str, float]) -> dict[str, float]:
             raise ValueError(f"lower is better for '{metric}'; set promotion.maximum instead")
         if limit > 1:
             raise ValueError(
-                f"'{metric}' never exceeds 1, but its minimum is {limit:g}; write 90 % as 0.9"
+                f"'{metric}' never exceeds 1, but its minimum is {limit:g}; write 90% as 0.9"
             )
     return limits
 

@@ -96,7 +96,7 @@ def _better_than_champion(config: PromotionConfig, comparison: Comparison) -> Ga
         sentence = (
             f"of {comparison.images} images that neither model used for training or model "
             f"selection, {pair.only_b_right} are correct only now and {pair.only_a_right} were "
-            f"correct only before: {100 * pair.difference.value:+.1f} points (95 % interval "
+            f"correct only before: {100 * pair.difference.value:+.1f} points (95% interval "
             f"{100 * pair.difference.low:+.1f} to {100 * pair.difference.high:+.1f}), "
             f"{p_value_text(pair.p_value)}; maximum {config.significance:g}"
         )

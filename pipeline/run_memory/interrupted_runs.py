@@ -94,8 +94,8 @@ def find(reference: str, runs: Path) -> InterruptedRun:
     if found.info.status == "FINISHED":
         raise ConfigError(
             f"The run {found.info.run_id[:8]} ({found.info.run_name}) is FINISHED, so there is "
-            "nothing to resume. Start a new run. A run that was interrupted while it read the data "
-            "is not in the store."
+            "nothing to resume. Start a new run. (A run that was interrupted while reading the "
+            "data leaves nothing to resume.)"
         )
     interrupted = _interrupted(found, runs)
     if owner_is_alive(interrupted.folder):

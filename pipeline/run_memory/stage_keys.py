@@ -1,6 +1,6 @@
-"""The ingredients that determine the result of a stage: data, settings, code, packages, plugins.
+"""The inputs that determine the result of a stage: data, settings, code, packages, plugins.
 
-They are plain text, so that a record shows why its result was reused or not.
+A record stores them as plain text, so that one can see why a result was reused or not.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The results of stages of earlier runs, so that an unchanged stage is not computed again.
 
-`.patchline/stages/STAGE/KEY.json` holds a record: the ingredients of the result in plain text (the
-key is their digest), the result, and the digest of every file that the result refers to. A record
+`.patchline/stages/STAGE/KEY.json` holds a record: the inputs of the stage in plain text (the key is
+their digest), the result, and the digest of every file that the result refers to. A record
 is only used after each of these files was found with its digest; a missing or damaged file makes
 the stage run again. A run that uses a record takes the files into its own folder, so that the
 folders of old runs may be deleted.
@@ -90,7 +90,7 @@ class StageMemory:
         *,
         own_only: bool = False,
     ) -> Result | None:
-        """Return the result of an earlier run with the same ingredients, or None.
+        """Return the result of an earlier run with the same inputs, or None.
 
         Args:
             stage: its name.
@@ -128,7 +128,7 @@ class StageMemory:
         folder: Path,
         compute: Callable[[], Result],
     ) -> Result:
-        """Return the result of a stage: an earlier one with the same ingredients, or a new one.
+        """Return the result of a stage: an earlier one with the same inputs, or a new one.
 
         Args:
             stage: its name.
@@ -151,7 +151,7 @@ class StageMemory:
             stage: its name.
             result: what the stage returned; paths inside the folder are stored relative to it.
             folder: holds every file that the result refers to.
-            keys: ingredients; first those of this run, then others that lead to the same result.
+            keys: inputs; first those of this run, then others that lead to the same result.
         """
         folder = folder.resolve()
         files = {file.relative_to(folder).as_posix(): digest_of(file) for file in kept(folder)}
@@ -210,7 +210,7 @@ class StageMemory:
 
 
 def key_of(stage: str, ingredients: Ingredients) -> str:
-    """Return the digest of a stage's ingredients: 32 hexadecimal digits."""
+    """Return the digest of a stage's inputs: 32 hexadecimal digits."""
     text = json.dumps([stage, sorted(ingredients.items())], ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:_KEY_DIGITS]
 

@@ -81,7 +81,7 @@ class SupervisedProcess:
         silent = time.monotonic() - self.well_at
         if silent > (self.program.silent_seconds if self.was_well else _START_SECONDS):
             self.kill()
-            return self._plan_restart(f"has given no answer for {silent:.0f} s")
+            return self._plan_restart(f"has not answered for {silent:.0f} s")
         return ""
 
     def end_code(self) -> int | None:
@@ -125,7 +125,7 @@ class SupervisedProcess:
             self._pause = _FIRST_PAUSE
         self.popen = None
         self._start_at = time.monotonic() + self._pause
-        happened = f"{why}; it starts again in {self._pause:.0f} s"
+        happened = f"{why}; restarting in {self._pause:.0f} s"
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
         return happened
 

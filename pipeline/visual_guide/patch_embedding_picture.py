@@ -119,8 +119,8 @@ def load_photo(file: Path | None) -> Photo:
                 pixels_HWC = np.asarray(ImageOps.exif_transpose(opened).convert("RGB"))
         except Exception as error:  # decoders raise what they like
             raise DataError(
-                f"Photo {file} cannot be read ({type(error).__name__}). Give the path of a whole "
-                "JPEG or PNG file."
+                f"Photo {file} cannot be read ({type(error).__name__}). Give the path of a "
+                "complete JPEG or PNG file."
             ) from error
     height, width = pixels_HWC.shape[:2]
     side = min(height, width)

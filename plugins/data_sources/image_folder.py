@@ -3,8 +3,8 @@
     flowers/rose/1.jpg          or, with the splits given,   flowers/train/rose/1.jpg
     flowers/tulip/2.jpg                                      flowers/test/tulip/2.jpg
 
-Files may lie deeper than the class folder. Hidden files and folders are passed over; linked folders
-are followed, but not in a circle.
+Files may be nested deeper in the class folder. Hidden files and folders are skipped; linked folders
+are followed, and cycles are detected.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class ImageFolderConfig(PluginConfig):
     """Whether a mirrored image still shows its class; false for text or left-right views."""
 
     split_folders: bool | None = None
-    """Whether folders named train, val and test are splits and not classes; by default decided by
-    what lies in them."""
+    """Whether folders named train, val and test are splits rather than classes; by default, their
+    contents decide."""
 
 
 class ImageFolder:
@@ -56,7 +56,7 @@ class ImageFolder:
         self.path = context.path
 
     def list_images(self) -> ImageListing:
-        """Return every file below the folder; raise `DataError` when there is no class in it."""
+        """Return every file below the folder; raise `DataError` if there is no class in it."""
         root = self._root()
         content = _Content.of(root)
         given = self.config.split_folders
@@ -67,7 +67,7 @@ class ImageFolder:
             filled = {path.partition("/")[0] for path in content.files if "/" in path}
             empty = [name for name in content.folders if name not in filled]
         if not any(image.label for image in images):
-            meant = f" If it is one of the classes, name {root.parent}." if images else ""
+            meant = f" If this folder is one of the classes, pass {root.parent}." if images else ""
             raise DataError(
                 f"{root} has no class folder with files in it. Put the images of each class into "
                 f"a folder named after the class.{meant}"
@@ -95,7 +95,7 @@ class ImageFolder:
 
 @dataclass(frozen=True)
 class _Content:
-    """What lies in the folder, by name alone."""
+    """The names of the folders and files in the folder; no file is opened."""
 
     root: Path
     folders: list[str]
@@ -105,7 +105,7 @@ class _Content:
 
     @classmethod
     def of(cls, root: Path) -> _Content:
-        """Walk the folder; raise `DataError` where a part of it cannot be opened."""
+        """Walk the folder; raise `DataError` if a part of it cannot be opened."""
         return cls(root, visible_folders(root), list(_whole(root)))
 
     def classes_in(self, folders: Collection[str]) -> set[str]:
@@ -114,11 +114,11 @@ class _Content:
         return {part[1] for part in parts if len(part) > 2 and part[0] in folders}  # noqa: PLR2004 - folder, class, file
 
     def loose_files_in(self, folder: str) -> int:
-        """Return how many files lie directly in a folder."""
+        """Return the number of files directly in a folder."""
         return sum(path.count("/") == 1 for path in self.files if path.startswith(f"{folder}/"))
 
     def filled(self, folders: Collection[str]) -> list[str]:
-        """Return those of the folders that hold files, at any depth."""
+        """Return the folders that contain files, at any depth."""
         there = {path.partition("/")[0] for path in self.files if "/" in path}
         return [name for name in folders if name in there]
 
@@ -137,7 +137,7 @@ def _whole(root: Path) -> Iterator[str]:
 
 
 def _is_split(content: _Content) -> bool:
-    """Tell splits from classes of the same names; raise `DataError` where nobody can know."""
+    """Tell splits from classes of the same names; raise `DataError` if both are possible."""
     named = [name for name in content.folders if name.lower() in _SPLIT_NAMES]
     train = [name for name in named if _SPLIT_NAMES[name.lower()] == "train"]
     held_back = content.filled([name for name in named if name not in train])

@@ -27,7 +27,7 @@ class RopeVitConfig(BlockConfig):
     """Add learned positions to the tokens as well, as the paper's RoPE + APE."""
 
     def resolved_for(self, traits: DataTraits) -> Self:
-        """Fill in the dimensions, and check that pairs in two dimensions fill a head."""
+        """Fill in the dimensions, and check that the head size is a multiple of 4."""
         size = self.dimensions()
         resolved = super().resolved_for(traits)
         head_dim = size.embed_dim // size.num_heads

@@ -33,7 +33,7 @@ class TimmConfig(PluginConfig):
     """Probability of skipping a residual branch, timm's drop_path_rate, where the model has it."""
 
     def resolved_for(self, traits: DataTraits) -> Self:
-        """Check that timm is installed, has such a model, and that it takes the images."""
+        """Check that timm is installed and has a model of that name that takes the images."""
         from plugins.models.timm_module import check
 
         check(self, traits)

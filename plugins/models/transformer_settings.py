@@ -40,7 +40,7 @@ class TransformerConfig(PluginConfig):
     """The dimensions of each size."""
 
     size: str
-    """Which row of dimensions to take."""
+    """Named size, which sets the dimensions below."""
 
     embed_dim: Dimension | None = None
     """Embedding dimension D of a token; by default set by model.size."""

@@ -1,4 +1,4 @@
-"""Try a model of another library on images of a size, without memory for its weights."""
+"""Try a model of another library on images of one size, without allocating its weights."""
 
 from __future__ import annotations
 

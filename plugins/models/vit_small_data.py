@@ -26,7 +26,7 @@ class VitSmallDataConfig(TransformerConfig):
     }
 
     size: Literal["micro", "mini", "paper", "ti", "s", "b"] = "micro"
-    """Dimensions: micro and mini for few cores; paper is the one it uses on small images."""
+    """Dimensions: micro and mini for few cores; paper is the size it uses for small images."""
 
 
 def build(config: VitSmallDataConfig, context: ModelContext) -> torch.nn.Module:

@@ -38,18 +38,18 @@ class CctConfig(PluginConfig):
     """Size of the convolutional tokenizer."""
 
     num_layers: Annotated[int, Field(ge=1, le=8)] | None = None
-    """Number of layers, each of which shrinks the image. By default so many that about 8 tokens a
-    side are left: at most 4, or 2 with a kernel_size from 6 on."""
+    """Number of layers, each of which shrinks the image. By default, as many as leave
+    about 8 tokens per side: at most 4, or 2 with a kernel_size of 6 or more."""
 
     kernel_size: Annotated[int, Field(ge=1, le=15)] | None = None
-    """Side of the convolutions in pixels, an odd number; from 7 on they stride as well. By default
-    7 for images from 128 pixels on, else 3."""
+    """Side of the convolutions in pixels, an odd number; from 7 on, they are strided. By
+    default 7 for images of 128 pixels or more, else 3."""
 
     channels: Annotated[int, Field(ge=1, le=4096)] = 64
     """Output channels of all layers but the last, which has the embedding dimension."""
 
     def resolved_for(self, traits: DataTraits) -> Self:
-        """Choose defaults, and check that every layer still finds something to shrink."""
+        """Choose defaults, and check that the image is large enough for all layers."""
         return self.model_copy(update=self.layers(traits.height, traits.width)._asdict())
 
     def layers(self, height: int, width: int) -> Layers:

@@ -25,12 +25,12 @@ class ConvStemConfig(PatchGridConfig):
     """Depth and normalisation of the stem."""
 
     patch_size: Annotated[int, Field(ge=2, le=512)] | None = None
-    """Pixels that a token steps by: a power of two that divides the image, one convolution for each
-    halving. By default about 8 tokens a side, at most 16 pixels each."""
+    """Stride from one token to the next in pixels: a power of two that divides the image, with one
+    convolution per halving. By default about 8 tokens per side, at most 16 pixels each."""
 
     norm: Literal["batch", "group"] = "batch"
-    """batch, as published; group normalises each image over all channels and places, which does not
-    depend on the other images of a batch."""
+    """batch, as published; group normalises each image over all channels and positions,
+    independently of the other images in the batch."""
 
     def patch_size_for(self, height: int, width: int) -> int:
         """Return the power of two for an image, or a default if it is not set.

@@ -18,10 +18,10 @@ _FEWEST_CHANNELS = 8
 
 
 class ConvStem(nn.Module):
-    """Halve with 3x3 convolutions, then project each place: `images_BCHW -> tokens_BND`.
+    """Halve with 3x3 convolutions, then project each position: `images_BCHW -> tokens_BND`.
 
     The widths double up to D, the rule of the paper's 1 and 4 GF models: 24, 48, 96, 192 for D =
-    192. Its 18 GF model has widths and two more convolutions of its own, which are not built here.
+    192. Its 18 GF model, with other widths and two more convolutions, is not built here.
     """
 
     def __init__(

@@ -36,7 +36,7 @@ class FlexiConfig(PatchGridConfig):
 
     patch_size: PatchSize | None = None
     """Side of a patch in pixels, in evaluation and export; must divide the image. By default about
-    8 patches a side, at most 16 pixels each; with patch_sizes, the one nearest to that."""
+    8 patches per side, at most 16 pixels each; with patch_sizes, the one nearest to that."""
 
     patch_sizes: Annotated[tuple[PatchSize, ...], Field(min_length=1)] | None = None
     """Train with a random one of these at each step, in pixels; each must divide the image. By

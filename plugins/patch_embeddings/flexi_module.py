@@ -64,8 +64,8 @@ class FlexiPatchEmbedding(nn.Module):
 def resize_matrix(stored_size: int, patch_size: int) -> torch.Tensor:
     """Return the pseudo-inverse of bilinear resizing along one side, (P, K) in float64.
 
-    Resizing a picture B is separable, so is its pseudo-inverse: the two small matrices of both
-    sides replace one with P² rows and K² columns.
+    Bilinear resizing is separable, and so is its pseudo-inverse: two small matrices, one per side,
+    replace one with P² rows and K² columns.
     """
     # One picture with a row for each pixel: torch 2.15 resizes pictures of width 1 wrongly.
     each_pixel_11KK = torch.eye(stored_size, dtype=torch.float64, device="cpu")[None, None]

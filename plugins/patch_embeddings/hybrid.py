@@ -34,8 +34,8 @@ class HybridConfig(PluginConfig):
     """Which ResNet, with random weights."""
 
     stage: Annotated[int, Field(ge=1, le=_NUM_STAGES)] | None = None
-    """Take the feature map after this stage: a token stands for 4, 8, 16 or 32 pixels a side. By
-    default the one closest to 8 tokens a side, or 14 for images from 128 pixels on."""
+    """Take the feature map after this stage: a token covers 4, 8, 16 or 32 pixels per side. By
+    default the one closest to 8 tokens per side, or 14 for images of 128 pixels or more."""
 
     def resolved_for(self, traits: DataTraits) -> Self:
         """Choose a default stage, and check that the image is large enough for it."""
@@ -45,7 +45,7 @@ class HybridConfig(PluginConfig):
         """Return the stage for an image, or a default if it is not set.
 
         Raises:
-            ConfigError: if a stage up to it would find nothing left to halve.
+            ConfigError: if the image is too small for that many stages.
         """
         grids = stage_grids(height, width)
         deepest = sum(before != after for before, after in pairwise(grids))
@@ -60,7 +60,7 @@ class HybridConfig(PluginConfig):
 
 
 def stage_grids(height: int, width: int) -> list[Grid]:
-    """Return the grid that goes into the first stage's pooling, and the one after each stage."""
+    """Return the grid before the first stage's pooling and after each stage."""
     return [
         (-(-height // stride), -(-width // stride))
         for stride in (2 ** (stage + 1) for stage in range(_NUM_STAGES + 1))

@@ -32,13 +32,13 @@ class StandardisedConv2d(nn.Conv2d):
         return functional.conv2d(input, weight, self.bias, self.stride, self.padding)
 
     def standardised_weight(self) -> torch.Tensor:
-        """Return the weights as they are used, in the shape of the stored ones."""
+        """Return the standardised weights, in the shape of the stored ones."""
         variance, mean = torch.var_mean(self.weight, dim=(1, 2, 3), correction=0, keepdim=True)
         return (self.weight - mean) * torch.rsqrt(variance + _EPSILON)
 
 
 class HybridPatchEmbedding(nn.Module):
-    """Project each place of a ResNet's feature map: `images_BCHW -> tokens_BND`."""
+    """Project each position of a ResNet's feature map: `images_BCHW -> tokens_BND`."""
 
     def __init__(self, backbone: Backbone, stage: int, context: PatchEmbeddingContext) -> None:
         super().__init__()

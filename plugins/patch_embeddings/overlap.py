@@ -34,12 +34,12 @@ class OverlapConfig(PluginConfig):
 
     patch_size: Annotated[int, Field(ge=1, le=512)] | None = None
     """Pixels from one token to the next, at most the image's shorter side. It need not divide the
-    image: the last tokens then look beyond its edge. By default about 8 tokens a side, at most 16
-    pixels each, a divisor of the image if there is one."""
+    image: the last tokens then extend beyond its edge. By default about 8 tokens per side, at most
+    16 pixels each, a divisor of the image if there is one."""
 
     kernel_size: Annotated[int, Field(ge=3, le=1023)] | None = None
-    """Side of what a token sees, in pixels: an odd number larger than patch_size. By default
-    2 patch_size - 1, as published, and at least 3."""
+    """Side of the area that a token sees, in pixels: an odd number larger than patch_size. By
+    default 2 * patch_size - 1, as published, and at least 3."""
 
     def resolved_for(self, traits: DataTraits) -> Self:
         """Choose defaults, and check that the patches overlap."""
@@ -80,7 +80,7 @@ def build(config: OverlapConfig, context: PatchEmbeddingContext) -> torch.nn.Mod
 
 
 def _default_stride(height: int, width: int) -> int:
-    """Return the default patch size, or about 8 tokens a side for an image without a divisor."""
+    """Return the default patch size, or about 8 tokens per side for an image without a divisor."""
     dividing = default_patch_size(height, width)
     any_size = range(1, min(height, width) + 1)
     return dividing if dividing > 1 else nearest_patch_size(any_size, height, width)

@@ -15,8 +15,8 @@ from plugins.patch_embeddings.feature_map import tokens_of
 class OverlapPatchEmbedding(nn.Module):
     """Convolve with a kernel larger than the stride, normalise: `images_BCHW -> tokens_BND`.
 
-    Zeros of half a kernel surround the image, so the first token is centred on the first pixel and
-    the grid is the image's side over the stride, rounded up.
+    The image is zero-padded by half a kernel, so the first token is centred on the first pixel, and
+    the side of the grid is the image's side divided by the stride, rounded up.
     """
 
     def __init__(self, stride: int, kernel_size: int, context: PatchEmbeddingContext) -> None:

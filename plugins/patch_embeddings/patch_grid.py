@@ -17,8 +17,8 @@ class PatchGridConfig(PluginConfig):
     """The side of the patches."""
 
     patch_size: Annotated[int, Field(ge=1, le=512)] | None = None
-    """Side of a patch in pixels; must divide the image. By default about 8 patches a side, at most
-    16 pixels each."""
+    """Side of a patch in pixels; must divide the image. By default about 8 patches per side, at
+    most 16 pixels each."""
 
     def resolved_for(self, traits: DataTraits) -> Self:
         """Choose a default patch size, and check that it divides the image."""
@@ -37,19 +37,19 @@ class PatchGridConfig(PluginConfig):
 
 
 def default_patch_size(height: int, width: int) -> int:
-    """Return the common divisor, 2 to 16, that comes closest to 8 patches a side."""
+    """Return the common divisor, 2 to 16, that comes closest to 8 patches per side."""
     candidates = [p for p in common_divisors(height, width) if p > 1]
     return nearest_patch_size(candidates, height, width)
 
 
 def nearest_patch_size(candidates: Sequence[int], height: int, width: int) -> int:
-    """Return the candidate up to 16 that comes closest to 8 patches a side, or 1 without any."""
+    """Return the candidate up to 16 that is closest to 8 patches per side; 1 if there is none."""
     small = [p for p in candidates if p <= _LARGEST_DEFAULT]
     return min(small or [1], key=lambda p: (abs(min(height, width) / p - _WANTED_GRID), -p))
 
 
 def common_divisors(height: int, width: int) -> list[int]:
-    """Return every patch size that divides both sides, 1 included, in rising order."""
+    """Return every patch size that divides both sides, including 1, in ascending order."""
     return [p for p in range(1, min(height, width) + 1) if height % p == 0 and width % p == 0]
 
 
@@ -63,7 +63,7 @@ def check_divides(subject: str, patch_size: int, height: int, width: int) -> Non
         width: of the image, in pixels.
 
     Raises:
-        ConfigError: with every patch size that does.
+        ConfigError: listing every patch size that does.
     """
     if height % patch_size or width % patch_size:
         divisors = [str(p) for p in common_divisors(height, width) if p > 1]

@@ -20,8 +20,8 @@ class ShiftedConfig(PatchGridConfig):
     """The side of the patches."""
 
     patch_size: Annotated[int, Field(ge=2, le=512)] | None = None
-    """Side of a patch in pixels; must divide the image. By default about 8 patches a side, at most
-    16 pixels each."""
+    """Side of a patch in pixels; must divide the image. By default about 8 patches per side, at
+    most 16 pixels each."""
 
     def patch_size_for(self, height: int, width: int) -> int:
         """Return the patch size for an image, or a default if it is not set.

@@ -43,7 +43,7 @@ def with_shifted_copies(images_BCHW: torch.Tensor, shift: int) -> torch.Tensor:
 
     Args:
         images_BCHW: the images.
-        shift: pixels to move in both directions; zeros come in.
+        shift: pixels to move in both directions; the gap is filled with zeros.
 
     Returns:
         The five concatenated over the channels, (B, 5 C, H, W).

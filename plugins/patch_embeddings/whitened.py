@@ -29,22 +29,22 @@ class WhitenedConfig(PluginConfig):
     """How often the image is halved, and the number of filters."""
 
     num_halvings: Annotated[int, Field(ge=1, le=8)] | None = None
-    """Number of max-pooling layers, each of which halves the image. By default so many that about 8
-    tokens a side are left, or 14 for images from 128 pixels on."""
+    """Number of max-pooling layers, each of which halves the image. By default, as many as leave
+    about 8 tokens per side, or 14 for images of 128 pixels or more."""
 
     width_factor: Annotated[float, Field(gt=0, le=16)] = 1.0
     """Factor of the filters before the last pooling; with 1 there are 48 and 96 for an embedding
     dimension of 128 and two poolings."""
 
     def resolved_for(self, traits: DataTraits) -> Self:
-        """Choose the number of halvings if it is open, and check that the image is large enough."""
+        """Fill in the number of halvings, and check that the image is large enough."""
         return self.model_copy(update={"num_halvings": self.halvings(traits.height, traits.width)})
 
     def halvings(self, height: int, width: int) -> int:
-        """Return the number of halvings for an image, chosen if it is open.
+        """Return the number of halvings for an image, or a default if it is not set.
 
         Raises:
-            ConfigError: if nothing would be left to halve.
+            ConfigError: if the image is too small for that many.
         """
         side = min(height, width)
         most = ((side - 1) // 2).bit_length() - 1

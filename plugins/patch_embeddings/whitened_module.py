@@ -61,7 +61,7 @@ class WhitenedStem(nn.Module):
         self.whitening.copy_(_opposite_pairs(filters_FF, channels))
 
     def forward(self, images_BCHW: torch.Tensor) -> PatchTokens:
-        """Return one token for each place of the grid, row by row."""
+        """Return one token per grid position, row by row."""
         images_BCHW = images_BCHW.contiguous(memory_format=torch.channels_last)
         whitened_BFhw = functional.conv2d(images_BCHW, self.whitening)
         features_BDhw = self.stages(self.activation(whitened_BFhw))

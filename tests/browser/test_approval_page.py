@@ -46,7 +46,7 @@ def test_the_form_shows_the_comparison_and_takes_the_answer(
         window.take("Resume", "menuitem")
         window.wait(
             "Should roses, version 2, become champion?",
-            "challenger roses/2 has an accuracy of 95.0 % and champion roses/1 70.0 %",
+            "challenger roses/2 has an accuracy of 95.0% and champion roses/1 70.0%",
             "Without an answer within 72 hours, the request expires.",
         )
         window.press("Select")

@@ -119,7 +119,7 @@ def test_the_verdict_leads_to_mlflow(opened: Opened) -> None:
 
 
 def test_the_training_has_a_progress_artifact(opened: Opened) -> None:
-    """It ends at 100 percent with the last epoch's figures."""
+    """It ends at 100% with the metrics of the last epoch."""
     question = {"artifacts": {"key": {"any_": ["progress"]}}}
     [artifact] = opened.ask("artifacts/filter", question)
     assert float(artifact["data"]) == 100

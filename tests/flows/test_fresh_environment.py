@@ -42,4 +42,6 @@ def test_a_new_plugin_works_in_a_fresh_environment(tmp_path: Path) -> None:
     assert "my_stem" not in run(PATCHLINE, "plugins", "list")
     photo = tmp_path / "photos" / "across" / "000.png"
     assert "across" in run(PATCHLINE, "predict", "photos@champion", photo)
+    program = "import patchline; print(patchline.load('photos').predict('photos')['label'].count())"
+    assert run(programs / "python", "-c", program).split() == ["36"]
     assert Path(sys.prefix) not in programs.parents

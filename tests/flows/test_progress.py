@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from rich.text import Text
 
 from flows import progress
 
@@ -37,7 +38,7 @@ def _line_of(event: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_a_bar_moves_from_the_start_of_a_stage_to_its_end() -> None:
-    """It pulses before the first progress and after the last, and never stands still at 100 %."""
+    """It pulses before the first progress and after the last, and never stands still at 100%."""
     shown = progress._bars(_Terminal())
     bars = progress.TerminalBars(shown)
     steps: list[Callable[[], None]] = [
@@ -51,6 +52,39 @@ def test_a_bar_moves_from_the_start_of_a_stage_to_its_end() -> None:
         step()
         totals.append([task.total for task in shown.tasks])
     assert totals == [[None], [9], [None], [None]]
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_a_narrow_terminal_keeps_the_bar_and_the_counts(
+    columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a line that is too long, only the text at its end is cut off."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    stream = _Terminal()
+    shown = progress._bars(stream)
+    bars = progress.TerminalBars(shown)
+    bars.stage("Training")
+    bars.advance("Training", 30, 45, "epoch 2, training loss 1.500, accuracy 50.0%", unit="s")
+    shown.console.print(shown.get_renderable())
+    line = Text.from_ansi(stream.getvalue().splitlines()[-1]).plain
+    assert len(line) <= columns
+    assert "Training " in line
+    assert "━" * 8 in line
+    assert "30/45 s" in line
+    assert "epoch" in line
+
+
+def test_the_time_left_is_shown_once_there_is_a_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first line of a stage has nothing to compute it from."""
+    stream = io.StringIO()
+    monkeypatch.setattr(progress, "_PLAIN_SECONDS", 0)
+    with progress.shown(stream):
+        for done in (1, 2, 9):
+            progress.display().advance("Images", done, 9)
+    first, second, last = stream.getvalue().splitlines()
+    assert first.endswith("Images: 1 of 9")
+    assert second.endswith("s left")
+    assert last.endswith("Images: 9 of 9")
 
 
 def test_a_training_of_epochs_shows_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 OWN = ("pipeline", "flows", "plugins")
-_ROOMS: dict[str, set[str]] = {
-    # a room of the library, and the rooms that it may import; the nearest name above a file counts
+_PACKAGES: dict[str, set[str]] = {
+    # a package of the library and those that it may import; the nearest name above a file counts
     "files": set(),
     "layers": set(),
     "metrics": set(),
@@ -48,13 +48,13 @@ _ROOMS: dict[str, set[str]] = {
     "visual_guide": {"plugin_system", "models"},
 }
 _ROOT: dict[str, set[str]] = {
-    # a module beside the rooms, and the rooms that it may import; all others import none
+    # a module directly in `pipeline`, and the packages that it may import; all others import none
     "config_files": {"plugin_system"},  # reads the names of plugins before their settings
     "plugin_checks": {"plugin_system", "plugin_system.contract"},  # the public face of the contract
 }
 _PLUGIN_API = ("pipeline.plugin_api", "pipeline.layers")
 _FREE = (
-    # Values that hold settings or results and import nothing of their room.
+    # Values that hold settings or results and import nothing else of their package.
     "pipeline.data.config",
     "pipeline.training.config",
     "pipeline.training.train_result",
@@ -109,38 +109,38 @@ def _broken_layer(file: str, module: str) -> str | None:
     target = module.split(".")
     if target[0] != "pipeline" or len(target) < 2 or module.startswith(_FREE):
         return None
-    other = _room(target[1:])
+    other = _package(target[1:])
     if other is None:
         return None
     parts = file.removesuffix(".py").split("/")[1:]
-    own = _room(parts)
-    allowed = _ROOT.get(parts[0], set()) if own is None else _ROOMS[own] | {own}
+    own = _package(parts)
+    allowed = _ROOT.get(parts[0], set()) if own is None else _PACKAGES[own] | {own}
     allowed = allowed | {"files"}
     if other in allowed:
         return None
     name = f"pipeline.{own or parts[0]}"
-    return f"{name} may import {', '.join(sorted(allowed - {own})) or 'no room'}"
+    return f"{name} may import {', '.join(sorted(allowed - {own})) or 'no package'}"
 
 
-def _room(parts: Sequence[str]) -> str | None:
-    """Return the room that a module's path below `pipeline` lies in; none beside the rooms."""
+def _package(parts: Sequence[str]) -> str | None:
+    """Return the package of a module, by its path below `pipeline`; None for one directly in it."""
     inner = ".".join(parts[:2])
-    if inner in _ROOMS:
+    if inner in _PACKAGES:
         return inner
-    return parts[0] if parts[0] in _ROOMS else None
+    return parts[0] if parts[0] in _PACKAGES else None
 
 
-def rooms_in_a_circle() -> list[str]:
-    """Return rooms that can reach themselves by the imports that the rules allow."""
+def import_cycles() -> list[str]:
+    """Return packages that can reach themselves by the imports that the rules allow."""
 
-    def reached(room: str) -> set[str]:
+    def reached(package: str) -> set[str]:
         seen: set[str] = set()
-        open_rooms = list(_ROOMS[room])
-        while open_rooms:
-            here = open_rooms.pop()
+        waiting = list(_PACKAGES[package])
+        while waiting:
+            here = waiting.pop()
             if here not in seen:
                 seen.add(here)
-                open_rooms += _ROOMS[here]
+                waiting += _PACKAGES[here]
         return seen
 
-    return [room for room in _ROOMS if room in reached(room)]
+    return [package for package in _PACKAGES if package in reached(package)]

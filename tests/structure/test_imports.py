@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.structure.import_rules import OWN, rooms_in_a_circle, violations
+from tests.structure.import_rules import OWN, import_cycles, violations
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -18,19 +18,19 @@ def test_every_import_points_the_right_way() -> None:
     assert violations(ROOT) == []
 
 
-def test_the_rules_themselves_have_no_circle() -> None:
-    """No room may import a room that may import it, on whatever way."""
-    assert rooms_in_a_circle() == []
+def test_the_rules_themselves_have_no_cycle() -> None:
+    """No package may import one that may import it, directly or indirectly."""
+    assert import_cycles() == []
 
 
-def test_few_modules_stand_beside_the_rooms() -> None:
-    """What is loose at the root of the library is public or about the whole run."""
+def test_few_modules_are_directly_in_the_library() -> None:
+    """Only modules that are public or about the whole run are outside its packages."""
     loose = [file.name for file in (ROOT / "pipeline").glob("*.py") if file.stem != "__init__"]
     assert len(loose) <= 14, loose
 
 
-def test_every_room_says_what_it_is_for() -> None:
-    """The `__init__` of each room is its description in one sentence, and no code."""
+def test_every_package_says_what_it_is_for() -> None:
+    """The `__init__` of each package is its description in one sentence, and no code."""
     for init in sorted((ROOT / "pipeline").glob("*/__init__.py")):
         [statement] = ast.parse(init.read_text(encoding="utf-8")).body
         assert isinstance(statement, ast.Expr), init

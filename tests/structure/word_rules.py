@@ -57,6 +57,12 @@ _SKIPPED = (
     "tests/structure/test_words.py",
 )
 """A change log tells what things were called then; `renamed` lists former names."""
+_OLD_SPELLING = {
+    # The former name of an option still works, so it is written somewhere.
+    "flows/commands/up.py": ("runs-at-once",),
+    "flows/services/startup_plan.py": ("runs_at_once",),
+    "tests/flows/services/test_services.py": ("runs-at-once", "runs_at_once"),
+}
 
 
 def stumbles(paths: Sequence[Path], root: Path) -> Iterator[str]:
@@ -68,8 +74,13 @@ def stumbles(paths: Sequence[Path], root: Path) -> Iterator[str]:
             continue
         for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
             for rule, instead in rules:
-                if found := rule.search(line):
+                found = rule.search(line)
+                if found and found[0] not in _OLD_SPELLING.get(name, ()):
                     yield f"{name}:{number}: '{found[0]}': write {instead}"
+
+
+def _is_hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
 
 
 def _files(paths: Sequence[Path]) -> Iterator[Path]:
@@ -77,7 +88,11 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
         if path.is_file():
             yield path
             continue
-        yield from sorted(each for each in path.rglob("*") if each.suffix in _SUFFIXES)
+        yield from sorted(
+            each
+            for each in path.rglob("*")
+            if each.suffix in _SUFFIXES and not _is_hidden(each.relative_to(path))
+        )
 
 
 if __name__ == "__main__":

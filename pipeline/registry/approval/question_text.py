@@ -102,7 +102,7 @@ def _table(question: Question) -> str:
 
 
 def _metric(metrics: Mapping[str, float], name: str) -> str:
-    """Return a metric with its 95 % interval; empty if it was not recorded."""
+    """Return a metric with its 95% interval; empty if it was not recorded."""
     value = metrics.get(f"test/{name}")
     if value is None:
         return ""

@@ -286,7 +286,7 @@ def test_a_server_that_is_stuck_is_started_again(tmp_path: Path) -> None:
         while stuck.is_running():
             assert time.monotonic() < deadline
             time.sleep(1)
-        assert "has given no answer for" in servers.log("supervisor")
+        assert "has not answered for" in servers.log("supervisor")
         health = f"{servers.state.mlflow_url}/health"
         until(lambda: local_services.answers(health), "it does not answer again")
     finally:

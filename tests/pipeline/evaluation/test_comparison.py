@@ -310,7 +310,7 @@ def test_the_sentence_has_every_figure() -> None:
     low, high = found.paired.difference.low, found.paired.difference.high
     assert found.sentence == (
         "On 40 images not used for training or model selection by either, challenger 3 has an "
-        "accuracy of 60.0 % and champion 2 50.0 %: +10.0 points (95 % confidence interval "
+        "accuracy of 60.0% and champion 2 50.0%: +10.0 points (95% confidence interval "
         f"{100 * low:+.1f} to {100 * high:+.1f}; p = 0.125); the difference may be due to chance."
     )
 
@@ -326,7 +326,7 @@ def test_the_sentence_has_every_figure() -> None:
     ],
 )
 def test_the_sentence_weighs_the_difference(right_before: int, right_now: int, ending: str) -> None:
-    """From six images to none on, McNemar's two-sided test passes 5 %: 2 / 2^6 is 0.031."""
+    """From six images to none on, McNemar's two-sided test passes 5%: 2 / 2^6 is 0.031."""
     labels = np.zeros(40, int)
     said = [np.repeat([0, 1], [right, 40 - right]) for right in (right_before, right_now)]
     assert _compared(labels, said[0], said[1]).sentence.endswith(ending)

@@ -58,7 +58,7 @@ class _Page(HTMLParser):
 def _comparison(
     images: int = 60, classes: tuple[str, ...] = CLASSES, left_out: dict[str, int] | None = None
 ) -> Comparison:
-    """Return a comparison of two models that are right for 60 and 80 % of the images."""
+    """Return a comparison of two models that are right for 60% and 80% of the images."""
     generator = np.random.default_rng(0)
     count = len(classes)
     labels = np.arange(images) % count

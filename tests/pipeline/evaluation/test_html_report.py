@@ -99,10 +99,10 @@ def test_the_report_of_a_real_run_tells_its_summary(finished_run: Run) -> None:
     text = _Page(Path(str(finished_run.summary["report"])).read_text(encoding="utf-8")).text
     accuracy = finished_run.summary["metrics"]["test/accuracy"]
     assert (
-        f"{100 * accuracy['value']:.1f} % of {accuracy['n']} test images classified correctly"
+        f"{100 * accuracy['value']:.1f}% of {accuracy['n']} test images classified correctly"
         in text
     )
-    assert f"{100 * accuracy['low']:.1f} % to {100 * accuracy['high']:.1f} %" in text
+    assert f"{100 * accuracy['low']:.1f}% to {100 * accuracy['high']:.1f}%" in text
     assert finished_run.summary["data_fingerprint"][:12] in text
 
 
@@ -118,7 +118,7 @@ def test_every_figure_is_on_the_page(tmp_path: Path, channels: int) -> None:
         for figure in (estimate.value, estimate.low, estimate.high):
             assert f"{figure:.3f}" in page.text
     for figures in report.by_class:
-        assert f"{100 * figures.recall.value:.1f} %" in page.text
+        assert f"{100 * figures.recall.value:.1f}%" in page.text
         assert f"{figures.f1.value:.3f}" in page.text
     assert f"temperature of {report.temperature:.2f}" in page.text
     assert f"{report.errors} errors" in page.text
@@ -160,7 +160,7 @@ def _html_of_names(folder: Path, name: str) -> str:
 def test_a_perfect_model_has_no_gallery_of_errors(tmp_path: Path) -> None:
     """Without errors the page says so and shows neither confusions nor errors."""
     text = _Page(_html(tmp_path, report_of(tmp_path, CLASSES, accuracy=1.0))).text
-    assert "100.0 % of 18 test images classified correctly" in text
+    assert "100.0% of 18 test images classified correctly" in text
     assert "0 errors" in text
     assert "every image was classified correctly" in text
     assert "Most confident errors" not in text

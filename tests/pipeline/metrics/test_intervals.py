@@ -34,7 +34,7 @@ def coverage(n: int, shares: Array) -> Array:
 
 @pytest.mark.parametrize("n", [20, 50, 200, 1000])
 def test_interval_of_a_proportion_covers_as_often_as_it_says(n: int) -> None:
-    """Over all true shares the mean coverage is 93 to 97 %, and nowhere is it under 90 %."""
+    """Over all true shares the mean coverage is 93% to 97%, and nowhere is it under 90%."""
     covered = coverage(n, np.linspace(0.001, 0.999, 999))
     assert 0.93 <= covered.mean() <= 0.97
     assert covered.min() >= 0.9
@@ -42,13 +42,13 @@ def test_interval_of_a_proportion_covers_as_often_as_it_says(n: int) -> None:
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 10])
 def test_interval_of_very_few_samples_still_covers(n: int) -> None:
-    """With a handful of samples the coverage is 90 % or more for every true share."""
+    """With a handful of samples the coverage is 90% or more for every true share."""
     assert coverage(n, np.linspace(0.001, 0.999, 999)).min() >= 0.9
 
 
 @given(counts)
 def test_ends_have_half_the_observed_probability_in_their_tails(given: tuple[int, int]) -> None:
-    """At the lower end, P(more) + P(as many) / 2 is 2.5 %; at the upper end likewise, mirrored."""
+    """At the lower end, P(more) + P(as many) / 2 is 2.5%; at the upper end likewise, mirrored."""
     successes, n = given
     estimate = proportion(successes, n)
     for end, tail, extreme in (

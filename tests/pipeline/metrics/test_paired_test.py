@@ -60,7 +60,7 @@ def score(table: tuple[int, int, int, int], difference: float) -> float:
     "table", [(80, 4, 9, 7), (43, 3, 1, 2), (36, 12, 2, 1), (5, 1, 9, 5), (900, 20, 40, 40)]
 )
 def test_ends_are_where_the_score_test_rejects(table: tuple[int, int, int, int]) -> None:
-    """At both ends Tango's statistic is the normal distribution's 97.5 % quantile."""
+    """At both ends Tango's statistic is the normal distribution's 97.5% quantile."""
     difference = compared(*table).difference
     assert score(table, difference.low) == pytest.approx(1.96, abs=1e-3)
     assert score(table, difference.high) == pytest.approx(-1.96, abs=1e-3)

@@ -67,7 +67,7 @@ def recall(memory: StageMemory, ingredients: dict[str, str] | None = None) -> Ma
 def test_any_changed_ingredient_changes_the_key(
     ingredients: dict[str, str], name: str, value: str
 ) -> None:
-    """Another value, one more and one less ingredient, and another stage each have other keys."""
+    """Another value, one more or one less input, and another stage each give another key."""
     changed = {**ingredients, name: value}
     same = changed == ingredients
     assert (key_of("train", changed) == key_of("train", ingredients)) is same
@@ -135,8 +135,8 @@ def test_the_code_of_a_stage_is_what_it_imports_and_nothing_else() -> None:
     files = {file.relative_to(stage_keys._LIBRARY).as_posix() for file in found}
     assert {"training/loop.py", "training/optimizer.py", "models/model_building.py"} <= files
     assert {"data/loader.py", "layers/attention.py", "plugin_api.py", "section.py"} <= files
-    rooms = {name.partition("/")[0] for name in files if not name.endswith("/config.py")}
-    assert not rooms & {"registry", "packaging", "prediction", "browsing", "visual_guide"}
+    packages = {name.partition("/")[0] for name in files if not name.endswith("/config.py")}
+    assert not packages & {"registry", "packaging", "prediction", "browsing", "visual_guide"}
     assert not {name for name in files if "skeleton" in name or name.endswith(".j2")}
     assert "plugin_checks.py" not in files
 
@@ -187,7 +187,7 @@ def test_a_file_that_grows_is_not_shared(tmp_path: Path) -> None:
 def test_another_ingredient_is_never_answered(
     tmp_path_factory: pytest.TempPathFactory, name: str, value: str
 ) -> None:
-    """A record answers for exactly its ingredients."""
+    """A record is used for exactly its inputs."""
     workspace = tmp_path_factory.mktemp("workspace")
     work(a_run(workspace, "one"))
     changed = {**SAME, name: value}
@@ -222,7 +222,7 @@ def test_a_damaged_file_is_noticed_and_not_used(
 
 
 def test_a_record_that_was_changed_by_hand_is_not_used(tmp_path: Path) -> None:
-    """Neither text that is no record, nor one whose ingredients do not give its key."""
+    """Neither text that is no record, nor a record whose inputs do not give its key."""
     work(a_run(tmp_path, "one"))
     [file] = (tmp_path / "stages/bake").iterdir()
     record = StageRecord.model_validate_json(file.read_text(encoding="utf-8"))

@@ -159,7 +159,7 @@ def test_a_steady_run_uses_its_time_and_no_more(
 def test_a_drifting_run_ends_near_its_limit(
     speed: float, drift: float, steps_per_epoch: int, validation: float
 ) -> None:
-    """A machine that becomes slower or faster on the way misses the limit by a step or 3 %."""
+    """A machine that becomes slower or faster on the way misses the limit by a step or 3%."""
     run = _TimedRun(lambda share: speed * drift**share, steps_per_epoch, validation)
     last_step_seconds = speed * max(1.0, drift)
     assert 0.9 * LIMIT <= run.clock <= LIMIT * 1.03 + last_step_seconds
@@ -184,7 +184,7 @@ def test_a_slow_beginning_is_not_taken_for_the_speed() -> None:
 
 
 def test_the_end_counts_as_settled_once_four_plans_agree() -> None:
-    """At first the planned end jumps; four plans within 5 % of each other are worth showing."""
+    """At first the planned end jumps; four plans within 5% of each other are worth showing."""
     plan = StepPlan([(0, 0.0, 115), (10, 0.1, 142), (20, 0.2, 119), (30, 0.3, 120)])
     planner = TimePlanner(plan, LIMIT, Timed(LIMIT, 40, IMAGES, 32))
     assert not planner.is_settled

@@ -49,10 +49,11 @@ def failures(plugin: Any, names: Iterable[str]) -> dict[str, str]:
 
 
 def assert_found(fault: Fault, names: Iterable[str]) -> None:
-    """Check that of the named checks those fail that the fault breaks, in the right words."""
+    """Assert that exactly the checks that the fault breaks fail, each with the expected message."""
     wanted = set(names)
     found = failures(fault.plugin, wanted)
-    assert set(found) == set(fault.failing) & wanted, found
+    assert set(found) == set(fault.failing) & wanted, f"{fault}: failed with {found}"
     for name, message in found.items():
-        assert fault.failing[name] in message
-        assert message.strip()
+        expected = fault.failing[name]
+        assert expected in message, f"{fault}: {name} says {message!r}, without {expected!r}"
+        assert message.strip(), f"{fault}: {name} fails without a message"
