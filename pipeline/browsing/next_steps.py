@@ -80,7 +80,7 @@ def _fold_lines(summary: RunSummary) -> list[str]:
     folds = summary.cross_validation
     if folds is None:
         return []
-    interval = f"95 % t interval {folds.low:.1%} to {folds.high:.1%}"
+    interval = f"95% t interval {folds.low:.1%} to {folds.high:.1%}"
     return [f"Validation     {folds.value:.1%}, mean of {folds.n} folds ({interval})"]
 
 

@@ -132,7 +132,7 @@ def _lineage(outcome: Outcome) -> Iterator[tuple[str, str]]:
     yield "model", f"{escaped(recipe(config))}, {trained.parameters:,} parameters"
     if trained.folds is not None:
         mean = trained.folds.accuracy
-        interval = f"95 % t interval {mean.low:.1%} to {mean.high:.1%}"
+        interval = f"95% t interval {mean.low:.1%} to {mean.high:.1%}"
         accuracy = f"{mean.value:.1%} validation accuracy, mean of {mean.n} folds"
         yield "cross-validation", f"{accuracy} ({interval})"
     yield "training", f"{length} on {trained.device}, {trained.precision}, seed {config.seed}"

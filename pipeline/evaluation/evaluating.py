@@ -224,7 +224,7 @@ def _weights_facts(trained: TrainResult) -> dict[str, str]:
     else:
         accuracy = trained.folds.accuracy
         facts["Cross-validation"] = (
-            f"validation accuracy {accuracy.value:.1%}, mean of {accuracy.n} folds (95 % t "
+            f"validation accuracy {accuracy.value:.1%}, mean of {accuracy.n} folds (95% t "
             f"interval {accuracy.low:.1%} to {accuracy.high:.1%})"
         )
     if trained.refit is not None:

@@ -288,6 +288,6 @@ def folds_sentence(result: FoldsResult) -> str:
     """Return the mean accuracy over the folds, with its interval."""
     accuracy = result.accuracy
     return (
-        f"validation accuracy {accuracy.value:.1%}, mean of {accuracy.n} folds (95 % t interval "
+        f"validation accuracy {accuracy.value:.1%}, mean of {accuracy.n} folds (95% t interval "
         f"{accuracy.low:.1%} to {accuracy.high:.1%})"
     )

@@ -23,7 +23,7 @@ _REPLANS = 40
 _REPLANS_TO_GO = 4
 """or this fraction (1/4) of the remaining steps, so more often near the end."""
 _SETTLED_KNOTS, _SETTLED_SPREAD = 4, 1.05
-"""The end counts as settled when the last four plans differ by at most 5 %."""
+"""The end counts as settled when the last four plans differ by at most 5%."""
 _FEWEST_GUESSED = 20
 """Minimum of the first guess: the first step is slow, and few steps would skip the warm-up."""
 

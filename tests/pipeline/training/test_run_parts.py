@@ -143,7 +143,7 @@ def test_folds_and_refit_that_are_killed_end_as_if_nothing_had_happened(
     [mean] = MlflowClient().get_metric_history(run.run_id, "folds/accuracy")
     assert mean.value == result.folds.accuracy.value
     assert other.run_id != run.run_id
-    assert any("mean of 2 folds (95 % t interval" in note for note in notes)
+    assert any("mean of 2 folds (95% t interval" in note for note in notes)
 
 
 def test_a_refit_reuses_an_ordinary_training_and_a_second_one_everything(
