@@ -18,7 +18,14 @@ class _Terminal(io.StringIO):
 
 def _training(**values: Any) -> dict[str, Any]:
     step = {"kind": "progress", "unit": "step", "done": 30, "total": 142, "epoch": 2, "epochs": 7}
-    return {**step, "loss": 1.5, "accuracy": 0.5, "learning_rate": 1e-3, "images_per_second": 90.0, **values}
+    return {
+        **step,
+        "loss": 1.5,
+        "accuracy": 0.5,
+        "learning_rate": 1e-3,
+        "images_per_second": 90.0,
+        **values,
+    }
 
 
 def _line_of(event: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> str:
