@@ -160,11 +160,11 @@ class Timed:
         if each is None:
             each = step_seconds / (_TRAINING_TO_VALIDATION * self._batch_size)
         part, last = self._part_of(each) * each, self._last_of(each) * each
-        epochs = (step + more - 1) // self._steps_per_epoch - step // self._steps_per_epoch
+        epochs = (step + more - 1) // self._steps_per_epoch - (step - 1) // self._steps_per_epoch
         intervals = int((self._limit - self._validated_at) * _INTERVALS / self._limit)
         room = self._for_intermediate(each) * self._latest(each) / self._limit - self._spent
         affordable = int(min(max(0.0, room) / part, _MANY)) if part > 0 else _MANY
-        return min(max(epochs, intervals), affordable) * part + last
+        return min(epochs + intervals, affordable) * part + last
 
     def _latest(self, seconds_per_image: float) -> float:
         """Return when there is no time left for another validation and the last one."""
@@ -187,7 +187,7 @@ class Timed:
             return self._part
         budget, whole = self._limit * _SHARE, self._whole * seconds_per_image
         seconds = (
-            (budget - whole) / (_INTERVALS - 1) if whole <= budget / 2 else budget / _INTERVALS
+            (budget - whole) / _INTERVALS if whole <= budget / 2 else budget / (_INTERVALS + 1)
         )
         if whole <= seconds:
             return self._whole

@@ -158,6 +158,17 @@ def test_time_limit_flag_drops_the_plan_of_the_file(written: Any) -> None:
     assert (training.time_limit, training.step_plan) == ("5m", None)
 
 
+@pytest.mark.parametrize("length", [{"epochs": 3}, {"time_limit": "5m"}])
+def test_a_new_length_drops_what_a_run_recorded(written: Any, length: dict[str, Any]) -> None:
+    """Steps of an old run mean nothing in a run of another length."""
+    file = written(
+        "training: {validation_plan: [[90, 50]], rate_cuts: [10], halvings: [20], batch_size: 16}\n"
+    )
+    training = validated(assemble(preset_name=None, file=file, flags={"training": length})).training
+    assert (training.validation_plan, training.rate_cuts, training.halvings) == (None, (), ())
+    assert training.batch_size == 16
+
+
 def test_file_keeps_its_length_without_a_flag(written: Any) -> None:
     """A recorded plan is replayed when no flag asks for another length."""
     file = written("training: {time_limit: 20m, step_plan: [[0, 0.0, 90]]}\n")
