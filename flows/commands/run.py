@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -54,13 +55,11 @@ def build(arguments: list[str]) -> Callable[..., None]:
         config
             YAML file with settings; flags override it. Every run writes such a file.
         preset
-            Plan the settings that are not given from the data and this machine: quick, balanced
-            or best.
+            Plan the settings not given, for the data and this machine: quick, balanced or best.
         dry_run
             Read the data and print the resolved settings, without training.
         rehearse
-            Go through every stage with two batches, register nothing, and estimate how long the
-            run would take.
+            Try every stage with two batches, register nothing, and estimate the run's duration.
         schema
             Print the JSON schema of the settings and exit.
         fresh
@@ -77,20 +76,13 @@ def build(arguments: list[str]) -> Callable[..., None]:
             return
         if resume is not None:
             _check_alone(arguments)
-        else:
-            flags = settings.model_dump(exclude_unset=True, mode="json") if settings else {}
-            asked = config_files.requested(data, preset_name=preset, file=config, flags=flags)
-        if dry_run and resume is None:
-            _print_plan(asked)
+            _train(partial(resume_training, resume), began, as_json=as_json)
             return
-        if rehearse and resume is None:
-            _rehearse(asked, as_json=as_json)
-            return
-        with shown():
-            summary = (
-                resume_training(resume) if resume is not None else run_training(asked, fresh=fresh)
-            )
-        _print_summary(summary, began, as_json=as_json)
+        flags = settings.model_dump(exclude_unset=True, mode="json") if settings else {}
+        asked = config_files.requested(data, preset_name=preset, file=config, flags=flags)
+        tried = dry_run or rehearse
+        start = partial(_try, dry_run=dry_run) if tried else partial(_start, began, fresh=fresh)
+        start(asked, as_json=as_json)
 
     # The composed class exists only here, so the annotation is not a name that could be looked up.
     run.__annotations__["settings"] = Annotated[chosen | None, Parameter(name="*")]
@@ -120,7 +112,22 @@ def _check_alone(arguments: list[str]) -> None:
             )
 
 
-def _print_summary(summary: RunSummary, began: float, *, as_json: bool) -> None:
+def _try(config: RunConfig, *, dry_run: bool, as_json: bool) -> None:
+    """Show what a run would do: its settings, or a rehearsal."""
+    if dry_run:
+        _print_plan(config)
+    else:
+        _rehearse(config, as_json=as_json)
+
+
+def _start(began: float, config: RunConfig, *, fresh: bool, as_json: bool) -> None:
+    _train(partial(run_training, config, fresh=fresh), began, as_json=as_json)
+
+
+def _train(training: Callable[[], RunSummary], began: float, *, as_json: bool) -> None:
+    """Run or resume a training, and print its summary."""
+    with shown():
+        summary = training()
     if as_json:
         print(summary.model_dump_json(indent=2))
         return
