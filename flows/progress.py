@@ -62,6 +62,7 @@ class PlainLines:
         self._started = time.monotonic()
         self._label = ""
         self._began = (self._started, 0)
+        self._done = 0
 
     def stage(self, name: str) -> None:
         """Write the stage with the seconds since the start."""
@@ -75,8 +76,9 @@ class PlainLines:
         self, label: str, done: int, total: int, beside: str = "", *, unit: str = ""
     ) -> None:
         """Write a line if ten seconds have passed since the last one."""
-        if label != self._label or done < self._began[1]:  # also a second training of a run
+        if label != self._label or done < self._done:  # also a second training of a run
             self._label, self._began = label, (time.monotonic(), done)
+        self._done = done
         if time.monotonic() - self._last_line >= _PLAIN_SECONDS:
             left = self._time_left(done, total)
             self._line(f"  {_counted(label, done, total, unit)}{left}{_after(beside)}")

@@ -120,3 +120,16 @@ def test_a_time_limit_shows_the_steps_once_their_number_has_settled(
     assert "142" not in jumping
     settled = _line_of(_training(**timed, settled=True), monkeypatch)
     assert "epoch 2 of 7, step 30 of 142" in settled
+
+
+def test_the_time_left_of_a_second_training_counts_from_its_own_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A fold or a refit starts again at the first step, after the steps of the one before."""
+    stream, clock = io.StringIO(), [0.0]
+    monkeypatch.setattr("flows.progress.time.monotonic", lambda: clock[0])
+    lines = progress.PlainLines(stream)
+    for second, done in ((0, 1), (1000, 90), (1020, 1), (1070, 51)):
+        clock[0] = float(second)
+        lines.advance("Training", done, 100)
+    assert "51 of 100, 49 s left" in stream.getvalue()
