@@ -185,6 +185,8 @@ def browser(width: int = 1400, height: int = 900) -> Iterator[Browser]:
         for flag in (*_FLAGS, f"--user-data-dir={profile}"):
             options.add_argument(flag)
         driver = Chrome(options=options, service=Service(str(shutil.which("chromedriver"))))
+        driver.set_script_timeout(_PATIENCE_SECONDS)
+        driver.set_page_load_timeout(_PATIENCE_SECONDS)
         try:
             window = Browser(driver)
             window.size(width, height)
