@@ -18,6 +18,7 @@ _CURVES = (
     "train/accuracy",
     "learning_rate",
     "images_per_second",
+    "matmul_share",
 )
 
 

@@ -10,6 +10,7 @@ from pipeline.models.model_files import save_model
 from pipeline.training.checkpoint import PREVIOUS
 from pipeline.training.final_average import save_average
 from pipeline.training.loop import Training
+from pipeline.training.optimizer import averages_itself
 from pipeline.training.train_result import RefitResult
 
 _WEIGHTS = "weights"
@@ -38,8 +39,14 @@ class Refit(Training):
         )
 
     def _validate(self, *, last: bool = False) -> None:  # noqa: ARG002 - as the loop calls it
-        """Report the end of an epoch; called by the loop where other trainings validate."""
+        """Report the end of an epoch; called by the loop where other trainings validate.
+
+        It is no restart point: a refit that diverges restarts from the beginning.
+        """
+        self.finite.settle()
         state = self.state
+        if averages_itself(state.optimizer):
+            state.average.take_averaged(state.model, state.optimizer)
         values = {
             "refit/loss": state.sums.mean_loss,
             "refit/accuracy": state.sums.accuracy,
@@ -49,6 +56,5 @@ class Refit(Training):
         state.sums.next_epoch()
         self.last_weights.add(state.step, state.average.model)
         self.events.write("metrics", step=state.step, values=values)
-        self.checkpoints.mark(state)
         if self.checkpoints.is_due or not self.checkpoints.exist:
             self._write_checkpoint()
