@@ -136,13 +136,17 @@ class Supervisor:
         write_private_text(state_file(self._folder), services.model_dump_json(indent=2))
         logger.info("ready: Prefect %s, MLflow %s", services.prefect_url, services.mlflow_url)
 
+    def _all_were_well_at(self, now: float) -> None:
+        for process in self._processes.values():
+            process.well_at = now
+
     def _keep_running(self) -> None:
         logs_checked = turned = time.monotonic()
+        self._all_were_well_at(turned)  # the first to be ready was not asked while the rest started
         while not self._stopping.wait(_POLL_SECONDS):
             now = time.monotonic()
             if now - turned > _SUSPENDED_SECONDS:  # this process itself was suspended
-                for process in self._processes.values():
-                    process.well_at = now
+                self._all_were_well_at(now)
             turned = now
             for process in self._processes.values():
                 self._look(process)
