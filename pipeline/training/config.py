@@ -165,6 +165,13 @@ class TrainingConfig(Section):
     """Fraction of the training after which images have their full size, if initial_image_scale is
     less than 1."""
 
+    stochastic_depth_ramp: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Fraction of the training over which the model's stochastic depth rises linearly from 0."""
+
+    patch_dropout_until: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Fraction of the training after which the model's patch dropout ends, so that the last steps
+    see whole images."""
+
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of the forward pass (bfloat16 uses autocast); auto chooses the faster one."""
 

@@ -27,6 +27,7 @@ from pipeline.training.final_average import with_average
 from pipeline.training.initial_images import initialise_from_images
 from pipeline.training.job import TrainingJob
 from pipeline.training.machine import choose_device, look
+from pipeline.training.model_schedules import ModelSchedules
 from pipeline.training.optimizer import averages_itself, build_optimizer
 from pipeline.training.progressive_size import ProgressiveSize
 from pipeline.training.run_length import planned_steps, planned_validations
@@ -65,7 +66,15 @@ class Training:
         if settings.class_weights == "balanced":
             weights_K = self.data.class_weights_K().to(self.device)
         size = ProgressiveSize(settings, job.image, model)
-        self.step = TrainStep(job.config, job.image, self.device, self.precision, size, weights_K)
+        self.step = TrainStep(
+            job.config,
+            job.image,
+            self.device,
+            self.precision,
+            size,
+            ModelSchedules(settings, model),
+            weights_K,
+        )
         self.validator = Validator(self.data, job.image, self.device)
         length = (settings, job.part, self.order.steps_per_epoch, len(self.data.validation_rows))
         self.validations = planned_validations(*length)

@@ -22,6 +22,7 @@ from pipeline.models.inference import normalised
 from pipeline.plugin_api import ImageSpec
 from pipeline.training.losses import training_loss
 from pipeline.training.mixing import dominant_labels, draw_mix, mixed_images, mixed_targets
+from pipeline.training.model_schedules import ModelSchedules
 from pipeline.training.optimizer import averages_itself
 from pipeline.training.progressive_size import ProgressiveSize
 from pipeline.training.train_state import TrainState
@@ -52,15 +53,16 @@ class TrainStep:
     device: torch.device
     precision: str
     size: ProgressiveSize
+    schedules: ModelSchedules
     class_weights_K: torch.Tensor | None = None
 
     def compute_gradients(self, state: TrainState, batch: Batch) -> Gradients:
         """Compute the gradients of a batch, in micro-batches, and clip them; updates no weight."""
         images_BHWC, labels_B = (tensor.to(self.device, non_blocking=True) for tensor in batch)
         torch.manual_seed(_step_seed(self.config.seed, state.step))
-        inputs_BCHW = self.size.resized(
-            normalised(images_BHWC, self.image), state.plan.progress_of(state.step)
-        )
+        progress = state.plan.progress_of(state.step)
+        self.schedules.apply(progress)
+        inputs_BCHW = self.size.resized(normalised(images_BHWC, self.image), progress)
         mix = draw_mix(self.config.training, self.config.seed, state.step, *inputs_BCHW.shape[-2:])
         if mix is not None:
             inputs_BCHW = mixed_images(inputs_BCHW, mix)

@@ -5,7 +5,9 @@ Settings and plugin; the network is in `plugins.models.rope_vit_module`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
+
+from pydantic import Field
 
 from pipeline.plugin_api import ConfigError, DataTraits, ModelContext, ModelPlugin
 from plugins.models.transformer_settings import BlockConfig
@@ -22,6 +24,10 @@ class RopeVitConfig(BlockConfig):
 
     frequencies: Literal["mixed", "axial"] = "mixed"
     """mixed: learned, in any direction, the paper's choice; axial: fixed, along x and y."""
+
+    num_registers: Annotated[int, Field(ge=0, le=64)] = 0
+    """Register tokens beside the class token (arXiv 2309.16588), such as 4; they have no
+    position."""
 
     absolute_positions: bool = False
     """Add learned positions to the tokens as well, as the paper's RoPE + APE."""

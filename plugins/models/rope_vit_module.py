@@ -16,6 +16,7 @@ from pipeline.layers.normalisation import NORMS
 from pipeline.layers.patch_dropout import PatchDropout
 from pipeline.layers.pooling import ClassTokenPooling
 from pipeline.layers.positions import Positions, position_embedding
+from pipeline.layers.registers import RegisterTokens
 from pipeline.layers.rotary_attention import RotarySelfAttention, grid_positions
 from pipeline.plugin_api import ModelContext, PatchTokens
 from plugins.models.encoder_blocks import encoder_blocks
@@ -36,7 +37,10 @@ class RotaryVisionTransformer(nn.Module):
         positions: Positions = "learned" if config.absolute_positions else "none"
         self.position_embedding = position_embedding(positions, grid, embed_dim, prefix_tokens=1)
         self.dropout = nn.Dropout(config.dropout)
-        self.patch_dropout = PatchDropout(config.patch_dropout, prefix_tokens=1)
+        registers = config.num_registers
+        self.registers = RegisterTokens(registers, embed_dim) if registers else nn.Identity()
+        self.prefix_tokens = 1 + registers
+        self.patch_dropout = PatchDropout(config.patch_dropout, self.prefix_tokens)
         self.blocks = encoder_blocks(
             config,
             lambda: RotarySelfAttention(
@@ -57,7 +61,9 @@ class RotaryVisionTransformer(nn.Module):
         tokens_BND = self.class_token(patches.tokens_BND)
         tokens_BND = self.dropout(self.position_embedding(tokens_BND, patches.grid))
         patch_places_N2 = grid_positions(patches.grid, tokens_BND.device)
-        places_N2 = torch.cat([patch_places_N2.new_zeros(1, 2), patch_places_N2])
+        tokens_BND = self.registers(tokens_BND)
+        nowhere_P2 = patch_places_N2.new_zeros(self.prefix_tokens, 2)
+        places_N2 = torch.cat([nowhere_P2, patch_places_N2])
         tokens_BND, places = self.patch_dropout.with_places(tokens_BND, places_N2)
         for block in self.blocks:
             tokens_BND = block(tokens_BND, places)

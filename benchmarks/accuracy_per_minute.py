@@ -1,0 +1,165 @@
+"""Train on the same images for the same minutes with Patchline, Ultralytics and timm, in turn.
+
+    python -m benchmarks.accuracy_per_minute DATA --minutes 20 [--image-size 32]
+        [--sides patchline defaults ultralytics timm] [--peers PYTHON] [--timm-train FILE]
+
+DATA holds train/ and test/ with one folder of images for each class. PYTHON is the interpreter of
+an environment with `ultralytics` and `timm`; FILE is timm's own `train.py`, which its package does
+not contain. Each side starts from random weights, gets its own defaults for the rest, one seed, and
+nobody else's processes beside it. Ultralytics is `yolo11n-cls` with its own time limit. timm has
+none: a first epoch is timed, and the schedule gets as many epochs as fit. The minutes are those of
+training and validation; reading the data before comes on top, for every side.
+
+The accuracy is that on test/, of the weights that each side keeps. Patchline holds validation
+images back from train/; the others choose their best epoch on test/ itself, which favours them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.measured_runs import machine, measured_run
+
+_ULTRALYTICS = """\
+import json, sys
+from ultralytics import YOLO
+data, hours, size, folder = sys.argv[1], float(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+model = YOLO("yolo11n-cls.yaml")
+model.train(data=data, time=hours, imgsz=size, device="cpu", project=folder, pretrained=False,
+            amp=False, seed=0, plots=False, workers=2)
+found = model.val(data=data, split="test", imgsz=size, device="cpu", plots=False)
+print(json.dumps({"accuracy": float(found.top1)}))
+"""
+_TIMM_MODEL = "vit_tiny_patch16_224"
+_PATCHES_A_SIDE = 8
+
+
+@dataclass(frozen=True)
+class Task:
+    """What every side gets."""
+
+    data: Path
+    minutes: float
+    image_size: int
+    peers: Path
+    timm_train: Path | None
+    folder: Path
+
+    @property
+    def classes(self) -> int:
+        """Number of class folders."""
+        return sum(each.is_dir() for each in (self.data / "train").iterdir())
+
+
+def _patchline(task: Task) -> float:
+    return _ours(task, "--preset", "balanced")
+
+
+def _defaults(task: Task) -> float:
+    return _ours(task, "--data.image-size", str(task.image_size))
+
+
+def _ours(task: Task, *flags: str) -> float:
+    limit = f"{task.minutes * 60:.0f}s"
+    summary = measured_run(str(task.data), "--training.time-limit", limit, *flags)
+    return float(summary["metrics"]["test/accuracy"]["value"])
+
+
+def _ultralytics(task: Task) -> float:
+    script = task.folder / "train_yolo.py"
+    script.write_text(_ULTRALYTICS, encoding="utf-8")
+    hours = task.minutes / 60
+    arguments = [str(task.data), str(hours), str(task.image_size), str(task.folder / "yolo")]
+    printed = _output(task, [str(script), *arguments])
+    return float(json.loads(printed.splitlines()[-1])["accuracy"])
+
+
+def _timm(task: Task) -> float:
+    if task.timm_train is None:
+        raise SystemExit("timm's train.py is missing. Give its path with --timm-train.")
+    began = time.monotonic()
+    _timm_epochs(task, 1, "timed")
+    seconds = time.monotonic() - began
+    return _timm_epochs(task, max(1, int(task.minutes * 60 / seconds)), "timm")
+
+
+def _timm_epochs(task: Task, epochs: int, name: str) -> float:
+    """Train with timm's script for a number of epochs; return the best accuracy on test/."""
+    size = task.image_size
+    _output(
+        task,
+        [
+            str(task.timm_train), "--data-dir", str(task.data), "--train-split", "train",
+            "--val-split", "test", "--model", _TIMM_MODEL, "--img-size", str(size),
+            "--model-kwargs", f"patch_size={size // _PATCHES_A_SIDE}",
+            "--num-classes", str(task.classes), "--device", "cpu", "--opt", "adamw",
+            "--lr", "1e-3", "--weight-decay", "0.05", "--warmup-epochs", "1" if epochs > 1 else "0",
+            "--epochs", str(epochs), "--cooldown-epochs", "0", "--sched-on-updates", "--seed", "0",
+            "--workers", "2", "--output", str(task.folder), "--experiment", name,
+        ],
+    )  # fmt: skip
+    with (task.folder / name / "summary.csv").open(encoding="utf-8") as lines:
+        return max(float(row["eval_top1"]) for row in csv.DictReader(lines)) / 100
+
+
+def _output(task: Task, arguments: list[str]) -> str:
+    environment = {**os.environ, "YOLO_OFFLINE": "true", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [str(task.peers), *arguments],
+        cwd=task.folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return done.stdout
+
+
+SIDES: dict[str, Callable[[Task], float]] = {
+    "patchline": _patchline,
+    "defaults": _defaults,
+    "ultralytics": _ultralytics,
+    "timm": _timm,
+}
+
+
+def main() -> None:
+    """Train each side and print its accuracy and wall-clock time."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--minutes", type=float, default=20.0)
+    parser.add_argument("--image-size", type=int, default=32)
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=["patchline", "ultralytics"])
+    parser.add_argument("--peers", type=Path, default=Path(sys.executable))
+    parser.add_argument("--timm-train", type=Path)
+    given = parser.parse_args()
+    print(f"{machine()}\n{given.minutes:g} minutes, {given.image_size} pixels", flush=True)
+    for side in given.sides:
+        with tempfile.TemporaryDirectory(prefix="patchline-benchmark-") as folder:
+            script = given.timm_train.resolve() if given.timm_train else None
+            task = Task(
+                data=given.data.resolve(),
+                minutes=given.minutes,
+                image_size=given.image_size,
+                peers=given.peers.absolute(),
+                timm_train=script,
+                folder=Path(folder),
+            )
+            began = time.monotonic()
+            accuracy = SIDES[side](task)
+            seconds = time.monotonic() - began
+        print(f"{side:<12} test accuracy {accuracy:.2%}, {seconds:.0f} s in all", flush=True)
+
+
+if __name__ == "__main__":
+    main()
