@@ -141,3 +141,17 @@ def test_refuses_heads_that_do_not_divide() -> None:
     """Heads that do not divide the embedding are refused first, as in the other models."""
     with pytest.raises(ConfigError, match=r"model\.num_heads 5 does not divide"):
         RopeVitConfig(num_heads=5).resolved_for(traits())
+
+
+def test_registers_have_no_position_and_learn() -> None:
+    """They join the class token at the origin, and every register gets a gradient."""
+    model = built("rope_vit", depth=2, num_registers=3)
+    seen: list[Any] = []
+    model.blocks[0].register_forward_pre_hook(lambda _block, given: seen.append(given))
+    model(random_images(2, 32)).square().sum().backward()
+    tokens_BND, places_N2 = seen[0]
+    assert tokens_BND.shape[1] == len(places_N2) == 1 + 3 + 64
+    assert not places_N2[:4].any()
+    assert places_N2[4:].unique(dim=0).shape == (64, 2)
+    assert torch.equal(tokens_BND[0, 1:4], model.registers.registers_1RD[0])
+    assert (model.registers.registers_1RD.grad.abs().sum(dim=2) > 0).all()
