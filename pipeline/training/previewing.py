@@ -17,6 +17,7 @@ from pipeline.files.atomic_files import storage_errors
 from pipeline.plugin_api import ImageSpec
 from pipeline.training.augmentation_preview import labelled_picture, preview_columns
 from pipeline.training.training_data import preview_rows
+from pipeline.workspace import make_folder
 
 
 def save_preview(
@@ -64,7 +65,7 @@ def save_preview(
     )
     picture = labelled_picture(_title(config), columns, [data.classes[labels[row]] for row in rows])
     with storage_errors(file):
-        file.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(file.parent)
         picture.save(file, "PNG")
 
 

@@ -124,7 +124,7 @@ def test_a_declared_exception_is_shown_with_its_reason(tmp_path: Path) -> None:
     assert excepted["name"] == "changes_something"
     assert excepted["message"] == "it is meant to change nothing"
     assert "expected: it is meant to change nothing" in done.err
-    assert "8 passed, 1 excepted, 0 failed" in done.err
+    assert "9 passed, 1 excepted, 0 failed" in done.err
 
 
 def test_a_patch_embedding_with_a_setting_keeps_its_contract(
