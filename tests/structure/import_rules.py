@@ -21,7 +21,7 @@ _PACKAGES: dict[str, set[str]] = {
     "server_access": set(),
     "tracking": {"plugin_system"},
     "run_memory": {"plugin_system", "tracking"},
-    "training": {"metrics", "models", "data", "workers", "tracking", "run_memory"},
+    "training": {"layers", "metrics", "models", "data", "workers", "tracking", "run_memory"},
     "planning": {
         "training",
         "models",
