@@ -161,7 +161,7 @@ class TrainingConfig(Section):
     """Size of the training images at the start, as a fraction of data.image_size; smaller images
     are faster to learn coarse structure from (arXiv 2405.08768)."""
 
-    full_size_from: Annotated[float, Field(ge=0, lt=1)] = 0.6
+    full_size_from: Annotated[float, Field(ge=0.05, lt=1)] = 0.6
     """Fraction of the training after which images have their full size, if initial_image_scale is
     less than 1."""
 
