@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from pydantic import Field
 
@@ -51,10 +51,9 @@ def checked_preset(name: str) -> PresetName:
     Raises:
         ConfigError: if there is no such preset.
     """
-    for known in get_args(PresetName):
-        if name == known:
-            found: PresetName = known
-            return found
-    close = difflib.get_close_matches(str(name), PRESETS, n=1)
+    found = next((known for known in PRESETS if known == name), None)
+    if found is not None:
+        return found
+    close = difflib.get_close_matches(name, PRESETS, n=1)
     hint = f" Did you mean '{close[0]}'?" if close else ""
     raise ConfigError(f"There is no preset '{name}'.{hint} Presets: {', '.join(PRESETS)}.")

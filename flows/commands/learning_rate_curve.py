@@ -15,7 +15,7 @@ from pipeline import config_files
 from pipeline.errors import ConfigError
 from pipeline.section import Section
 from pipeline.training.config import OptimizerConfig
-from pipeline.training.schedule import learning_rate_factor
+from pipeline.training.schedule import learning_rate
 
 Kind = Literal["schedule", "optimizer"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -79,13 +79,7 @@ def build(kind: Kind, name: str) -> Callable[..., None]:
 
 def learning_rates(config: OptimizerConfig, points: int) -> list[float]:
     """Return the learning rate at equally distant moments of a training."""
-    return [
-        config.learning_rate
-        * learning_rate_factor(
-            (point + 0.5) / points, config.warmup_fraction, config.schedule, config.decay_fraction
-        )
-        for point in range(points)
-    ]
+    return [learning_rate(config, (point + 0.5) / points) for point in range(points)]
 
 
 def _key_of(kind: Kind) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pipeline.presets import PresetName
 from pipeline.section import Section
 
 
@@ -42,22 +43,16 @@ class Speed(Section):
     candidate: str
     images_per_second: float
     """Measured, with augmentation and update."""
-    macs: int = 0
-    """Multiply-accumulates of one image, forward."""
 
 
 class PlanFacts(Section):
     """Everything that decides a plan, apart from the user's settings."""
 
-    preset: str
+    preset: PresetName
     data: DataFacts
     machine: MachineFacts = MachineFacts()
     speeds: tuple[Speed, ...] = ()
     """Of the candidates that were measured; the others are estimated from these."""
-    augmentations: tuple[str, ...] = ("light", "none")
-    """Names of the installed augmentation plugins."""
-    model_settings: tuple[str, ...] = ()
-    """Names of the settings of the model plugin `vit`."""
 
 
 class Plan(Section):

@@ -7,20 +7,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from pipeline.data.augmentation import SeededAugmentation
-from pipeline.models.inference import normalised
 from pipeline.models.model_building import build_model
 from pipeline.planning.facts import Speed
 from pipeline.planning.measuring_job import MeasuredCandidate, Measurement, MeasuringJob
 from pipeline.plugin_api import ImageSpec
 from pipeline.training.device import choose_precision, make_repeatable
-from pipeline.training.losses import training_loss
+from pipeline.training.ema import MovingAverage
 from pipeline.training.machine import choose_device, look
+from pipeline.training.model_schedules import ModelSchedules
 from pipeline.training.optimizer import build_optimizer
+from pipeline.training.progressive_size import ProgressiveSize
+from pipeline.training.step_plan import StepPlan
+from pipeline.training.train_state import TrainState
+from pipeline.training.train_step import TrainStep
 from pipeline.workers.event_log import EventWriter
 
 _BATCH, _BATCH_ACCELERATOR = 32, 256
@@ -45,11 +50,11 @@ def measure(job: MeasuringJob, events: EventWriter) -> Measurement:
     return Measurement(speeds=tuple(speeds), accelerator_gib=_accelerator_gib())
 
 
-class _Step:
+class _Step(NamedTuple):
     """The mean step of a candidate."""
 
-    def __init__(self, images: int, seconds: float) -> None:
-        self.images, self.seconds = images, seconds
+    images: int
+    seconds: float
 
 
 def _step_seconds(job: MeasuringJob, candidate: MeasuredCandidate) -> _Step:
@@ -77,27 +82,34 @@ def _steps(
     model = build_model(config.model, image, job.num_classes).to(device).train()
     parameters = sum(parameter.numel() for parameter in model.parameters())
     precision = choose_precision(config.training, device, parameters)
-    optimizer = build_optimizer(config.optimizer, model)
+    step = TrainStep(
+        config=config,
+        image=image,
+        num_classes=job.num_classes,
+        device=device,
+        precision=precision,
+        size=ProgressiveSize(config.training, image, model),
+        schedules=ModelSchedules(config.training, model),
+    )
+    state = TrainState(
+        model=model,
+        average=MovingAverage(model, config.training.ema_decay),
+        optimizer=build_optimizer(config.optimizer, model),
+        plan=StepPlan.of_steps(_MOST_STEPS + 1),
+    )
     augment = SeededAugmentation(config.augmentation, image, 0)
     generator = np.random.default_rng(0)
     shape = (batch, image.height, image.width, image.channels)
     originals = generator.integers(0, 256, shape, dtype=np.uint8)
     labels_B = torch.from_numpy(generator.integers(0, job.num_classes, batch)).to(device)
     rows_B = torch.arange(batch, device=device)
-    epoch = 0
     while True:
-        began = time.monotonic()
+        began, epoch = time.monotonic(), state.step
         single = torch.from_numpy(augment.by_image(originals, epoch, range(batch))).to(device)
-        images_BHWC = augment.by_batch(single, epoch, rows_B)
-        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
-            logits_BK = model(normalised(images_BHWC, image))
-        loss = training_loss(logits_BK, labels_B, config.training)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
-        optimizer.step()
+        step.compute_gradients(state, (augment.by_batch(single, epoch, rows_B), labels_B))
+        step.update_weights(state, config.optimizer.learning_rate)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        epoch += 1
         yield time.monotonic() - began
 
 

@@ -24,7 +24,7 @@ from pipeline.planning.tiers import (
     image_side,
     tokens,
 )
-from pipeline.presets import PRESETS, PresetName
+from pipeline.presets import PRESETS
 
 Settings = dict[str, Any]
 TRAINING_SHARE = 0.9
@@ -103,9 +103,7 @@ def _candidate(name: str, tier: Tier, facts: PlanFacts, asked: Asked) -> Candida
     model: Settings = {}
     if asked.leaves_model:
         sizes = {key: getattr(tier, key) for key in ("embed_dim", "depth", "num_heads", "mlp_dim")}
-        model = {**asked.dimensions(sizes), "pooling": "average"}
-        if "residual_init" in facts.model_settings:
-            model["residual_init"] = "zero"  # each block starts as the identity
+        model = {**asked.dimensions(sizes), "pooling": "average", "residual_init": "zero"}
     if asked.leaves_embedding and side >= _SMALLEST_WHITENED:
         model["patch_embedding"] = {"name": "whitened", "num_halvings": halvings(side)}
     if model:
@@ -142,7 +140,7 @@ def _length(facts: PlanFacts, name: str, asked: Asked) -> Length:
     elif asked.get("training.epochs"):
         seen = float(asked.get("training.epochs") * images)
     else:
-        ambition = PRESETS[_preset(facts)]
+        ambition = PRESETS[facts.preset]
         most = _most_epochs(facts, asked) * images
         seen = max(images, min(most, rate * ambition.minutes * 60 * TRAINING_SHARE))
     return Length(seen, seen / images, rate)
@@ -150,12 +148,8 @@ def _length(facts: PlanFacts, name: str, asked: Asked) -> Length:
 
 def _most_epochs(facts: PlanFacts, asked: Asked) -> int:
     side = asked.get("data.image_size") or image_side(TIERS[0], facts.data.median_side)
-    epochs = PRESETS[_preset(facts)].epochs
+    epochs = PRESETS[facts.preset].epochs
     return epochs // _FEWER_FOR_THUMBNAILS if side < THUMBNAIL else epochs
-
-
-def _preset(facts: PlanFacts) -> PresetName:
-    return next(name for name in PRESETS if name == facts.preset)
 
 
 def _length_is_set(asked: Asked) -> bool:
@@ -219,7 +213,7 @@ def _why_length(facts: PlanFacts, chosen: Candidate, length: Length, asked: Aske
     took = f"{epochs} epochs take about {duration(length.seconds / TRAINING_SHARE)}"
     if _length_is_set(asked):
         return f"{known}: {took}"
-    ambition = PRESETS[_preset(facts)]
+    ambition = PRESETS[facts.preset]
     most = _most_epochs(facts, asked)
     aim = f"{facts.preset} aims at {duration(ambition.minutes * 60)}, at most {most} epochs"
     return f"{known}: {took} ({aim})"

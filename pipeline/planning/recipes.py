@@ -116,14 +116,12 @@ def augmentation(facts: PlanFacts, side: int, length: Length) -> tuple[dict[str,
     if data.training_images < _FEW_IMAGES:
         epochs *= 2  # fewer images are known by heart sooner
     if epochs >= _STRONGEST_EPOCHS:
-        wanted = ["randaugment", "trivialaugment", "light"]
+        name, strength = "randaugment", "strong"
     elif epochs >= _STRONGER_EPOCHS:
-        wanted = ["trivialaugment", "standard", "light"]
+        name, strength = "trivialaugment", "strong"
     else:
-        wanted = ["standard", "light"]
-    name = next(each for each in wanted if each in (*facts.augmentations, "light"))
+        name, strength = "standard", "simple"
     seen = f"each image is seen {_times(length.epochs)}"
-    strength = "strong" if name in ("randaugment", "trivialaugment") else "simple"
     mixed = ", MixUp and CutMix" if is_mixed(facts, side, length) else " without mixing images"
     settings = {"name": name, "pad": _SMALL_PAD} if name == "standard" else {"name": name}
     return settings, f"{seen}: {strength} augmentation ({name}){mixed}"

@@ -23,7 +23,6 @@ from pipeline.files.atomic_files import write_text
 from pipeline.planning.facts import DataFacts, MachineFacts, Plan, PlanFacts
 from pipeline.planning.measuring_job import MODULE, MeasuredCandidate, Measurement, MeasuringJob
 from pipeline.planning.plan import candidates, plan
-from pipeline.plugin_system.plugin_loader import config_class, installed
 from pipeline.plugin_system.plugin_settings import checked_plugins
 from pipeline.run_memory import stage_keys
 from pipeline.run_memory.stage_memory import Ingredients, StageMemory
@@ -159,8 +158,6 @@ def known_facts(config: RunConfig, data: IngestedData) -> PlanFacts:
             vector_instructions=machine.cpu_capability,
             memory_gib=round(psutil.virtual_memory().total / 2**30, 1),
         ),
-        model_settings=tuple(sorted(config_class("model", "vit").model_fields)),
-        augmentations=tuple(sorted(entry.name for entry in installed("augmentation"))),
     )
 
 

@@ -10,10 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-from torch.nn import functional
-
-from pipeline.models.inference import predict_logits
 from pipeline.models.model_description import DESCRIPTION_FILE
 from pipeline.models.model_files import load_model, save_model
 from pipeline.training.train_result import AverageRecord, TrainResult
@@ -33,15 +29,12 @@ def with_average(training: Training, result: TrainResult) -> TrainResult:
     steps = [record.step for record in state.history[-count:]]
     folder = training.job.folder / FOLDER
     save_average(training, steps, folder)
-    rows = training.data.validation_rows
-    logits_NK = predict_logits(
-        state.average.model, training.data.images, rows, training.job.image, device=training.device
-    )
-    labels_N = torch.from_numpy(training.data.labels[rows])
+    images = training.validator.images
+    found = training.validator.metrics(state.average.model, images, images)
     record = AverageRecord(
         validations=len(steps),
-        accuracy=float((logits_NK.argmax(1) == labels_N).float().mean()),
-        loss=float(functional.cross_entropy(logits_NK, labels_N)),
+        accuracy=found["validation_accuracy"],
+        loss=found["validation_loss"],
     )
     values = {"averaged/accuracy": record.accuracy, "averaged/loss": record.loss}
     training.events.write("metrics", step=state.step, values=values)

@@ -31,7 +31,7 @@ from pipeline.training.model_schedules import ModelSchedules
 from pipeline.training.optimizer import averages_itself, build_optimizer
 from pipeline.training.progressive_size import ProgressiveSize
 from pipeline.training.run_length import planned_steps, planned_validations
-from pipeline.training.schedule import learning_rate_factor
+from pipeline.training.schedule import learning_rate
 from pipeline.training.train_result import EpochRecord, TrainResult
 from pipeline.training.train_state import TrainState
 from pipeline.training.train_step import Gradients, TrainStep
@@ -65,15 +65,15 @@ class Training:
         weights_K = None
         if settings.class_weights == "balanced":
             weights_K = self.data.class_weights_K().to(self.device)
-        size = ProgressiveSize(settings, job.image, model)
         self.step = TrainStep(
-            job.config,
-            job.image,
-            self.device,
-            self.precision,
-            size,
-            ModelSchedules(settings, model),
-            weights_K,
+            config=job.config,
+            image=job.image,
+            num_classes=len(job.classes),
+            device=self.device,
+            precision=self.precision,
+            size=ProgressiveSize(settings, job.image, model),
+            schedules=ModelSchedules(settings, model),
+            class_weights_K=weights_K,
         )
         self.validator = Validator(self.data, job.image, self.device)
         length = (settings, job.part, self.order.steps_per_epoch, len(self.data.validation_rows))
@@ -208,12 +208,8 @@ class Training:
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)
             self.planner.before_first_update(time.monotonic() - began)
-        settings = self.config.optimizer
-        progress = state.plan.progress_of(state.step)
-        factor = learning_rate_factor(
-            progress, settings.warmup_fraction, settings.schedule, settings.decay_fraction
-        )
-        self.learning_rate = settings.learning_rate * factor * state.rate_factor
+        rate = learning_rate(self.config.optimizer, state.plan.progress_of(state.step))
+        self.learning_rate = rate * state.rate_factor
         return self.learning_rate
 
     def _report_progress(self) -> None:
@@ -270,7 +266,7 @@ class Training:
         if isinstance(self.validations, Timed):
             self.validations.validated(images, time.monotonic() - began, self.elapsed)
         self.last_weights.add(state.step, state.average.model)
-        if state.best is None or _better(record, state.best):
+        if state.best is None or record.score > state.best.score:
             state.best = record
             folder = best_weights.folder_of(self.job.folder, record.step)
             save_model(folder, state.average.model, self.description())
@@ -379,8 +375,3 @@ class Training:
         if settings.time_limit:
             return f"time limit of {settings.time_limit}"
         return "all planned steps done"
-
-
-def _better(new: EpochRecord, old: EpochRecord) -> bool:
-    """Return whether a validation is better than the best so far."""
-    return new.score > old.score

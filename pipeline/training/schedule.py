@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from pipeline.training.config import OptimizerConfig
+
 Fall = Callable[[float], float]
 """From the fraction of the time after the warm-up to the fraction of the peak rate."""
 
@@ -57,3 +59,10 @@ def learning_rate_factor(
     after_warmup = 1 - warmup_fraction
     done = min(1.0, (progress - warmup_fraction) / after_warmup)
     return SCHEDULES[schedule](min(1.0, decay_fraction / after_warmup))(done)
+
+
+def learning_rate(config: OptimizerConfig, progress: float) -> float:
+    """Return the learning rate of an optimizer at a progress from 0 to 1."""
+    return config.learning_rate * learning_rate_factor(
+        progress, config.warmup_fraction, config.schedule, config.decay_fraction
+    )

@@ -50,6 +50,7 @@ class TrainStep:
 
     config: RunConfig
     image: ImageSpec
+    num_classes: int
     device: torch.device
     precision: str
     size: ProgressiveSize
@@ -64,8 +65,11 @@ class TrainStep:
         self.schedules.apply(progress)
         inputs_BCHW = self.size.resized(normalised(images_BHWC, self.image), progress)
         mix = draw_mix(self.config.training, self.config.seed, state.step, *inputs_BCHW.shape[-2:])
+        targets = shown_B = labels_B
         if mix is not None:
             inputs_BCHW = mixed_images(inputs_BCHW, mix)
+            targets = mixed_targets(labels_B, self.num_classes, mix)
+            shown_B = dominant_labels(labels_B, mix)
         state.optimizer.zero_grad(set_to_none=True)
         loss, correct = torch.zeros((), device=self.device), torch.zeros_like(labels_B[0])
         for part in micro_batches(len(labels_B), self.micro_batches_at(state)):
@@ -74,10 +78,6 @@ class TrainStep:
                 self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"
             ):
                 logits_BK = state.model(inputs_BCHW[part])
-            targets = shown_B = labels_B
-            if mix is not None:
-                targets = mixed_targets(labels_B, logits_BK.shape[1], mix)
-                shown_B = dominant_labels(labels_B, mix)
             part_loss = share * training_loss(
                 logits_BK, targets[part], self.config.training, self.class_weights_K
             )

@@ -16,7 +16,6 @@ from pipeline.plugin_api import DataTraits
 from pipeline.plugin_system.plugin_settings import resolve_settings
 from pipeline.presets import PRESETS
 
-ALL = ("light", "none", "randaugment", "standard", "strong", "trivialaugment")
 FIFTEEN_MINUTES = {"training.time_limit": "15m"}
 
 
@@ -35,7 +34,6 @@ def facts(**changes: Any) -> PlanFacts:
         data=DataFacts(**data),
         machine=MachineFacts(**machine),
         speeds=(Speed(candidate="small", images_per_second=rate),) if rate else (),
-        augmentations=changes.get("augmentations", ALL),
     )
 
 
@@ -47,10 +45,7 @@ def whole(made: Plan, user: dict[str, Any] | None = None) -> RunConfig:
         for part in reversed(key.split(".")[:-1]):
             nested = {part: nested}
         settings = merged(settings, nested)
-    planned = {**made.settings, "augmentation": {"name": "light"}}  # others may not be installed
-    if "augmentation" not in made.settings:
-        del planned["augmentation"]
-    config = validated(merged(validated(settings).model_dump(mode="json"), planned))
+    config = validated(merged(validated(settings).model_dump(mode="json"), made.settings))
     side = config.data.image_size or 32
     data = made.facts.data
     channels = 1 if data.greyscale else 3
@@ -240,15 +235,6 @@ def test_a_preset_without_a_length_keeps_to_its_minutes_and_epochs() -> None:
     assert many.settings["training"]["epochs"] == 1
     longer = plan(facts(rate=100.0, preset="best"), {})
     assert 1 < longer.settings["training"]["epochs"] < PRESETS["best"].epochs
-
-
-def test_uninstalled_augmentation_is_not_planned() -> None:
-    """Without the stronger plugins, the light one is used."""
-    for limit in ("10m", "10h"):
-        made = plan(
-            facts(rate=2_000.0, augmentations=("light", "none")), {"training.time_limit": limit}
-        )
-        assert made.settings["augmentation"]["name"] == "light"
 
 
 def test_unmeasured_candidates_are_estimated_in_the_order_of_their_size() -> None:
