@@ -7,18 +7,27 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.training import checkpoint, loop
+from pipeline.training import checkpoint
 from pipeline.training.loop import Training
+from pipeline.training.train_result import EpochRecord
 from pipeline.workers.event_log import EventWriter
 from tests.pipeline.training.conftest import MakeJob
-from tests.pipeline.training.test_loop import _figures, _same, _Stop, _StoppingWriter, _weights
+from tests.pipeline.training.test_loop import (
+    BETTER,
+    WORSE,
+    _figures,
+    _same,
+    _Stop,
+    _StoppingWriter,
+    _weights,
+)
 
 
 def test_it_stops_after_validations_without_improvement(
     make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reason names the best epoch, and an interrupted run stops at the same step."""
-    monkeypatch.setattr(loop, "_better", lambda *_: False)  # the first validation stays the best
+    monkeypatch.setattr(EpochRecord, "score", WORSE)
     monkeypatch.setattr(checkpoint, "_PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(checkpoint, "_SHARE", math.inf)
     settings = {"early_stopping": 2}
@@ -43,7 +52,7 @@ def test_improvement_keeps_it_going(
     make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As long as validations improve, all planned steps are done."""
-    monkeypatch.setattr(loop, "_better", lambda *_: True)
+    monkeypatch.setattr(EpochRecord, "score", BETTER)
     job = make_job(tmp_path, training={"early_stopping": 1})
     result = Training(job, EventWriter(tmp_path / "events.jsonl")).run()
     assert (result.steps, result.stopped_because) == (16, "all planned steps done")

@@ -16,7 +16,7 @@ from pipeline.models.model_files import load_model, save_model
 from pipeline.training import checkpoint, launching, loop, training_data
 from pipeline.training.job import TrainingJob
 from pipeline.training.loop import Training
-from pipeline.training.train_result import TrainResult
+from pipeline.training.train_result import EpochRecord, TrainResult
 from pipeline.workers.event_log import EventWriter, read_events
 from tests.patience import patient
 from tests.pipeline.training.conftest import MakeJob
@@ -26,6 +26,10 @@ RANDOM: dict[str, Any] = {
     "model": {"dropout": 0.2, "attention_dropout": 0.1, "stochastic_depth": 0.3},
     "training": {"initial_image_scale": 0.5},
 }
+WORSE = property(lambda record: -record.step)
+"""A score with which the first validation stays the best."""
+BETTER = property(lambda record: record.step)
+"""A score with which each validation is the best so far."""
 
 
 def _trained(job: TrainingJob, events: EventWriter | None = None) -> TrainResult:
@@ -264,7 +268,7 @@ def test_a_newer_best_does_not_take_the_place_of_the_checkpoints(
     newer = tmp_path / f"best-{2 * _steps_per_epoch(job)}"
     newer.mkdir()  # as a kill between the next validation and its checkpoint leaves it
     (newer / "model.safetensors").write_bytes(b"newer")
-    monkeypatch.setattr(loop, "_better", lambda *_: False)
+    monkeypatch.setattr(EpochRecord, "score", WORSE)
     result = _trained(job)
     assert result.best_step == _steps_per_epoch(job)
     assert _same(load_file(result.best / "model.safetensors"), kept)
@@ -275,7 +279,7 @@ def test_at_most_two_best_weights_lie_on_the_disk(
     make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The checkpoint's and the newest, however many epochs are better than the one before."""
-    monkeypatch.setattr(loop, "_better", lambda *_: True)
+    monkeypatch.setattr(EpochRecord, "score", BETTER)
     found: list[int] = []
     training = Training(make_job(tmp_path), EventWriter(tmp_path / "events.jsonl"))
 
