@@ -34,6 +34,7 @@ from pipeline.registry.registration import Registered
 from pipeline.run_memory.stage_memory import StageMemory
 from pipeline.section import Section
 from pipeline.tracking import tracked_run
+from pipeline.training.launching import TrainingInputs
 from pipeline.training.run_parts import STAGE, RunParts
 from pipeline.training.train_result import TrainResult
 from pipeline.workers import prewarm
@@ -105,9 +106,8 @@ def train_model(
 ) -> TrainResult | State[TrainResult]:
     """Train in separate processes: once, or with folds or a refit several times."""
     follow = prewarm.following_stages(show_event)
-    inputs = (config, data, prepared, run, memory, show_event, display().note)
-    parts = RunParts(*inputs, on_last_event=follow)
-    trained = parts.train()
+    inputs = TrainingInputs(config, data, prepared, run, memory, show_event)
+    trained = RunParts(inputs, display().note, on_last_event=follow).train()
     limit = config.training.time_limit
     what = f"its training (also limited to {limit}) is" if limit else "its training is"
     return _ended(trained, memory, STAGE, f"{what} used again{_FRESH}")

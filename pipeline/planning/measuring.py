@@ -75,8 +75,10 @@ def _step_seconds(job: MeasuringJob, candidate: MeasuredCandidate) -> _Step:
 def _steps(
     job: MeasuringJob, candidate: MeasuredCandidate, device: torch.device, batch: int
 ) -> Iterator[float]:
-    """Train on random images, and yield the seconds of each step."""
-    config, image = candidate.config, _image(candidate)
+    """Train on random images of full size, and yield the seconds of each step."""
+    image = _image(candidate)
+    training = candidate.config.training.model_copy(update={"initial_image_scale": 1.0})
+    config = candidate.config.model_copy(update={"training": training})
     make_repeatable(config.training.threads)
     torch.manual_seed(0)
     model = build_model(config.model, image, job.num_classes).to(device).train()

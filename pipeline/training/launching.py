@@ -6,8 +6,10 @@ is not repeated: its events are logged again, so that the new run has the curves
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -34,85 +36,73 @@ OnEvent = Callable[[Event], None]
 Result = TypeVar("Result", bound=Section)
 
 
-def train(
-    config: RunConfig,
-    data: IngestedData,
-    prepared: PreparedData,
-    run: tracked_run.TrackedRun,
-    memory: StageMemory,
-    on_event: OnEvent,
-) -> TrainResult:
-    """Train in a separate process, unless the weights are known.
+@dataclass(frozen=True)
+class TrainingInputs:
+    """What the trainings of a run need.
 
-    Args:
+    Attributes:
         config: resolved.
         data: the manifest.
         prepared: the store.
         run: gets metrics and pictures during training.
         memory: may know the weights.
-        on_event: also called with every event, for a progress display.
+        on_event: called with every event, for a progress display.
     """
-    return train_part(TrainingPart(), TrainResult, config, data, prepared, run, memory, on_event)
+
+    config: RunConfig
+    data: IngestedData
+    prepared: PreparedData
+    run: tracked_run.TrackedRun
+    memory: StageMemory
+    on_event: OnEvent
+
+    def folder_of(self, part: TrainingPart) -> Path:
+        """Return the folder of a training in the run's folder."""
+        return self.run.folder / part.folder
 
 
-def train_part(
-    part: TrainingPart,
-    result_class: type[Result],
-    config: RunConfig,
-    data: IngestedData,
-    prepared: PreparedData,
-    run: tracked_run.TrackedRun,
-    memory: StageMemory,
-    on_event: OnEvent,
-) -> Result:
+def train(inputs: TrainingInputs) -> TrainResult:
+    """Train in a separate process, unless the weights are known."""
+    return train_part(TrainingPart(), TrainResult, inputs)
+
+
+def train_part(part: TrainingPart, result_class: type[Result], inputs: TrainingInputs) -> Result:
     """Do one of the trainings that a run consists of, unless its result is known; see `train`."""
-    folder = run.folder / part.folder
-    asked = ingredients(config, data, prepared, part)
+    memory, folder = inputs.memory, inputs.folder_of(part)
+    asked = _ingredients_of(part, inputs)
     begun = bool(earlier_events(folder))  # then it is resumed, whatever other runs have done since
     known = memory.recall(part.stage, asked, result_class, folder, own_only=begun)
     if known is not None:
-        log_again(run, folder)
+        log_again(inputs.run, folder)
         return known
-    trained = _trained(part, result_class, config, data, prepared, run, on_event)
+    trained = _trained(part, result_class, inputs)
     keys = [asked]
     if isinstance(trained, TrainResult):
-        keys.append(ingredients(replayable(config, trained), data, prepared, part))
+        replay = dataclasses.replace(inputs, config=replayable(inputs.config, trained))
+        keys.append(_ingredients_of(part, replay))
     memory.remember(part.stage, trained, folder, *keys)
     return trained
 
 
 def known_part(
-    part: TrainingPart,
-    result_class: type[Result],
-    config: RunConfig,
-    data: IngestedData,
-    prepared: PreparedData,
-    run: tracked_run.TrackedRun,
-    memory: StageMemory,
+    part: TrainingPart, result_class: type[Result], inputs: TrainingInputs
 ) -> Result | None:
     """Return the result of a part that this run has finished before, or None; logs nothing."""
-    asked, folder = ingredients(config, data, prepared, part), run.folder / part.folder
-    return memory.recall(part.stage, asked, result_class, folder, own_only=True)
+    asked, folder = _ingredients_of(part, inputs), inputs.folder_of(part)
+    return inputs.memory.recall(part.stage, asked, result_class, folder, own_only=True)
 
 
-def _trained(
-    part: TrainingPart,
-    result_class: type[Result],
-    config: RunConfig,
-    data: IngestedData,
-    prepared: PreparedData,
-    run: tracked_run.TrackedRun,
-    on_event: OnEvent,
-) -> Result:
+def _trained(part: TrainingPart, result_class: type[Result], inputs: TrainingInputs) -> Result:
+    data, prepared, run = inputs.data, inputs.prepared, inputs.run
     job = TrainingJob(
-        config=config,
+        config=inputs.config,
         manifest_file=data.manifest_file.resolve(),
         store=prepared.store.resolve(),
         image=prepared.image,
         classes=data.classes,
         data_fingerprint=data.fingerprint,
         run_id=run.run_id,
-        folder=run.folder / part.folder,
+        folder=inputs.folder_of(part),
         part=part,
     )
     log = MetricSender(run)
@@ -121,7 +111,7 @@ def _trained(
     log.send()
 
     def forward(event: Event) -> None:
-        on_event(event)
+        inputs.on_event(event)
         log.send()
         _log(event, log)
         if event["kind"] == "warning":
@@ -131,6 +121,10 @@ def _trained(
         result = run_worker(MODULE, job.folder, job, result_class, forward)
     log.flush()
     return result
+
+
+def _ingredients_of(part: TrainingPart, inputs: TrainingInputs) -> Ingredients:
+    return ingredients(inputs.config, inputs.data, inputs.prepared, part)
 
 
 def log_again(run: tracked_run.TrackedRun, folder: Path) -> None:

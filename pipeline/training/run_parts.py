@@ -8,23 +8,20 @@ many epochs, on the same plan.
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import psutil
 
 from pipeline.config import RunConfig
-from pipeline.data.ingestion import IngestedData, PreparedData
 from pipeline.metrics.intervals import mean_of_repeats
-from pipeline.run_memory.stage_memory import StageMemory
 from pipeline.tracking import nested_runs, tracked_run
 from pipeline.tracking.exactly_once_metrics import MetricSender
 from pipeline.training import launching
 from pipeline.training.config import duration_seconds
-from pipeline.training.launching import OnEvent, replayable
+from pipeline.training.launching import OnEvent, TrainingInputs, replayable
 from pipeline.training.machine import MODULE
 from pipeline.training.part import TrainingPart
 from pipeline.training.train_result import (
@@ -48,33 +45,23 @@ class RunParts:
     """The training stage of one run.
 
     Args:
-        config: resolved.
-        data: the manifest.
-        prepared: the store.
-        run: gets metrics and pictures during training.
-        memory: may know the weights.
-        on_event: called with every event, for a progress display.
+        inputs: what every training needs.
         on_note: called with a sentence about each part.
+        on_last_event: called instead of the inputs' `on_event` with the events of the last
+            training.
     """
 
-    config: RunConfig
-    data: IngestedData
-    prepared: PreparedData
-    run: tracked_run.TrackedRun
-    memory: StageMemory
-    on_event: OnEvent
+    inputs: TrainingInputs
     on_note: OnNote
     on_last_event: OnEvent | None = None
-    """Called instead of `on_event` with the events of the last training."""
 
     def train(self) -> TrainResult:
         """Do all trainings that the config asks for, and return the final weights."""
-        training = self.config.training
+        training = self.inputs.config.training
         if training.folds is not None:
             return self._with_folds(training.folds)
         seen = self._prepare_next if training.refit else self._last_seen
-        inputs = (self.data, self.prepared, self.run, self.memory, seen)
-        first = launching.train(self._first(), *inputs)
+        first = launching.train(replace(self.inputs, config=self._first(), on_event=seen))
         if not training.refit:
             return first
         self.on_note(
@@ -103,7 +90,7 @@ class RunParts:
         self._report(result)
         stages = [f"fold-{record.fold}" for record in found]
         summary = {"folds": result, "best_validation_accuracy": result.accuracy.value}
-        if self.config.training.ensemble:
+        if self.inputs.config.training.ensemble:
             ensemble = self._ensemble(first, result)
             self._summarise_reuse(*stages, "ensemble")
             final = {"best": ensemble.weights, "ensemble": ensemble}
@@ -123,14 +110,14 @@ class RunParts:
             config = _following(config, first)
             if config.training.step_plan is not None:
                 part = part.model_copy(update={"plan_steps_per_epoch": first.steps_per_epoch})
-        stages = (self.memory, self._prepare_next)
-        inputs = (part, TrainResult, config, self.data, self.prepared)
-        finished = nested_runs.finished_fold(self.run, fold)
-        known = launching.known_part(*inputs, finished, self.memory) if finished else None
-        if finished and known is not None:
-            return known, self._record(fold, finished, known)
-        with nested_runs.fold_run(self.run, fold, folds, config) as run:
-            trained = launching.train_part(*inputs, run, *stages)
+        inputs = replace(self.inputs, config=config, on_event=self._prepare_next)
+        finished = nested_runs.finished_fold(inputs.run, fold)
+        if finished is not None:
+            known = launching.known_part(part, TrainResult, replace(inputs, run=finished))
+            if known is not None:
+                return known, self._record(fold, finished, known)
+        with nested_runs.fold_run(inputs.run, fold, folds, config) as run:
+            trained = launching.train_part(part, TrainResult, replace(inputs, run=run))
             record = self._record(fold, run, trained)
         return trained, record
 
@@ -153,7 +140,7 @@ class RunParts:
         """Log the mean over the folds on the parent run."""
         accuracy, loss = result.accuracy, result.loss
         self.on_note(folds_sentence(result))
-        log = MetricSender(self.run)
+        log = MetricSender(self.inputs.run)
         values = {
             "folds/accuracy": accuracy.value,
             "folds/accuracy_low": accuracy.low,
@@ -173,59 +160,46 @@ class RunParts:
         knots = first.step_plan
         training = config.training.model_copy(update={"step_plan": knots})
         part = TrainingPart(refit=True, plan_steps_per_epoch=first.steps_per_epoch, epochs=epochs)
-        images = self.data.counts["train"] + self.data.counts["validation"]
+        images = self.inputs.data.counts["train"] + self.inputs.data.counts["validation"]
         self.on_note(f"refit: training on all {images:,} images for {epochs:.4g} epochs")
-        return launching.train_part(
-            part,
-            RefitResult,
-            config.model_copy(update={"training": training}),
-            self.data,
-            self.prepared,
-            dataclasses.replace(
-                self.run, continued=True
-            ),  # so that the run's system metrics continue
-            self.memory,
-            self._last_seen,
-        )
+        config = config.model_copy(update={"training": training})
+        return launching.train_part(part, RefitResult, self._last_inputs(config))
 
     def _ensemble(self, first: TrainResult, result: FoldsResult) -> EnsembleResult:
         """Make one model of the models of all folds."""
         members = tuple(record.best.resolve() for record in result.folds)
         self.on_note(f"ensemble: averaging the probabilities of {len(members)} models")
-        return launching.train_part(
-            TrainingPart(members=members),
-            EnsembleResult,
-            replayable(self._first(), first),
-            self.data,
-            self.prepared,
-            dataclasses.replace(self.run, continued=True),
-            self.memory,
-            self._last_seen,
-        )
+        inputs = self._last_inputs(replayable(self._first(), first))
+        return launching.train_part(TrainingPart(members=members), EnsembleResult, inputs)
+
+    def _last_inputs(self, config: RunConfig) -> TrainingInputs:
+        """Return the inputs of the last training, in which the run's system metrics continue."""
+        run = replace(self.inputs.run, continued=True)
+        return replace(self.inputs, config=config, run=run, on_event=self._last_seen)
 
     def _last_seen(self, event: Event) -> None:
-        (self.on_last_event or self.on_event)(event)
+        (self.on_last_event or self.inputs.on_event)(event)
 
     def _prepare_next(self, event: Event) -> None:
         """Show an event, and start the process of the next part while this one still trains."""
-        self.on_event(event)
+        self.inputs.on_event(event)
         room = psutil.virtual_memory().available >= _ROOM_BYTES
         if event["kind"] == "progress" and room:
             worker_start.prepare(MODULE)
 
     def _first(self) -> RunConfig:
         """Return the config of the first part, which knows nothing of the others."""
-        training = self.config.training
+        training = self.inputs.config.training
         alone: dict[str, bool | str | None] = {"folds": None, "refit": False, "ensemble": False}
         if training.time_limit is not None:
             seconds = duration_seconds(training.time_limit) * self._share()
             if seconds != duration_seconds(training.time_limit):
                 alone["time_limit"] = f"{seconds:.3f}s"
-        return self.config.model_copy(update={"training": training.model_copy(update=alone)})
+        return self.inputs.config.model_copy(update={"training": training.model_copy(update=alone)})
 
     def _share(self) -> float:
         """Return the first part's share of a time limit: its share of the images of all parts."""
-        training, counts = self.config.training, self.data.counts
+        training, counts = self.inputs.config.training, self.inputs.data.counts
         everything = counts["train"] + counts["validation"]
         if training.folds is not None:
             own = (training.folds - 1) / training.folds
@@ -234,13 +208,13 @@ class RunParts:
 
     def _summarise_reuse(self, *stages: str) -> None:
         """Tell the memory whether the stage as a whole was computed."""
-        if all(stage in self.memory.recalled for stage in stages):
-            self.memory.recalled.add(STAGE)
-            source = self.memory.reused.get(stages[-1])
+        if all(stage in self.inputs.memory.recalled for stage in stages):
+            self.inputs.memory.recalled.add(STAGE)
+            source = self.inputs.memory.reused.get(stages[-1])
             if source:
-                self.memory.reused[STAGE] = source
+                self.inputs.memory.reused[STAGE] = source
         else:
-            self.memory.recalled.discard(STAGE)
+            self.inputs.memory.recalled.discard(STAGE)
 
 
 def _following(config: RunConfig, first: TrainResult) -> RunConfig:

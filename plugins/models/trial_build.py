@@ -1,4 +1,4 @@
-"""Try a model of another library on images of one size, without allocating its weights."""
+"""Try a model of another library on images of one size."""
 
 from __future__ import annotations
 
@@ -13,20 +13,28 @@ from pipeline.plugin_api import ConfigError
 def check_by_trial(
     build: Callable[[], nn.Module], what: str, shape_CHW: tuple[int, int, int]
 ) -> None:
-    """Build the model on torch's meta device and classify one image.
+    """Build the model and classify one image, on torch's meta device.
+
+    A model that needs real numbers while it is built is built with memory for its weights.
 
     Raises:
         ConfigError: if either fails, with the library's own reason.
     """
     _, height, width = shape_CHW
     try:
-        with torch.device("meta"), torch.no_grad():
-            build().eval()(torch.zeros(1, *shape_CHW))
-    except NotImplementedError:
-        return  # a library may need real numbers while it builds; training will tell
+        try:
+            _classify(build, shape_CHW, "meta")
+        except NotImplementedError:
+            with torch.random.fork_rng(devices=[]):
+                _classify(build, shape_CHW, "cpu")
     except Exception as error:  # libraries document no class for this
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
         raise ConfigError(
             f"{what} cannot be built for {height}x{width} images: {reason}. Choose another "
             "model.architecture, or change its settings or data.image_size."
         ) from error
+
+
+def _classify(build: Callable[[], nn.Module], shape_CHW: tuple[int, int, int], device: str) -> None:
+    with torch.device(device), torch.no_grad():
+        build().eval()(torch.zeros(1, *shape_CHW))

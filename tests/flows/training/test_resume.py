@@ -273,6 +273,7 @@ def train_here(folder: Path) -> tuple[str, Path]:
     from pipeline.data import ingestion
     from pipeline.run_memory.stage_memory import StageMemory
     from pipeline.training import launching
+    from pipeline.training.launching import TrainingInputs
 
     os.chdir(folder)
     workspace = folder / ".patchline"
@@ -296,7 +297,9 @@ def train_here(folder: Path) -> tuple[str, Path]:
         text = request.model_dump_json()
         opened = tracked_run.owned_run(config, workspace / "runs", {}, text)
     with opened as run:
-        launching.train(config, data, prepared, run, StageMemory(workspace), lambda _: None)
+        memory = StageMemory(workspace)
+        inputs = TrainingInputs(config, data, prepared, run, memory, lambda _: None)
+        launching.train(inputs)
     return run.run_id, run.folder
 
 

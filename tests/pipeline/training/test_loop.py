@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from pipeline.errors import RunError
 from pipeline.models.model_files import load_model, save_model
-from pipeline.training import checkpoint, launching, loop, training_data
+from pipeline.training import checkpoint, launching, training_data
 from pipeline.training.job import TrainingJob
 from pipeline.training.loop import Training
 from pipeline.training.train_result import EpochRecord, TrainResult

@@ -27,11 +27,11 @@ from pipeline.training.loop import Training
 from pipeline.training.part import TrainingPart, scaled
 from pipeline.training.refit import Refit
 from pipeline.training.step_plan import Knot, StepPlan
-from pipeline.training.train_result import RefitResult, TrainResult
+from pipeline.training.train_result import RefitResult
 from pipeline.training.weight_averaging import LastWeights, measure_batch_norm
 from pipeline.workers.event_log import EventWriter
 from tests.pipeline.training.conftest import MakeJob
-from tests.pipeline.training.test_loop import _Stop, _StoppingWriter
+from tests.pipeline.training.test_loop import _Stop, _StoppingWriter, _trained
 
 PLAN = ((0, 0.0, 40), (10, 0.2, 30), (20, 0.6, 30))
 
@@ -50,14 +50,6 @@ def _refitted(job: TrainingJob, events: EventWriter | None = None) -> RefitResul
         events.close()
 
 
-def _trained(job: TrainingJob) -> TrainResult:
-    events = EventWriter(job.folder / "events.jsonl")
-    try:
-        return Training(job, events).run()
-    finally:
-        events.close()
-
-
 # -- the plan of a later part ------------------------------------------------------------------
 
 
@@ -65,7 +57,10 @@ def _trained(job: TrainingJob) -> TrainResult:
 @given(numerator=st.integers(1, 60), denominator=st.integers(1, 60))
 def test_a_scaled_plan_is_a_valid_plan(numerator: int, denominator: int) -> None:
     """Whatever the number of steps per epoch, the knots are accepted as a recorded plan."""
-    TrainingConfig(step_plan=scaled(PLAN, numerator, denominator))
+    knots = scaled(PLAN, numerator, denominator)
+    assert TrainingConfig(step_plan=knots).step_plan == knots
+    exact = StepPlan(PLAN).last_step * numerator / denominator
+    assert abs(StepPlan(knots).last_step - exact) <= len(PLAN)
 
 
 def test_a_part_follows_the_plan_epoch_for_epoch_and_stops_at_the_chosen_one() -> None:

@@ -21,6 +21,7 @@ from pipeline.run_memory.interrupted_runs import RunRequest
 from pipeline.run_memory.stage_memory import StageMemory
 from pipeline.tracking import nested_runs, tracked_run
 from pipeline.tracking.tracking_store import all_runs
+from pipeline.training.launching import TrainingInputs
 from pipeline.training.run_parts import RunParts
 from pipeline.training.train_result import TrainResult
 from tests.conftest import write_photos
@@ -61,7 +62,8 @@ def train_parts(folder: Path, **training: Any) -> tuple[tracked_run.TrackedRun, 
     memory = StageMemory(workspace)
     with _opened(config, data, workspace) as run:
         memory.enter(run.run_id, run.folder)
-        parts = RunParts(config, data, prepared, run, memory, lambda _: None, notes.append)
+        inputs = TrainingInputs(config, data, prepared, run, memory, lambda _: None)
+        parts = RunParts(inputs, notes.append)
         return run, parts.train(), (memory, notes)
 
 
