@@ -104,7 +104,7 @@ def _prefect_pictures(window: Browser, server: str, newest: Newest, folder: Path
     flow_run = f"{pages}/runs/flow-run/{newest.flow_run}"
     _take(window, flow_run, ("validation accuracy",), folder, "flow_run", 1100)
     summary = f"{pages}/artifacts/artifact/{newest.summary}"
-    _take(window, summary, ("test images recognised",), folder, "summary", 900)
+    _take(window, summary, ("test images classified correctly",), folder, "summary", 900)
     _take(window, f"{pages}/deployments", ("Deployments",), folder, "deployments", 500)
 
 

@@ -38,6 +38,7 @@ from pipeline.tracking.tracked_run import TrackedRun
 from pipeline.training.config import duration_seconds
 from pipeline.training.job import TrainingJob
 from pipeline.training.machine import MODULE
+from pipeline.training.run_parts import images_of_parts
 from pipeline.training.train_result import TrainResult
 from pipeline.workers import prewarm, worker_start
 from pipeline.workers.worker_process import run_worker
@@ -213,7 +214,9 @@ def _estimated(
     elif config.training.step_plan:
         training = config.training.step_plan[-1][2] * config.training.batch_size / rate
     else:
-        training = config.training.epochs * (data.counts["train"] / rate + predicted)
+        training = config.training.epochs * sum(
+            images / rate + predicted for images in images_of_parts(config, data)
+        )
     decoding = seconds["prepare"] * sum(data.counts.values()) / sum(few.counts.values())
     tested = predicted + evaluating.predicting_seconds(data.counts["test"], rate)
     rest = seconds["read"] + seconds["evaluate"] + 2 * seconds["package"]

@@ -60,8 +60,9 @@ def verdict(outcome: Outcome) -> str:
     warning = f"\n\nWarning: {escaped(report.warning)}." if report.warning else ""
     aliases = f"initially {', '.join(outcome.aliases)}" if outcome.aliases else "no alias"
     return (
-        f"**{accuracy.value:.1%}** of {accuracy.n:,} test images recognised (95% interval "
-        f"{accuracy.low:.1%} to {accuracy.high:.1%}), {_errors(report.errors)}.{warning}\n\n"
+        f"**{accuracy.value:.1%}** of {accuracy.n:,} test images classified correctly "
+        f"(95% interval {accuracy.low:.1%} to {accuracy.high:.1%}), {_errors(report.errors)}."
+        f"{warning}\n\n"
         f"Registered as **{escaped(registered.name)}, version {registered.version}** ({aliases}). "
         f"{promotion_sentence(outcome.promotion)}"
     )

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import psutil
 
 from pipeline.config import RunConfig
+from pipeline.data.ingestion import IngestedData
 from pipeline.metrics.intervals import mean_of_repeats
 from pipeline.tracking import nested_runs, tracked_run
 from pipeline.tracking.exactly_once_metrics import MetricSender
@@ -192,19 +193,15 @@ class RunParts:
         training = self.inputs.config.training
         alone: dict[str, bool | str | None] = {"folds": None, "refit": False, "ensemble": False}
         if training.time_limit is not None:
-            seconds = duration_seconds(training.time_limit) * self._share()
+            seconds = duration_seconds(training.time_limit) * self._first_share()
             if seconds != duration_seconds(training.time_limit):
                 alone["time_limit"] = f"{seconds:.3f}s"
         return self.inputs.config.model_copy(update={"training": training.model_copy(update=alone)})
 
-    def _share(self) -> float:
+    def _first_share(self) -> float:
         """Return the first part's share of a time limit: its share of the images of all parts."""
-        training, counts = self.inputs.config.training, self.inputs.data.counts
-        everything = counts["train"] + counts["validation"]
-        if training.folds is not None:
-            own = (training.folds - 1) / training.folds
-            return own / (training.folds * own + (not training.ensemble))
-        return counts["train"] / (counts["train"] + everything * training.refit)
+        images = images_of_parts(self.inputs.config, self.inputs.data)
+        return images[0] / sum(images)
 
     def _summarise_reuse(self, *stages: str) -> None:
         """Tell the memory whether the stage as a whole was computed."""
@@ -215,6 +212,18 @@ class RunParts:
                 self.inputs.memory.reused[STAGE] = source
         else:
             self.inputs.memory.recalled.discard(STAGE)
+
+
+def images_of_parts(config: RunConfig, data: IngestedData) -> list[float]:
+    """Return the number of images that each training of a run has in an epoch."""
+    training, everything = config.training, data.counts["train"] + data.counts["validation"]
+    if training.folds is None:
+        images: list[float] = [data.counts["train"]]
+        refit = training.refit
+    else:
+        images = [everything * (training.folds - 1) / training.folds] * training.folds
+        refit = not training.ensemble
+    return [*images, everything] if refit else images
 
 
 def _following(config: RunConfig, first: TrainResult) -> RunConfig:

@@ -113,7 +113,9 @@ def test_the_verdict_leads_to_mlflow(opened: Opened) -> None:
     question = {"artifacts": {"key": {"any_": ["summary"]}}}
     artifact = opened.ask("artifacts/filter", question)[0]
     page = f"{opened.prefect}/v2/artifacts/artifact/{artifact['id']}"
-    opened.window.open(page, "test images recognised", "Registered as photos, version 1", "ROC AUC")
+    opened.window.open(
+        page, "test images classified correctly", "Registered as photos, version 1", "ROC AUC"
+    )
     opened.window.follow("Report")
     opened.window.wait("photos: test report", "Least certain")
 
