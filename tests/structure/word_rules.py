@@ -58,7 +58,7 @@ _SKIPPED = (
 """`renamed` lists former names."""
 _OLD_SPELLING = {
     # The former name of an option still works, so it is written somewhere.
-    "CHANGELOG.md": ("runs-at-once",),
+    "CHANGELOG.md": ("runs-at-once", "rising_rates", "grid_places", "forbidden_NN"),
     "flows/commands/up.py": ("runs-at-once",),
     "flows/services/startup_plan.py": ("runs_at_once",),
     "tests/flows/services/test_services.py": ("runs-at-once", "runs_at_once"),
