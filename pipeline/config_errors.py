@@ -29,6 +29,8 @@ _RULES = {
     "dict_type": "must be a group of settings, not a single value",
     "missing": "is missing",
 }
+_BOTH = 2
+"""Limits of a range."""
 
 
 def sentence(error: ValidationError, model: type[BaseModel], prefix: str = "") -> ConfigError:
@@ -49,7 +51,7 @@ def sentence(error: ValidationError, model: type[BaseModel], prefix: str = "") -
         return unknown_key(dotted, _fields_beside(model, path))
     if first["type"] == "value_error":
         reason = str(first["msg"]).removeprefix("Value error, ")
-        if not dotted:
+        if not dotted or _section_at(model, path) is not None:  # it names its settings itself
             return ConfigError(f"{reason}.")
         return ConfigError(f"{dotted} is {first['input']!r}, but {reason}.")
     template = _RULES.get(first["type"])
@@ -99,7 +101,7 @@ def _fields_beside(model: type[BaseModel], path: list[str]) -> list[str]:
 
 
 def _range_text(model: type[BaseModel], path: list[str]) -> str:
-    """Return the allowed range of a number, such as `from 1 to 1000`."""
+    """Return the allowed range of a number with two limits, such as `from 1 to 1000`."""
     section = _section_at(model, path[:-1]) if path else None
     field = section.model_fields.get(path[-1]) if section and path else None
     if field is None or section is None:
@@ -113,4 +115,6 @@ def _range_text(model: type[BaseModel], path: list[str]) -> str:
         "exclusiveMaximum": "below {}",
     }
     texts = [words[key].format(option[key]) for option in options for key in words if key in option]
+    if len(texts) < _BOTH:
+        return ""  # the rule says it already
     return " ".join(texts).replace(" below", " and below")

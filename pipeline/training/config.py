@@ -112,8 +112,8 @@ class OptimizerConfig(Section):
     def _schedule_free_has_no_schedule(self) -> Self:
         if self.name == "schedule_free" and self.schedule != "constant":
             raise ValueError(
-                "schedule_free needs a constant learning rate, and optimizer.schedule is "
-                f"{self.schedule}. Set optimizer.schedule to constant"
+                f"optimizer.schedule is {self.schedule}, but optimizer.name schedule_free needs a "
+                "constant learning rate. Set optimizer.schedule to constant"
             )
         return self
 
@@ -222,7 +222,13 @@ class TrainingConfig(Section):
     @model_validator(mode="after")
     def _ensemble_has_folds(self) -> Self:
         if self.ensemble and self.folds is None:
-            raise ValueError("has an ensemble without folds. Set training.folds, such as 5")
+            raise ValueError(
+                "training.ensemble is true, but an ensemble needs folds. Set training.folds, such "
+                "as 5, or leave out training.ensemble"
+            )
         if self.ensemble and self.refit:
-            raise ValueError("has both ensemble and refit. Leave one of them out")
+            raise ValueError(
+                "training.ensemble and training.refit are both true, but a run registers one "
+                "model. Leave one of them out"
+            )
         return self

@@ -54,6 +54,17 @@ def sentence_of(settings: dict[str, Any]) -> str:
         ({"data": {"channels": 2}}, "data.channels is 2, but must be one of 1 or 3."),
         ({"data": {"path": 3}}, "data.path is 3, but must be text."),
         (
+            {"training": {"early_stopping": 0}},
+            "training.early_stopping is 0, but must be at least 1.",
+        ),
+        (
+            {"training": {"ensemble": True}},
+            (
+                "training.ensemble is true, but an ensemble needs folds. Set training.folds, such "
+                "as 5, or leave out training.ensemble."
+            ),
+        ),
+        (
             {"training": {"time_limit": "90"}},
             (
                 "training.time_limit is '90', but must be a number with a unit, such as 90s, 20m "
