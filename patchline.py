@@ -116,6 +116,7 @@ def run(
     config: str | Path | None = None,
     fresh: bool = False,
     resume: str | None = None,
+    extend: str | None = None,
     plugin_files: Sequence[str | Path] = (),
     **settings: Unpack[Settings],
 ) -> Run:
@@ -130,6 +131,8 @@ def run(
         fresh: compute every stage instead of reusing unchanged results of earlier runs.
         resume: continue a run that failed or was interrupted, with the settings it was started
             with: its MLflow id, the first characters of the id, its name, or `last`.
+        extend: continue the training of a finished run to more epochs, as a new run with its
+            settings: `patchline.run(extend="last", training={"epochs": 40})`.
         plugin_files: Python files that each hold a plugin, to be used beside the installed ones.
         settings: `name`, `seed`, and the sections as dicts: `training={"time_limit": "20m"}`.
 
@@ -146,9 +149,17 @@ def run(
         if plugin_files:
             use_plugin_files([Path(file) for file in plugin_files])
         if resume is not None:
-            _check_alone(DATA=data, preset=preset, config=config, fresh=fresh, **settings)
+            _check_alone("resume", DATA=data, preset=preset, config=config, fresh=fresh, **settings)
             return run_of(resume_training(resume))
         _check_sections(settings)
+        if extend is not None:
+            _check_alone("extend", DATA=data, preset=preset, config=config)
+            from pipeline.training import extended_run
+            from pipeline.workspace import WORKSPACE
+
+            runs = WORKSPACE.resolve() / "runs"
+            asked = extended_run.requested(extend, plain(settings), runs)
+            return run_of(run_training(asked, fresh=fresh))
         asked = requested(
             None if data is None else os.fspath(data),
             preset_name=preset,
@@ -315,11 +326,11 @@ def _check_sections(settings: Mapping[str, Any]) -> None:
             raise ConfigError(f"{name} is {value!r}, but must be a dict of settings. Write it so.")
 
 
-def _check_alone(**beside: object) -> None:
-    """Refuse what a run that is resumed cannot be given any more."""
+def _check_alone(option: str, **beside: object) -> None:
+    """Refuse what a run that continues an earlier one cannot be given any more."""
     given = [name for name, value in beside.items() if value]
     if given:
         raise ConfigError(
-            f"'{given[0]}' cannot be combined with resume: a resumed run keeps the settings it was "
-            "started with. Leave it out, or start a new run."
+            f"'{given[0]}' cannot be combined with {option}: the run keeps the settings of the "
+            "earlier one. Leave it out, or start a new run."
         )

@@ -43,6 +43,7 @@ def build(arguments: list[str]) -> Callable[..., None]:
         schema: Switch = False,
         fresh: Switch = False,
         resume: str | None = None,
+        extend: str | None = None,
         as_json: Annotated[Json, Parameter(help="Print one JSON object at the end.")] = False,
         settings: Annotated[chosen | None, Parameter(name="*")] = None,
     ) -> None:
@@ -67,6 +68,9 @@ def build(arguments: list[str]) -> Callable[..., None]:
         resume
             Resume a run that failed or was killed: its MLflow id, the first characters of the
             id, its name, or `last`. It keeps the settings it was started with.
+        extend
+            Continue the training of a finished run to more epochs (--training.epochs), as a new
+            run with its settings: its MLflow id, name, or `last`.
         settings
             Settings of the run.
         """
@@ -79,7 +83,11 @@ def build(arguments: list[str]) -> Callable[..., None]:
             _train(partial(resume_training, resume), began, as_json=as_json)
             return
         flags = settings.model_dump(exclude_unset=True, mode="json") if settings else {}
-        asked = config_files.requested(data, preset_name=preset, file=config, flags=flags)
+        if extend is not None:
+            given = {"DATA": data, "--config": config, "--preset": preset, "--rehearse": rehearse}
+            asked = _extended(extend, flags, given)
+        else:
+            asked = config_files.requested(data, preset_name=preset, file=config, flags=flags)
         tried = dry_run or rehearse
         start = partial(_try, dry_run=dry_run) if tried else partial(_start, began, fresh=fresh)
         start(asked, as_json=as_json)
@@ -110,6 +118,19 @@ def _check_alone(arguments: list[str]) -> None:
                 f"'{argument}' cannot be combined with --resume: a resumed run keeps the settings "
                 "it was started with. Leave it out, or start a new run."
             )
+
+
+def _extended(reference: str, flags: dict[str, Any], given: dict[str, Any]) -> RunConfig:
+    """Return the config of a run that extends another one."""
+    for name, value in given.items():
+        if value:
+            raise ConfigError(
+                f"{name} cannot be combined with --extend: the run keeps the settings of the one "
+                "that it extends. Leave it out, or start a new run."
+            )
+    from pipeline.training import extended_run
+
+    return extended_run.requested(reference, flags, WORKSPACE.resolve() / "runs")
 
 
 def _try(config: RunConfig, *, dry_run: bool, as_json: bool) -> None:

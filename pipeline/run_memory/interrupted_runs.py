@@ -90,7 +90,7 @@ def find(reference: str, runs: Path) -> InterruptedRun:
     Raises:
         ConfigError: if no run or several match, or if the run cannot be resumed.
     """
-    found = _named(reference, runs)
+    found = named(reference, runs)
     if found.info.status == "FINISHED":
         raise ConfigError(
             f"The run {found.info.run_id[:8]} ({found.info.run_name}) is FINISHED, so there is "
@@ -120,12 +120,17 @@ def of_flow_run(flow_run_id: str, runs: Path) -> InterruptedRun | None:
     return None
 
 
-def _named(reference: str, runs: Path) -> Run:
+def named(reference: str, runs: Path) -> Run:
+    """Return the training run that a user names, whatever its status; see `find`.
+
+    Raises:
+        ConfigError: if no run or several match.
+    """
     known = _training_runs()
     if reference == LAST:
         here = [run for run in known if _folder(run).parent == runs.resolve()]
         if not here:
-            raise ConfigError("This folder has no run to resume. Start one with `patchline run`.")
+            raise ConfigError("This folder has no run yet. Start one with `patchline run`.")
         return here[0]
     matches = [run for run in known if reference in {run.info.run_id, run.info.run_name}]
     if not matches and _ID.fullmatch(reference):

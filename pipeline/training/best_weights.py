@@ -10,31 +10,31 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-_FINAL = "best"
+FINAL = "best"
 
 
 def folder_of(job_folder: Path, step: int) -> Path:
     """Return the folder of a step's weights during training."""
-    return job_folder / f"{_FINAL}-{step}"
+    return job_folder / f"{FINAL}-{step}"
 
 
 def keep_only(job_folder: Path, *steps: int | None) -> None:
     """Delete the weights of all other steps."""
     kept = {folder_of(job_folder, step) for step in steps if step is not None}
-    for folder in job_folder.glob(f"{_FINAL}-*"):
+    for folder in job_folder.glob(f"{FINAL}-*"):
         if folder not in kept:
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def finish(job_folder: Path, step: int) -> Path:
     """Move the weights of a step to their final folder, and return it."""
-    final = job_folder / _FINAL
+    final = job_folder / FINAL
     shutil.rmtree(final, ignore_errors=True)
     return folder_of(job_folder, step).rename(final)
 
 
 def take_back(job_folder: Path, step: int) -> None:
     """Undo `finish` for a training run that was killed right after it."""
-    folder, final = folder_of(job_folder, step), job_folder / _FINAL
+    folder, final = folder_of(job_folder, step), job_folder / FINAL
     if final.exists() and not folder.exists():
         final.rename(folder)

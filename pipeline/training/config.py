@@ -134,6 +134,10 @@ class TrainingConfig(Section):
     validation_plan: ValidationPlanSteps | None = None
     """Recorded (step, images) of each validation of a run with a time limit, to reproduce it."""
 
+    extends: str | None = None
+    """MLflow id of a finished run on the same data whose training is extended to more epochs; set
+    by `patchline run --extend`."""
+
     early_stopping: Annotated[int, Field(ge=1)] | None = None
     """Number of validations without improvement after which training stops; null to never stop
     early."""
@@ -218,6 +222,17 @@ class TrainingConfig(Section):
     ensemble: bool = False
     """Package the models of all folds as one model, which averages their probabilities, instead of
     training once more; needs folds."""
+
+    @model_validator(mode="after")
+    def _extension_is_one_training(self) -> Self:
+        several = {"folds": self.folds, "refit": self.refit, "time_limit": self.time_limit}
+        for name, value in several.items():
+            if self.extends is not None and value:
+                raise ValueError(
+                    f"training.{name} is {value}, but training.extends continues a single training "
+                    f"to a number of epochs. Leave out training.{name}"
+                )
+        return self
 
     @model_validator(mode="after")
     def _ensemble_has_folds(self) -> Self:

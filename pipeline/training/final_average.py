@@ -26,7 +26,8 @@ def with_average(training: Training, result: TrainResult) -> TrainResult:
     count, state = training.last_weights.count, training.state
     if count is None:
         return result
-    steps = [record.step for record in state.history[-count:]]
+    own = [record.step for record in state.history if record.step > training.first_step]
+    steps = own[-count:]
     folder = training.job.folder / FOLDER
     save_average(training, steps, folder)
     images = training.validator.images

@@ -10,6 +10,16 @@ from pipeline.section import Section
 from pipeline.training.part import TrainingPart
 
 
+class ExtendedTraining(Section):
+    """A finished training that another one extends to more epochs."""
+
+    run_id: str
+    folder: Path
+    """Of the training, with its final checkpoint and best weights."""
+    steps: int
+    """That were done."""
+
+
 class TrainingJob(Section):
     """Everything that decides the weights, and the folder for the results."""
 
@@ -25,3 +35,5 @@ class TrainingJob(Section):
     """For checkpoints and pictures."""
     part: TrainingPart = TrainingPart()
     """Which of the trainings of the run this is."""
+    extends: ExtendedTraining | None = None
+    """The finished training whose final state this one starts from."""

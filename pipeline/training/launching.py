@@ -22,6 +22,7 @@ from pipeline.run_memory.stage_memory import Ingredients, StageMemory, kept
 from pipeline.section import Section
 from pipeline.tracking import provenance, tracked_run
 from pipeline.tracking.exactly_once_metrics import MetricSender
+from pipeline.training import extended_run
 from pipeline.training.job import TrainingJob
 from pipeline.training.machine import MODULE, choose_device, seen
 from pipeline.training.part import TrainingPart
@@ -105,6 +106,8 @@ def _trained(part: TrainingPart, result_class: type[Result], inputs: TrainingInp
         folder=inputs.folder_of(part),
         part=part,
     )
+    extends = extended_run.extended_training(job, run.folder.parent)
+    job = job.model_copy(update={"extends": extends})
     log = MetricSender(run)
     for event in earlier_events(job.folder):
         _log(event, log, send=False)

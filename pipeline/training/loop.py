@@ -32,6 +32,7 @@ from pipeline.training.optimizer import averages_itself, build_optimizer
 from pipeline.training.progressive_size import ProgressiveSize
 from pipeline.training.run_length import planned_steps, planned_validations
 from pipeline.training.schedule import learning_rate
+from pipeline.training.starting_state import log_history, take_over
 from pipeline.training.train_result import EpochRecord, TrainResult
 from pipeline.training.train_state import TrainState
 from pipeline.training.train_step import Gradients, TrainStep
@@ -102,6 +103,10 @@ class Training:
         state = self.state
         if resumed := self.checkpoints.resume(state):
             self.events.write("warning", message=resumed)
+        if self.job.extends and state.step == 0:
+            take_over(self.job, self.job.extends, state)
+            log_history(state, self.events)
+            self.checkpoints.mark(state)
         self._seconds_before = state.elapsed_seconds
         self._started = time.monotonic()
         self.checkpoints.start_clock()
@@ -142,6 +147,11 @@ class Training:
         return self._seconds_before + time.monotonic() - self._started
 
     @property
+    def first_step(self) -> int:
+        """Number of steps that an extended training had done."""
+        return self.job.extends.steps if self.job.extends else 0
+
+    @property
     def is_finished(self) -> bool:
         """Whether all planned steps are done, or early stopping ends the training."""
         return self.state.step >= self.state.plan.last_step or self.stops_early
@@ -152,7 +162,8 @@ class Training:
         patience, best = self.config.training.early_stopping, self.state.best
         if patience is None or best is None:
             return False
-        return sum(record.step > best.step for record in self.state.history) >= patience
+        since = max(best.step, self.first_step)
+        return sum(record.step > since for record in self.state.history) >= patience
 
     # -- set-up --------------------------------------------------------------------------------
 

@@ -61,6 +61,10 @@ class RunParts:
         training = self.inputs.config.training
         if training.folds is not None:
             return self._with_folds(training.folds)
+        if training.extends:
+            self.on_note(
+                f"extending the training of run {training.extends[:8]} to {training.epochs} epochs"
+            )
         seen = self._prepare_next if training.refit else self._last_seen
         first = launching.train(replace(self.inputs, config=self._first(), on_event=seen))
         if not training.refit:

@@ -104,18 +104,28 @@ def _last_worker_gone(folder: Path) -> Iterator[None]:
 
 
 def _result(folder: Path, code: int, module: str, result_class: type[Result]) -> Result:
-    file = folder / RESULT_FILE
-    if file.exists():
-        content = json.loads(file.read_text(encoding="utf-8"))
-        if "error" in content:
-            raise error_class(content["error"]["class"])(content["error"]["message"])
-        return result_class.model_validate(content["result"])
+    if (folder / RESULT_FILE).exists():
+        return result_in(folder, result_class)
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
     hint = " The machine may have run out of memory." if code == -signal.SIGKILL else ""
     raise WorkerError(
         f"The process {module} {how} before it finished.{hint} Its last log line: "
         f"{_last_line(folder / LOG_FILE)!r}. See {folder / LOG_FILE}."
     )
+
+
+def result_in(folder: Path, result_class: type[Result]) -> Result:
+    """Return the result that a worker has left in its folder.
+
+    Raises:
+        OSError: if there is none.
+        ValueError: if it is of another class.
+        PipelineError: if the worker failed.
+    """
+    content = json.loads((folder / RESULT_FILE).read_text(encoding="utf-8"))
+    if "error" in content:
+        raise error_class(content["error"]["class"])(content["error"]["message"])
+    return result_class.model_validate(content["result"])
 
 
 def _last_line(file: Path) -> str:

@@ -172,7 +172,7 @@ def test_a_run_that_is_killed_while_it_reads_leaves_nothing_to_continue(tmp_path
     process.stderr.close()
     refused = patchline("run", "--resume", "last", cwd=tmp_path)
     assert refused.code == 2
-    assert "This folder has no run to resume" in refused.err
+    assert "This folder has no run yet" in refused.err
 
 
 # -- one sentence for each run that cannot be resumed ------------------------------------------

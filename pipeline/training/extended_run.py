@@ -1,0 +1,138 @@
+"""Find the finished run whose training a new run extends to more epochs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pipeline import config_files
+from pipeline.config import RunConfig
+from pipeline.errors import ConfigError, PipelineError
+from pipeline.run_memory import interrupted_runs
+from pipeline.run_memory.interrupted_runs import RunRequest
+from pipeline.section import Section
+from pipeline.tracking.tracked_run import FOLDER_TAG, REQUEST_FILE
+from pipeline.training.job import ExtendedTraining, TrainingJob
+from pipeline.training.part import TrainingPart
+from pipeline.training.train_result import TrainResult
+from pipeline.workers.worker_process import JOB_FILE, RESULT_FILE, result_in
+
+_OPEN_SECTIONS = ("name", "optimizer", "training", "augmentation", "evaluation", "promotion")
+"""Settings that may change when a training is extended."""
+_OF_THE_LENGTH = ("time_limit", "step_plan", "validation_plan", "rate_cuts", "halvings")
+_SAME = ("data_fingerprint", "classes", "image")
+Content = TypeVar("Content", bound=Section)
+
+
+def requested(reference: str, flags: dict[str, Any], runs: Path) -> RunConfig:
+    """Return the config of a run that extends the training of a finished one.
+
+    Args:
+        reference: the MLflow run's id, the first characters of the id, its name, or `last`.
+        flags: nested settings, which override those of the finished run.
+        runs: the folder with the folders of this workspace's runs.
+
+    Raises:
+        ConfigError: if the run cannot be extended, or a setting cannot be changed.
+    """
+    for section in flags:
+        if section not in _OPEN_SECTIONS:
+            raise ConfigError(
+                f"'{section}' cannot be changed with --extend: the run keeps the data and the "
+                "model that it was trained with. Leave it out, or start a new run."
+            )
+    run_id, folder = _finished(reference, runs)
+    request = _read(RunRequest, folder / REQUEST_FILE, run_id)
+    training = _training_of(run_id, folder)
+    settings = request.config.model_dump(mode="json")
+    for key in _OF_THE_LENGTH:
+        settings["training"].pop(key, None)
+    settings["training"]["extends"] = run_id
+    config = config_files.validated(config_files.merged(settings, flags))
+    epochs = flags.get("training", {}).get("epochs")
+    if epochs is None or config.training.epochs <= training.epochs:
+        raise ConfigError(
+            f"training.epochs is {epochs or 'not set'}, but the run {run_id[:8]} was trained for "
+            f"{training.epochs:.4g} epochs already. Set training.epochs to a larger total number."
+        )
+    return config
+
+
+def extended_training(job: TrainingJob, runs: Path) -> ExtendedTraining | None:
+    """Return the training that a job extends, if any, after comparing what both train on.
+
+    Args:
+        job: of the new training.
+        runs: the folder with the folders of this workspace's runs.
+
+    Raises:
+        ConfigError: if the run is not there, or its training was another one.
+    """
+    run_id = job.config.training.extends
+    if run_id is None:
+        return None
+    _, folder = _finished(run_id, runs)
+    result = _training_of(run_id, folder)
+    training = folder / TrainingPart().folder
+    before = _read(TrainingJob, training / JOB_FILE, run_id)
+    config, old = job.config, before.config
+    changed = [name for name in _SAME if getattr(job, name) != getattr(before, name)]
+    compared = {
+        "seed": (config.seed, old.seed),
+        "model": (config.model, old.model),
+        "optimizer.name": (config.optimizer.name, old.optimizer.name),
+        "training.batch_size": (config.training.batch_size, old.training.batch_size),
+    }
+    changed += [name for name, (new, former) in compared.items() if new != former]
+    if changed:
+        raise ConfigError(
+            f"{changed[0]} differs from that of the run {run_id[:8]}, so its training cannot be "
+            "extended. Restore it, or start a new run."
+        )
+    return ExtendedTraining(run_id=run_id, folder=training, steps=result.steps)
+
+
+def _finished(reference: str, runs: Path) -> tuple[str, Path]:
+    """Return the id and the folder of a finished run."""
+    found = interrupted_runs.named(reference, runs)
+    run_id, folder = found.info.run_id, Path(found.data.tags.get(FOLDER_TAG, ""))
+    if found.info.status != "FINISHED":
+        raise ConfigError(
+            f"The run {run_id[:8]} is {found.info.status}, so there is no finished training to "
+            f"extend. Resume it first: `patchline run --resume {run_id[:8]}`."
+        )
+    if not (folder / REQUEST_FILE).is_file():
+        raise ConfigError(
+            f"The folder {folder} of the run {run_id[:8]} does not exist on this machine, so its "
+            "training cannot be extended. Start a new run with more epochs."
+        )
+    return run_id, folder
+
+
+def _training_of(run_id: str, folder: Path) -> TrainResult:
+    training = folder / TrainingPart().folder
+    try:
+        result = result_in(training, TrainResult)
+    except (OSError, ValueError, PipelineError) as error:
+        raise _unreadable(training / RESULT_FILE, run_id) from error
+    several = result.folds is not None or result.refit is not None
+    if several or _read(RunRequest, folder / REQUEST_FILE, run_id).config.training.refit:
+        raise ConfigError(
+            f"The run {run_id[:8]} has folds or a refit, and only a single training can be "
+            "extended. Start a new run with more epochs."
+        )
+    return result
+
+
+def _read(section: type[Content], file: Path, run_id: str) -> Content:
+    try:
+        return section.model_validate_json(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise _unreadable(file, run_id) from error
+
+
+def _unreadable(file: Path, run_id: str) -> ConfigError:
+    return ConfigError(
+        f"{file} cannot be read, so the training of the run {run_id[:8]} cannot be extended. Start "
+        "a new run with more epochs."
+    )
