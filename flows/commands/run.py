@@ -66,11 +66,9 @@ def build(arguments: list[str]) -> Callable[..., None]:
         fresh
             Recompute every stage instead of reusing results of earlier runs.
         resume
-            Resume a run that failed or was killed: its MLflow id, the first characters of the
-            id, its name, or `last`. It keeps the settings it was started with.
+            Resume an interrupted run with its own settings: its MLflow id, its name, or `last`.
         extend
-            Continue the training of a finished run to more epochs (--training.epochs), as a new
-            run with its settings: its MLflow id, name, or `last`.
+            Train a finished run for longer (--training.epochs), as a new run: its id or `last`.
         settings
             Settings of the run.
         """
@@ -79,15 +77,10 @@ def build(arguments: list[str]) -> Callable[..., None]:
             print(json.dumps(chosen.model_json_schema(), indent=2))
             return
         if resume is not None:
-            _check_alone(arguments)
-            _train(partial(resume_training, resume), began, as_json=as_json)
+            _resume(resume, arguments, began, as_json=as_json)
             return
-        flags = settings.model_dump(exclude_unset=True, mode="json") if settings else {}
-        if extend is not None:
-            given = {"DATA": data, "--config": config, "--preset": preset, "--rehearse": rehearse}
-            asked = _extended(extend, flags, given)
-        else:
-            asked = config_files.requested(data, preset_name=preset, file=config, flags=flags)
+        given = {"DATA": data, "--config": config, "--preset": preset, "--rehearse": rehearse}
+        asked = _requested(extend, settings, given)
         tried = dry_run or rehearse
         start = partial(_try, dry_run=dry_run) if tried else partial(_start, began, fresh=fresh)
         start(asked, as_json=as_json)
@@ -107,6 +100,11 @@ def composed(arguments: list[str]) -> type[BaseModel]:
     return composed_config(arguments, weaker)
 
 
+def _resume(reference: str, arguments: list[str], began: float, *, as_json: bool) -> None:
+    _check_alone(arguments)
+    _train(partial(resume_training, reference), began, as_json=as_json)
+
+
 def _check_alone(arguments: list[str]) -> None:
     """Refuse arguments that have no meaning beside `--resume`."""
     rest = iter(arguments)
@@ -118,6 +116,15 @@ def _check_alone(arguments: list[str]) -> None:
                 f"'{argument}' cannot be combined with --resume: a resumed run keeps the settings "
                 "it was started with. Leave it out, or start a new run."
             )
+
+
+def _requested(extend: str | None, settings: BaseModel | None, given: dict[str, Any]) -> RunConfig:
+    """Return the config of a new run, which may extend another one."""
+    flags = settings.model_dump(exclude_unset=True, mode="json") if settings else {}
+    if extend is not None:
+        return _extended(extend, flags, given)
+    data, file, preset = given["DATA"], given["--config"], given["--preset"]
+    return config_files.requested(data, preset_name=preset, file=file, flags=flags)
 
 
 def _extended(reference: str, flags: dict[str, Any], given: dict[str, Any]) -> RunConfig:
