@@ -20,7 +20,6 @@ from pipeline.workers.worker_process import JOB_FILE, RESULT_FILE, result_in
 _OPEN_SECTIONS = ("name", "optimizer", "training", "augmentation", "evaluation", "promotion")
 """Settings that may change when a training is extended."""
 _OF_THE_LENGTH = ("time_limit", "step_plan", "validation_plan", "rate_cuts", "halvings")
-_SAME = ("data_fingerprint", "classes", "image")
 Content = TypeVar("Content", bound=Section)
 
 
@@ -76,14 +75,16 @@ def extended_training(job: TrainingJob, runs: Path) -> ExtendedTraining | None:
     training = folder / TrainingPart().folder
     before = _read(TrainingJob, training / JOB_FILE, run_id)
     config, old = job.config, before.config
-    changed = [name for name in _SAME if getattr(job, name) != getattr(before, name)]
     compared = {
+        "The data": (job.data_fingerprint, before.data_fingerprint),
+        "The list of classes": (job.classes, before.classes),
+        "The size or normalization of the images": (job.image, before.image),
         "seed": (config.seed, old.seed),
         "model": (config.model, old.model),
         "optimizer.name": (config.optimizer.name, old.optimizer.name),
         "training.batch_size": (config.training.batch_size, old.training.batch_size),
     }
-    changed += [name for name, (new, former) in compared.items() if new != former]
+    changed = [name for name, (new, former) in compared.items() if new != former]
     if changed:
         raise ConfigError(
             f"{changed[0]} differs from that of the run {run_id[:8]}, so its training cannot be "

@@ -233,6 +233,15 @@ def test_runs_that_cannot_be_continued_are_refused_in_a_sentence(
         assert "Traceback" not in err
 
 
+def test_only_a_finished_run_is_extended(tmp_path: Path, run_here: Command) -> None:
+    """One that was interrupted has to be resumed first, and the message has the command."""
+    run = _interrupted(tmp_path)
+    code, _, err = run_here("run", "--extend", "last", "--training.epochs", "9")
+    assert code == 2
+    assert "is KILLED" in err
+    assert f"patchline run --resume {run.run_id[:8]}" in err
+
+
 def test_a_run_that_is_alive_is_not_continued(tmp_path: Path, run_here: Command) -> None:
     """Neither a run whose owner holds its lock, nor one that runs on another machine."""
     runs = tmp_path / ".patchline/runs"
