@@ -103,6 +103,7 @@ def _trained(part: TrainingPart, result_class: type[Result], inputs: TrainingInp
         data_fingerprint=data.fingerprint,
         run_id=run.run_id,
         folder=inputs.folder_of(part),
+        workspace=inputs.memory.workspace.resolve(),
         part=part,
     )
     log = MetricSender(run)
@@ -192,6 +193,7 @@ def replayable(config: RunConfig, result: TrainResult) -> RunConfig:
     training = config.training.model_copy(
         update={
             "precision": result.precision,
+            "compile": result.compiled,
             "device": result.device,
             "threads": result.threads,
             "time_limit": None,
@@ -212,6 +214,7 @@ def record_training(
     """Tag the run with what the machine decided, and log the config that reproduces the run."""
     names = (
         "precision",
+        "compiled",
         "device",
         "threads",
         "parameters",
