@@ -65,12 +65,8 @@ def test_a_training_that_cannot_be_compiled_runs_as_it_is(
 
     monkeypatch.setattr(nn.Module, "compile", no_compiler)
     tried, said = _run(make_job(tmp_path / "tried", **settings))
-    assert said == [
-        (
-            "The model is not compiled: RuntimeError: no working C++ compiler. Install a C++ compiler, "
-            "such as g++. Training runs without compilation."
-        )
-    ]
+    assert "The model is not compiled: RuntimeError: no working C++ compiler." in said[0]
+    assert len(said) == 1
     assert not tried.compiled
     same = [load_file(result.best / "model.safetensors") for result in (plain, tried)]
     assert all(torch.equal(same[0][name], same[1][name]) for name in same[0])
