@@ -243,7 +243,7 @@ def _plain_loop(mode: str) -> Iterator[tuple[float, float]]:
             logits_BK = forward(images_BCHW)
         loss = functional.cross_entropy(logits_BK.float(), labels_B, label_smoothing=0.1)
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         wait_for(device)
         yield time.perf_counter() - began, time.process_time() - cpu_began

@@ -103,11 +103,11 @@ def test_a_compiled_training_resumes_bit_for_bit(
     assert not said
     monkeypatch.setattr(checkpoint, "_PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(checkpoint, "_SHARE", math.inf)  # a checkpoint after each step
-    torch._dynamo.reset()  # type: ignore[no-untyped-call]
+    torch._dynamo.reset()
     job = make_job(tmp_path / "stopped", **COMPILED)
     with pytest.raises(_Stop):
         Training(job, _StoppingWriter(job.folder / "events.jsonl")).run()
-    torch._dynamo.reset()  # type: ignore[no-untyped-call]
+    torch._dynamo.reset()
     resumed, said = _run(job)
     assert said == ["resuming from step 2"]
     assert resumed.compiled
