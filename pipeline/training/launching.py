@@ -222,7 +222,10 @@ def record_training(
         "steps",
         "best_epoch",
     )
-    tracked_run.set_tags(run, {f"training.{name}": str(getattr(result, name)) for name in names})
+    tags = {f"training.{name}": str(getattr(result, name)) for name in names}
+    if result.precision_reason:
+        tags["training.precision_reason"] = result.precision_reason
+    tracked_run.set_tags(run, tags)
     reproducible = replayable(config, result)
     return reproducible, log_config(reproducible, run)
 
