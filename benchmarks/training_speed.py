@@ -106,9 +106,12 @@ def compare(job: TrainingJob, given: argparse.Namespace) -> None:
     rates = {"float32": 0.0, "bfloat16": 0.0}
     for number in range(given.rounds):
         precision, steps = our_steps(job, number)
+        _print_round("patchline", steps)
         taken["patchline"] += steps
         for mode in modes:
-            taken[mode] += _peer_process(mode, given.steps)
+            steps = _peer_process(mode, given.steps)
+            _print_round(mode, steps)
+            taken[mode] += steps
         for name in {precision, *(mode.split()[0] for mode in modes)}:
             rates[name] = max(rates[name], matrix_product_rate(device, name))
     model = build_model(job.config.model, job.image, CLASSES)
@@ -123,6 +126,12 @@ def compare(job: TrainingJob, given: argparse.Namespace) -> None:
             f"{1000 * statistics.median(steps.cpu_seconds) / BATCH:.1f} ms of CPU time an image"
         )
     print(f"ratio {_ratios(taken, modes)}; load {os.getloadavg()[0]:.1f}")
+
+
+def _print_round(name: str, steps: Steps) -> None:
+    seconds = " ".join(f"{each:.2f}" for each in steps.seconds)
+    cpu = " ".join(f"{each:.2f}" for each in steps.cpu_seconds)
+    print(f"  {name}: {seconds} s; CPU time {cpu} s", flush=True)
 
 
 def _ratios(taken: dict[str, Steps], modes: list[str]) -> str:

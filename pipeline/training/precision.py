@@ -93,7 +93,12 @@ class Chooser:
         most = _MOST_IMAGES if device.type == "cpu" else _MOST_IMAGES_ACCELERATOR
         most = min(most, max(2, self.config.training.batch_size))
         with torch.random.fork_rng():
-            return faster(images_per_second(steps, most, seconds))
+            while most > 1:
+                try:
+                    return faster(images_per_second(steps, most, seconds))
+                except torch.OutOfMemoryError:
+                    most //= 2
+        return Precision(name="float32", reason="there is too little memory to measure bfloat16")
 
     def _ingredients(self, device: torch.device) -> Ingredients:
         """Return everything that decides which precision is faster."""
@@ -118,7 +123,7 @@ def choose_for_training(chooser: Chooser, folder: Path, events: EventWriter) -> 
         events: gets the reason.
     """
     file = folder / FILE
-    if file.exists():
+    if chooser.config.training.precision == "auto" and file.exists():
         return Precision.model_validate_json(file.read_text(encoding="utf-8"))
     chosen = chooser.choose()
     if chosen.reason:
@@ -172,6 +177,6 @@ def faster(rates: dict[str, float]) -> Precision:
     ratio = rates["bfloat16"] / rates["float32"]
     return Precision(
         name="bfloat16" if ratio >= _WORTH_CASTING else "float32",
-        reason=f"measured {rates['float32']:,.0f} images/s in float32 and "
-        f"{rates['bfloat16']:,.0f} in bfloat16, which is chosen from {_WORTH_CASTING:g} times on",
+        reason=f"measured {rates['float32']:,.0f} images/s in float32, {rates['bfloat16']:,.0f} in "
+        f"bfloat16, which has to be {_WORTH_CASTING:g} times as fast",
     )

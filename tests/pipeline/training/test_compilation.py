@@ -21,8 +21,8 @@ from tests.pipeline.training.conftest import MakeJob
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 COMPILED: dict[str, Any] = {
-    "training": {"compile": True, "epochs": 2, "initial_image_scale": 0.5, "accumulation": 2},
-    "model": {"stochastic_depth": 0.3, "patch_dropout": 0.25, "dropout": 0.1},
+    "training": {"compile": True, "epochs": 2},
+    "model": {"depth": 1, "stochastic_depth": 0.3, "dropout": 0.1},
 }
 
 

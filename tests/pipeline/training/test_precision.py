@@ -102,6 +102,27 @@ def test_a_measurement_is_remembered_for_model_and_batch(
     assert chooser(None).choose(seconds=0.0) == other
 
 
+def test_a_device_with_little_memory_measures_fewer_images(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A step that does not fit is halved, and without any room the exact choice remains."""
+    monkeypatch.setattr(precision, "certain_reason", lambda _: "")
+    tried: list[int] = []
+
+    def measured(_: object, most: int, __: float) -> dict[str, float]:
+        tried.append(most)
+        if most > room:
+            raise torch.OutOfMemoryError
+        return {"float32": 10.0, "bfloat16": 20.0}
+
+    monkeypatch.setattr(precision, "images_per_second", measured)
+    room = 3
+    assert chooser(None, batch=16).choose().name == "bfloat16"
+    assert tried == [16, 8, 4, 2]
+    room = 0
+    assert "too little memory" in chooser(None, batch=16).choose().reason
+
+
 def test_a_training_keeps_its_precision_and_a_replay_has_it(
     make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
