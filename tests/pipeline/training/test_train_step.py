@@ -26,11 +26,11 @@ EVERYTHING = RunConfig.model_validate(
 )
 
 
-class _Operations(TorchDispatchMode):
+class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as torch leaves it
     """Records the names and the results' types of all operations."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.names: set[str] = set()
         self.types: set[torch.dtype] = set()
 
