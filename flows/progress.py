@@ -224,7 +224,7 @@ def shown(stream: TextIO | None = None) -> Iterator[None]:
 def show_event(event: Event) -> None:
     """Show an event of a worker process."""
     kind = event["kind"]
-    if kind == "warning":
+    if kind in ("warning", "note"):
         display().note(event["message"])
     elif kind == "log":
         _log(event["message"])

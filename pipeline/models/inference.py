@@ -16,8 +16,8 @@ from pipeline.plugin_api import ImageSpec
 def normalised(images_BHWC: torch.Tensor, image: ImageSpec) -> torch.Tensor:
     """Normalise uint8 images (B, H, W, C) for a model: float32 (B, C, H, W)."""
     device = images_BHWC.device
-    # On a GPU, creating the tensors again would wait for the device in each training step.
-    statistics = _kept_statistics if device.type == "cuda" else _statistics
+    # On an accelerator, creating the tensors again would wait for it in each training step.
+    statistics = _statistics if device.type == "cpu" else _kept_statistics
     mean_C, std_C = statistics(image, device)
     return ((images_BHWC.float() - mean_C) / std_C).permute(0, 3, 1, 2).contiguous()
 

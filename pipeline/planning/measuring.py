@@ -1,31 +1,20 @@
-"""Measure how fast candidates train, by a few real steps in a process of its own.
-
-Shapes: B batch, C channels, H height, W width, K classes.
-"""
+"""Measure how fast candidates train, by a few real steps in a process of its own."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
-from pipeline.data.augmentation import SeededAugmentation
 from pipeline.models.model_building import build_model
 from pipeline.planning.facts import Speed
 from pipeline.planning.measuring_job import MeasuredCandidate, Measurement, MeasuringJob
 from pipeline.plugin_api import ImageSpec
-from pipeline.training.device import choose_precision, make_repeatable
-from pipeline.training.ema import MovingAverage
+from pipeline.training.device import make_repeatable
 from pipeline.training.machine import choose_device, look
-from pipeline.training.model_schedules import ModelSchedules
-from pipeline.training.optimizer import build_optimizer
-from pipeline.training.progressive_size import ProgressiveSize
-from pipeline.training.step_plan import StepPlan
-from pipeline.training.train_state import TrainState
-from pipeline.training.train_step import TrainStep
+from pipeline.training.precision import MOST_SECONDS, Chooser
+from pipeline.training.trial_steps import trial_steps
 from pipeline.workers.event_log import EventWriter
 
 _BATCH, _BATCH_ACCELERATOR = 32, 256
@@ -58,9 +47,15 @@ class _Step(NamedTuple):
 
 
 def _step_seconds(job: MeasuringJob, candidate: MeasuredCandidate) -> _Step:
-    device = torch.device(choose_device(candidate.config.training, look()))
-    batch = min(_BATCH if device.type == "cpu" else _BATCH_ACCELERATOR, job.images)
-    steps = _steps(job, candidate, device, max(2, batch))
+    config, image = candidate.config, _image(candidate)
+    device = torch.device(choose_device(config.training, look()))
+    batch = max(2, min(_BATCH if device.type == "cpu" else _BATCH_ACCELERATOR, job.images))
+    make_repeatable(config.training.threads)
+    torch.manual_seed(0)
+    model = build_model(config.model, image, job.num_classes).to(device)
+    seconds = min(MOST_SECONDS, _SHARE_OF_ONE * job.budget_seconds)
+    precision = Chooser(config, image, job.num_classes, model, job.workspace).choose(seconds)
+    steps = trial_steps(config, image, job.num_classes, model, precision.name, batch)
     next(steps)  # the first step warms up caches
     taken: list[float] = []
     began = time.monotonic()
@@ -69,50 +64,7 @@ def _step_seconds(job: MeasuringJob, candidate: MeasuredCandidate) -> _Step:
         used = time.monotonic() - began
         if len(taken) >= _FEWEST_STEPS and used > _SHARE_OF_ONE * job.budget_seconds:
             break
-    return _Step(max(2, batch), sum(taken) / len(taken))
-
-
-def _steps(
-    job: MeasuringJob, candidate: MeasuredCandidate, device: torch.device, batch: int
-) -> Iterator[float]:
-    """Train on random images of full size, and yield the seconds of each step."""
-    image = _image(candidate)
-    training = candidate.config.training.model_copy(update={"initial_image_scale": 1.0})
-    config = candidate.config.model_copy(update={"training": training})
-    make_repeatable(config.training.threads)
-    torch.manual_seed(0)
-    model = build_model(config.model, image, job.num_classes).to(device).train()
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    precision = choose_precision(config.training, device, parameters)
-    step = TrainStep(
-        config=config,
-        image=image,
-        num_classes=job.num_classes,
-        device=device,
-        precision=precision,
-        size=ProgressiveSize(config.training, image, model),
-        schedules=ModelSchedules(config.training, model),
-    )
-    state = TrainState(
-        model=model,
-        average=MovingAverage(model, config.training.ema_decay),
-        optimizer=build_optimizer(config.optimizer, model),
-        plan=StepPlan.of_steps(_MOST_STEPS + 1),
-    )
-    augment = SeededAugmentation(config.augmentation, image, 0)
-    generator = np.random.default_rng(0)
-    shape = (batch, image.height, image.width, image.channels)
-    originals = generator.integers(0, 256, shape, dtype=np.uint8)
-    labels_B = torch.from_numpy(generator.integers(0, job.num_classes, batch)).to(device)
-    rows_B = torch.arange(batch, device=device)
-    while True:
-        began, epoch = time.monotonic(), state.step
-        single = torch.from_numpy(augment.by_image(originals, epoch, range(batch))).to(device)
-        step.compute_gradients(state, (augment.by_batch(single, epoch, rows_B), labels_B))
-        step.update_weights(state, config.optimizer.learning_rate)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        yield time.monotonic() - began
+    return _Step(batch, sum(taken) / len(taken))
 
 
 def _image(candidate: MeasuredCandidate) -> ImageSpec:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pipeline.config import RunConfig
 from pipeline.planning.facts import Speed
 from pipeline.section import Section
@@ -26,6 +28,8 @@ class MeasuringJob(Section):
     images: int
     """In the training split."""
     budget_seconds: float
+    workspace: Path | None = None
+    """Remembers the precision of each candidate."""
 
 
 class Measurement(Section):

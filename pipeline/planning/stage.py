@@ -68,7 +68,9 @@ def planned(
     if known is not None:
         return known
     try:
-        measured = measure(measuring_job(config, data, facts, asked), memory.workspace)
+        job = measuring_job(config, data, facts, asked)
+        job = job.model_copy(update={"workspace": memory.workspace.resolve()})
+        measured = measure(job, memory.workspace)
     except WorkerError as error:
         on_note(f"the training speed could not be measured and is estimated: {error}")
         return plan(facts, asked)

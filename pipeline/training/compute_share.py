@@ -13,6 +13,7 @@ from torch import nn
 
 from pipeline.models.inference import normalised
 from pipeline.plugin_api import ImageSpec
+from pipeline.training.device import wait_for
 
 _PASSES_PER_STEP = 3
 _ROUNDS = 4
@@ -57,16 +58,9 @@ def matrix_product_rate(device: torch.device, precision: str) -> float:
     square = torch.ones(side, side, dtype=dtype, device=device)
     best = float("inf")
     for _ in range(_ROUNDS):
-        _wait(device)
+        wait_for(device)
         began = time.perf_counter()
         square @ square
-        _wait(device)
+        wait_for(device)
         best = min(best, time.perf_counter() - began)
     return 2 * side**3 / best
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    elif device.type == "mps":
-        torch.mps.synchronize()

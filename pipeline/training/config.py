@@ -177,7 +177,12 @@ class TrainingConfig(Section):
     see whole images."""
 
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Precision of the forward pass (bfloat16 uses autocast); auto chooses the faster one."""
+    """Precision of the forward pass (bfloat16 uses autocast); auto measures both and chooses
+    bfloat16 if it is clearly faster."""
+
+    compile: bool | None = None
+    """Whether to compile the model with torch.compile, which takes a minute or more; by default on
+    a GPU for a long training. Affects the results."""
 
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Device to train on; auto uses a CUDA device if there is one."""

@@ -33,6 +33,8 @@ class TrainingJob(Section):
     run_id: str
     folder: Path
     """For checkpoints and pictures."""
+    workspace: Path | None = None
+    """Remembers what was measured on this machine; None measures again."""
     part: TrainingPart = TrainingPart()
     """Which of the trainings of the run this is."""
     extends: ExtendedTraining | None = None

@@ -104,6 +104,7 @@ def _trained(part: TrainingPart, result_class: type[Result], inputs: TrainingInp
         data_fingerprint=data.fingerprint,
         run_id=run.run_id,
         folder=inputs.folder_of(part),
+        workspace=inputs.memory.workspace.resolve(),
         part=part,
     )
     extends = extended_run.extended_training(job, run.folder.parent)
@@ -195,6 +196,7 @@ def replayable(config: RunConfig, result: TrainResult) -> RunConfig:
     training = config.training.model_copy(
         update={
             "precision": result.precision,
+            "compile": result.compiled,
             "device": result.device,
             "threads": result.threads,
             "time_limit": None,
@@ -215,6 +217,7 @@ def record_training(
     """Tag the run with what the machine decided, and log the config that reproduces the run."""
     names = (
         "precision",
+        "compiled",
         "device",
         "threads",
         "parameters",
@@ -222,7 +225,10 @@ def record_training(
         "steps",
         "best_epoch",
     )
-    tracked_run.set_tags(run, {f"training.{name}": str(getattr(result, name)) for name in names})
+    tags = {f"training.{name}": str(getattr(result, name)) for name in names}
+    if result.precision_reason:
+        tags["training.precision_reason"] = result.precision_reason
+    tracked_run.set_tags(run, tags)
     reproducible = replayable(config, result)
     return reproducible, log_config(reproducible, run)
 

@@ -19,8 +19,9 @@ from pipeline.models.model_description import ModelDescription, describe_plugins
 from pipeline.models.model_files import save_model
 from pipeline.training import best_weights, data_workers
 from pipeline.training.checkpoint import Checkpoints
+from pipeline.training.compilation import compile_model
 from pipeline.training.compute_share import ComputeShare
-from pipeline.training.device import choose_precision, make_repeatable
+from pipeline.training.device import make_repeatable, wait_for
 from pipeline.training.divergence import Diverged, FiniteCheck, save_batch
 from pipeline.training.ema import MovingAverage
 from pipeline.training.final_average import with_average
@@ -29,6 +30,7 @@ from pipeline.training.job import TrainingJob
 from pipeline.training.machine import choose_device, look
 from pipeline.training.model_schedules import ModelSchedules
 from pipeline.training.optimizer import averages_itself, build_optimizer
+from pipeline.training.precision import Chooser, choose_for_training
 from pipeline.training.progressive_size import ProgressiveSize
 from pipeline.training.run_length import planned_steps, planned_validations
 from pipeline.training.schedule import learning_rate
@@ -62,7 +64,8 @@ class Training:
         initialise_from_images(model, self.data.images, rows, job.image, job.config.seed)
         model = model.to(self.device)
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
-        self.precision = choose_precision(settings, self.device, self.parameters)
+        chooser = Chooser(job.config, job.image, len(job.classes), model, job.workspace)
+        self.precision = choose_for_training(chooser, job.folder, events)
         weights_K = None
         if settings.class_weights == "balanced":
             weights_K = self.data.class_weights_K().to(self.device)
@@ -71,7 +74,7 @@ class Training:
             image=job.image,
             num_classes=len(job.classes),
             device=self.device,
-            precision=self.precision,
+            precision=self.precision.name,
             size=ProgressiveSize(settings, job.image, model),
             schedules=ModelSchedules(settings, model),
             class_weights_K=weights_K,
@@ -107,6 +110,7 @@ class Training:
             take_over(self.job, self.job.extends, state)
             log_history(state, self.events)
             self.checkpoints.mark(state)
+        self.compiled = compile_model(self)
         self._seconds_before = state.elapsed_seconds
         self._started = time.monotonic()
         self.checkpoints.start_clock()
@@ -216,8 +220,7 @@ class Training:
     def _next_learning_rate(self, began: float) -> float:
         state = self.state
         if self.planner and not state.plan.is_known:
-            if self.device.type == "cuda":
-                torch.cuda.synchronize(self.device)
+            wait_for(self.device)
             self.planner.before_first_update(time.monotonic() - began)
         rate = learning_rate(self.config.optimizer, state.plan.progress_of(state.step))
         self.learning_rate = rate * state.rate_factor
@@ -285,7 +288,7 @@ class Training:
         values = record.metric_values()
         if self._share is None and self.elapsed > _LONG_RUN_SECONDS:
             self._share = ComputeShare(
-                state.average.model, self.job.image, self.device, self.precision
+                state.average.model, self.job.image, self.device, self.precision.name
             )
         if self._share:
             values["matmul_share"] = self._share.at(record.images_per_second)
@@ -367,7 +370,9 @@ class Training:
             seconds=self.elapsed,
             images_per_second=state.sums.total_images / state.training_seconds,
             step_plan=tuple(state.plan.knots),
-            precision=self.precision,
+            precision=self.precision.name,
+            precision_reason=self.precision.reason,
+            compiled=self.compiled,
             device=self.device.type,
             threads=self.threads,
             parameters=self.parameters,

@@ -53,11 +53,19 @@ def _binary_cross_entropy(
 ) -> torch.Tensor:
     classes = logits_BK.shape[1]
     if targets.ndim == 1:
-        targets = functional.one_hot(targets, classes)
+        targets = one_hot(targets, classes)
     targets_BK = targets.float()
     weights_B1 = None if class_weights_K is None else (targets_BK @ class_weights_K)[:, None]
     smoothed_BK = targets_BK * (1 - smoothing) + smoothing / classes
     return functional.binary_cross_entropy_with_logits(logits_BK, smoothed_BK, weights_B1)
+
+
+def one_hot(labels_B: torch.Tensor, classes: int) -> torch.Tensor:
+    """Return float32 rows (B, K) with a 1 for each class index.
+
+    Unlike torch's function of this name, it never reads a value from the device.
+    """
+    return (labels_B[:, None] == torch.arange(classes, device=labels_B.device)).float()
 
 
 def balanced_class_weights(

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch.nn import functional
 
 from pipeline.training.config import TrainingConfig
+from pipeline.training.losses import one_hot
 
 _STREAM = 0x6D6978
 """Keeps these numbers apart from others that are drawn for the same step."""
@@ -81,7 +81,7 @@ def mixed_images(images_BCHW: torch.Tensor, mix: Mix) -> torch.Tensor:
 
 def mixed_targets(labels_B: torch.Tensor, num_classes: int, mix: Mix) -> torch.Tensor:
     """Return soft targets (B, K), float32: each row sums to 1."""
-    own_BK = functional.one_hot(labels_B, num_classes).float()
+    own_BK = one_hot(labels_B, num_classes)
     return own_BK.roll(1, 0).mul_(1.0 - mix.share).add_(own_BK, alpha=mix.share)
 
 

@@ -116,6 +116,7 @@ class Muon(torch.optim.Optimizer):
             [state["exp_avg_sq"] for state in states],
             [],
             [state["step"] for state in states],
+            fused=all(parameter.is_cpu for parameter in trained),
             amsgrad=False,
             beta1=beta1,
             beta2=beta2,

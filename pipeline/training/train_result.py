@@ -122,6 +122,10 @@ class TrainResult(Section):
     """Training images per second of training steps, without validation."""
     step_plan: tuple[tuple[int, float, int], ...]
     precision: str
+    precision_reason: str = ""
+    """Why the precision was chosen; empty if it was set."""
+    compiled: bool = False
+    """Whether the model was compiled with `torch.compile`."""
     device: str
     threads: int
     parameters: int

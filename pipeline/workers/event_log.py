@@ -7,6 +7,7 @@ Each line is a JSON object: `seq` counts from 0 without gaps, `time` is in secon
     metrics     step, values
     artifact    path, name: a file to keep with the run
     warning     message
+    note        message: something to show that is no warning
     log         message: a line that the worker or a library printed; it has no `seq`
 """
 

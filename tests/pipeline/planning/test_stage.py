@@ -10,12 +10,16 @@ import pytest
 from pipeline.config import RunConfig
 from pipeline.config_files import requested
 from pipeline.data.ingestion import ingest
+from pipeline.models.model_building import build_model
 from pipeline.planning import stage
 from pipeline.planning.facts import Plan, Speed
 from pipeline.planning.measuring import measure
 from pipeline.planning.measuring_job import Measurement
 from pipeline.planning.plan import plan
+from pipeline.plugin_api import ImageSpec
 from pipeline.run_memory.stage_memory import StageMemory
+from pipeline.training import precision
+from pipeline.training.precision import Chooser
 from pipeline.workers.event_log import EventWriter
 
 
@@ -84,15 +88,29 @@ def test_the_planned_config_has_every_setting_and_no_preset(photos: Path, tmp_pa
 
 
 def test_measuring_gives_a_speed_for_the_first_candidate_at_least(
-    photos: Path, tmp_path: Path
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A budget of nothing still measures the fastest model, with real steps."""
+    """A budget of nothing still measures the fastest model, with real steps.
+
+    Its precision is remembered for the training.
+    """
+    monkeypatch.setattr(precision, "certain_reason", lambda _: "")
     config = asked(photos)
     data = ingest(config, tmp_path / "work")
     facts = stage.known_facts(config, data)
     job = stage.measuring_job(config, data, facts, {})
-    job = job.model_copy(update={"budget_seconds": 0.001, "images": 8})
+    changes = {"budget_seconds": 0.001, "images": 8, "workspace": tmp_path / "work"}
+    job = job.model_copy(update=changes)
     events = EventWriter(tmp_path / "events.jsonl")
     found = measure(job, events)
     assert [speed.candidate for speed in found.speeds] == ["tiny"]
     assert found.speeds[0].images_per_second > 0
+    monkeypatch.setattr(precision, "faster", lambda _: pytest.fail("was measured again"))
+    chosen = job.candidates[0].config
+    side = chosen.data.image_size or 0
+    image = ImageSpec(
+        channels=3, height=side, width=side, mean=(0.5,) * 3, std=(0.5,) * 3, resize="crop"
+    )
+    model = build_model(chosen.model, image, job.num_classes)
+    remembered = Chooser(chosen, image, job.num_classes, model, job.workspace).choose()
+    assert "images/s in float32" in remembered.reason

@@ -1,0 +1,273 @@
+"""Training speed beside timm's VisionTransformer in a plain PyTorch loop, on generated images.
+
+    python -m benchmarks.training_speed [--steps 8] [--rounds 3] [--compile] [--precision auto]
+    python -m benchmarks.training_speed --profile       where the time of a step goes
+
+Both sides train a ViT with embedding dimension 192, depth 9, 3 heads and patches of 4 on batches of
+128 images of 32 pixels with AdamW, each in processes of its own, in turn. Patchline's side is its
+training process, from reading the images to the event of each step: standard augmentation, moving
+average, finite check, progress events. timm's side is forward, backward and update on batches that
+are in memory already, eager in float32, with autocast where the machine computes bfloat16, and with
+--compile also compiled; its fastest mode counts. The rate of a side is that of its median step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import psutil
+import torch
+from PIL import Image
+from torch.nn import functional
+
+from benchmarks.measured_runs import machine
+from benchmarks.step_profile import profile_table
+from pipeline import config_files
+from pipeline.config import RunConfig
+from pipeline.data import ingestion
+from pipeline.models.model_building import build_model
+from pipeline.training.compute_share import forward_flops, matrix_product_rate
+from pipeline.training.device import make_repeatable, wait_for
+from pipeline.training.job import TrainingJob
+from pipeline.training.machine import MODULE, choose_device, look
+from pipeline.training.precision import certain_reason
+from pipeline.training.train_result import TrainResult
+from pipeline.workers.event_log import Event
+from pipeline.workers.worker_process import run_worker
+
+BATCH, SIDE, CLASSES = 128, 32, 10
+_DIM, _DEPTH, _HEADS, _PATCH = 192, 9, 3, 4
+_WARM_UP = 2
+"""Steps that do not count."""
+_FEW = 20
+"""Images of validation and test."""
+_PASSES = 3
+
+
+class Steps(NamedTuple):
+    """What each step took."""
+
+    seconds: list[float]
+    cpu_seconds: list[float]
+    """Of all threads; depends less on what else the machine does."""
+
+    def __add__(self, more: tuple[Any, ...]) -> Steps:
+        """Return these steps and more."""
+        seconds, cpu_seconds = more
+        return Steps([*self.seconds, *seconds], [*self.cpu_seconds, *cpu_seconds])
+
+
+def main() -> None:
+    """Print the rates of both sides and their ratio, or the profile of a step."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--compile", action="store_true", help="also compile timm's model")
+    parser.add_argument("--precision", default="auto", choices=("auto", "float32", "bfloat16"))
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--peer", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.peer:
+        print(json.dumps(peer_steps(given.peer, given.steps)))
+        return
+    print(f"{machine()}; load {os.getloadavg()[0]:.1f}")
+    with tempfile.TemporaryDirectory(prefix="patchline-benchmark-") as folder:
+        config = settings(Path(folder), given.steps + _WARM_UP, given.precision)
+        job = make_job(config, Path(folder))
+        if given.profile:
+            make_repeatable(None)
+            print("\n".join(profile_table(job, choose_device(config.training, look()))))
+        else:
+            compare(job, given)
+
+
+def compare(job: TrainingJob, given: argparse.Namespace) -> None:
+    """Measure both sides in turn, and print a line for each mode."""
+    device = torch.device(choose_device(job.config.training, look()))
+    modes = ["float32"]
+    if given.precision != "float32" and not certain_reason(device):
+        modes.append("bfloat16")
+    if given.compile:
+        modes += [f"{mode} compiled" for mode in modes]
+    taken = {name: Steps([], []) for name in ("patchline", *modes)}
+    rates = {"float32": 0.0, "bfloat16": 0.0}
+    for number in range(given.rounds):
+        precision, steps = our_steps(job, number)
+        _print_round("patchline", steps)
+        taken["patchline"] += steps
+        for mode in modes:
+            steps = _peer_process(mode, given.steps)
+            _print_round(mode, steps)
+            taken[mode] += steps
+        for name in {precision, *(mode.split()[0] for mode in modes)}:
+            rates[name] = max(rates[name], matrix_product_rate(device, name))
+    model = build_model(job.config.model, job.image, CLASSES)
+    flops = _PASSES * forward_flops(model, job.image, torch.device("cpu"))
+    for name, steps in taken.items():
+        kind = precision if name == "patchline" else name.split()[0]
+        who = f"patchline {precision}" if name == "patchline" else f"timm {name}"
+        speed = BATCH / statistics.median(steps.seconds)
+        print(
+            f"{who}: {speed:.1f} images/s (fastest step {BATCH / min(steps.seconds):.1f}), "
+            f"{flops * speed / rates[kind]:.0%} of {rates[kind] / 1e9:.0f} GFLOP/s; "
+            f"{1000 * statistics.median(steps.cpu_seconds) / BATCH:.1f} ms of CPU time an image"
+        )
+    print(f"ratio {_ratios(taken, modes)}; load {os.getloadavg()[0]:.1f}")
+
+
+def _print_round(name: str, steps: Steps) -> None:
+    seconds = " ".join(f"{each:.2f}" for each in steps.seconds)
+    cpu = " ".join(f"{each:.2f}" for each in steps.cpu_seconds)
+    print(f"  {name}: {seconds} s; CPU time {cpu} s", flush=True)
+
+
+def _ratios(taken: dict[str, Steps], modes: list[str]) -> str:
+    """Return how many times faster Patchline is than timm's fastest mode."""
+    ours = taken["patchline"]
+    peer = min((taken[mode] for mode in modes), key=lambda steps: statistics.median(steps.seconds))
+    median = statistics.median(peer.seconds) / statistics.median(ours.seconds)
+    fastest = min(peer.seconds) / min(ours.seconds)
+    cpu = statistics.median(peer.cpu_seconds) / statistics.median(ours.cpu_seconds)
+    count = len(ours.seconds)
+    return (
+        f"{median:.2f} of median steps, {fastest:.2f} of fastest, {cpu:.2f} of CPU time, n {count}"
+    )
+
+
+def settings(folder: Path, steps: int, precision: str) -> RunConfig:
+    """Return the config of Patchline's side: one epoch of that many steps on images in a folder."""
+    _write_images(folder / "images", steps * BATCH)
+    embedding = {"name": "linear", "patch_size": _PATCH}
+    sizes = {"embed_dim": _DIM, "depth": _DEPTH, "num_heads": _HEADS, "mlp_dim": 4 * _DIM}
+    return config_files.validated(
+        {
+            "name": "speed",
+            "data": {"source": "image_folder", "path": str(folder / "images"), "image_size": SIDE},
+            "augmentation": {"name": "standard"},
+            "model": {"name": "vit", **sizes, "patch_embedding": embedding},
+            "training": {
+                "batch_size": BATCH,
+                "precision": precision,
+                "step_plan": [[0, 0.0, steps]],
+            },
+        }
+    )
+
+
+def make_job(config: RunConfig, folder: Path) -> TrainingJob:
+    """Read and decode the images, and return the job of a training on them."""
+    workspace = folder / "work"
+    data = ingestion.ingest(config, workspace)
+    config = ingestion.resolve(config, data)
+    prepared = ingestion.prepare(config, data, workspace)
+    return TrainingJob(
+        config=config,
+        manifest_file=data.manifest_file.resolve(),
+        store=prepared.store.resolve(),
+        image=prepared.image,
+        classes=data.classes,
+        data_fingerprint=data.fingerprint,
+        run_id="benchmark",
+        folder=folder,
+        workspace=workspace,
+    )
+
+
+def our_steps(job: TrainingJob, number: int) -> tuple[str, Steps]:
+    """Train in a process of its own, and return the precision and what the steps took."""
+    folder = job.folder / f"training-{number}"
+    seen: list[tuple[int, float, float]] = []
+
+    def see(event: Event) -> None:
+        if event["kind"] == "progress" and event["done"] >= _WARM_UP:
+            seen.append((event["done"], event["time"], _cpu_seconds_of_children()))
+
+    job = job.model_copy(update={"folder": folder})
+    result = run_worker(MODULE, folder, job, TrainResult, see)
+    pairs = itertools.pairwise(seen)
+    seconds = [(after - began) / (done - step) for (step, began, _), (done, after, _) in pairs]
+    pairs = itertools.pairwise(seen[:-1])  # the process may have ended when the last one is seen
+    cpu = [(after - began) / (done - step) for (step, _, began), (done, _, after) in pairs]
+    return result.precision, Steps(seconds, cpu)
+
+
+def _cpu_seconds_of_children() -> float:
+    total = 0.0
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            times = child.cpu_times()
+            total += times.user + times.system
+    return total
+
+
+def _peer_process(mode: str, steps: int) -> Steps:
+    command = [sys.executable, "-m", "benchmarks.training_speed", "--peer", mode]
+    done = subprocess.run(
+        [*command, "--steps", str(steps)], stdout=subprocess.PIPE, text=True, check=True
+    )
+    return Steps(*json.loads(done.stdout.splitlines()[-1]))
+
+
+def peer_steps(mode: str, steps: int) -> Steps:
+    """Train timm's model in a plain loop, and return what the steps took."""
+    counted = list(itertools.islice(_plain_loop(mode), _WARM_UP, _WARM_UP + steps))
+    return Steps([seconds for seconds, _ in counted], [cpu for _, cpu in counted])
+
+
+def _plain_loop(mode: str) -> Iterator[tuple[float, float]]:
+    """Yield the seconds and the CPU seconds of each step."""
+    from timm.models.vision_transformer import VisionTransformer
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.manual_seed(0)
+    model: Any = VisionTransformer(
+        img_size=SIDE,
+        patch_size=_PATCH,
+        num_classes=CLASSES,
+        embed_dim=_DIM,
+        depth=_DEPTH,
+        num_heads=_HEADS,
+    )
+    model = model.to(device).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.05)
+    images_BCHW = torch.randn(BATCH, 3, SIDE, SIDE, device=device)
+    labels_B = torch.randint(0, CLASSES, (BATCH,), device=device)
+    forward = torch.compile(model) if mode.endswith("compiled") else model
+    while True:
+        began, cpu_began = time.perf_counter(), time.process_time()
+        with torch.autocast(device.type, torch.bfloat16, enabled=mode.startswith("bfloat16")):
+            logits_BK = forward(images_BCHW)
+        loss = functional.cross_entropy(logits_BK.float(), labels_B, label_smoothing=0.1)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        wait_for(device)
+        yield time.perf_counter() - began, time.process_time() - cpu_began
+
+
+def _write_images(folder: Path, training: int) -> None:
+    """Write random images: that many to train on, and a few of the other splits."""
+    generator = np.random.default_rng(0)
+    for split, count in (("train", training), ("validation", _FEW), ("test", _FEW)):
+        for number in range(count):
+            target = folder / split / f"class_{number % CLASSES}" / f"{number:05}.png"
+            target.parent.mkdir(parents=True, exist_ok=True)
+            pixels = generator.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(target)
+
+
+if __name__ == "__main__":
+    main()
