@@ -181,6 +181,10 @@ class TrainingConfig(Section):
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Number of torch threads on the CPU; by default chosen by torch. Affects the results."""
 
+    processes: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Number of processes that train together, each on its part of every batch: on a CPU they share
+    the threads, on CUDA each has a GPU. Affects the results."""
+
     loss: Literal["cross_entropy", "bce"] = "cross_entropy"
     """Training loss: cross_entropy over the classes, or bce, the mean binary cross-entropy of each
     class (arXiv 2110.00476, section 2)."""
@@ -218,6 +222,16 @@ class TrainingConfig(Section):
     ensemble: bool = False
     """Package the models of all folds as one model, which averages their probabilities, instead of
     training once more; needs folds."""
+
+    @model_validator(mode="after")
+    def _processes_have_images(self) -> Self:
+        if self.processes > 1 and self.batch_size < 2 * self.processes:
+            raise ValueError(
+                f"has processes {self.processes} and batch_size {self.batch_size}, but each "
+                "process needs at least two images of a batch. Lower training.processes, or raise "
+                "training.batch_size"
+            )
+        return self
 
     @model_validator(mode="after")
     def _ensemble_has_folds(self) -> Self:

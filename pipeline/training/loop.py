@@ -1,8 +1,8 @@
 """The training loop.
 
 Randomness is counter-based: the order of the images and their augmentation depend on (seed, epoch),
-dropout and stochastic depth on (seed, step). So training that was killed and resumes from its last
-checkpoint reaches the same weights as without the interruption.
+dropout and stochastic depth on (seed, step) and the rank of the process. So training that was
+killed and resumes from its last checkpoint reaches the same weights as without the interruption.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from pipeline.training.job import TrainingJob
 from pipeline.training.machine import choose_device, look
 from pipeline.training.model_schedules import ModelSchedules
 from pipeline.training.optimizer import averages_itself, build_optimizer
+from pipeline.training.process_group import ProcessGroup
 from pipeline.training.progressive_size import ProgressiveSize
 from pipeline.training.run_length import planned_steps, planned_validations
 from pipeline.training.schedule import learning_rate
@@ -48,11 +49,14 @@ _LONG_RUN_SECONDS = 20.0
 class Training:
     """One training run, from a job to a result."""
 
-    def __init__(self, job: TrainingJob, events: EventWriter) -> None:
+    def __init__(
+        self, job: TrainingJob, events: EventWriter, group: ProcessGroup | None = None
+    ) -> None:
         self.job, self.events, self.config = job, events, job.config
+        self.group = group or ProcessGroup()
         settings = job.config.training
-        self.threads = make_repeatable(settings.threads)
-        self.device = torch.device(choose_device(settings, look()))
+        self.threads = make_repeatable(self.group.own_threads(settings.threads)) * self.group.size
+        self.device = self.group.own_device(choose_device(settings, look()))
         self.data = open_data(job)
         rows = self.data.training.rows
         self.order = BatchOrder(rows, settings.batch_size, job.config.seed, first_step=0)
@@ -74,14 +78,17 @@ class Training:
             size=ProgressiveSize(settings, job.image, model),
             schedules=ModelSchedules(settings, model),
             class_weights_K=weights_K,
+            group=self.group,
         )
+        average = MovingAverage(model, settings.ema_decay)
+        model = self.group.synchronised(model)
         self.validator = Validator(self.data, job.image, self.device)
         length = (settings, job.part, self.order.steps_per_epoch, len(self.data.validation_rows))
         self.validations = planned_validations(*length)
         self.planner, plan = planned_steps(*length, self.validations)
         self.state = TrainState(
             model=model,
-            average=MovingAverage(model, settings.ema_decay),
+            average=average,
             optimizer=build_optimizer(job.config.optimizer, model),
             plan=plan,
             rate_cuts=list(settings.rate_cuts),
@@ -102,6 +109,7 @@ class Training:
         state = self.state
         if resumed := self.checkpoints.resume(state):
             self.events.write("warning", message=resumed)
+        self.group.announce_state(state)
         self._seconds_before = state.elapsed_seconds
         self._started = time.monotonic()
         self.checkpoints.start_clock()
@@ -113,6 +121,7 @@ class Training:
                     self._train()
                 except Diverged as diverged:
                     self._restart(diverged)
+        self.group.announce_end()
         self._write_checkpoint()
 
     def _train(self) -> None:
@@ -121,7 +130,7 @@ class Training:
         Raises:
             Diverged: if the loss or the gradient of a step is not finite.
         """
-        state, batches = self.state, self._batches()
+        state, batches = self.state, self.batches()
         while not self.is_finished:
             began = time.monotonic()
             self._train_step(next(batches))
@@ -156,13 +165,15 @@ class Training:
 
     # -- set-up --------------------------------------------------------------------------------
 
-    def _batches(self) -> Iterator[Batch]:
+    def batches(self) -> Iterator[Batch]:
+        """Yield what this process loads of each batch, from the next step on."""
+        settings = self.config.training
+        mixing = bool(settings.mixup or settings.cutmix)
         self.order.first_step = self.state.step
         if self.config.data.workers:
             data_workers.survive_kills()
-        return training_batches(
-            self.order, self.data.training, self.config.data.workers, self.device
-        )
+        order = self.group.divide(self.order, mixing=mixing)
+        return training_batches(order, self.data.training, self.config.data.workers, self.device)
 
     # -- one step ------------------------------------------------------------------------------
 
@@ -248,9 +259,9 @@ class Training:
         if averages_itself(state.optimizer):
             state.average.take_averaged(state.model, state.optimizer)
         images = self._images_to_validate(last=last)
-        metrics = self.validator.metrics(
-            state.average.model, images, min(images, self.validations.compared())
-        )
+        compared = min(images, self.validations.compared())
+        with self.group.alone():
+            metrics = self.validator.metrics(state.average.model, images, compared)
         record = EpochRecord(
             epoch=state.step / self.order.steps_per_epoch,
             step=state.step,
@@ -287,7 +298,8 @@ class Training:
         """Return the number of images of the next validation; measures the speed first."""
         plan, model = self.validations, self.state.average.model
         if isinstance(plan, Timed) and not plan.is_measured:
-            plan.measured(*self.validator.speed(model))
+            with self.group.alone():
+                plan.measured(*self.validator.speed(model))
             images, whole = plan.images(self.state.step, last=last), self.validator.images
             if images < whole:
                 self.events.write(
@@ -317,6 +329,7 @@ class Training:
         cuts, halvings = [*state.rate_cuts, point.step], state.halvings
         point.restore(state)
         state.rate_cuts, state.halvings = cuts, halvings
+        self.group.announce_state(state)
         self.checkpoints.mark(state)
         if self.planner:
             self.planner.restart(state.step, state.training_seconds)
