@@ -63,7 +63,8 @@ def _launch(job: TrainingJob, processes: int) -> None:
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     folder = job.folder / GROUP_FOLDER
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback_interface())
+    for backend in ("GLOO", "NCCL"):
+        os.environ.setdefault(f"{backend}_SOCKET_IFNAME", loopback_interface())
     # The agent would otherwise listen on all interfaces, for processes that need no such store.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     config = LaunchConfig(
@@ -101,7 +102,7 @@ def _how_it_ended(job: TrainingJob, rank: int, code: int) -> str:
     )
 
 
-def _loopback_interface() -> str:
+def loopback_interface() -> str:
     """Return the name of the interface that no other machine can reach."""
     for name, addresses in psutil.net_if_addrs().items():
         if any(each.family == socket.AF_INET and each.address == _LOOPBACK for each in addresses):

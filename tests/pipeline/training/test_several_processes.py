@@ -16,10 +16,11 @@ import torch
 from safetensors.torch import load_file
 
 from pipeline.errors import ConfigError
+from pipeline.run_memory import stage_keys
 from pipeline.training.job import TrainingJob
 from pipeline.training.loop import Training
 from pipeline.training.machine import Machine, choose_device
-from pipeline.training.process_launch import _loopback_interface
+from pipeline.training.process_launch import loopback_interface
 from pipeline.training.rank import MODULE as RANK
 from pipeline.training.train_result import TrainResult
 from pipeline.workers.event_log import Event, EventWriter, read_events
@@ -35,6 +36,7 @@ GRADIENTS: dict[str, dict[str, Any]] = {
     "weighted": {"class_weights": "balanced", "loss": "bce"},
     "mixup": {"mixup": 0.4, "class_weights": "balanced"},
     "cutmix": {"cutmix": 1.0, "accumulation": 2},
+    "memory": {},
 }
 RANDOM: dict[str, Any] = {
     "model": {"dropout": 0.2, "stochastic_depth": 0.3},
@@ -50,13 +52,13 @@ def ranks(make_job: MakeJob, tmp_path_factory: pytest.TempPathFactory) -> dict[s
         f"gradients-{name}": make_job(folder / name, training={**TWO, **changes})
         for name, changes in GRADIENTS.items()
     }
-    jobs |= {name: make_job(folder / name, **RANDOM) for name in ("whole", "stopped")}
+    jobs |= {name: make_job(folder / name, **RANDOM) for name in ("whole", "stopped", "diverged")}
     for name, job in jobs.items():
         (folder / f"{name}.json").write_text(job.model_dump_json(), encoding="utf-8")
     command = [sys.executable, "-P", "-m", "tests.pipeline.training.training_ranks", str(folder)]
     environment = {
         **os.environ,
-        "GLOO_SOCKET_IFNAME": _loopback_interface(),
+        "GLOO_SOCKET_IFNAME": loopback_interface(),
         "PYTHONPATH": str(Path(__file__).parents[3]),
     }
     processes = [subprocess.Popen([*command, str(rank), "2"], env=environment) for rank in range(2)]
@@ -105,6 +107,27 @@ def test_a_resumed_group_ends_where_an_uninterrupted_one_does(
         assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+def test_all_processes_halve_their_micro_batches(ranks: dict[str, TrainingJob]) -> None:
+    """If one process runs out of memory, all divide the batch, and nothing else changes."""
+    events = read_events(ranks["gradients-memory"].folder / "events.jsonl")
+    said = [event["message"] for event in events if event["kind"] == "warning"]
+    assert said[0].startswith("The device is out of memory: each batch of 11 images is now divided")
+
+
+def test_all_processes_restart_after_a_divergence(ranks: dict[str, TrainingJob]) -> None:
+    """Infinite images in one process take all back to the beginning, and they train to the end."""
+    folder = ranks["diverged"].folder
+    said = [each["message"] for each in read_events(folder / "events.jsonl") if "message" in each]
+    assert len(said) == 1
+    assert said[0].startswith("The loss became nan at step 2")
+    assert "restarting from step 0 with the learning rate times 0.5" in said[0]
+    last, whole = (
+        load_file(each / "best/model.safetensors") for each in (folder, ranks["whole"].folder)
+    )
+    assert all(tensor.isfinite().all() for tensor in last.values())
+    assert not torch.equal(last["head.weight"], whole["head.weight"])
+
+
 def test_each_process_has_dropout_of_its_own(
     ranks: dict[str, TrainingJob], make_job: MakeJob, tmp_path: Path
 ) -> None:
@@ -123,6 +146,16 @@ def test_too_small_a_batch_is_an_error(make_job: MakeJob, tmp_path: Path) -> Non
     """Each process needs two images of a batch."""
     with pytest.raises(ConfigError, match=r"processes 8 and batch_size 12.*Lower training\.proc"):
         make_job(tmp_path, training={"processes": 8, "batch_size": 12})
+
+
+def test_one_process_keeps_the_key_of_earlier_results(make_job: MakeJob, tmp_path: Path) -> None:
+    """The number of processes decides the weights, but the default is left out of the key."""
+    one, two = (
+        make_job(tmp_path, training={"processes": processes}).config for processes in (1, 2)
+    )
+    keys = [stage_keys.settings(config, "training") for config in (one, two)]
+    assert keys[1].pop("training.processes") == "2"
+    assert keys[0] == keys[1]
 
 
 def test_more_processes_than_gpus_are_an_error(make_job: MakeJob, tmp_path: Path) -> None:
@@ -157,7 +190,7 @@ def test_a_killed_process_restarts_all_from_the_last_checkpoint(
     """SIGKILL of one process: training continues and ends with the same weights."""
     changes: dict[str, Any] = {**RANDOM, "training": {**RANDOM["training"], "epochs": 20}}
     whole, killed = (make_job(tmp_path / name, **changes) for name in ("whole", "killed"))
-    run_worker(MODULE, whole.folder, whole, TrainResult, lambda _: None)
+    expected = run_worker(MODULE, whole.folder, whole, TrainResult, lambda _: None)
     victims: list[int] = []
 
     def kill(event: Event) -> None:
@@ -173,7 +206,7 @@ def test_a_killed_process_restarts_all_from_the_last_checkpoint(
 
     result = run_worker(MODULE, killed.folder, killed, TrainResult, see)
     assert victims
-    assert result.steps == 100
+    assert result.steps == expected.steps
     said = [event["message"] for event in events if event["kind"] == "warning"]
     assert said[0] == (
         "A training process ended unexpectedly: all 2 were started again (restart 1 of 3)."

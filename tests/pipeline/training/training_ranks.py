@@ -1,7 +1,9 @@
 """One of two processes that train together: `python -P -m tests.pipeline.training.training_ranks`.
 
 Arguments: a folder with jobs, the rank, and the number of processes. The leader writes gradients of
-the jobs `gradients-*`, and trains the jobs `whole*` at once and `stopped*` in two attempts.
+the jobs `gradients-*`, and trains the others, `stopped` in two attempts. Of `gradients-memory` the
+second process runs out of memory with more than three images; of `diverged` it once gets infinite
+images.
 """
 
 from __future__ import annotations
@@ -11,7 +13,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import save_file
+from torch import nn
 from torch.distributed import FileStore  # type: ignore[attr-defined]  # not in its __all__
 
 from pipeline.training import checkpoint
@@ -36,6 +40,22 @@ class _StoppingWriter(EventWriter):
             raise _Stop
 
 
+def _small_memory(_: nn.Module, inputs: tuple[torch.Tensor]) -> None:
+    if len(inputs[0]) > 3:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+
+
+class _InfiniteOnce:
+    """Replaces the images of the second batch."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, _: nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+        self.calls += 1
+        return (inputs[0] * float("inf"),) if self.calls == 2 else inputs
+
+
 def main(folder: Path, rank: int, size: int) -> None:
     """Do all jobs of the folder, in the order of their names."""
     checkpoint._PAUSE_SECONDS, checkpoint._SHARE = 0.0, float("inf")  # one after each step
@@ -46,7 +66,12 @@ def main(folder: Path, rank: int, size: int) -> None:
         attempts = 2 if file.stem.startswith("stopped") else 1
         for attempt in range(attempts):
             if rank:
-                follow(Training(job, EventWriter(Path(os.devnull)), group), group)
+                training = Training(job, EventWriter(Path(os.devnull)), group)
+                if file.stem == "gradients-memory":
+                    training.state.model.register_forward_pre_hook(_small_memory)
+                if file.stem == "diverged":
+                    training.state.model.register_forward_pre_hook(_InfiniteOnce())
+                follow(training, group)
             elif file.stem.startswith("gradients"):
                 _write_gradients(job, group)
             else:
@@ -60,7 +85,7 @@ def _write_gradients(job: TrainingJob, group: SeveralProcesses) -> None:
     for step in (0, last):
         state.step = step
         group.announce_state(state)
-        found = training.step.compute_gradients(state, next(training.batches()))
+        found = training._gradients(next(training.batches()))
         named = {
             name: each.grad
             for name, each in state.model.named_parameters()
