@@ -284,11 +284,13 @@ class Training:
             self.checkpoints.keep_best(record.step)
         values = record.metric_values()
         if self._share is None and self.elapsed > _LONG_RUN_SECONDS:
-            self._share = ComputeShare(
-                state.average.model, self.job.image, self.device, self.precision
-            )
+            with self.group.alone():
+                self._share = ComputeShare(
+                    state.average.model, self.job.image, self.device, self.precision
+                )
         if self._share:
-            values["matmul_share"] = self._share.at(record.images_per_second)
+            rate = record.images_per_second / self.group.devices
+            values["matmul_share"] = self._share.at(rate)
         self.events.write("metrics", step=state.step, values=values)
         self.checkpoints.mark(state)
         if self.checkpoints.is_due or not self.checkpoints.exist:

@@ -26,6 +26,8 @@ class ProcessGroup:
 
     rank = 0
     size = 1
+    devices = 1
+    """Number of devices; processes on a CPU share one."""
 
     def own_threads(self, requested: int | None) -> int | None:
         """Return this process's part of the torch threads; None for torch's default."""
@@ -77,5 +79,5 @@ class ProcessGroup:
         return loss, correct
 
     def alone(self) -> AbstractContextManager[None]:
-        """Use all threads inside the block, in which the other processes wait."""
+        """Use the threads of all processes inside the block, while the others wait."""
         return nullcontext()

@@ -80,6 +80,7 @@ class SeveralProcesses(ProcessGroup):
         self._local_rank, self._local_size = local_rank, local_size
         self._all_threads = torch.get_num_threads()
         self._on_cuda = device == "cuda"
+        self.devices = size if self._on_cuda else 1
         self._order: DividedOrder | None = None
         self.shared_batch_norm = False
         """Whether batch norm sees the images of all processes."""
@@ -215,7 +216,7 @@ class SeveralProcesses(ProcessGroup):
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Use all threads inside the block, in which the other processes wait."""
+        """Use the threads of all processes inside the block, while the others wait."""
         own = torch.get_num_threads()
         torch.set_num_threads(self._all_threads)
         try:

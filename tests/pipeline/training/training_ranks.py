@@ -21,6 +21,7 @@ from torch.distributed import FileStore  # type: ignore[attr-defined]  # not in 
 from pipeline.training import checkpoint
 from pipeline.training.followers import follow
 from pipeline.training.job import TrainingJob
+from pipeline.training.leading import lead
 from pipeline.training.loop import Training
 from pipeline.training.several_processes import SeveralProcesses
 from pipeline.workers.event_log import EventWriter
@@ -100,7 +101,7 @@ def _train(job: TrainingJob, group: SeveralProcesses, *, stop: bool) -> None:
     kind = _StoppingWriter if stop else EventWriter
     events = kind(job.folder / "events.jsonl")
     try:
-        Training(job, events, group).run()
+        lead(job, events, group)
     except _Stop:
         group.announce_end()
     events.close()
