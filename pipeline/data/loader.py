@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -94,6 +94,12 @@ class BatchOrder:
         joined = left_over == 1 and batch_size > 1
         self.steps_per_epoch = max(1, whole + (left_over > 0 and not joined))
 
+    def images_at(self, step: int) -> int:
+        """Return the number of images in the batch of a step."""
+        batch = step % self.steps_per_epoch
+        last = batch + 1 == self.steps_per_epoch
+        return len(self.rows) - batch * self.batch_size if last else self.batch_size
+
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
         epoch, skipped = divmod(self.first_step, self.steps_per_epoch)
         while True:
@@ -107,12 +113,15 @@ class BatchOrder:
 
 
 def training_batches(
-    order: BatchOrder, source: TrainingImages, workers: int, device: torch.device | None = None
+    order: Iterable[list[tuple[int, int]]],
+    source: TrainingImages,
+    workers: int,
+    device: torch.device | None = None,
 ) -> Iterator[Batch]:
     """Yield the batches of the training split endlessly, starting at the order's first step.
 
     Args:
-        order: which images are in which batch.
+        order: which images are in which batch, as (epoch, row).
         source: the images and their augmentation.
         workers: number of data-loader workers; 0 loads in this process.
         device: where the batches are needed, and where whole batches are augmented; by default the

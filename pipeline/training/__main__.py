@@ -4,32 +4,24 @@ from __future__ import annotations
 
 import importlib
 
-import cv2
-
 from pipeline.section import Section
-from pipeline.training.augmentation_preview import preview_grid
 from pipeline.training.ensemble_members import combine_members
 from pipeline.training.job import TrainingJob
-from pipeline.training.loop import Training
+from pipeline.training.leading import lead
 from pipeline.training.machine import look
-from pipeline.training.refit import Refit
+from pipeline.training.process_group import ProcessGroup
+from pipeline.training.process_launch import train_in_processes
 from pipeline.workers.event_log import EventWriter
 from pipeline.workers.worker_process import worker_main
 
 
 def train(job: TrainingJob, events: EventWriter) -> Section:
-    """Draw the augmentation preview, then train; return the result of the job's part."""
+    """Train in this process, or in several that this one starts; return the part's result."""
     if job.part.members:
         return combine_members(job, events)
-    training = Refit(job, events) if job.part.refit else Training(job, events)
-    rows = training.data.preview_rows()
-    grid = preview_grid(
-        training.data.training.augment(), training.data.images, rows, mixing=job.config.training
-    )
-    picture = job.folder / "augmentation_preview.png"
-    cv2.imwrite(str(picture), grid[:, :, ::-1])
-    events.write("artifact", path=str(picture), name="augmentation_preview.png")
-    return training.refit() if isinstance(training, Refit) else training.run()
+    if job.config.training.processes > 1:
+        return train_in_processes(job)
+    return lead(job, events, ProcessGroup())
 
 
 def _get_ready() -> str:

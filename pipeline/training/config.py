@@ -190,6 +190,10 @@ class TrainingConfig(Section):
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Number of torch threads on the CPU; by default chosen by torch. Affects the results."""
 
+    processes: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Number of processes that train together, each on its part of every batch: on a CPU they share
+    the threads, on CUDA each has a GPU. Affects the results."""
+
     loss: Literal["cross_entropy", "bce"] = "cross_entropy"
     """Training loss: cross_entropy over the classes, or bce, the mean binary cross-entropy of each
     class (arXiv 2110.00476, section 2)."""
@@ -237,6 +241,21 @@ class TrainingConfig(Section):
                     f"training.{name} is {value}, but training.extends continues a single training "
                     f"to a number of epochs. Leave out training.{name}"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _processes_fit(self) -> Self:
+        if self.processes > 1 and self.batch_size < 2 * self.processes:
+            raise ValueError(
+                f"training.processes is {self.processes}, but each process needs at least two "
+                f"images of a batch, and training.batch_size is {self.batch_size}. Lower "
+                "training.processes, or raise training.batch_size"
+            )
+        if self.processes > 1 and self.compile:
+            raise ValueError(
+                f"training.processes is {self.processes}, but training.compile works in a single "
+                "process only. Leave one of them out"
+            )
         return self
 
     @model_validator(mode="after")

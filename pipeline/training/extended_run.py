@@ -15,7 +15,7 @@ from pipeline.tracking.tracked_run import FOLDER_TAG, REQUEST_FILE
 from pipeline.training.job import ExtendedTraining, TrainingJob
 from pipeline.training.part import TrainingPart
 from pipeline.training.train_result import TrainResult
-from pipeline.workers.worker_process import JOB_FILE, RESULT_FILE, result_in
+from pipeline.workers.worker_process import JOB_FILE, RESULT_FILE, reported
 
 _OPEN_SECTIONS = ("name", "optimizer", "training", "augmentation", "evaluation", "promotion")
 """Settings that may change when a training is extended."""
@@ -113,7 +113,7 @@ def _finished(reference: str, runs: Path) -> tuple[str, Path]:
 def _training_of(run_id: str, folder: Path) -> TrainResult:
     training = folder / TrainingPart().folder
     try:
-        result = result_in(training, TrainResult)
+        result = reported(training / RESULT_FILE, TrainResult)
     except (OSError, ValueError, PipelineError) as error:
         raise _unreadable(training / RESULT_FILE, run_id) from error
     several = result.folds is not None or result.refit is not None

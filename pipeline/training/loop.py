@@ -1,8 +1,8 @@
 """The training loop.
 
 Randomness is counter-based: the order of the images and their augmentation depend on (seed, epoch),
-dropout and stochastic depth on (seed, step). So training that was killed and resumes from its last
-checkpoint reaches the same weights as without the interruption.
+dropout and stochastic depth on (seed, step) and the rank of the process. So training that was
+killed and resumes from its last checkpoint reaches the same weights as without the interruption.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ from pipeline.training.device import make_repeatable, wait_for
 from pipeline.training.divergence import Diverged, FiniteCheck, save_batch
 from pipeline.training.ema import MovingAverage
 from pipeline.training.final_average import with_average
+from pipeline.training.final_result import result_of
 from pipeline.training.initial_images import initialise_from_images
 from pipeline.training.job import TrainingJob
 from pipeline.training.machine import choose_device, look
 from pipeline.training.model_schedules import ModelSchedules
 from pipeline.training.optimizer import averages_itself, build_optimizer
-from pipeline.training.precision import Chooser, choose_for_training
+from pipeline.training.precision import Chooser, Precision, choose_for_training
+from pipeline.training.process_group import ProcessGroup
 from pipeline.training.progressive_size import ProgressiveSize
 from pipeline.training.run_length import planned_steps, planned_validations
 from pipeline.training.schedule import learning_rate
@@ -51,11 +53,14 @@ _LONG_RUN_SECONDS = 20.0
 class Training:
     """One training run, from a job to a result."""
 
-    def __init__(self, job: TrainingJob, events: EventWriter) -> None:
+    def __init__(
+        self, job: TrainingJob, events: EventWriter, group: ProcessGroup | None = None
+    ) -> None:
         self.job, self.events, self.config = job, events, job.config
+        self.group = group or ProcessGroup()
         settings = job.config.training
-        self.threads = make_repeatable(settings.threads)
-        self.device = torch.device(choose_device(settings, look()))
+        self.threads = make_repeatable(self.group.own_threads(settings.threads)) * self.group.size
+        self.device = self.group.own_device(choose_device(settings, look()))
         self.data = open_data(job)
         rows = self.data.training.rows
         self.order = BatchOrder(rows, settings.batch_size, job.config.seed, first_step=0)
@@ -65,7 +70,9 @@ class Training:
         model = model.to(self.device)
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         chooser = Chooser(job.config, job.image, len(job.classes), model, job.workspace)
-        self.precision = choose_for_training(chooser, job.folder, events)
+        self.precision = self.group.from_leader(
+            Precision, lambda: choose_for_training(chooser, job.folder, events)
+        )
         weights_K = None
         if settings.class_weights == "balanced":
             weights_K = self.data.class_weights_K().to(self.device)
@@ -78,14 +85,17 @@ class Training:
             size=ProgressiveSize(settings, job.image, model),
             schedules=ModelSchedules(settings, model),
             class_weights_K=weights_K,
+            group=self.group,
         )
+        average = MovingAverage(model, settings.ema_decay)
+        model = self.group.synchronised(model)
         self.validator = Validator(self.data, job.image, self.device)
         length = (settings, job.part, self.order.steps_per_epoch, len(self.data.validation_rows))
         self.validations = planned_validations(*length)
         self.planner, plan = planned_steps(*length, self.validations)
         self.state = TrainState(
             model=model,
-            average=MovingAverage(model, settings.ema_decay),
+            average=average,
             optimizer=build_optimizer(job.config.optimizer, model),
             plan=plan,
             rate_cuts=list(settings.rate_cuts),
@@ -99,7 +109,7 @@ class Training:
     def run(self) -> TrainResult:
         """Train to the end of the plan and return the result."""
         self.train_to_the_end()
-        return with_average(self, self._result())
+        return with_average(self, result_of(self))
 
     def train_to_the_end(self) -> None:
         """Do all steps of the plan that are left, and write the last checkpoint."""
@@ -110,7 +120,8 @@ class Training:
             take_over(self.job, self.job.extends, state)
             log_history(state, self.events)
             self.checkpoints.mark(state)
-        self.compiled = compile_model(self)
+        self.compiled = self.group.size == 1 and compile_model(self)
+        self.group.announce_state(state)
         self._seconds_before = state.elapsed_seconds
         self._started = time.monotonic()
         self.checkpoints.start_clock()
@@ -122,6 +133,7 @@ class Training:
                     self._train()
                 except Diverged as diverged:
                     self._restart(diverged)
+        self.group.announce_end()
         self._write_checkpoint()
 
     def _train(self) -> None:
@@ -130,7 +142,7 @@ class Training:
         Raises:
             Diverged: if the loss or the gradient of a step is not finite.
         """
-        state, batches = self.state, self._batches()
+        state, batches = self.state, self.batches()
         while not self.is_finished:
             began = time.monotonic()
             self._train_step(next(batches))
@@ -171,13 +183,15 @@ class Training:
 
     # -- set-up --------------------------------------------------------------------------------
 
-    def _batches(self) -> Iterator[Batch]:
+    def batches(self) -> Iterator[Batch]:
+        """Yield what this process loads of each batch, from the next step on."""
+        settings = self.config.training
+        mixing = bool(settings.mixup or settings.cutmix)
         self.order.first_step = self.state.step
         if self.config.data.workers:
             data_workers.survive_kills()
-        return training_batches(
-            self.order, self.data.training, self.config.data.workers, self.device
-        )
+        order = self.group.divide(self.order, mixing=mixing)
+        return training_batches(order, self.data.training, self.config.data.workers, self.device)
 
     # -- one step ------------------------------------------------------------------------------
 
@@ -262,9 +276,9 @@ class Training:
         if averages_itself(state.optimizer):
             state.average.take_averaged(state.model, state.optimizer)
         images = self._images_to_validate(last=last)
-        metrics = self.validator.metrics(
-            state.average.model, images, min(images, self.validations.compared())
-        )
+        compared = min(images, self.validations.compared())
+        with self.group.alone():
+            metrics = self.validator.metrics(state.average.model, images, compared)
         record = EpochRecord(
             epoch=state.step / self.order.steps_per_epoch,
             step=state.step,
@@ -287,11 +301,13 @@ class Training:
             self.checkpoints.keep_best(record.step)
         values = record.metric_values()
         if self._share is None and self.elapsed > _LONG_RUN_SECONDS:
-            self._share = ComputeShare(
-                state.average.model, self.job.image, self.device, self.precision.name
-            )
+            with self.group.alone():
+                self._share = ComputeShare(
+                    state.average.model, self.job.image, self.device, self.precision.name
+                )
         if self._share:
-            values["matmul_share"] = self._share.at(record.images_per_second)
+            rate = record.images_per_second / self.group.devices
+            values["matmul_share"] = self._share.at(rate)
         self.events.write("metrics", step=state.step, values=values)
         self.checkpoints.mark(state)
         if self.checkpoints.is_due or not self.checkpoints.exist:
@@ -301,7 +317,8 @@ class Training:
         """Return the number of images of the next validation; measures the speed first."""
         plan, model = self.validations, self.state.average.model
         if isinstance(plan, Timed) and not plan.is_measured:
-            plan.measured(*self.validator.speed(model))
+            with self.group.alone():
+                plan.measured(*self.validator.speed(model))
             images, whole = plan.images(self.state.step, last=last), self.validator.images
             if images < whole:
                 self.events.write(
@@ -331,6 +348,7 @@ class Training:
         cuts, halvings = [*state.rate_cuts, point.step], state.halvings
         point.restore(state)
         state.rate_cuts, state.halvings = cuts, halvings
+        self.group.announce_state(state)
         self.checkpoints.mark(state)
         if self.planner:
             self.planner.restart(state.step, state.training_seconds)
@@ -355,39 +373,3 @@ class Training:
             data_fingerprint=self.job.data_fingerprint,
             run_id=self.job.run_id,
         )
-
-    def _result(self) -> TrainResult:
-        state = self.state
-        if state.best is None:
-            raise RunError("No step was done, so there is no model. Increase training.epochs.")
-        return TrainResult(
-            best=self.checkpoints.finish(state.best.step),
-            best_step=state.best.step,
-            best_epoch=state.best.epoch,
-            best_validation_accuracy=state.best.validation_accuracy,
-            steps=state.step,
-            epochs=state.step / self.order.steps_per_epoch,
-            seconds=self.elapsed,
-            images_per_second=state.sums.total_images / state.training_seconds,
-            step_plan=tuple(state.plan.knots),
-            precision=self.precision.name,
-            precision_reason=self.precision.reason,
-            compiled=self.compiled,
-            device=self.device.type,
-            threads=self.threads,
-            parameters=self.parameters,
-            stopped_because=self._why_stopped(state.best),
-            validation_plan=tuple((each.step, each.validation_images) for each in state.history),
-            rate_cuts=tuple(state.rate_cuts),
-            halvings=tuple(state.halvings),
-            history=tuple(state.history),
-        )
-
-    def _why_stopped(self, best: EpochRecord) -> str:
-        settings = self.config.training
-        if self.stops_early:
-            times = f"{settings.early_stopping} validations"
-            return f"no improvement in {times} since epoch {best.epoch:.4g}, which is the best"
-        if settings.time_limit:
-            return f"time limit of {settings.time_limit}"
-        return "all planned steps done"

@@ -22,6 +22,8 @@ class Machine(Section):
     """Torch's default number of threads."""
     devices: dict[str, str]
     """The available devices: their names in a config, with their product names."""
+    gpus: int = 0
+    """Number of CUDA devices."""
 
 
 def look() -> Machine:
@@ -34,7 +36,12 @@ def look() -> Machine:
     if torch.backends.mps.is_available():
         devices["mps"] = "mps"
     capability = torch.backends.cpu.get_cpu_capability()
-    return Machine(cpu_capability=capability, threads=torch.get_num_threads(), devices=devices)
+    return Machine(
+        cpu_capability=capability,
+        threads=torch.get_num_threads(),
+        devices=devices,
+        gpus=torch.cuda.device_count() if "cuda" in devices else 0,
+    )
 
 
 @functools.cache
@@ -48,14 +55,21 @@ def choose_device(config: TrainingConfig, machine: Machine) -> str:
     """Return the name of the device to train on.
 
     Raises:
-        ConfigError: if the machine does not have the requested device.
+        ConfigError: if the machine does not have the requested device, or has too few for the
+            processes.
     """
     name = config.device
     if name == "auto":
-        return "cuda" if "cuda" in machine.devices else "cpu"
+        name = "cuda" if "cuda" in machine.devices else "cpu"
     if name not in machine.devices:
         raise ConfigError(
             f"training.device is '{name}', but this machine has {', '.join(machine.devices)}. "
             "Choose one of these."
+        )
+    if config.processes > 1 and name != "cpu" and config.processes > machine.gpus:
+        raise ConfigError(
+            f"training.processes is {config.processes}, but each process needs a CUDA device of "
+            f"its own, and this machine has {machine.gpus}. Lower training.processes, or set "
+            "training.device to cpu."
         )
     return name

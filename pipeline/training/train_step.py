@@ -1,16 +1,14 @@
 """One training step: the gradients of a batch, then an update of the weights and their average.
 
-Dropout and stochastic depth depend only on (seed, step), so a resumed run repeats them. Loss and
-gradient norm stay on the device; reading them is left to the caller.
+Dropout and stochastic depth depend only on (seed, step) and the rank of the process, so a resumed
+run repeats them. Loss and gradient norm stay on the device; reading them is left to the caller.
 
 Shapes: B images of a batch, H, W and C of an image, K classes.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -20,15 +18,14 @@ from pipeline.config import RunConfig
 from pipeline.data.loader import Batch
 from pipeline.models.inference import normalised
 from pipeline.plugin_api import ImageSpec
+from pipeline.training.batch_parts import BatchPart
 from pipeline.training.losses import training_loss
 from pipeline.training.mixing import dominant_labels, draw_mix, mixed_images, mixed_targets
 from pipeline.training.model_schedules import ModelSchedules
 from pipeline.training.optimizer import averages_itself
+from pipeline.training.process_group import ProcessGroup
 from pipeline.training.progressive_size import ProgressiveSize
 from pipeline.training.train_state import TrainState
-
-_FEWEST_IMAGES = 2
-"""Minimum of a micro-batch, because batch norm needs at least two images."""
 
 
 @dataclass(frozen=True)
@@ -56,12 +53,38 @@ class TrainStep:
     size: ProgressiveSize
     schedules: ModelSchedules
     class_weights_K: torch.Tensor | None = None
+    group: ProcessGroup = field(default_factory=ProcessGroup)
 
     def compute_gradients(self, state: TrainState, batch: Batch) -> Gradients:
         """Compute the gradients of a batch, in micro-batches, and clip them; updates no weight."""
+        progress, parts = state.plan.progress_of(state.step), self.micro_batches_at(state)
+        self.group.announce_gradients(progress, parts)
+        return self.gradients_at(state, batch, progress, parts)
+
+    def gradients_at(
+        self, state: TrainState, batch: Batch, progress: float, parts: int
+    ) -> Gradients:
+        """Compute the gradients together with the other processes, each of its part of a batch.
+
+        Args:
+            state: its plan is not used.
+            batch: what this process has loaded.
+            progress: of the training.
+            parts: number of micro-batches.
+        """
+        part = self.group.part(state.step, len(batch[1]))
+        state.optimizer.zero_grad(set_to_none=True)
+        with self.group.sharing_memory_errors():
+            loss, correct = self._backward(state, batch, part, progress, parts)
+        loss, correct = self.group.sum_up(state.model, loss, correct)
+        return Gradients(loss, correct, part.batch_images, self._clip(state.model))
+
+    def _backward(
+        self, state: TrainState, batch: Batch, part: BatchPart, progress: float, parts: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the loss and the number of correct images of a part."""
         images_BHWC, labels_B = (tensor.to(self.device, non_blocking=True) for tensor in batch)
-        torch.manual_seed(_step_seed(self.config.seed, state.step))
-        progress = state.plan.progress_of(state.step)
+        torch.manual_seed(_step_seed(self.config.seed, state.step, self.group.rank))
         self.schedules.apply(progress)
         inputs_BCHW = self.size.resized(normalised(images_BHWC, self.image), progress)
         mix = draw_mix(self.config.training, self.config.seed, state.step, *inputs_BCHW.shape[-2:])
@@ -70,39 +93,45 @@ class TrainStep:
             inputs_BCHW = mixed_images(inputs_BCHW, mix)
             targets = mixed_targets(labels_B, self.num_classes, mix)
             shown_B = dominant_labels(labels_B, mix)
-        state.optimizer.zero_grad(set_to_none=True)
+        if part.has_image_before:
+            inputs_BCHW, targets, shown_B = inputs_BCHW[1:], targets[1:], shown_B[1:]
         loss, correct = torch.zeros((), device=self.device), torch.zeros_like(labels_B[0])
-        for part in micro_batches(len(labels_B), self.micro_batches_at(state)):
-            share = (part.stop - part.start) / len(labels_B)
+        for micro, share in part.micro_batches(parts):
             with torch.autocast(
                 self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"
             ):
-                logits_BK = state.model(inputs_BCHW[part])
+                logits_BK = state.model(inputs_BCHW[micro])
             part_loss = share * training_loss(
-                logits_BK, targets[part], self.config.training, self.class_weights_K
+                logits_BK, targets[micro], self.config.training, self.class_weights_K
             )
-            part_loss.backward()
+            part_loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
             loss = loss + part_loss.detach()
-            correct = correct + (logits_BK.detach().argmax(1) == shown_B[part]).sum()
-        return Gradients(loss, correct, len(labels_B), self._clip(state.model))
+            correct = correct + (logits_BK.detach().argmax(1) == shown_B[micro]).sum() * part.counts
+        return loss, correct
 
     def update_weights(self, state: TrainState, learning_rate: float) -> None:
         """Apply the gradients with a learning rate, and update the moving average."""
+        self.group.announce_update(learning_rate)
+        self.update_own_weights(state, learning_rate)
+        if not averages_itself(state.optimizer):
+            state.average.update(state.model, state.step)
+
+    @staticmethod
+    def update_own_weights(state: TrainState, learning_rate: float) -> None:
+        """Apply the gradients to this process's copy of the weights."""
         for group in state.optimizer.param_groups:
             group["lr"] = learning_rate * group.get("rate_factor", 1.0)
         state.optimizer.step()
         state.step += 1
-        if not averages_itself(state.optimizer):
-            state.average.update(state.model, state.step)
 
     def micro_batches_at(self, state: TrainState) -> int:
         """Return the number of micro-batches of the next step."""
         return int(self.config.training.accumulation * 2**state.halvings_before_next_step)
 
     def can_halve(self, state: TrainState, images: int) -> bool:
-        """Return whether a batch of that many images can be divided further."""
-        parts = self.micro_batches_at(state)
-        return len(list(micro_batches(images, 2 * parts))) > len(list(micro_batches(images, parts)))
+        """Return whether a batch, of which that many images were loaded, can be divided further."""
+        part, parts = self.group.part(state.step, images), self.micro_batches_at(state)
+        return len(list(part.micro_batches(2 * parts))) > len(list(part.micro_batches(parts)))
 
     def _clip(self, model: nn.Module) -> torch.Tensor:
         gradients = [each.grad for each in model.parameters() if each.grad is not None]
@@ -113,13 +142,6 @@ class TrainStep:
         return norm
 
 
-def micro_batches(images: int, parts: int) -> Iterator[slice]:
-    """Yield slices of nearly equal length, of at least two images if there are as many."""
-    parts = max(1, min(parts, images // _FEWEST_IMAGES))
-    bounds = [images * index // parts for index in range(parts + 1)]
-    for start, stop in itertools.pairwise(bounds):
-        yield slice(start, stop)
-
-
-def _step_seed(seed: int, step: int) -> int:
-    return int(np.random.SeedSequence([seed, step]).generate_state(1, np.uint64)[0] >> 1)
+def _step_seed(seed: int, step: int, rank: int) -> int:
+    words = [seed, step, rank] if rank else [seed, step]
+    return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0] >> 1)

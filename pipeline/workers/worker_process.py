@@ -104,31 +104,31 @@ def _last_worker_gone(folder: Path) -> Iterator[None]:
 
 
 def _result(folder: Path, code: int, module: str, result_class: type[Result]) -> Result:
-    if (folder / RESULT_FILE).exists():
-        return result_in(folder, result_class)
+    file = folder / RESULT_FILE
+    if file.exists():
+        return reported(file, result_class)
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
     hint = " The machine may have run out of memory." if code == -signal.SIGKILL else ""
     raise WorkerError(
         f"The process {module} {how} before it finished.{hint} Its last log line: "
-        f"{_last_line(folder / LOG_FILE)!r}. See {folder / LOG_FILE}."
+        f"{last_line(folder / LOG_FILE)!r}. See {folder / LOG_FILE}."
     )
 
 
-def result_in(folder: Path, result_class: type[Result]) -> Result:
-    """Return the result that a worker has left in its folder.
+def reported(file: Path, result_class: type[Result]) -> Result:
+    """Return the result in a file that a worker wrote.
 
     Raises:
-        OSError: if there is none.
-        ValueError: if it is of another class.
-        PipelineError: if the worker failed.
+        PipelineError: the error that the worker reported instead, by class and message.
     """
-    content = json.loads((folder / RESULT_FILE).read_text(encoding="utf-8"))
+    content = json.loads(file.read_text(encoding="utf-8"))
     if "error" in content:
         raise error_class(content["error"]["class"])(content["error"]["message"])
     return result_class.model_validate(content["result"])
 
 
-def _last_line(file: Path) -> str:
+def last_line(file: Path) -> str:
+    """Return the beginning of the last line of a log file; empty if it cannot be read."""
     with contextlib.suppress(OSError):
         lines = file.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         return lines[-1][:300] if lines else ""
@@ -159,19 +159,24 @@ def worker_main(
     with _last_worker_gone(folder):
         events = EventWriter(folder / EVENTS_FILE)
         try:
-            with storage_errors(folder):
-                result = work(job, events)
-            content = f'{{"result": {result.model_dump_json()}}}'
-        except PipelineError as error:
-            report = {"error": {"class": type(error).__name__, "message": str(error)}}
-            content = json.dumps(report)
+            content = report(folder, lambda: work(job, events))
         finally:
             events.close()
         write_text(folder / RESULT_FILE, content)
-    _leave()
+    leave()
 
 
-def _leave() -> NoReturn:
+def report(folder: Path, work: Callable[[], Section]) -> str:
+    """Do the work in a folder, and return its result or its error as a result file's content."""
+    try:
+        with storage_errors(folder):
+            result = work()
+    except PipelineError as error:
+        return json.dumps({"error": {"class": type(error).__name__, "message": str(error)}})
+    return f'{{"result": {result.model_dump_json()}}}'
+
+
+def leave() -> NoReturn:
     """Exit at once: shutting down an interpreter with torch takes seconds, and all is written."""
     logging.shutdown()
     sys.stdout.flush()
@@ -183,6 +188,11 @@ def _end_with_parent() -> None:
     """Wait until the parent has ended, then end this process group."""
     while os.read(0, 1024):
         pass
+    end_own_group()
+
+
+def end_own_group() -> NoReturn:
+    """End this process, and its group if it leads one."""
     if hasattr(os, "killpg") and os.getpgid(0) == os.getpid():
         os.killpg(os.getpid(), signal.SIGKILL)
     os._exit(1)

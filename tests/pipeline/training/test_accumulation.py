@@ -11,8 +11,8 @@ from torch import nn
 
 from pipeline.errors import RunError
 from pipeline.training import launching
+from pipeline.training.batch_parts import micro_batches
 from pipeline.training.loop import Training
-from pipeline.training.train_step import micro_batches
 from pipeline.workers.event_log import EventWriter, read_events
 from tests.pipeline.training.conftest import MakeJob
 
@@ -31,7 +31,7 @@ def test_micro_batches_have_the_gradients_of_the_batch(
     divided = _training(
         make_job, tmp_path / "divided", training={**weighted, "accumulation": parts}
     )
-    batch = next(whole._batches())
+    batch = next(whole.batches())
     one = whole.step.compute_gradients(whole.state, batch)
     many = divided.step.compute_gradients(divided.state, batch)
     assert float(many.loss) == pytest.approx(float(one.loss), abs=1e-6)
@@ -82,7 +82,7 @@ def _short_of_memory(training: Training, images: int, good_calls: int = 0) -> Tr
 def test_a_batch_that_does_not_fit_is_divided(make_job: MakeJob, tmp_path: Path) -> None:
     """Halved until it fits, said once each time; the step is that of the same accumulation."""
     training = _short_of_memory(_training(make_job, tmp_path / "short"), images=3)
-    batch = next(training._batches())
+    batch = next(training.batches())
     gradients = training._gradients(batch)
     assert gradients.images == 12
     assert training.state.halvings == [0, 0]
@@ -102,7 +102,7 @@ def test_two_images_that_do_not_fit_are_an_error(make_job: MakeJob, tmp_path: Pa
     """There is nothing left to divide, so the error says what to change."""
     training = _short_of_memory(_training(make_job, tmp_path), images=1)
     with pytest.raises(RunError, match="out of memory even with two images"):
-        training._gradients(next(training._batches()))
+        training._gradients(next(training.batches()))
 
 
 def test_recorded_halvings_replay(make_job: MakeJob, tmp_path: Path) -> None:

@@ -1,0 +1,41 @@
+"""The processes beside the leader: they compute their part of each batch, as it announces."""
+
+from __future__ import annotations
+
+import torch
+
+from pipeline.data.loader import Batch
+from pipeline.training.data_workers import dead_workers_named
+from pipeline.training.loop import Training
+from pipeline.training.several_processes import Kind, SeveralProcesses
+
+
+def follow(training: Training, group: SeveralProcesses) -> None:
+    """Do what the leader announces, until it announces the end."""
+    with dead_workers_named():
+        while True:
+            kind, value, parts = group.announcement()
+            if kind is Kind.END:
+                return
+            if kind is Kind.STATE:
+                group.take_state(training.state, int(value))
+                batches = training.batches()
+                batch = next(batches)
+            elif kind is Kind.GRADIENTS:
+                _compute(training, batch, value, parts)
+            else:
+                training.step.update_own_weights(training.state, value)
+                batch = next(batches)
+
+
+def _compute(training: Training, batch: Batch, progress: float, parts: int) -> None:
+    """Compute gradients; if a process runs out of memory, the leader announces smaller parts."""
+    buffers = [buffer.clone() for buffer in training.state.model.buffers()]
+    try:
+        training.step.gradients_at(training.state, batch, progress, parts)
+    except torch.OutOfMemoryError:
+        for buffer, before in zip(training.state.model.buffers(), buffers, strict=True):
+            buffer.copy_(before)
+        training.state.optimizer.zero_grad(set_to_none=True)
+        if training.device.type == "cuda":
+            torch.cuda.empty_cache()

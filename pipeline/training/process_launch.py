@@ -1,0 +1,110 @@
+"""Train in several processes, which torch's elastic agent starts, watches and starts again.
+
+If one of them ends unexpectedly, the agent ends the others and starts all of them again; they
+resume from the last checkpoint. The agent runs in the worker process of the training, and the
+processes end when it does, however it ends. They find each other through files, and talk over the
+loopback interface only.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+import socket
+import sys
+
+import psutil
+from torch import distributed
+
+from pipeline.errors import ConfigError, WorkerError
+from pipeline.section import Section
+from pipeline.training.job import TrainingJob
+from pipeline.training.machine import choose_device, look
+from pipeline.training.rank import GROUP_FOLDER, MODULE, RESULT_FILE
+from pipeline.training.train_result import RefitResult, TrainResult
+from pipeline.workers.worker_process import last_line, reported
+from pipeline.workers.worker_start import LOG_FILE
+
+_RESTARTS = 3
+_GRACE_SECONDS = 2
+_LOOPBACK = "127.0.0.1"
+
+
+def train_in_processes(job: TrainingJob) -> Section:
+    """Train in as many processes as the config asks for, and return the result of the job's part.
+
+    Raises:
+        ConfigError: if this machine cannot train in that many processes.
+        PipelineError: the error that one of the processes reported.
+        WorkerError: if they ended without a report more often than they may be restarted.
+    """
+    processes = job.config.training.processes
+    if not distributed.is_available():
+        raise ConfigError(
+            f"training.processes is {processes}, but this build of torch has no "
+            "torch.distributed. Set training.processes to 1, or install another build of torch."
+        )
+    choose_device(job.config.training, look())
+    folder = job.folder / GROUP_FOLDER
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    try:
+        _launch(job, processes)
+        return reported(folder / RESULT_FILE, RefitResult if job.part.refit else TrainResult)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _launch(job: TrainingJob, processes: int) -> None:
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    folder = job.folder / GROUP_FOLDER
+    for backend in ("GLOO", "NCCL"):
+        os.environ.setdefault(f"{backend}_SOCKET_IFNAME", loopback_interface())
+    # The agent would otherwise listen on all interfaces, for processes that need no such store.
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=processes,
+        run_id=job.run_id,
+        rdzv_backend="c10d",
+        rdzv_endpoint=str(folder / "rendezvous"),
+        rdzv_configs={"store_type": "file"},
+        local_addr=_LOOPBACK,
+        logs_specs=DefaultLogsSpecs(log_dir=str(folder / "logs")),
+        max_restarts=_RESTARTS,
+        shutdown_timeout=_GRACE_SECONDS,
+    )
+    command = ("-P", "-m", MODULE, str(job.folder), str(os.getpid()))
+    logging.disable(logging.ERROR)  # the agent's own lines would hide the reason in the log
+    try:
+        elastic_launch(config, sys.executable)(*command)
+    except ChildFailedError as error:
+        if (folder / RESULT_FILE).exists():  # reported by the last attempt
+            return
+        rank, failure = error.get_first_failure()
+        raise WorkerError(_how_it_ended(job, rank, failure.exitcode)) from error
+
+
+def _how_it_ended(job: TrainingJob, rank: int, code: int) -> str:
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+    hint = " The machine may have run out of memory." if code == -signal.SIGKILL else ""
+    log = job.folder / LOG_FILE
+    return (
+        f"Process {rank + 1} of {job.config.training.processes} of the training {how} before it "
+        f"finished, also after {_RESTARTS} restarts.{hint} Lower training.processes, or run it "
+        f"again to resume training. Its last log line: {last_line(log)!r}. See {log}."
+    )
+
+
+def loopback_interface() -> str:
+    """Return the name of the interface that no other machine can reach."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.family == socket.AF_INET and each.address == _LOOPBACK for each in addresses):
+            return name
+    return "lo"
