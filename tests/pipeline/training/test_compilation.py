@@ -94,6 +94,7 @@ class _StoppingWriter(EventWriter):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)  # compilers need a minute of both cores
 def test_a_compiled_training_resumes_bit_for_bit(
     make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
