@@ -144,7 +144,7 @@ def test_each_process_has_dropout_of_its_own(
 
 def test_too_small_a_batch_is_an_error(make_job: MakeJob, tmp_path: Path) -> None:
     """Each process needs two images of a batch."""
-    with pytest.raises(ConfigError, match=r"processes 8 and batch_size 12.*Lower training\.proc"):
+    with pytest.raises(ConfigError, match=r"processes is 8.*batch_size is 12\. Lower training"):
         make_job(tmp_path, training={"processes": 8, "batch_size": 12})
 
 
