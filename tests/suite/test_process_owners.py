@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tests import process_owners
 from tests.patience import patient, until
@@ -79,6 +80,7 @@ def _lives(pid: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_a_failing_test_leaves_no_process(tmp_path: Path) -> None:
     """Test, module and session each end what they started, and the next test has its servers."""
     pids, test_file = tmp_path / "pids.txt", tmp_path / "test_leaving.py"

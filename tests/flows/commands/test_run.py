@@ -101,14 +101,12 @@ def test_the_run_holds_preview_report_figures_and_predictions(
 
 
 def test_the_preview_is_logged_before_the_first_step(finished_run: Run) -> None:
-    """The augmentation preview is the first event of the training."""
-    [events] = (finished_run.folder / ".patchline/runs").glob("*/training/events.jsonl")
-    first = json.loads(events.read_text(encoding="utf-8").splitlines()[0])
-    assert (first["seq"], first["kind"], first["name"]) == (
-        0,
-        "artifact",
-        "augmentation_preview.png",
-    )
+    """The augmentation preview precedes all progress and metrics of the training."""
+    [file] = (finished_run.folder / ".patchline/runs").glob("*/training/events.jsonl")
+    events = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    kinds = [event["kind"] for event in events]
+    before = events[: min(kinds.index(kind) for kind in ("progress", "metrics") if kind in kinds)]
+    assert "augmentation_preview.png" in [event.get("name") for event in before]
 
 
 def test_metrics_are_linked_to_the_logged_model_and_the_data(finished_run: Run, store: Any) -> None:
