@@ -220,7 +220,7 @@ def _resume(workspace: Workspace) -> bool:
     for line in resumed.stderr or ():
         said.append(line)
         if "Training steps" in line or "images/s" in line:
-            resumed.send_signal(signal.SIGINT)
+            resumed.send_signal(signal.SIGTERM)  # a background job ignores SIGINT
             resumed.wait()
             return True
     resumed.wait()
