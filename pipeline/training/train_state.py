@@ -104,19 +104,20 @@ class TrainState:
         self.model.load_state_dict(weights)
         self.average.model.load_state_dict(averages)
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": moments})
-        saved_groups = numbers["optimizer_groups"]
-        for group, saved in zip(self.optimizer.param_groups, saved_groups, strict=True):
+        # Checkpoints of earlier versions lack what was added since.
+        groups = self.optimizer.param_groups
+        for group, saved in zip(groups, numbers.get("optimizer_groups", groups), strict=True):
             group.update(saved)
         self.plan.knots = StepPlan(numbers["plan"]).knots
         self.step = numbers["step"]
         self.training_seconds = numbers["training_seconds"]
-        self.validation_seconds = numbers["validation_seconds"]
+        self.validation_seconds = numbers.get("validation_seconds", 0.0)
         self.elapsed_seconds = numbers["elapsed"]
         self.history = [EpochRecord.model_validate(record) for record in numbers["history"]]
         self.best = EpochRecord.model_validate(numbers["best"]) if numbers["best"] else None
         self.sums = RunningSums(**numbers["sums"])
-        self.rate_cuts = list(numbers["rate_cuts"])
-        self.halvings = list(numbers["halvings"])
+        self.rate_cuts = list(numbers.get("rate_cuts", ()))
+        self.halvings = list(numbers.get("halvings", ()))
 
 
 def _numbers_of(group: dict[str, Any]) -> Numbers:
