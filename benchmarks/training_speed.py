@@ -42,6 +42,7 @@ from pipeline.models.model_building import build_model
 from pipeline.training.compute_share import forward_flops, matrix_product_rate
 from pipeline.training.device import make_repeatable, wait_for
 from pipeline.training.job import TrainingJob
+from pipeline.training.launching import job_of
 from pipeline.training.machine import MODULE, choose_device, look
 from pipeline.training.precision import certain_reason
 from pipeline.training.train_result import TrainResult
@@ -173,17 +174,8 @@ def make_job(config: RunConfig, folder: Path) -> TrainingJob:
     data = ingestion.ingest(config, workspace)
     config = ingestion.resolve(config, data)
     prepared = ingestion.prepare(config, data, workspace)
-    return TrainingJob(
-        config=config,
-        manifest_file=data.manifest_file.resolve(),
-        store=prepared.store.resolve(),
-        image=prepared.image,
-        classes=data.classes,
-        data_fingerprint=data.fingerprint,
-        run_id="benchmark",
-        folder=folder,
-        workspace=workspace,
-    )
+    job = job_of(config, data, prepared, folder, "benchmark")
+    return job.model_copy(update={"workspace": workspace})
 
 
 def our_steps(job: TrainingJob, number: int) -> tuple[str, Steps]:

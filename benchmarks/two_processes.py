@@ -18,6 +18,7 @@ from benchmarks.measured_runs import machine
 from pipeline import config_files, quiet_libraries
 from pipeline.data import ingestion
 from pipeline.training.job import TrainingJob
+from pipeline.training.launching import job_of
 from pipeline.training.machine import MODULE
 from pipeline.training.train_result import TrainResult
 from pipeline.workers.worker_process import run_worker
@@ -61,16 +62,7 @@ def _job(workspace: Path, name: str, processes: int, seconds: int) -> TrainingJo
     data = ingestion.ingest(config, workspace)
     config = ingestion.resolve(config, data)
     prepared = ingestion.prepare(config, data, workspace)
-    return TrainingJob(
-        config=config,
-        manifest_file=data.manifest_file,
-        store=prepared.store,
-        image=prepared.image,
-        classes=data.classes,
-        data_fingerprint=data.fingerprint,
-        run_id="no run",
-        folder=workspace / name,
-    )
+    return job_of(config, data, prepared, workspace / name, "benchmark")
 
 
 if __name__ == "__main__":

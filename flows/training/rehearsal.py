@@ -36,7 +36,7 @@ from pipeline.run_memory.stage_memory import StageMemory
 from pipeline.section import Section
 from pipeline.tracking.tracked_run import TrackedRun
 from pipeline.training.config import duration_seconds
-from pipeline.training.job import TrainingJob
+from pipeline.training.launching import job_of
 from pipeline.training.machine import MODULE
 from pipeline.training.run_parts import images_of_parts
 from pipeline.training.train_result import TrainResult
@@ -165,16 +165,8 @@ def _train(
 ) -> TrainResult:
     length = {"time_limit": None, "step_plan": ((0, 0.0, _BATCHES),)}
     training = config.training.model_copy(update=length)
-    job = TrainingJob(
-        config=config.model_copy(update={"training": training}),
-        manifest_file=few.manifest_file,
-        store=prepared.store.resolve(),
-        image=prepared.image,
-        classes=few.classes,
-        data_fingerprint=few.fingerprint,
-        run_id="rehearsal",
-        folder=folder / "training",
-    )
+    config = config.model_copy(update={"training": training})
+    job = job_of(config, few, prepared, folder / "training", "rehearsal")
     return run_worker(MODULE, job.folder, job, TrainResult, lambda _: None)
 
 

@@ -30,8 +30,6 @@ _DEVELOPMENT = re.compile(r"extra\s*==\s*['\"]dev['\"]")
 _ORCHESTRATION = {"prefect", "cyclopts", "rich", "uvicorn", "fastapi", "filelock", "psutil"}
 """Packages that start and display a stage, but do not affect its result."""
 _OF_THE_MACHINE = ("training.threads", "training.device")
-_ADDED_LATER = {"training.processes": "1"}
-"""Settings that are left out at these values, so that earlier results keep their keys."""
 
 
 def settings(config: RunConfig, *sections: str) -> dict[str, str]:
@@ -39,9 +37,7 @@ def settings(config: RunConfig, *sections: str) -> dict[str, str]:
     return {
         key: value
         for key, value in config.flat().items()
-        if key.partition(".")[0] in sections
-        and key not in _OF_THE_MACHINE
-        and _ADDED_LATER.get(key) != value
+        if key.partition(".")[0] in sections and key not in _OF_THE_MACHINE
     }
 
 

@@ -42,6 +42,11 @@ def requested(reference: str, flags: dict[str, Any], runs: Path) -> RunConfig:
             )
     run_id, folder = _finished(reference, runs)
     request = _read(RunRequest, folder / REQUEST_FILE, run_id)
+    if request.config.training.folds or request.config.training.refit:
+        raise ConfigError(
+            f"The run {run_id[:8]} has folds or a refit, and only a single training can be "
+            "extended. Start a new run with more epochs."
+        )
     training = _training_of(run_id, folder)
     settings = request.config.model_dump(mode="json")
     for key in _OF_THE_LENGTH:
@@ -113,16 +118,9 @@ def _finished(reference: str, runs: Path) -> tuple[str, Path]:
 def _training_of(run_id: str, folder: Path) -> TrainResult:
     training = folder / TrainingPart().folder
     try:
-        result = reported(training / RESULT_FILE, TrainResult)
+        return reported(training / RESULT_FILE, TrainResult)
     except (OSError, ValueError, PipelineError) as error:
         raise _unreadable(training / RESULT_FILE, run_id) from error
-    several = result.folds is not None or result.refit is not None
-    if several or _read(RunRequest, folder / REQUEST_FILE, run_id).config.training.refit:
-        raise ConfigError(
-            f"The run {run_id[:8]} has folds or a refit, and only a single training can be "
-            "extended. Start a new run with more epochs."
-        )
-    return result
 
 
 def _read(section: type[Content], file: Path, run_id: str) -> Content:

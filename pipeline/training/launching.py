@@ -93,22 +93,36 @@ def known_part(
     return inputs.memory.recall(part.stage, asked, result_class, folder, own_only=True)
 
 
-def _trained(part: TrainingPart, result_class: type[Result], inputs: TrainingInputs) -> Result:
-    data, prepared, run = inputs.data, inputs.prepared, inputs.run
-    job = TrainingJob(
-        config=inputs.config,
+def job_of(
+    config: RunConfig, data: IngestedData, prepared: PreparedData, folder: Path, run_id: str
+) -> TrainingJob:
+    """Return the job of an ordinary training.
+
+    Args:
+        config: resolved.
+        data: the manifest.
+        prepared: the store.
+        folder: of the training.
+        run_id: of the MLflow run; without one, any name.
+    """
+    return TrainingJob(
+        config=config,
         manifest_file=data.manifest_file.resolve(),
         store=prepared.store.resolve(),
         image=prepared.image,
         classes=data.classes,
         data_fingerprint=data.fingerprint,
-        run_id=run.run_id,
-        folder=inputs.folder_of(part),
-        workspace=inputs.memory.workspace.resolve(),
-        part=part,
+        run_id=run_id,
+        folder=folder,
     )
+
+
+def _trained(part: TrainingPart, result_class: type[Result], inputs: TrainingInputs) -> Result:
+    run = inputs.run
+    job = job_of(inputs.config, inputs.data, inputs.prepared, inputs.folder_of(part), run.run_id)
     extends = extended_run.extended_training(job, run.folder.parent)
-    job = job.model_copy(update={"extends": extends})
+    workspace = inputs.memory.workspace.resolve()
+    job = job.model_copy(update={"part": part, "extends": extends, "workspace": workspace})
     log = MetricSender(run)
     for event in earlier_events(job.folder):
         _log(event, log, send=False)

@@ -22,11 +22,7 @@ def check_by_trial(
     """
     _, height, width = shape_CHW
     try:
-        try:
-            _classify(build, shape_CHW, "meta")
-        except NotImplementedError:
-            with torch.random.fork_rng(devices=[]):
-                _classify(build, shape_CHW, "cpu")
+        _classify(build, shape_CHW)
     except Exception as error:  # libraries document no class for this
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
         raise ConfigError(
@@ -35,6 +31,10 @@ def check_by_trial(
         ) from error
 
 
-def _classify(build: Callable[[], nn.Module], shape_CHW: tuple[int, int, int], device: str) -> None:
-    with torch.device(device), torch.no_grad():
-        build().eval()(torch.zeros(1, *shape_CHW))
+def _classify(build: Callable[[], nn.Module], shape_CHW: tuple[int, int, int]) -> None:
+    try:
+        with torch.device("meta"), torch.no_grad():
+            build().eval()(torch.zeros(1, *shape_CHW))
+    except NotImplementedError:  # it computes with real numbers
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            build().eval()(torch.zeros(1, *shape_CHW))

@@ -61,10 +61,14 @@ class Browser:
         """
         self._driver.get("about:blank")  # an address that differs after the # alone is no new page
         self._driver.get(address)
-        return self.wait(*texts)
+        return self.assert_shows(*texts)
 
-    def wait(self, *texts: str) -> str:
-        """Wait until the page shows all the texts, its frames included; return its whole text."""
+    def assert_shows(self, *texts: str) -> str:
+        """Assert that the page comes to show all the texts, its frames included; return its text.
+
+        Raises:
+            AssertionError: with what the page shows instead.
+        """
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while True:
             shown = self.text()
@@ -116,13 +120,13 @@ class Browser:
 
     def follow(self, link: str) -> None:
         """Go where a link leads, in this window."""
-        self.wait(link)
+        self.assert_shows(link)
         address = self._driver.find_element("link text", link).get_attribute("href")
         self.open(str(address))
 
     def press(self, button: str) -> None:
         """Press a button with the mouse: menus do not open otherwise."""
-        self.wait(button)
+        self.assert_shows(button)
         self._driver.find_element("xpath", f'//button[normalize-space(.)="{button}"]').click()
 
     def take(self, item: str, role: str) -> None:

@@ -41,10 +41,10 @@ def test_the_form_shows_the_comparison_and_takes_the_answer(
         window.sign_in(served["prefect_login_url"])
         window.open(f"{served['prefect_url'].rstrip('/')}/v2/runs", "roses, version 2: champion?")
         window.follow("roses, version 2: champion?")
-        window.wait("Suspended")
+        window.assert_shows("Suspended")
         window.press("Open menu")
         window.take("Resume", "menuitem")
-        window.wait(
+        window.assert_shows(
             "Should roses, version 2, become champion?",
             "challenger roses/2 has an accuracy of 95.0% and champion roses/1 70.0%",
             "Without an answer within 72 hours, the request expires.",
@@ -55,7 +55,7 @@ def test_the_form_shows_the_comparison_and_takes_the_answer(
         window.write("Reason (Optional)", "looks good")
         assert champion("roses") == "1"
         window.press("Resume")
-        window.wait("Promoted")
+        window.assert_shows("Promoted")
     assert champion("roses") == "2"
     shown = patchline("models", "roses", cwd=tmp_path)
     assert "promoted: approved by Ada: looks good" in shown.out

@@ -58,7 +58,7 @@ def test_the_menu_offers_every_saved_view(opened: Opened) -> None:
     """Whoever opens the experiment without a link finds the usual questions in its menu."""
     opened.window.open(f"{opened.server}/{addresses.runs_path(opened.run.experiment_id)}", "Views")
     opened.window.press("Views")
-    opened.window.wait(*(view.name for view in saved_views.VIEWS))
+    opened.window.assert_shows(*(view.name for view in saved_views.VIEWS))
 
 
 def test_curves_over_the_epochs_and_image_grids_stand_side_by_side(opened: Opened) -> None:
@@ -85,7 +85,7 @@ def test_the_page_of_a_run_says_how_good_it_is(opened: Opened) -> None:
         *("Registered as photos, version", "Report", "Model version", "All runs, best first"),
     )
     opened.window.follow("Report")
-    opened.window.wait("photos: test report", "Least certain")
+    opened.window.assert_shows("photos: test report", "Least certain")
 
 
 def test_the_report_is_shown_among_the_artifacts(opened: Opened) -> None:

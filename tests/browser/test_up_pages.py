@@ -80,18 +80,19 @@ def test_the_flow_run_tells_its_stages_its_log_and_its_progress(opened: Opened) 
     """The page of the flow run is named after data, model and accuracy, and has the epochs' log."""
     accuracy = opened.summary["metrics"]["test/accuracy"]["value"]
     page = f"{opened.prefect}/v2/runs/flow-run/{opened.flow_run}"
-    opened.window.open(
-        f"{page}?tab=Logs",
+    opened.window.open(f"{page}?tab=Logs")
+    opened.window.assert_shows(
         f"photos vit+conv {accuracy:.1%}",
         *("Completed", "7 Task runs", "Train and register", "Reading the data"),
         *("epoch 1: validation accuracy", "Training vit with conv for 12 epochs"),
     )
-    opened.window.open(
-        f"{page}?tab=TaskRuns",
+    opened.window.open(f"{page}?tab=TaskRuns")
+    opened.window.assert_shows(
         *("Read photos", "Decode 120 images", "Train vit with conv for 12 epochs"),
         *("Evaluate on", "Package the model", "Register in photos", "Assign aliases of photos"),
     )
-    opened.window.open(f"{page}?tab=Artifacts", "summary", "test-metrics", "mlflow-run")
+    opened.window.open(f"{page}?tab=Artifacts")
+    opened.window.assert_shows("summary", "test-metrics", "mlflow-run")
 
 
 def test_the_graph_is_one_line_from_the_data_to_the_decision(opened: Opened) -> None:
@@ -113,11 +114,12 @@ def test_the_verdict_leads_to_mlflow(opened: Opened) -> None:
     question = {"artifacts": {"key": {"any_": ["summary"]}}}
     artifact = opened.ask("artifacts/filter", question)[0]
     page = f"{opened.prefect}/v2/artifacts/artifact/{artifact['id']}"
-    opened.window.open(
-        page, "test images classified correctly", "Registered as photos, version 1", "ROC AUC"
+    opened.window.open(page)
+    opened.window.assert_shows(
+        "test images classified correctly", "Registered as photos, version 1", "ROC AUC"
     )
     opened.window.follow("Report")
-    opened.window.wait("photos: test report", "Least certain")
+    opened.window.assert_shows("photos: test report", "Least certain")
 
 
 def test_the_training_has_a_progress_artifact(opened: Opened) -> None:
@@ -132,7 +134,10 @@ def test_a_schedule_is_a_deployment_with_a_form(opened: Opened) -> None:
     """The deployment names its times; its form has the settings with their help texts."""
     question = {"deployments": {"name": {"like_": "nightly"}}}
     [deployment] = opened.ask("deployments/filter", question)
-    opened.window.open(f"{opened.prefect}/v2/deployments", "nightly", "Train and register")
+    opened.window.open(f"{opened.prefect}/v2/deployments")
+    opened.window.assert_shows("nightly", "Train and register")
     page = f"{opened.prefect}/v2/deployments/deployment/{deployment['id']}"
-    opened.window.open(page, "nightly", "02:00 AM")
-    opened.window.open(f"{page}/run", "training", "Passes over the training split")
+    opened.window.open(page)
+    opened.window.assert_shows("nightly", "02:00 AM")
+    opened.window.open(f"{page}/run")
+    opened.window.assert_shows("training", "Passes over the training split")

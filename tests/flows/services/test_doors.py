@@ -252,15 +252,15 @@ def test_a_browser_signs_in_by_the_link_and_goes_where_it_wanted(servers: Server
         window.open(wanted, "Sign in to Patchline", "patchline up")
         waiting = window.tab()
         window.sign_in(link)
-        window.wait("Work Pools")
+        window.assert_shows("Work Pools")
         window.back_to(waiting)
-        window.wait("Models")
+        window.assert_shows("Models")
         assert window.address() == wanted
         window.tab()
         window.open(link, "Work Pools")  # used, but this browser is signed in
         window.open(f"{other.replace('127.0.0.1', 'localhost')}/", "a link")
         window.click("a link")
-        window.wait("Models")
+        window.assert_shows("Models")
 
 
 @pytest.mark.skipif(bool(missing()), reason=missing())

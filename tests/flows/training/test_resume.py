@@ -240,6 +240,11 @@ def test_only_a_finished_run_is_extended(tmp_path: Path, run_here: Command) -> N
     assert code == 2
     assert "is KILLED" in err
     assert f"patchline run --resume {run.run_id[:8]}" in err
+    runs, config = tmp_path / ".patchline/runs", RunConfig(training={"folds": 3})
+    with tracked_run.owned_run(RunConfig(name="folds"), runs, {}, _request(config)):
+        pass
+    code, _, err = run_here("run", "--extend", "last", "--training.epochs", "9")
+    assert (code, "has folds or a refit" in err) == (2, True), err
 
 
 def test_a_run_that_is_alive_is_not_continued(tmp_path: Path, run_here: Command) -> None:

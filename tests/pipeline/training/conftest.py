@@ -12,6 +12,7 @@ import torch
 from pipeline import config_files
 from pipeline.data import ingestion
 from pipeline.training.job import TrainingJob
+from pipeline.training.launching import job_of
 from tests.conftest import write_photos
 
 SETTINGS: dict[str, Any] = {
@@ -53,16 +54,7 @@ def make_job(small_photos: Path) -> MakeJob:
         data = ingestion.ingest(config, workspace)
         config = ingestion.resolve(config, data)
         prepared = ingestion.prepare(config, data, workspace)
-        return TrainingJob(
-            config=config,
-            manifest_file=data.manifest_file,
-            store=prepared.store,
-            image=prepared.image,
-            classes=data.classes,
-            data_fingerprint=data.fingerprint,
-            run_id="no run",
-            folder=folder,
-        )
+        return job_of(config, data, prepared, folder, "no run")
 
     return make
 
