@@ -229,11 +229,13 @@ def show_event(event: Event) -> None:
     elif kind == "log":
         _log(event["message"])
     elif kind == "metrics" and "validation/accuracy" in event["values"]:
-        display().note(_epoch_row(event["values"]))
+        of_head = "probe/regularization" in event["values"]
+        display().note((_head_row if of_head else _epoch_row)(event["values"]))
     elif kind == "progress" and event["unit"] == "step":
         _show_training(event)
     elif kind == "progress":
-        display().advance("Predicting", event["done"], event["total"])
+        label = "Computing features" if event["unit"] == "features" else "Predicting"
+        display().advance(label, event["done"], event["total"])
 
 
 def _show_training(event: Event) -> None:
@@ -262,6 +264,15 @@ def _epoch_row(values: dict[str, float]) -> str:
         f"loss {values['validation/loss']:.3f}; training accuracy "
         f"{values['train/accuracy']:>6.1%}, loss {values['train/loss']:.3f}; "
         f"learning rate {values['learning_rate']:.2g}, {values['images_per_second']:,.0f} images/s"
+    )
+
+
+def _head_row(values: dict[str, float]) -> str:
+    """Return a line about a head that was fitted on frozen features."""
+    return (
+        f"head: validation accuracy {values['validation/accuracy']:.1%}, "
+        f"loss {values['validation/loss']:.3f}; training accuracy {values['train/accuracy']:.1%}; "
+        f"regularization C {values['probe/regularization']:g}, chosen by the validation images"
     )
 
 

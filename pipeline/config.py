@@ -79,6 +79,14 @@ class ModelChoice(PluginChoice):
     patch_embedding: PatchEmbeddingChoice = PatchEmbeddingChoice()
     """How the image becomes a sequence of tokens."""
 
+    init: Annotated[str, Field(min_length=1)] | None = None
+    """Initial weights: a file (.safetensors, .pth, .npz) in the layout of torchvision, timm,
+    transformers, CLIP, DINO or the original ViT, a model version such as flowers@champion, a run,
+    or champion for the run's own model; null for random weights."""
+
+    init_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
+    """Recorded SHA-256 of the initial weights, to reproduce the run."""
+
     @property
     def names(self) -> list[str]:
         """The model's name, and the patch embedding's if the model has one."""
@@ -119,6 +127,15 @@ class RunConfig(Section):
     preset: Annotated[PresetChoice | None, BeforeValidator(_as_choice)] = None
     """Plan the settings that are not set from the data and the machine: quick, balanced or best;
     null once the plan is made, and for the defaults."""
+
+    @model_validator(mode="after")
+    def _a_trained_head_has_initial_weights(self) -> Self:
+        if self.training.trainable == "head" and self.model.init is None:
+            raise ValueError(
+                "training.trainable is head, but the other weights would stay random. Set "
+                "model.init to the weights to start from, or training.trainable to all"
+            )
+        return self
 
     @model_validator(mode="after")
     def _fractions_leave_training_images(self) -> Self:

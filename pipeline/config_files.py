@@ -16,6 +16,7 @@ from pipeline import config_errors
 from pipeline.config import AUTO, RunConfig
 from pipeline.errors import ConfigError
 from pipeline.files.atomic_files import write_text
+from pipeline.initial_weights import recipe
 from pipeline.plugin_system.plugin_loader import installed, patch_embedding_name
 from pipeline.plugin_system.plugin_settings import checked_plugins
 from pipeline.presets import checked_preset
@@ -71,7 +72,7 @@ def _kept(old: Mapping[str, Any], new: Mapping[str, Any]) -> Settings:
     """Return the settings of a section that stay valid when another plugin is chosen."""
     kept = dict(old)
     if "name" in new and "name" in old and new["name"] != old["name"]:
-        kept = {k: v for k, v in old.items() if k == "patch_embedding"}
+        kept = {k: v for k, v in old.items() if k in ("patch_embedding", "init", "init_sha256")}
     if "source" in new and "source" in old and new["source"] != old["source"]:
         kept.pop("options", None)
     return kept
@@ -93,6 +94,9 @@ def assemble(*, preset_name: str | None, file: Path | None, flags: Settings) -> 
     preset = settings.pop("preset", None) if preset_name is None else preset_name
     settings.pop("preset", None)
     chosen = _assembled(settings, flags)
+    if reference := chosen.get("model", {}).get("init"):
+        trainable = chosen.get("training", {}).get("trainable")
+        chosen = merged(recipe.settings_for(str(reference), trainable), chosen)
     if preset is None:
         return chosen
     keep = set(dotted_keys(merged(settings, flags)))
@@ -126,6 +130,9 @@ def _assembled(settings: Settings, flags: Settings) -> Settings:
     if given_up and "training" in settings:
         training = {k: v for k, v in settings["training"].items() if k not in given_up}
         settings = {**settings, "training": training}
+    if flags.get("model", {}).get("init") is not None and "model" in settings:
+        model = {k: v for k, v in settings["model"].items() if k != "init_sha256"}
+        settings = {**settings, "model": model}
     if settings:
         settings = _with_own_embedding(_with_plugin_names(settings), flags)
     return merged(settings, flags)

@@ -177,11 +177,24 @@ def _print_plan(config: RunConfig) -> None:
         data = ingestion.ingest(config, WORKSPACE.resolve(), display().advance, remember=False)
         for words in data.findings():
             display().note(words)
+        if config.model.init:
+            config = _initialized(config, data)
         config, lines = _planned(config, data)
     resolved = ingestion.resolve(config, data)
     for line in lines:
         print(f"# {line}")
     print(yaml.safe_dump(resolved.model_dump(mode="json"), sort_keys=False), end="")
+
+
+def _initialized(config: RunConfig, data: IngestedData) -> RunConfig:
+    """Return the config that follows its initial weights, and show what they are."""
+    from pipeline.initial_weights.stage import starting_point
+
+    display().stage(f"Finding the initial weights ({config.model.init})")
+    start = starting_point(config, data.name, WORKSPACE.resolve())
+    for line in start.notes():
+        display().note(line)
+    return start.config
 
 
 def _planned(config: RunConfig, data: IngestedData) -> tuple[RunConfig, list[str]]:

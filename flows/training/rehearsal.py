@@ -24,6 +24,7 @@ from pipeline.data.ingestion import IngestedData, PreparedData
 from pipeline.errors import PackagingError
 from pipeline.evaluation import evaluating
 from pipeline.evaluation.evaluating import Evaluated
+from pipeline.initial_weights import stage as initial_weights
 from pipeline.packaging import stage as packaging_stage
 from pipeline.packaging.clean_process_check import check_package
 from pipeline.packaging.model_card import CardFacts
@@ -106,7 +107,7 @@ def rehearse(config: RunConfig) -> Rehearsal:
             prepared = ingestion.prepare(config, few, folder)
         prewarm.evaluation_and_packaging()
         with stages.stage("train", f"Training {_BATCHES} steps"):
-            trained = _train(config, few, prepared, folder)
+            trained = _train(config, few, prepared, folder, workspace)
         memory = StageMemory(folder, fresh=True)
         with stages.stage("evaluate", "Evaluating two batches"):
             inputs = (config, few, prepared, trained)
@@ -127,6 +128,12 @@ def _read(
         data = ingestion.ingest(config, workspace, display().advance, remember=False)
     for words in data.findings():
         display().note(words)
+    if config.model.init:
+        display().stage(f"Finding the initial weights ({config.model.init})")
+        start = initial_weights.starting_point(config, data.name, workspace)
+        for line in start.notes():
+            display().note(line)
+        config = start.config
     plan = None
     if config.preset:
         display().stage("Planning the training")
@@ -161,12 +168,12 @@ def _subset(data: IngestedData, config: RunConfig, folder: Path) -> IngestedData
 
 
 def _train(
-    config: RunConfig, few: IngestedData, prepared: PreparedData, folder: Path
+    config: RunConfig, few: IngestedData, prepared: PreparedData, folder: Path, workspace: Path
 ) -> TrainResult:
     length = {"time_limit": None, "step_plan": ((0, 0.0, _BATCHES),)}
     training = config.training.model_copy(update=length)
     config = config.model_copy(update={"training": training})
-    job = job_of(config, few, prepared, folder / "training", "rehearsal")
+    job = job_of(config, few, prepared, folder / "training", "rehearsal", workspace)
     return run_worker(MODULE, job.folder, job, TrainResult, lambda _: None)
 
 

@@ -40,6 +40,8 @@ Parameters = dict[str, Any]
 
 def training_recipe(config: RunConfig) -> str:
     """Return what is trained, and for how long."""
+    if config.training.trainable == "head":
+        return f"the head of {' with '.join(config.model.names)} on frozen features"
     length = config.training.time_limit or f"{config.training.epochs} epochs"
     if config.training.step_plan:
         length = f"{config.training.step_plan[-1][2]} steps, as recorded"
@@ -86,6 +88,12 @@ def flow_name() -> str:
 def read_name(parameters: Parameters) -> str:
     """Return the name of the task that reads the data."""
     return f"Read {data_name(parameters['config'])}"
+
+
+@_named
+def find_weights_name(parameters: Parameters) -> str:
+    """Return the name of the task that finds the initial weights."""
+    return f"Find the initial weights {parameters['config'].model.init}"
 
 
 @_named

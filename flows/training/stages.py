@@ -23,6 +23,8 @@ from pipeline.data import ingestion, prepare_stage
 from pipeline.data.ingestion import IngestedData, PreparedData
 from pipeline.evaluation import evaluating
 from pipeline.evaluation.evaluating import Evaluated
+from pipeline.initial_weights import stage as initial_weights
+from pipeline.initial_weights.stage import StartingPoint
 from pipeline.packaging import stage as packaging_stage
 from pipeline.packaging.job import Package
 from pipeline.packaging.model_card import CardFacts
@@ -69,6 +71,16 @@ def step(task: Callable[..., Any], *inputs: Any, after: Any) -> Any:
 def read_data(config: RunConfig, workspace: Path) -> IngestedData:
     """List the source, check every image, and split."""
     return ingestion.ingest(config, workspace, display().advance)
+
+
+@task(
+    name="Find the initial weights",
+    task_run_name=run_messages.find_weights_name,
+    cache_policy=NO_CACHE,
+)
+def find_initial_weights(config: RunConfig, data: IngestedData, workspace: Path) -> StartingPoint:
+    """Find the initial weights, and let the settings follow them."""
+    return initial_weights.starting_point(config, data.name, workspace)
 
 
 @task(

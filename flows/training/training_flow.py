@@ -31,6 +31,8 @@ from pipeline.data.ingestion import IngestedData, PreparedData
 from pipeline.errors import DataError, PipelineError
 from pipeline.evaluation.evaluating import Evaluated
 from pipeline.files.atomic_files import write_text
+from pipeline.initial_weights.recipe import shown
+from pipeline.initial_weights.stage import StartingPoint
 from pipeline.packaging.job import Package
 from pipeline.packaging.model_card import CardFacts
 from pipeline.planning import stage as planning
@@ -63,6 +65,8 @@ class RunState:
     """The run that is continued."""
     fallback: tuple[RunConfig, StageMemory] | None = None
     """For a new run, in case the data is no longer that of the interrupted one."""
+    start: StartingPoint | None = None
+    """The initial weights, if there are any."""
     plan: Plan | None = None
     """What filled in the preset, if there was one."""
     seconds: dict[str, float] = field(default_factory=dict)
@@ -182,6 +186,8 @@ def _read_and_prepare(state: RunState) -> tuple[IngestedData, PreparedData]:
         display().note(words)
     if state.interrupted:
         _check_data_unchanged(state.interrupted, state, data)
+    if state.config.model.init:
+        _find_initial_weights(state, data)
     if state.config.preset:
         _plan(state, data)
     state.config = ingestion.resolve(state.config, data)
@@ -193,6 +199,18 @@ def _read_and_prepare(state: RunState) -> tuple[IngestedData, PreparedData]:
         if prepared.reused:
             display().note("nothing changed: the images decoded before are used again")
     return data, prepared
+
+
+def _find_initial_weights(state: RunState, data: IngestedData) -> None:
+    """Let the settings follow the initial weights, and show what they are."""
+    with state.stage("initialize", f"Finding the initial weights ({state.config.model.init})"):
+        workspace = state.memory.workspace
+        found: StartingPoint = stages.step(
+            stages.find_initial_weights, state.config, data, workspace, after=data
+        )
+        for line in found.notes():
+            display().note(line)
+    state.start, state.config = found, found.config
 
 
 def _plan(state: RunState, data: IngestedData) -> None:
@@ -245,14 +263,14 @@ def _new_run(state: RunState, data: IngestedData) -> AbstractContextManager[trac
     )
     runs = state.memory.workspace / "runs"
     text = request.model_dump_json(indent=2)
-    return tracked_run.owned_run(state.config, runs, _run_tags(data), text)
+    return tracked_run.owned_run(state.config, runs, _run_tags(state, data), text)
 
 
 def _same_run(
     interrupted: InterruptedRun, state: RunState, data: IngestedData
 ) -> AbstractContextManager[tracked_run.TrackedRun]:
     flow_runs = f"{interrupted.flow_runs},{flow_run.id}"
-    tags = {**_run_tags(data), tracked_run.FLOW_RUNS_TAG: flow_runs}
+    tags = {**_run_tags(state, data), tracked_run.FLOW_RUNS_TAG: flow_runs}
     params = state.config.flat()
     return tracked_run.continued_run(interrupted.run_id, interrupted.folder, params, tags)
 
@@ -340,8 +358,9 @@ def _report_failure(state: RunState, error: BaseException) -> None:
         display().note("it was stopped before training started, so there is nothing to resume")
 
 
-def _run_tags(data: IngestedData) -> dict[str, str]:
-    return {**_prefect_tags(), tracked_run.DATA_ROOT_TAG: str(data.root)}
+def _run_tags(state: RunState, data: IngestedData) -> dict[str, str]:
+    tags = {**_prefect_tags(), tracked_run.DATA_ROOT_TAG: str(data.root)}
+    return {**tags, **state.start.tags()} if state.start else tags
 
 
 def _prefect_tags() -> dict[str, str]:
@@ -355,6 +374,7 @@ def _card(
         name=str(config.name),
         images=data.counts,
         metrics=evaluated.report.metrics,
+        initial_weights=shown(config.model.init) if config.model.init else "",
         training=run_parts.length(trained),
         commit=provenance.commit()[0][:12],
     )

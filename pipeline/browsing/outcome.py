@@ -9,6 +9,7 @@ from pipeline.browsing import saved_views
 from pipeline.config import AUTO, RunConfig
 from pipeline.data.ingestion import IngestedData
 from pipeline.evaluation.evaluating import Evaluated
+from pipeline.initial_weights.recipe import shown
 from pipeline.metrics.names import METRICS
 from pipeline.packaging.model_card import escaped
 from pipeline.registry.promotion import Promotion
@@ -128,9 +129,13 @@ def _lineage(outcome: Outcome) -> Iterator[tuple[str, str]]:
     data, trained, config = outcome.data, outcome.trained, outcome.config
     counts = ", ".join(f"{count:,} {split}" for split, count in data.counts.items())
     length = f"{trained.epochs:.4g} epochs ({trained.steps:,} steps) in {trained.seconds:.0f} s"
+    if trained.probe is not None:
+        length = f"the head alone, on frozen features, in {trained.seconds:.0f} s"
     yield "data", f"{escaped(data.name)}: {counts}"
     yield "data version", f"`{data.fingerprint}`"
     yield "model", f"{escaped(recipe(config))}, {trained.parameters:,} parameters"
+    if config.model.init:
+        yield "initial weights", escaped(shown(config.model.init))
     if trained.folds is not None:
         mean = trained.folds.accuracy
         interval = f"95% t interval {mean.low:.1%} to {mean.high:.1%}"

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from pipeline.section import Section
 
 Fraction = Annotated[float, Field(gt=0, lt=0.9)]
+Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class DataConfig(Section):
@@ -31,6 +32,13 @@ class DataConfig(Section):
 
     resize: Literal["crop", "squash"] = "crop"
     """How to make an image square: crop keeps the centre; squash keeps all, but distorts it."""
+
+    mean: tuple[Share, ...] | None = None
+    """Mean of the pixels of each channel, from 0 to 1, for normalization; by default that of the
+    training split, or of the initial weights' own training."""
+
+    std: tuple[Share, ...] | None = None
+    """Standard deviation of the pixels of each channel, from 0 to 1; by default as for the mean."""
 
     validation_fraction: Fraction = 0.15
     """Fraction of the images used to select the best weights; unused if the data has a validation

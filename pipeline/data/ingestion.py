@@ -16,7 +16,7 @@ from pipeline.config import RunConfig
 from pipeline.data import earlier_manifests, prepared_store, split, split_memory
 from pipeline.data import manifest as manifests
 from pipeline.data.leakage import notes_on_leakage
-from pipeline.errors import DataError, PluginError
+from pipeline.errors import ConfigError, DataError, PluginError
 from pipeline.files.atomic_files import storage_errors
 from pipeline.plugin_api import DataTraits, ImageListing, ImageSpec, SourceContext
 from pipeline.plugin_system import plugin_loader
@@ -218,6 +218,13 @@ def resolve(config: RunConfig, data: IngestedData) -> RunConfig:
     """
     size = config.data.image_size or default_image_size(data.median_side)
     channels = config.data.channels or (1 if data.greyscale else 3)
+    for key in ("mean", "std"):
+        values = getattr(config.data, key)
+        if values is not None and len(values) != channels:
+            raise ConfigError(
+                f"data.{key} has {len(values)} values, but the images have {channels} channels. "
+                f"Give {channels}, or leave it out."
+            )
     traits = DataTraits(
         channels=channels,
         height=size,
@@ -263,7 +270,12 @@ def prepare(
     training_rows = np.flatnonzero(rows["split"] == "train")
     mean, std = prepared_store.channel_statistics(prepared_store.open_images(store), training_rows)
     image = ImageSpec(
-        channels=channels, height=size, width=size, mean=mean, std=std, resize=config.data.resize
+        channels=channels,
+        height=size,
+        width=size,
+        mean=config.data.mean or mean,
+        std=config.data.std or std,
+        resize=config.data.resize,
     )
     return PreparedData(store=store, reused=reused, image=image)
 

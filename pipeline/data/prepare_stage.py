@@ -45,7 +45,8 @@ def remember_prepared(
 
 def ingredients(config: RunConfig, data: IngestedData) -> Ingredients:
     """Return everything that determines the decoded images."""
-    sizes = {key: str(getattr(config.data, key)) for key in ("image_size", "channels", "resize")}
+    names = ("image_size", "channels", "resize", "mean", "std")
+    sizes = {key: str(getattr(config.data, key)) for key in names}
     return {
         "data": data.fingerprint,
         **sizes,

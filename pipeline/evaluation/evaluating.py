@@ -215,7 +215,13 @@ def write_report(
 def _weights_facts(trained: TrainResult) -> dict[str, str]:
     """Return which weights are evaluated, and what the validation metrics belong to."""
     facts = {}
-    if trained.folds is None:
+    if trained.probe is not None:
+        facts["Head"] = (
+            f"logistic regression on {trained.probe.features} frozen features of each image, "
+            f"C {trained.probe.regularization:g}, validation accuracy "
+            f"{trained.best_validation_accuracy:.1%}"
+        )
+    elif trained.folds is None:
         which = "Best weights" if trained.averaged is None else "Averaged weights"
         when = f"epoch {trained.best_step / trained.steps_per_epoch:.0f}"
         if trained.averaged is not None:
@@ -273,6 +279,11 @@ def _job(
     )
 
 
+def _training(trained: TrainResult) -> str:
+    what = "the head alone" if trained.probe else f"{trained.epochs:.1f} epochs"
+    return f"{what} in {trained.seconds:.0f} s on {trained.device} ({trained.precision})"
+
+
 def _page(
     config: RunConfig, data: IngestedData, prepared: PreparedData, trained: TrainResult
 ) -> ReportPage:
@@ -286,8 +297,7 @@ def _page(
         "Size": f"{image.height}x{image.width} pixels, {colours}",
         "Model": f"{config.model.name}, {trained.parameters:,} parameters",
         "Patch embedding": config.model.patch_embedding.name,
-        "Training": f"{trained.epochs:.1f} epochs in {trained.seconds:.0f} s on {trained.device} "
-        f"({trained.precision})",
+        "Training": _training(trained),
         **_weights_facts(trained),
         "Data version": data.fingerprint[:12],
     }

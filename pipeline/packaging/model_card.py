@@ -90,6 +90,8 @@ class CardFacts(Section):
     """Number of images by split."""
     metrics: dict[str, MetricEstimate] = Field(default_factory=dict)
     """Metrics with their confidence intervals, by `SPLIT/metric`."""
+    initial_weights: str = ""
+    """What training started from; empty for random weights."""
     training: str = ""
     """Duration and device of the training, in words."""
     commit: str = ""
@@ -146,6 +148,7 @@ def _facts(
         "parameters": f"{parameters:,}",
         "temperature": f"{description.temperature:.4g} (divides the logits to calibrate the "
         "probabilities)",
+        "initial weights": facts.initial_weights,
         "training": facts.training,
         "images": images,
         "data version": description.data_fingerprint,

@@ -72,6 +72,7 @@ def composed_config(arguments: Sequence[str], settings: Settings) -> type[BaseMo
         model,
         ModelChoice,
         patch_embedding=(embedding_class, _documented(ModelChoice, "patch_embedding", None)),
+        **{name: _field_of(ModelChoice, name) for name in ("init", "init_sha256")},
     )
     data_class = _replaced(DataConfig, options=config_class("data_source", source))
     return _replaced(
@@ -114,6 +115,11 @@ def _replaced(section: type[BaseModel], **classes: type[BaseModel]) -> type[Base
         else:
             fields[key] = (_annotation(field), field)
     return create_model(section.__name__, __base__=Section, **fields)
+
+
+def _field_of(section: type[BaseModel], key: str) -> tuple[Any, FieldInfo]:
+    field = section.model_fields[key]
+    return field.annotation, field
 
 
 def _annotation(field: FieldInfo) -> Any:

@@ -20,11 +20,12 @@ from pipeline.files.file_digest import sha256_of
 from pipeline.packaging.packaged_model import PackagedModel
 from pipeline.registry.package_download import open_package, package_folder
 from pipeline.registry.registered_models import ModelReference
-from pipeline.tracking.tracked_run import DATA_ROOT_TAG
+from pipeline.tracking.tracked_run import DATA_ROOT_TAG, INITIAL_RUN_TAG
 from pipeline.tracking.tracking_store import client
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import Run
 
 Array = np.ndarray[Any, Any]
 _BATCH = 64
@@ -40,7 +41,8 @@ class VersionRecords:
     metrics: dict[str, float]
     """From the version's own test report, without the prefix `test/`."""
     manifest: pd.DataFrame
-    """Of the data used for training, model selection and testing."""
+    """Of the data used for training, model selection and testing; and, if training started from
+    another run's weights, the images that were used for these."""
     predictions: pd.DataFrame
     """Columns sha256 and probabilities, in the package's class order; may be empty."""
     root: Path | None
@@ -76,6 +78,8 @@ def load_records(reference: ModelReference) -> VersionRecords:
         run = store.get_run(str(version.run_id))
         with tempfile.TemporaryDirectory(prefix="patchline-") as folder:
             manifest = _table(store, run.info.run_id, "data", folder)
+            if manifest is not None:
+                manifest = _with_ancestors(store, run, manifest, Path(folder))
             predictions = _table(store, run.info.run_id, "report", folder)
     except (MlflowException, OSError) as error:
         reason = str(error).splitlines()[0][:200]
@@ -151,6 +155,22 @@ def image_reader(images: pd.DataFrame, root: Path | None) -> Callable[[int], Arr
             return None
 
     return pixels_of
+
+
+def _with_ancestors(
+    store: MlflowClient, run: Run, manifest: pd.DataFrame, folder: Path
+) -> pd.DataFrame:
+    """Return the manifest of a run with the images that its initial weights were trained on."""
+    tables, visited = [manifest], {run.info.run_id}
+    while (run_id := run.data.tags.get(INITIAL_RUN_TAG)) and run_id not in visited:
+        visited.add(run_id)
+        run = store.get_run(run_id)
+        (folder / run_id).mkdir()
+        earlier = _table(store, run_id, "data", str(folder / run_id))
+        if earlier is None:
+            raise OSError(f"the run {run_id[:8]} with its initial weights has no manifest")
+        tables.append(earlier[earlier["split"].isin(["train", "validation"])])
+    return pd.concat(tables, ignore_index=True) if len(tables) > 1 else manifest
 
 
 def _table(store: MlflowClient, run_id: str, folder: str, into: str) -> pd.DataFrame | None:

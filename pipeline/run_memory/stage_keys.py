@@ -29,7 +29,8 @@ _REQUIREMENT = re.compile(r"[A-Za-z0-9._-]+")
 _DEVELOPMENT = re.compile(r"extra\s*==\s*['\"]dev['\"]")
 _ORCHESTRATION = {"prefect", "cyclopts", "rich", "uvicorn", "fastapi", "filelock", "psutil"}
 """Packages that start and display a stage, but do not affect its result."""
-_OF_THE_MACHINE = ("training.threads", "training.device")
+_NO_INGREDIENTS = ("training.threads", "training.device", "model.init")
+"""The first two are ingredients of their own; the digest of initial weights says what they are."""
 
 
 def settings(config: RunConfig, *sections: str) -> dict[str, str]:
@@ -37,7 +38,7 @@ def settings(config: RunConfig, *sections: str) -> dict[str, str]:
     return {
         key: value
         for key, value in config.flat().items()
-        if key.partition(".")[0] in sections and key not in _OF_THE_MACHINE
+        if key.partition(".")[0] in sections and key not in _NO_INGREDIENTS
     }
 
 

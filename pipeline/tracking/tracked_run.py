@@ -32,6 +32,8 @@ FLOW_RUN_TAG = "prefect.flow_run_id"
 FLOW_RUNS_TAG = "patchline.flow_runs"
 """Every flow run that worked on a run: the one that started it, and those that resumed it."""
 DATA_ROOT_TAG = "patchline.data_root"
+INITIAL_RUN_TAG = "patchline.initial_run_id"
+"""The run that trained the initial weights."""
 _LOCK_FILE = "owner.lock"
 _LONGEST_PARAM = 6000
 _CLOSE_SECONDS = 10.0

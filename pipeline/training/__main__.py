@@ -9,6 +9,7 @@ from pipeline.training.ensemble_members import combine_members
 from pipeline.training.job import TrainingJob
 from pipeline.training.leading import lead
 from pipeline.training.machine import look
+from pipeline.training.probe import probe
 from pipeline.training.process_group import ProcessGroup
 from pipeline.training.process_launch import train_in_processes
 from pipeline.workers.event_log import EventWriter
@@ -19,6 +20,8 @@ def train(job: TrainingJob, events: EventWriter) -> Section:
     """Train in this process, or in several that this one starts; return the part's result."""
     if job.part.members:
         return combine_members(job, events)
+    if job.config.training.trainable == "head":
+        return probe(job, events)
     if job.config.training.processes > 1:
         return train_in_processes(job)
     return lead(job, events, ProcessGroup())

@@ -138,6 +138,10 @@ class TrainingConfig(Section):
     """MLflow id of a finished run on the same data whose training is extended to more epochs; set
     by `patchline run --extend`."""
 
+    trainable: Literal["all", "head"] | None = None
+    """Weights that are trained: all, or only the head, as a linear probe on features that are
+    computed once; by default head if model.init is a file, all otherwise."""
+
     early_stopping: Annotated[int, Field(ge=1)] | None = None
     """Number of validations without improvement after which training stops; null to never stop
     early."""
@@ -240,6 +244,22 @@ class TrainingConfig(Section):
                 raise ValueError(
                     f"training.{name} is {value}, but training.extends continues a single training "
                     f"to a number of epochs. Leave out training.{name}"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _head_is_one_fit(self) -> Self:
+        several = {
+            "folds": self.folds,
+            "refit": self.refit,
+            "extends": self.extends,
+            "average_last": self.average_last,
+        }
+        for name, value in several.items():
+            if self.trainable == "head" and value:
+                raise ValueError(
+                    f"training.{name} is {value}, but with training.trainable head a single head "
+                    f"is fitted once. Leave out training.{name}, or set training.trainable to all"
                 )
         return self
 

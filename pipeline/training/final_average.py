@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.models.model_description import DESCRIPTION_FILE
 from pipeline.models.model_files import load_model, save_model
+from pipeline.training.initial_model import description_of
 from pipeline.training.train_result import AverageRecord, TrainResult
 from pipeline.training.weight_averaging import measure_batch_norm
 
@@ -67,5 +68,5 @@ def save_average(training: Training, steps: Sequence[int], folder: Path) -> None
             training.config.training.batch_size,
             training.config.seed,
         )
-        save_model(folder, model, training.description())
+        save_model(folder, model, description_of(training.job))
     training.last_weights.delete()

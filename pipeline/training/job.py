@@ -37,5 +37,7 @@ class TrainingJob(Section):
     """Remembers what was measured on this machine; None measures again."""
     part: TrainingPart = TrainingPart()
     """Which of the trainings of the run this is."""
+    initial_weights: Path | None = None
+    """Folder of the weights that the training starts from; None for random weights."""
     extends: ExtendedTraining | None = None
     """The finished training whose final state this one starts from."""

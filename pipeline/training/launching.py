@@ -17,6 +17,7 @@ from pipeline import config_files
 from pipeline.config import RunConfig
 from pipeline.data.ingestion import IngestedData, PreparedData
 from pipeline.files.file_digest import digest_of
+from pipeline.initial_weights.record import kept_folder
 from pipeline.run_memory import stage_keys
 from pipeline.run_memory.stage_memory import Ingredients, StageMemory, kept
 from pipeline.section import Section
@@ -94,7 +95,12 @@ def known_part(
 
 
 def job_of(
-    config: RunConfig, data: IngestedData, prepared: PreparedData, folder: Path, run_id: str
+    config: RunConfig,
+    data: IngestedData,
+    prepared: PreparedData,
+    folder: Path,
+    run_id: str,
+    workspace: Path | None = None,
 ) -> TrainingJob:
     """Return the job of an ordinary training.
 
@@ -104,7 +110,10 @@ def job_of(
         prepared: the store.
         folder: of the training.
         run_id: of the MLflow run; without one, any name.
+        workspace: keeps initial weights and measurements; None for neither.
     """
+    sha256 = config.model.init_sha256
+    initial = kept_folder(workspace, sha256) if workspace and sha256 else None
     return TrainingJob(
         config=config,
         manifest_file=data.manifest_file.resolve(),
@@ -114,15 +123,17 @@ def job_of(
         data_fingerprint=data.fingerprint,
         run_id=run_id,
         folder=folder,
+        workspace=workspace,
+        initial_weights=initial,
     )
 
 
 def _trained(part: TrainingPart, result_class: type[Result], inputs: TrainingInputs) -> Result:
     run = inputs.run
-    job = job_of(inputs.config, inputs.data, inputs.prepared, inputs.folder_of(part), run.run_id)
+    workspace, folder = inputs.memory.workspace.resolve(), inputs.folder_of(part)
+    job = job_of(inputs.config, inputs.data, inputs.prepared, folder, run.run_id, workspace)
     extends = extended_run.extended_training(job, run.folder.parent)
-    workspace = inputs.memory.workspace.resolve()
-    job = job.model_copy(update={"part": part, "extends": extends, "workspace": workspace})
+    job = job.model_copy(update={"part": part, "extends": extends})
     log = MetricSender(run)
     for event in earlier_events(job.folder):
         _log(event, log, send=False)

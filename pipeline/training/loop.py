@@ -14,8 +14,6 @@ import torch
 
 from pipeline.data.loader import Batch, BatchOrder, training_batches
 from pipeline.errors import RunError
-from pipeline.models.model_building import build_model
-from pipeline.models.model_description import ModelDescription, describe_plugins
 from pipeline.models.model_files import save_model
 from pipeline.training import best_weights, data_workers
 from pipeline.training.checkpoint import Checkpoints
@@ -26,7 +24,7 @@ from pipeline.training.divergence import Diverged, FiniteCheck, save_batch
 from pipeline.training.ema import MovingAverage
 from pipeline.training.final_average import with_average
 from pipeline.training.final_result import result_of
-from pipeline.training.initial_images import initialise_from_images
+from pipeline.training.initial_model import description_of, initial_model
 from pipeline.training.job import TrainingJob
 from pipeline.training.machine import choose_device, look
 from pipeline.training.model_schedules import ModelSchedules
@@ -64,10 +62,7 @@ class Training:
         self.data = open_data(job)
         rows = self.data.training.rows
         self.order = BatchOrder(rows, settings.batch_size, job.config.seed, first_step=0)
-        torch.manual_seed(job.config.seed)
-        model = build_model(job.config.model, job.image, len(job.classes))
-        initialise_from_images(model, self.data.images, rows, job.image, job.config.seed)
-        model = model.to(self.device)
+        model = initial_model(job, self.data, events).to(self.device)
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         chooser = Chooser(job.config, job.image, len(job.classes), model, job.workspace)
         self.precision = self.group.from_leader(
@@ -297,7 +292,7 @@ class Training:
         if state.best is None or record.score > state.best.score:
             state.best = record
             folder = best_weights.folder_of(self.job.folder, record.step)
-            save_model(folder, state.average.model, self.description())
+            save_model(folder, state.average.model, description_of(self.job))
             self.checkpoints.keep_best(record.step)
         values = record.metric_values()
         if self._share is None and self.elapsed > _LONG_RUN_SECONDS:
@@ -362,14 +357,3 @@ class Training:
         self.state.elapsed_seconds = self.elapsed
         self.checkpoints.write(self.state)
         self.last_weights.checkpointed(self.state.step)
-
-    def description(self) -> ModelDescription:
-        """Return the description of this training's model."""
-        return ModelDescription(
-            model=self.config.model,
-            plugins=describe_plugins(self.config.model),
-            classes=self.job.classes,
-            image=self.job.image,
-            data_fingerprint=self.job.data_fingerprint,
-            run_id=self.job.run_id,
-        )

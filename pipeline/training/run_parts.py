@@ -248,6 +248,8 @@ def _best_epoch(trained: TrainResult) -> float:
 def tags(trained: TrainResult) -> dict[str, str]:
     """Return tags that tell how the final weights were made; none for an ordinary training."""
     found = {}
+    if trained.probe is not None:
+        found["training.regularization"] = f"{trained.probe.regularization:g}"
     if trained.averaged is not None:
         found["training.averaged_validations"] = str(trained.averaged.validations)
     if trained.folds is not None:
@@ -264,6 +266,8 @@ def tags(trained: TrainResult) -> dict[str, str]:
 def length(trained: TrainResult) -> str:
     """Return how long the final weights were trained, in a few words."""
     on = f"on {trained.device}, {trained.precision}"
+    if trained.probe is not None:
+        return f"a head on {trained.probe.features} frozen features, {on}"
     if trained.ensemble is not None:
         return f"{len(trained.ensemble.temperatures)} models, one of each fold, {on}"
     if trained.refit is not None:

@@ -79,6 +79,18 @@ class AverageRecord(Section):
     loss: float
 
 
+class ProbeRecord(Section):
+    """A head that was fitted on frozen features."""
+
+    regularization: float
+    """C, the inverse strength of the L2 penalty, as in scikit-learn."""
+    features: int
+    """Number of features of an image."""
+    images: int
+    """Training and validation images whose features were computed."""
+    features_seconds: float
+
+
 class FoldRecord(Section):
     """The training of one fold, at its best weights."""
 
@@ -137,6 +149,8 @@ class TrainResult(Section):
     halvings: tuple[int, ...] = ()
     """Steps from which micro-batches were half as large, because memory was short."""
     history: tuple[EpochRecord, ...]
+    probe: ProbeRecord | None = None
+    """How the head was fitted, if only the head was trained."""
     averaged: AverageRecord | None = None
     """What `best` is, if it is not the weights of one validation."""
     refit: RefitResult | None = None

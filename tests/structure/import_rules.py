@@ -21,7 +21,26 @@ _PACKAGES: dict[str, set[str]] = {
     "server_access": set(),
     "tracking": {"plugin_system"},
     "run_memory": {"plugin_system", "tracking"},
-    "training": {"layers", "metrics", "models", "data", "workers", "tracking", "run_memory"},
+    "initial_weights": {
+        "models",
+        "models.pretrained",
+        "probing",
+        "registry",
+        "run_memory",
+        "tracking",
+        "plugin_system",
+    },
+    "training": {
+        "layers",
+        "metrics",
+        "models",
+        "data",
+        "workers",
+        "tracking",
+        "run_memory",
+        "initial_weights",
+        "probing",
+    },
     "planning": {
         "training",
         "models",
@@ -56,6 +75,7 @@ _PLUGIN_API = ("pipeline.plugin_api", "pipeline.layers")
 _FREE = (
     # Values that hold settings or results and import nothing else of their package.
     "pipeline.data.config",
+    "pipeline.initial_weights.recipe",
     "pipeline.training.config",
     "pipeline.training.train_result",
     "pipeline.evaluation.config",

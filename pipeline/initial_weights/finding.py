@@ -1,0 +1,237 @@
+"""Find the weights that `model.init` names, and keep them in the workspace.
+
+They may be a file, a version of a registered model, or a run. What is kept is enough to resume or
+reproduce a run after the file has been moved.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from pipeline.errors import ConfigError, PipelineError
+from pipeline.files.atomic_files import storage_errors, write_text
+from pipeline.files.file_digest import digest_of
+from pipeline.initial_weights.recipe import is_file
+from pipeline.initial_weights.record import (
+    RECORD_FILE,
+    TENSORS_FILE,
+    InitialWeights,
+    WeightsKind,
+    kept_folder,
+    load_record,
+)
+from pipeline.models.model_description import DESCRIPTION_FILE, ModelDescription, load_description
+from pipeline.registry import package_download, registered_models
+from pipeline.run_memory import interrupted_runs, stage_keys
+from pipeline.tracking.tracked_run import FOLDER_TAG
+from pipeline.tracking.tracking_store import store_exists
+
+if TYPE_CHECKING:
+    import torch
+
+    from pipeline.models.pretrained.converted import ConvertedWeights
+
+OWN_CHAMPION = "champion"
+"""The champion of the run's own model, if there is one."""
+OWN_LAYOUT = "Patchline"
+WEIGHTS_FILE = "model.safetensors"
+_BESIDE = ("config.json", "preprocessor_config.json")
+"""Files of a model hub that say more about the weights."""
+_CODE = ("pipeline.models.pretrained", "pipeline.initial_weights.finding")
+
+
+class _Trained(NamedTuple):
+    """Weights that Patchline has trained."""
+
+    reference: str
+    kind: WeightsKind
+    folder: Path
+    """Holds `model.safetensors` and `model.json`."""
+
+
+def find(reference: str, workspace: Path, name: str, sha256: str | None) -> InitialWeights | None:
+    """Return the weights that a reference names, after keeping them in the workspace.
+
+    Args:
+        reference: a file, a model version such as `flowers@champion`, a run's id or name, or
+            `champion` for the champion of the run's own model.
+        workspace: the folder `.patchline`.
+        name: of the run's own model.
+        sha256: of the file, if a run has recorded it.
+
+    Returns:
+        None for `champion` if the run's own model has none yet.
+
+    Raises:
+        ConfigError: if there are no such weights, they cannot be read, or they are not those that
+            the run has recorded.
+    """
+    if sha256 and (kept := _kept(workspace, sha256)):
+        return kept.model_copy(update={"reference": reference})
+    if reference == OWN_CHAMPION:
+        champion = registered_models.champion_of(name) if store_exists() else None
+        if champion is None:
+            return None
+        reference = f"{name}/{champion}"
+    if is_file(reference):
+        file = _checked_file(Path(reference).expanduser())
+        own = file.name == WEIGHTS_FILE and file.with_name(DESCRIPTION_FILE).is_file()
+        trained = _Trained(str(file), "file", file.parent)
+        found = _of_training(trained, workspace) if own else _of_file(file, workspace)
+    else:
+        found = _of_training(_trained(reference, workspace / "runs"), workspace)
+    if sha256 not in (None, found.sha256):
+        raise ConfigError(
+            f"model.init {reference} has changed since its weights were recorded: the SHA-256 was "
+            f"{str(sha256)[:12]}, and is {found.sha256[:12]} now. Restore the file, or remove "
+            "model.init_sha256."
+        )
+    return found
+
+
+def _kept(workspace: Path, sha256: str) -> InitialWeights | None:
+    try:
+        return load_record(kept_folder(workspace, sha256))
+    except FileNotFoundError:
+        return None
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+def _checked_file(file: Path) -> Path:
+    """Return the absolute path of a file that can be read.
+
+    Raises:
+        ConfigError: if it is not there, or not a file.
+    """
+    file = file.resolve()
+    if not file.is_file():
+        what = "is a folder" if file.is_dir() else "does not exist"
+        raise ConfigError(
+            f"model.init {file} {what}. Give a file of weights, a model version such as "
+            "flowers@champion, or a run."
+        )
+    if not os.access(file, os.R_OK):
+        raise ConfigError(f"model.init {file} may not be read. Check its permissions.")
+    return file
+
+
+def _of_file(file: Path, workspace: Path) -> InitialWeights:
+    """Convert a file, unless the workspace has the converted weights already."""
+    sha256 = digest_of(file).sha256
+    beside = [file.with_name(name) for name in _BESIDE]
+    digests = [digest_of(each).sha256 for each in beside if each.is_file()]
+    code = " ".join([stage_keys.code(*_CODE), *digests])
+    kept = _kept(workspace, sha256)
+    if kept is not None and kept.code == code and kept.reference == str(file):
+        return kept
+    from pipeline.models.pretrained.layouts import convert
+
+    converted = convert(file)
+    found = _converted_record(file, sha256, code, converted)
+    _keep(found, converted.weights, workspace)
+    return found
+
+
+def _converted_record(
+    file: Path, sha256: str, code: str, converted: ConvertedWeights
+) -> InitialWeights:
+    return InitialWeights(
+        reference=str(file),
+        kind="file",
+        sha256=sha256,
+        layout=converted.layout,
+        settings={"name": converted.model, **converted.settings},
+        channels=converted.channels,
+        image_size=converted.image_size,
+        mean=converted.mean,
+        std=converted.std,
+        grid=converted.grid,
+        classes=converted.classes,
+        sources=converted.sources,
+        skipped=converted.skipped,
+        notes=converted.notes,
+        code=code,
+    )
+
+
+def _keep(found: InitialWeights, weights: Mapping[str, torch.Tensor], workspace: Path) -> None:
+    """Write the tensors, then the record, which is there only if the tensors are."""
+    from pipeline.files.sealed_files import write_tensors
+
+    folder = kept_folder(workspace, found.sha256)
+    with storage_errors(folder):
+        write_tensors(folder / TENSORS_FILE, weights)
+        write_text(folder / RECORD_FILE, found.model_dump_json(indent=2) + "\n")
+
+
+# -- what Patchline has trained --------------------------------------------------------------------
+
+
+def _trained(reference: str, runs: Path) -> _Trained:
+    """Return the folder of a model version or a run."""
+    try:
+        version = registered_models.resolve(reference)
+    except PipelineError as no_version:
+        if any(sign in reference for sign in "@/:"):
+            raise ConfigError(f"model.init {reference} is not there: {no_version}") from no_version
+        return _trained_by_run(reference, runs)
+    folder = package_download.package_folder(version) / "artifacts"
+    return _Trained(f"{version.name}/{version.version}", "version", folder)
+
+
+def _trained_by_run(reference: str, runs: Path) -> _Trained:
+    try:
+        run = interrupted_runs.named(reference, runs)
+    except ConfigError as error:
+        raise ConfigError(
+            f"model.init {reference} is neither a file nor a registered model nor a run. Give the "
+            "path of a file, a version such as flowers@champion, or a run's id."
+        ) from error
+    folder = Path(run.data.tags.get(FOLDER_TAG, "")) / "package"
+    if run.info.status != "FINISHED" or not (folder / DESCRIPTION_FILE).is_file():
+        raise ConfigError(
+            f"model.init {reference}: the run {run.info.run_id[:8]} is {run.info.status} and has "
+            "no trained model on this machine. Give a finished run, or a model version."
+        )
+    return _Trained(run.info.run_id, "run", folder)
+
+
+def _of_training(trained: _Trained, workspace: Path) -> InitialWeights:
+    """Keep the weights of a model that Patchline has trained."""
+    from pipeline.files.sealed_files import read_tensors
+
+    description = load_description(trained.folder)
+    if description.members > 1:
+        raise ConfigError(
+            f"model.init {trained.reference} is an ensemble of {description.members} models, and "
+            "training starts from one. Give a version that is a single model."
+        )
+    file = trained.folder / WEIGHTS_FILE
+    found = _trained_record(trained, description, digest_of(file).sha256)
+    weights, _ = read_tensors(file)
+    _keep(found, weights, workspace)
+    return found
+
+
+def _trained_record(
+    trained: _Trained, description: ModelDescription, sha256: str
+) -> InitialWeights:
+    image = description.image
+    return InitialWeights(
+        reference=trained.reference,
+        kind=trained.kind,
+        sha256=sha256,
+        layout=OWN_LAYOUT,
+        settings=description.model.model_dump(mode="json", exclude={"init", "init_sha256"}),
+        channels=image.channels,
+        image_size=image.height,
+        mean=image.mean,
+        std=image.std,
+        classes=description.classes,
+        run_id=description.run_id,
+    )

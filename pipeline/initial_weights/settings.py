@@ -1,0 +1,127 @@
+"""Fill in the settings that follow from initial weights: the model, and what its images are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline import config_files
+from pipeline.config import AUTO, RunConfig
+from pipeline.config_files import Settings
+from pipeline.errors import ConfigError
+from pipeline.initial_weights import recipe
+from pipeline.initial_weights.record import InitialWeights
+from pipeline.plugin_system.plugin_loader import patch_embedding_name
+
+_DECIDED = ("name", "embed_dim", "depth", "mlp_dim")
+"""Settings that no weights can be adapted to."""
+
+
+def with_initial_weights(config: RunConfig, found: InitialWeights) -> RunConfig:
+    """Return the config of a run that starts from the weights.
+
+    The model's settings are those of the weights. A setting that the user has changed from its
+    default stays, such as another patch size.
+
+    Raises:
+        ConfigError: if a setting contradicts the weights.
+    """
+    settings = config.model_dump(mode="json")
+    chosen = _set_by_user(config)
+    implied = {"model": found.settings}
+    for key in _DECIDED:
+        _check(f"model.{key}", chosen.get(key), found.settings.get(key), found)
+    _check("model.size", chosen.get("size"), found.settings.get("size"), found)
+    reference = {"init": found.reference, "init_sha256": found.sha256}
+    model = config_files.merged(found.settings, {**chosen, **reference})
+    trainable = config.training.trainable or ("head" if found.kind == "file" else "all")
+    changes = {
+        "data": _of_images(config, found),
+        "training": {"trainable": trainable},
+    }
+    settings = config_files.merged({**settings, "model": model}, changes)
+    return config_files.validated(_keeping(settings, config_files.dotted_keys(implied)))
+
+
+def without_initial_weights(config: RunConfig) -> RunConfig:
+    """Return the config of a run whose own model has no champion yet: random initial weights.
+
+    Raises:
+        ConfigError: if only the head would be trained.
+    """
+    if config.training.trainable == "head":
+        raise ConfigError(
+            f"model.init is {config.model.init}, but this model has no champion yet whose head "
+            "could be trained. Set training.trainable to all, or model.init to other weights."
+        )
+    settings, defaults = config.model_dump(mode="json"), RunConfig().model_dump(mode="json")
+    settings["model"]["init"] = None
+    for section, values in recipe.settings_for(str(config.model.init), None).items():
+        for key, value in values.items():
+            if settings[section][key] == value:
+                settings[section][key] = defaults[section][key]
+    return config_files.validated(settings)
+
+
+def _set_by_user(config: RunConfig) -> Settings:
+    """Return the settings of the model that differ from their defaults."""
+    model = config.model.model_dump(mode="json", exclude={"init", "init_sha256"})
+    name, embedding = config.model.name, config.model.patch_embedding.name
+    names = {"name": name, "patch_embedding": {"name": embedding}}
+    defaults = config_files.validated({"model": names}).model.model_dump(mode="json")
+    chosen = _different(model, defaults)
+    if name != RunConfig().model.name:
+        chosen["name"] = name
+    if embedding not in (AUTO, patch_embedding_name(name, AUTO)):
+        chosen["patch_embedding"] = {**chosen.get("patch_embedding", {}), "name": embedding}
+    return chosen
+
+
+def _different(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> Settings:
+    found: Settings = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            if inner := _different(value, defaults.get(key) or {}):
+                found[key] = inner
+        elif value != defaults.get(key):
+            found[key] = value
+    return found
+
+
+def _check(key: str, chosen: object, implied: object, found: InitialWeights) -> None:
+    """Refuse a setting that contradicts the weights."""
+    if chosen is None or chosen == implied:
+        return
+    has = f"has {implied}" if implied is not None else "decides it"
+    raise ConfigError(
+        f"{key} is {chosen}, but model.init {found.origin} {has}. Leave out {key}, or choose other "
+        "initial weights."
+    )
+
+
+def _of_images(config: RunConfig, found: InitialWeights) -> Settings:
+    """Return the settings of the data that are not set: they follow the weights."""
+    data = config.data
+    channels = data.channels or found.channels
+    mean, std = (_for_channels(each, channels) for each in (found.mean, found.std))
+    return {
+        "image_size": data.image_size or found.image_size,
+        "channels": channels,
+        "mean": data.mean or mean,
+        "std": data.std or std,
+    }
+
+
+def _for_channels(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
+    if len(values) == channels:
+        return values
+    return (sum(values) / len(values),) * channels
+
+
+def _keeping(settings: Settings, keys: list[str]) -> Settings:
+    """Name the settings that a preset's plan must keep."""
+    preset = settings.get("preset")
+    if preset is None:
+        return settings
+    kept = {*preset["keep"], *keys, "training.trainable", "data.image_size"}
+    return {**settings, "preset": {**preset, "keep": sorted(kept)}}

@@ -1,0 +1,59 @@
+"""The stage that finds the initial weights of a run, and lets its settings follow them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pipeline.config import RunConfig
+from pipeline.initial_weights import finding, settings
+from pipeline.initial_weights.record import InitialWeights
+from pipeline.section import Section
+from pipeline.tracking.tracked_run import INITIAL_RUN_TAG
+
+REFERENCE_TAG = "patchline.initial_weights"
+
+
+class StartingPoint(Section):
+    """The settings of a run that starts from initial weights."""
+
+    config: RunConfig
+    weights: InitialWeights | None
+    """None if the run's own model has no champion yet."""
+
+    def notes(self) -> list[str]:
+        """Return sentences for the user: what was found, and what was assumed."""
+        found = self.weights
+        if found is None:
+            return ["the model has no champion yet: training starts from random weights"]
+        trained = "the head alone" if self.config.training.trainable == "head" else "all weights"
+        size = f"{found.image_size}x{found.image_size} pixels"
+        return [
+            f"initial weights: {found.origin} ({found.layout}, {size}); training {trained}",
+            *found.notes,
+        ]
+
+    def tags(self) -> dict[str, str]:
+        """Return tags of the run that name its initial weights."""
+        if self.weights is None:
+            return {}
+        tags = {REFERENCE_TAG: f"{self.weights.origin} ({self.weights.layout})"}
+        return {**tags, INITIAL_RUN_TAG: self.weights.run_id} if self.weights.run_id else tags
+
+
+def starting_point(config: RunConfig, data_name: str, workspace: Path) -> StartingPoint:
+    """Find the initial weights that a config names, and return the config that follows them.
+
+    Args:
+        config: not resolved, with `model.init`.
+        data_name: the name of the run's model, unless the config names it.
+        workspace: the folder `.patchline`, where the weights are kept.
+
+    Raises:
+        ConfigError: if there are no such weights, or a setting contradicts them.
+    """
+    model = config.model
+    name = config.name or data_name
+    found = finding.find(str(model.init), workspace, name, model.init_sha256)
+    if found is None:
+        return StartingPoint(config=settings.without_initial_weights(config), weights=None)
+    return StartingPoint(config=settings.with_initial_weights(config, found), weights=found)

@@ -1,0 +1,171 @@
+"""Initial weights in a new model: the same function where they fit, a table of what happened."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pipeline import config_files
+from pipeline.errors import ConfigError, DamagedFileError
+from pipeline.files.sealed_files import write_tensors
+from pipeline.initial_weights.loading import Assignment, as_csv, load_into, summary
+from pipeline.initial_weights.record import TENSORS_FILE, InitialWeights
+from pipeline.models.model_building import build_model
+from pipeline.plugin_api import ImageSpec
+
+SETTINGS: dict[str, Any] = {
+    "name": "vit",
+    "embed_dim": 24,
+    "depth": 2,
+    "num_heads": 2,
+    "mlp_dim": 32,
+    "patch_embedding": {"name": "conv", "patch_size": 4},
+}
+CLASSES = ("ant", "bee", "cat")
+
+
+def built(classes: int = 3, side: int = 16, channels: int = 3, **changes: Any) -> nn.Module:
+    """Return a small model with random weights, none of them zero or one."""
+    choice = config_files.validated({"model": config_files.merged(SETTINGS, changes)}).model
+    image = ImageSpec(
+        channels=1 if channels == 1 else 3,
+        height=side,
+        width=side,
+        mean=(0.5,) * channels,
+        std=(0.5,) * channels,
+        resize="crop",
+    )
+    model = build_model(choice, image, classes)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    return model.eval()
+
+
+def kept(model: nn.Module, folder: Path, **changes: Any) -> InitialWeights:
+    """Write a model's weights as initial weights of 16 pixels, and return their description."""
+    write_tensors(folder / TENSORS_FILE, model.state_dict())
+    described: dict[str, Any] = {
+        "reference": "/x/old.safetensors",
+        "kind": "file",
+        "sha256": "0" * 64,
+        "layout": "some ViT",
+        "settings": SETTINGS,
+        "channels": 3,
+        "image_size": 16,
+        "mean": (0.5,) * 3,
+        "std": (0.5,) * 3,
+        "classes": CLASSES,
+    }
+    return InitialWeights.model_validate({**described, **changes})
+
+
+def actions(done: list[Assignment]) -> dict[str, str]:
+    """Return what happened, by weight."""
+    return {each.weight: each.action for each in done}
+
+
+def test_the_same_model_computes_the_same(tmp_path: Path) -> None:
+    """With the same classes every weight is used, and the logits are equal, bit for bit."""
+    old, new = built(), built()
+    done = load_into(new, kept(old, tmp_path), tmp_path, CLASSES)
+    images_BCHW = torch.randn(2, 3, 16, 16)
+    assert torch.equal(new(images_BCHW), old(images_BCHW))
+    assert set(actions(done).values()) == {"used"}
+    assert set(actions(done)) == set(new.state_dict())
+
+
+def test_classes_are_matched_by_name(tmp_path: Path) -> None:
+    """Outputs move with their classes; a new class keeps its random weights."""
+    old, new = built(), built(4)
+    fresh = new.state_dict()["head.weight"].clone()
+    done = load_into(new, kept(old, tmp_path), tmp_path, ("bee", "cat", "dog", "ant"))
+    images_BCHW = torch.randn(2, 3, 16, 16)
+    torch.testing.assert_close(new(images_BCHW)[:, [3, 0, 1]], old(images_BCHW))
+    assert torch.equal(new.state_dict()["head.weight"][2], fresh[2])
+    assert actions(done)["head.weight"] == "matched by class"
+
+
+@pytest.mark.parametrize("classes", [("owl", "pig"), None])
+def test_another_head_is_initialized(tmp_path: Path, classes: tuple[str, ...] | None) -> None:
+    """Without a class in common, or with classes of unknown names and number, it stays random."""
+    new = built(2)
+    before = new.state_dict()["head.weight"].clone()
+    found = kept(built(), tmp_path, classes=classes and CLASSES)
+    done = load_into(new, found, tmp_path, ("owl", "pig"))
+    assert torch.equal(new.state_dict()["head.weight"], before)
+    assert actions(done)["head.weight"] == "initialized"
+    assert "initialized" in summary(found, done)
+
+
+def test_a_hidden_layer_of_another_head_is_listed(tmp_path: Path) -> None:
+    """A tanh head that the new model does not have is named among what is not used."""
+    old, new = built(head="tanh"), built()
+    done = actions(load_into(new, kept(old, tmp_path), tmp_path, CLASSES))
+    assert done["head.hidden.weight"] == "not used"
+    assert done["head.weight"] == "initialized"
+
+
+def test_positions_and_patches_are_resized(tmp_path: Path) -> None:
+    """For larger images positions are those of the layer's own resizing; patches change size."""
+    old, new = built(), built(side=24, patch_embedding={"patch_size": 3})
+    done = actions(load_into(new, kept(old, tmp_path), tmp_path, CLASSES))
+    positions: Any = old.get_submodule("position_embedding")
+    resized = new.state_dict()["position_embedding.positions_1ND"]
+    torch.testing.assert_close(resized, positions.on_grid((8, 8)))
+    assert new.state_dict()["patch_embedding.projection.weight"].shape == (24, 3, 3, 3)
+    assert done["position_embedding.positions_1ND"] == "resized"
+    assert done["patch_embedding.projection.weight"] == "resized"
+
+
+def test_grey_images_give_the_same_tokens(tmp_path: Path) -> None:
+    """A kernel for one channel sees a grey image as the kernel for three saw it three times."""
+    old, new = built(), built(channels=1)
+    load_into(new, kept(old, tmp_path), tmp_path, CLASSES)
+    grey_B1HW = torch.randn(2, 1, 16, 16)
+    torch.testing.assert_close(new(grey_B1HW), old(grey_B1HW.expand(-1, 3, -1, -1)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"depth": 3}, r"has no weight 'blocks\.2\.\S+', which the model needs"),
+        ({"depth": 1}, r"has the weight 'blocks\.1\.\S+', for which the model has no place"),
+        ({"mlp_dim": 48}, r"shape 48x24 in the model, but 32x24 in model\.init old\.safetensors"),
+        ({"positions": "none"}, "for which the model has no place"),
+    ],
+)
+def test_what_does_not_fit_is_an_error(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    """A weight that is missing, left over or of another shape is named."""
+    new = built(**changes)
+    with pytest.raises(ConfigError, match=words):
+        load_into(new, kept(built(), tmp_path), tmp_path, CLASSES)
+
+
+def test_the_table_lists_every_weight_and_every_tensor(tmp_path: Path) -> None:
+    """It has a row for each weight of the model, and one for what the file has besides."""
+    sources = {"norm.weight": ("encoder.ln.weight",), "norm.bias": ()}
+    found = kept(built(), tmp_path, sources=sources, skipped={"text.weight": "text encoder"})
+    new = built()
+    rows = list(csv.DictReader(io.StringIO(as_csv(load_into(new, found, tmp_path, CLASSES)))))
+    details = {row["weight"]: row["detail"] for row in rows}
+    assert set(details) == {*new.state_dict(), "text.weight"}
+    assert details["norm.weight"] == "encoder.ln.weight"
+    assert details["norm.bias"] == "zeros: the file has none"
+    assert details["text.weight"] == "text encoder"
+
+
+def test_damaged_weights_are_not_believed(tmp_path: Path) -> None:
+    """A changed byte is an error before any weight is used."""
+    found = kept(built(), tmp_path)
+    file = tmp_path / TENSORS_FILE
+    content = bytearray(file.read_bytes())
+    content[-5] ^= 1
+    file.write_bytes(bytes(content))
+    with pytest.raises(DamagedFileError):
+        load_into(built(), found, tmp_path, CLASSES)

@@ -1,0 +1,144 @@
+"""The settings of a run that starts from trained weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline import config_files
+from pipeline.config import RunConfig
+from pipeline.errors import ConfigError
+from pipeline.initial_weights.record import InitialWeights
+from pipeline.initial_weights.settings import with_initial_weights, without_initial_weights
+
+FOUND = InitialWeights(
+    reference="/somewhere/tower.safetensors",
+    kind="file",
+    sha256="0" * 64,
+    layout="some ViT",
+    settings={
+        "name": "vit_registers",
+        "embed_dim": 48,
+        "depth": 3,
+        "num_heads": 4,
+        "mlp_dim": 96,
+        "num_registers": 2,
+        "patch_embedding": {"name": "conv", "patch_size": 8},
+    },
+    channels=3,
+    image_size=32,
+    mean=(0.4, 0.5, 0.6),
+    std=(0.2, 0.2, 0.2),
+    grid=(4, 4),
+)
+FILE = "tower.safetensors"
+
+
+def asked(preset: str | None = None, **sections: Any) -> RunConfig:
+    """Return the config of a run with initial weights and some flags."""
+    flags = config_files.merged({"model": {"init": FILE}}, sections)
+    return config_files.requested(None, preset_name=preset, flags=flags)
+
+
+def test_model_and_images_follow_the_weights() -> None:
+    """The plugin, its dimensions, the image size and the normalization are those of the weights."""
+    config = with_initial_weights(asked(), FOUND)
+    assert config.model.name == "vit_registers"
+    settings = config.model.settings
+    assert (settings["embed_dim"], settings["depth"], settings["num_registers"]) == (48, 3, 2)
+    assert config.model.patch_embedding.settings["patch_size"] == 8
+    assert (config.data.image_size, config.data.channels) == (32, 3)
+    assert (config.data.mean, config.data.std) == (FOUND.mean, FOUND.std)
+    assert (config.model.init, config.model.init_sha256) == (FOUND.reference, FOUND.sha256)
+    assert config.training.trainable == "head"
+    again = with_initial_weights(config, FOUND)
+    assert again == config
+
+
+def test_what_the_user_sets_stays() -> None:
+    """Another patch size, image size, normalization and part to train are kept."""
+    config = with_initial_weights(
+        asked(
+            model={"patch_embedding": {"patch_size": 4}, "dropout": 0.1},
+            data={"image_size": 64, "channels": 1},
+            training={"trainable": "all"},
+        ),
+        FOUND,
+    )
+    assert config.model.patch_embedding.settings["patch_size"] == 4
+    assert config.model.settings["dropout"] == 0.1
+    assert config.data.image_size == 64
+    assert config.data.mean == pytest.approx((0.5,))
+    assert config.training.trainable == "all"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"depth": 12}, "model.depth is 12, but model.init tower.safetensors has 3"),
+        ({"embed_dim": 64}, "model.embed_dim is 64, but model.init tower.safetensors has 48"),
+        ({"size": "b"}, "model.size is b, but model.init tower.safetensors decides it"),
+        ({"name": "cct"}, "model.name is cct, but model.init tower.safetensors has vit_registers"),
+    ],
+)
+def test_a_contradiction_is_refused(flags: dict[str, Any], words: str) -> None:
+    """A dimension that the weights do not have is an error that names both."""
+    with pytest.raises(ConfigError, match=words):
+        with_initial_weights(asked(model=flags), FOUND)
+
+
+def test_a_plan_keeps_what_follows_from_the_weights() -> None:
+    """A preset must not choose another model, image size or part to train."""
+    config = with_initial_weights(asked("quick"), FOUND)
+    assert config.preset is not None
+    assert {"model.embed_dim", "data.image_size", "training.trainable"} <= set(config.preset.keep)
+
+
+def test_the_recipe_depends_on_what_is_trained() -> None:
+    """Weights of other data train the head, or all slowly; those of earlier data train shortly."""
+    assert asked().training.trainable == "head"
+    everything = asked(training={"trainable": "all"})
+    assert (everything.optimizer.learning_rate, everything.optimizer.layer_decay) == (1e-4, 0.75)
+    assert everything.training.epochs == 10
+    warm = config_files.requested(None, flags={"model": {"init": "flowers@champion"}})
+    assert (warm.optimizer.learning_rate, warm.training.epochs) == (1e-3, 20)
+    plain = RunConfig().training.epochs
+    chosen = asked(training={"trainable": "all", "epochs": plain})
+    assert chosen.training.epochs == plain
+
+
+def test_without_a_champion_training_is_as_usual() -> None:
+    """The first run of a schedule has the usual rate and length, but for what was set."""
+    flags: dict[str, Any] = {"model": {"init": "champion"}, "optimizer": {"weight_decay": 0.2}}
+    config = without_initial_weights(config_files.requested(None, flags=flags))
+    usual = RunConfig()
+    assert config.model.init is None
+    assert config.optimizer.learning_rate == usual.optimizer.learning_rate
+    assert config.training.epochs == usual.training.epochs
+    assert config.optimizer.weight_decay == 0.2
+    flags["training"] = {"trainable": "head"}
+    with pytest.raises(ConfigError, match="has no champion yet whose head"):
+        without_initial_weights(config_files.requested(None, flags=flags))
+
+
+def test_a_recorded_digest_belongs_to_the_recorded_weights() -> None:
+    """A flag that names other weights drops the digest of the file; a saved run keeps it."""
+    resolved = with_initial_weights(asked(), FOUND)
+    saved = resolved.model_dump(mode="json")
+    assert config_files.validated(saved).model.init_sha256 == FOUND.sha256
+    file = Path("run.yaml")
+    config_files.save(resolved, file)
+    same = config_files.requested(None, file=file)
+    assert same.model.init_sha256 == FOUND.sha256
+    other = config_files.requested(None, file=file, flags={"model": {"init": "other.npz"}})
+    assert (other.model.init, other.model.init_sha256) == ("other.npz", None)
+
+
+def test_a_head_alone_needs_trained_weights() -> None:
+    """On random weights, or with what repeats the training, a head is refused in a sentence."""
+    with pytest.raises(ConfigError, match="the other weights would stay random"):
+        config_files.requested(None, flags={"training": {"trainable": "head"}})
+    with pytest.raises(ConfigError, match=r"folds is 5, but with training\.trainable head"):
+        asked(training={"trainable": "head", "folds": 5})

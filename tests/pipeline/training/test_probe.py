@@ -1,0 +1,110 @@
+"""Training that starts from weights: of the head alone, and of all weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from pipeline.files.atomic_files import write_text
+from pipeline.files.sealed_files import write_tensors
+from pipeline.initial_weights.record import RECORD_FILE, TENSORS_FILE, InitialWeights
+from pipeline.models.inference import predict_logits
+from pipeline.models.model_building import build_model
+from pipeline.models.model_files import load_model
+from pipeline.training.initial_model import TABLE_FILE
+from pipeline.training.job import TrainingJob
+from pipeline.training.loop import Training
+from pipeline.training.probe import FEATURES_FOLDER, probe
+from pipeline.training.training_data import open_data
+from pipeline.workers.event_log import EventWriter, read_events
+from tests.pipeline.training.conftest import MakeJob
+
+
+def with_weights(job: TrainingJob, folder: Path) -> TrainingJob:
+    """Return the job with initial weights: a random network of another number of classes."""
+    torch.manual_seed(7)
+    model = build_model(job.config.model, job.image, 5)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.2)
+    found = InitialWeights(
+        reference="/x/some.safetensors",
+        kind="file",
+        sha256="0" * 64,
+        layout="some ViT",
+        settings={},
+        channels=3,
+        image_size=16,
+        mean=(0.5,) * 3,
+        std=(0.5,) * 3,
+    )
+    write_tensors(folder / "weights" / TENSORS_FILE, model.state_dict())
+    write_text(folder / "weights" / RECORD_FILE, found.model_dump_json())
+    return job.model_copy(update={"workspace": folder, "initial_weights": folder / "weights"})
+
+
+def events_of(job: TrainingJob, kind: str) -> list[dict[str, Any]]:
+    """Return the events of a training of one kind."""
+    found = read_events(job.folder / "events.jsonl")
+    return [event for event in found if event["kind"] == kind]
+
+
+def head_job(make_job: MakeJob, folder: Path, name: str) -> TrainingJob:
+    """Return a job that trains the head alone."""
+    changes: dict[str, Any] = {
+        "model": {"init": "x.safetensors"},
+        "training": {"trainable": "head"},
+    }
+    return with_weights(make_job(folder / name, **changes), folder)
+
+
+def test_only_the_head_changes_and_it_learns(make_job: MakeJob, tmp_path: Path) -> None:
+    """The saved model is the initial one with a new head, which fits the training images."""
+    job = head_job(make_job, tmp_path, "first")
+    result = probe(job, EventWriter(job.folder / "events.jsonl"))
+    model, description = load_model(result.best)
+    initial = build_model(job.config.model, job.image, 5)
+    saved = model.state_dict()
+    for name, tensor in load_file(job.folder.parent / "weights" / TENSORS_FILE).items():
+        assert name.startswith("head.") or torch.equal(saved[name], tensor), name
+    assert set(saved) == set(initial.state_dict())
+    data = open_data(job)
+    logits_NK = predict_logits(model, data.images, data.validation_rows, job.image)
+    right_N = logits_NK.argmax(1).numpy() == data.labels[data.validation_rows]
+    assert np.isclose(right_N.mean(), result.best_validation_accuracy)
+    assert result.history[0].train_accuracy > 0.6
+    assert result.probe is not None
+    assert result.probe.images == len(data.training.rows) + len(data.validation_rows)
+    assert description.classes == job.classes
+    assert description.model.init is None
+
+
+def test_features_are_computed_once(make_job: MakeJob, tmp_path: Path) -> None:
+    """A second run with the same weights and images fits the same head on the same features."""
+    first, second = (head_job(make_job, tmp_path, name) for name in ("first", "second"))
+    results = [probe(job, EventWriter(job.folder / "events.jsonl")) for job in (first, second)]
+    weights = [load_model(result.best)[0].state_dict() for result in results]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    said = [[event["message"] for event in events_of(job, "note")] for job in (first, second)]
+    assert any("computing features takes" in message for message in said[0])
+    assert not any("computing features takes" in message for message in said[1])
+    assert len(list((tmp_path / FEATURES_FOLDER).iterdir())) == 1
+
+
+def test_the_table_of_initial_weights_is_kept(make_job: MakeJob, tmp_path: Path) -> None:
+    """Training all weights begins with them; the run gets the table and a sentence, once."""
+    job = with_weights(make_job(tmp_path / "all", training={"epochs": 1}), tmp_path)
+    for _ in range(2):
+        training = Training(job, EventWriter(job.folder / "events.jsonl"))
+    initial = training.state.model.state_dict()
+    norm = load_file(job.folder.parent / "weights" / TENSORS_FILE)["norm.weight"]
+    assert torch.equal(initial["norm.weight"], norm)
+    [artifact] = [event for event in events_of(job, "artifact") if event["name"] == TABLE_FILE]
+    assert "norm.weight,used" in Path(artifact["path"]).read_text("utf-8")
+    [sentence] = [each for each in events_of(job, "note") if "initial weights" in each["message"]]
+    assert "some.safetensors (some ViT)" in sentence["message"]
+    assert "used" in sentence["message"]
