@@ -21,7 +21,17 @@ _PACKAGES: dict[str, set[str]] = {
     "server_access": set(),
     "tracking": {"plugin_system"},
     "run_memory": {"plugin_system", "tracking"},
-    "training": {"layers", "metrics", "models", "data", "workers", "tracking", "run_memory"},
+    "probing": {"models"},
+    "training": {
+        "probing",
+        "layers",
+        "metrics",
+        "models",
+        "data",
+        "workers",
+        "tracking",
+        "run_memory",
+    },
     "planning": {
         "training",
         "models",
