@@ -21,6 +21,7 @@ _PACKAGES: dict[str, set[str]] = {
     "server_access": set(),
     "tracking": {"plugin_system"},
     "run_memory": {"plugin_system", "tracking"},
+    "probing": {"models"},
     "initial_weights": {
         "models",
         "models.pretrained",

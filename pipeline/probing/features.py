@@ -1,0 +1,229 @@
+"""The features of a frozen model: the input of its head for each image, computed once and kept.
+
+Shapes: N images, B images of a batch, H, W and C of an image, D features.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from pipeline.errors import ConfigError
+from pipeline.models.inference import normalised
+from pipeline.plugin_api import ImageSpec
+from pipeline.probing.linear_head import evaluating
+from pipeline.probing.piecewise_array import Floats, PiecewiseArray
+
+Pixels = np.ndarray[Any, np.dtype[np.uint8]]
+Rows = np.ndarray[Any, np.dtype[np.int64]]
+Progress = Callable[[int, int], None]
+"""Called with the number of finished images and the number of all images."""
+
+_FORMAT = 1
+"""Increase it when the same inputs give other features; stored ones are then not used."""
+_PIECE_SECONDS = 2.0
+_CPU_PIXELS, _ACCELERATOR_PIXELS = 16 * 224**2, 256 * 224**2
+"""Of a batch; larger batches are not faster on a CPU, because they leave its caches."""
+_MOST_IMAGES = 256
+_TRIAL_IMAGES, _TRIAL_SECONDS = 4, 0.25
+
+
+@dataclass(frozen=True)
+class FeatureStore:
+    """The features of some images, on disk.
+
+    The files are identified by the rows, their order, the batch size, the precision and the kind of
+    device; the folder by all else.
+
+    Attributes:
+        model: on its device.
+        head: the layer of the model whose inputs are the features.
+        images: uint8 (N, H, W, C).
+        rows: the images to compute, in this order.
+        image: how the model's images are normalised.
+        folder: for this model, its weights, and these images.
+        device: of the model.
+        precision: float32 or bfloat16.
+        batch_size: images that are computed together.
+        piece_seconds: how long to compute before the results are stored; a kill loses no more.
+    """
+
+    model: nn.Module
+    head: nn.Linear
+    images: Pixels
+    rows: Rows
+    image: ImageSpec
+    folder: Path
+    device: torch.device
+    precision: str
+    batch_size: int
+    piece_seconds: float = _PIECE_SECONDS
+
+    def remaining(self) -> int:
+        """Return the number of images whose features are not stored yet, or are damaged."""
+        finished = sum(piece.stop - piece.start for piece in self._array().finished())
+        return len(self.rows) - finished
+
+    def features(self, on_progress: Progress | None = None) -> Floats:
+        """Compute what is not stored yet, and return all features (N, D), mapped from disk.
+
+        If another process is computing the same features, wait for it.
+
+        Raises:
+            StorageError: if the disk is full or read-only.
+            ConfigError: if the head's input is not one vector per image.
+        """
+        array = self._array()
+        with array.exclusive(), evaluating(self.model):
+            finished = np.zeros(len(self.rows), bool)
+            for piece in array.resume():
+                finished[piece.start : piece.stop] = True
+            starts = range(0, len(self.rows), self.batch_size)
+            missing = [start for start in starts if not finished[start]]
+            done = int(finished.sum())
+            if on_progress and done:
+                on_progress(done, len(self.rows))
+            for start, features_ND in self._pieces(missing, done, on_progress):
+                array.write(start, features_ND)
+            return array.read()
+
+    def _array(self) -> PiecewiseArray:
+        rows = hashlib.sha256(np.ascontiguousarray(self.rows, np.int64).tobytes()).hexdigest()
+        identity = [_FORMAT, rows, self.batch_size, self.precision, self.device.type]
+        name = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]
+        return PiecewiseArray(self.folder, name, (len(self.rows), self.head.in_features))
+
+    def _pieces(
+        self, starts: list[int], done: int, on_progress: Progress | None
+    ) -> Iterator[tuple[int, Floats]]:
+        """Yield features of consecutive batches together with the position of their first image."""
+        batches: list[Floats] = []
+        first = stop = 0
+        began = time.monotonic()
+        for start in starts:
+            late = time.monotonic() - began >= self.piece_seconds
+            if batches and (late or start != stop):
+                yield first, np.concatenate(batches)
+                batches, began = [], time.monotonic()
+            if not batches:
+                first = start
+            rows = self.rows[start : start + self.batch_size]
+            batches.append(self._computed(rows))
+            stop, done = start + len(rows), done + len(rows)
+            if on_progress:
+                on_progress(done, len(self.rows))
+        if batches:
+            yield first, np.concatenate(batches)
+
+    def _computed(self, rows: Rows) -> Floats:
+        """Return the features of a batch; it is divided if the device runs out of memory."""
+        inputs: list[torch.Tensor] = []
+        hook = self.head.register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
+        try:
+            _forward(self.model, self.images, rows, self.image, self.device, self.precision)
+        except torch.OutOfMemoryError:
+            if len(rows) == 1:
+                raise
+        else:
+            return self._as_array(inputs, len(rows))
+        finally:
+            hook.remove()
+        inputs.clear()
+        half = len(rows) // 2
+        return np.concatenate([self._computed(rows[:half]), self._computed(rows[half:])])
+
+    def _as_array(self, inputs: list[torch.Tensor], images: int) -> Floats:
+        shapes = [tuple(given.shape) for given in inputs]
+        if shapes != [(images, self.head.in_features)]:
+            raise ConfigError(
+                f"The model's last linear layer gets tensors of shape {shapes} for {images} images,"
+                " but a linear probe needs one vector per image. Train all weights instead, or "
+                "choose another model."
+            )
+        features_BD: Floats = inputs[0].float().cpu().numpy()
+        return features_BD
+
+
+def features_of(
+    model: nn.Module,
+    head: nn.Linear,
+    images: Pixels,
+    rows: Rows,
+    image: ImageSpec,
+    folder: Path,
+    *,
+    device: torch.device,
+    precision: str,
+    batch_size: int | None = None,
+    on_progress: Progress | None = None,
+) -> Floats:
+    """Return the head's input (N, D) for each row, in the order of the rows, mapped from disk.
+
+    Features that are stored in the folder are not computed again. See `FeatureStore`.
+
+    Raises:
+        StorageError: if the disk is full or read-only.
+        ConfigError: if the head's input is not one vector per image.
+    """
+    size = batch_size or suitable_batch_size(image, device)
+    store = FeatureStore(model, head, images, rows, image, folder, device, precision, size)
+    return store.features(on_progress)
+
+
+def suitable_batch_size(image: ImageSpec, device: torch.device) -> int:
+    """Return how many images to compute together: on a CPU 16 of 224x224 pixels."""
+    pixels = _CPU_PIXELS if device.type == "cpu" else _ACCELERATOR_PIXELS
+    return min(_MOST_IMAGES, max(1, pixels // (image.height * image.width)))
+
+
+def seconds_per_image(
+    model: nn.Module,
+    images: Pixels,
+    rows: Rows,
+    image: ImageSpec,
+    device: torch.device,
+    precision: str,
+) -> float:
+    """Measure on the first rows how long the features of one image take.
+
+    Times two batches after a warm-up. They are small for a slow model, and grow up to the batch
+    size of the computation as long as a batch takes less than a quarter of a second.
+    """
+    largest = min(suitable_batch_size(image, device), len(rows))
+    size = min(_TRIAL_IMAGES, largest)
+
+    def seconds() -> float:
+        began = time.perf_counter()
+        _forward(model, images, rows[:size], image, device, precision)
+        return time.perf_counter() - began
+
+    with evaluating(model):
+        seconds()
+        while (taken := seconds()) < _TRIAL_SECONDS and size < largest:
+            size = min(4 * size, largest)
+            seconds()
+        return (taken + seconds()) / (2 * size)
+
+
+def _forward(
+    model: nn.Module,
+    images: Pixels,
+    rows: Rows,
+    image: ImageSpec,
+    device: torch.device,
+    precision: str,
+) -> torch.Tensor:
+    """Return the logits of some rows on the CPU, so that the device has finished."""
+    images_BHWC = torch.from_numpy(np.array(images[rows])).to(device)
+    with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
+        logits_BK: torch.Tensor = model(normalised(images_BHWC, image))
+    return logits_BK.cpu()

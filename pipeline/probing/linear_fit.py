@@ -1,0 +1,241 @@
+"""Fit a linear head on features, and choose the strength of its penalty on validation.
+
+Shapes: N images, D features, K classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from pipeline.errors import RunError
+from pipeline.probing.logistic_regression import Problem, Solution, suitable_threads
+
+Floats = np.ndarray[Any, np.dtype[np.float32]]
+Labels = np.ndarray[Any, np.dtype[np.int64]]
+
+REGULARIZATIONS = tuple(10 ** (half / 2) for half in range(-10, 7))
+"""The values of C that are tried, from a strong penalty to a weak one."""
+WITHOUT_CHOICE = 1.0
+"""The value of C, as in scikit-learn, if there is no image to compare the values with."""
+FEWEST_VALIDATION = 50
+"""With fewer validation images, training images are held out too."""
+FOLDS = 5
+_PATIENCE = 3
+"""Values of C in a row that are worse than the best one before the search ends."""
+
+
+@dataclass(frozen=True)
+class TriedFit:
+    """The outcome of one value of C."""
+
+    regularization: float
+    training_loss: float
+    """Weighted mean loss of all training images, without the penalty."""
+    validation_loss: float
+    """Mean loss of the images that were not fitted: validation images, held-out ones, or both."""
+    validation_accuracy: float
+    """Of the same images."""
+
+
+@dataclass(frozen=True)
+class FittedHead:
+    """A linear layer for raw features, and how its penalty was chosen."""
+
+    weight_KD: Floats
+    bias_K: Floats
+    regularization: float
+    """C as in scikit-learn's LogisticRegression, on standardised features."""
+    tried: tuple[TriedFit, ...]
+    """From a strong penalty to a weak one; empty if there was no image to compare them with."""
+    validation_images: int = 0
+    """Number of validation images that C was chosen with."""
+    held_out_images: int = 0
+    """Number of training images that C was chosen with, each by a fit without its fold."""
+
+
+def fit_head(
+    features_ND: Floats,
+    labels_N: Labels,
+    validation_features: Floats,
+    validation_labels: Labels,
+    num_classes: int,
+    *,
+    class_weights_K: Floats | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> FittedHead:
+    """Fit a head by multinomial logistic regression, with the best C on validation.
+
+    The values of C are tried from a strong penalty to a weak one, each from the previous minimum.
+    The smallest mean validation loss wins, and of equal ones the stronger penalty. The search ends
+    when three values in a row are worse than the best.
+
+    With fewer than 50 validation images the training images are divided into 5 folds as well: each
+    fold is predicted by a fit on the others, and its loss counts like that of validation images.
+    The head itself is always fitted on all training images, and never on validation images. With
+    one training image a class and no validation image C is 1.
+
+    Args:
+        features_ND: of the training images.
+        labels_N: their class indices; every class has an image.
+        validation_features: (M, D); M may be 0.
+        validation_labels: (M).
+        num_classes: K.
+        class_weights_K: weight of each class in the training loss; None for equal weights.
+        on_progress: called with the number of tried values of C, and of all.
+
+    Raises:
+        RunError: if a feature is not a finite number.
+    """
+    with suitable_threads(*np.shape(features_ND), num_classes):
+        return _fitted(
+            (_finite(features_ND), _indices(labels_N)),
+            (_finite(validation_features), _indices(validation_labels)),
+            num_classes,
+            None if class_weights_K is None else torch.tensor(class_weights_K),
+            on_progress,
+        )
+
+
+def _fitted(
+    training: tuple[torch.Tensor, torch.Tensor],
+    validation_images: tuple[torch.Tensor, torch.Tensor],
+    num_classes: int,
+    weights_K: torch.Tensor | None,
+    on_progress: Callable[[int, int], None] | None,
+) -> FittedHead:
+    features, labels = training
+    problem = Problem.of(features, labels, num_classes, weights_K)
+    validation = _Unseen(_Path.of(problem), *validation_images)
+    held_out = []
+    if len(validation) < FEWEST_VALIDATION:
+        for rows in _folds(labels, num_classes):
+            fitted = torch.ones(len(labels), dtype=torch.bool)
+            fitted[rows] = False
+            part = Problem.of(features[fitted], labels[fitted], num_classes, weights_K)
+            held_out.append(_Unseen(_Path.of(part), features[rows], labels[rows]))
+    unseen = [each for each in (validation, *held_out) if len(each)]
+    if not unseen:
+        validation.path.advance(WITHOUT_CHOICE)
+        weight_KD, bias_K = validation.path.head()
+        return FittedHead(weight_KD.numpy(), bias_K.numpy(), WITHOUT_CHOICE, ())
+    best, tried = _search(validation.path, unseen, on_progress)
+    weight_KD, bias_K = best
+    return FittedHead(
+        weight_KD.numpy(),
+        bias_K.numpy(),
+        min(tried, key=lambda fit: fit.validation_loss).regularization,
+        tuple(tried),
+        len(validation),
+        sum(len(each) for each in held_out),
+    )
+
+
+@dataclass
+class _Path:
+    """The minima of a problem for weaker and weaker penalties, each the start of the next."""
+
+    problem: Problem
+    solution: Solution
+    """The latest minimum; at first, where the search starts."""
+
+    @classmethod
+    def of(cls, problem: Problem) -> _Path:
+        return cls(problem, problem.start())
+
+    def advance(self, regularization: float) -> None:
+        """Find the minimum for the next C."""
+        self.solution = self.problem.solve(regularization, self.solution)
+
+    def head(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return weight (K, D) and bias (K) for raw features, in float32."""
+        weight_KD, bias_K = self.problem.for_raw_features(self.solution)
+        return weight_KD.float(), bias_K.float()
+
+
+@dataclass(frozen=True)
+class _Unseen:
+    """Images that the fits of a path have not seen."""
+
+    path: _Path
+    features_MD: torch.Tensor
+    labels_M: torch.Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels_M)
+
+    def loss_and_correct(self) -> tuple[float, int]:
+        """Return the sum of the losses at the path's latest minimum, and the number of hits."""
+        weight_KD, bias_K = self.path.head()
+        loss, correct = 0.0, 0
+        size = max(1, 2**22 // len(bias_K))
+        for at in range(0, len(self), size):
+            logits_MK = torch.addmm(bias_K, self.features_MD[at : at + size], weight_KD.T).double()
+            labels_M = self.labels_M[at : at + size]
+            loss += float(functional.cross_entropy(logits_MK, labels_M, reduction="sum"))
+            correct += int((logits_MK.argmax(1) == labels_M).sum())
+        return loss, correct
+
+
+def _search(
+    path: _Path, unseen: Sequence[_Unseen], on_progress: Callable[[int, int], None] | None
+) -> tuple[tuple[torch.Tensor, torch.Tensor], list[TriedFit]]:
+    """Return the head with the smallest loss on unseen images, and all that were tried."""
+    paths = {id(each.path): each.path for each in unseen} | {id(path): path}
+    images = sum(len(each) for each in unseen)
+    tried: list[TriedFit] = []
+    best, best_at = path.head(), 0
+    for regularization in REGULARIZATIONS:
+        for each in paths.values():
+            each.advance(regularization)
+        sums = [each.loss_and_correct() for each in unseen]
+        loss, correct = sum(loss for loss, _ in sums), sum(hits for _, hits in sums)
+        training_loss = path.problem.loss(path.solution)
+        tried.append(TriedFit(regularization, training_loss, loss / images, correct / images))
+        if len(tried) == 1 or tried[-1].validation_loss < tried[best_at].validation_loss:
+            best, best_at = path.head(), len(tried) - 1
+        if on_progress:
+            on_progress(len(tried), len(REGULARIZATIONS))
+        if len(tried) - 1 - best_at >= _PATIENCE:
+            break
+    return best, tried
+
+
+def _finite(features_ND: Floats) -> torch.Tensor:
+    """Return features as a tensor of its own.
+
+    Raises:
+        RunError: if one is not a finite number.
+    """
+    copied_ND = torch.from_numpy(np.array(features_ND, np.float32))
+    broken = int((~copied_ND.isfinite().all(1)).sum())
+    if broken:
+        raise RunError(
+            f"The model's features of {broken} of {len(copied_ND)} images are not finite numbers, "
+            "so no head can be fitted on them. Set training.precision to float32, or use other "
+            "weights."
+        )
+    return copied_ND
+
+
+def _indices(labels_N: Labels) -> torch.Tensor:
+    return torch.from_numpy(np.array(labels_N, np.int64))
+
+
+def _folds(labels_N: torch.Tensor, num_classes: int) -> list[torch.Tensor]:
+    """Return the rows of each fold, with a share of every class; none for a class of one image.
+
+    Neighbours stay together, because they are often pictures of the same thing.
+    """
+    fold_N = torch.full_like(labels_N, -1)
+    for label in range(num_classes):
+        [rows] = torch.nonzero(labels_N == label, as_tuple=True)
+        if len(rows) > 1:
+            fold_N[rows] = torch.arange(len(rows)) * FOLDS // len(rows)
+    folds = [torch.nonzero(fold_N == fold, as_tuple=True)[0] for fold in range(FOLDS)]
+    return [rows for rows in folds if len(rows)]
