@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from pipeline.layers.activations import ActivationName
 from pipeline.layers.attention import MultiHeadSelfAttention
 from pipeline.layers.layer_scale import LayerScale
 from pipeline.layers.mlp import MLP
@@ -26,6 +27,8 @@ class EncoderBlock(nn.Module):
         stochastic_depth: probability of skipping a branch of a sample in training.
         layer_scale: initial gain of both branches; None for no LayerScale (arXiv 2103.17239).
         norm: name of the normalisation layer before each branch.
+        norm_epsilon: added to the variance by both normalisation layers.
+        activation: name of the activation of the MLP.
     """
 
     def __init__(
@@ -37,15 +40,17 @@ class EncoderBlock(nn.Module):
         stochastic_depth: float = 0.0,
         layer_scale: float | None = None,
         norm: NormName = "layer_norm",
+        norm_epsilon: float = EPSILON,
+        activation: ActivationName = "gelu",
     ) -> None:
         super().__init__()
         embed_dim = attention.embed_dim
-        self.attention_norm = NORMS[norm](embed_dim)
+        self.attention_norm = NORMS[norm](embed_dim, norm_epsilon)
         self.attention = attention
         self.attention_dropout = nn.Dropout(dropout)
         self.attention_scale = _scale(embed_dim, layer_scale)
-        self.mlp_norm = NORMS[norm](embed_dim)
-        self.mlp = MLP(embed_dim, mlp_dim, dropout)
+        self.mlp_norm = NORMS[norm](embed_dim, norm_epsilon)
+        self.mlp = MLP(embed_dim, mlp_dim, dropout, activation=activation)
         self.mlp_scale = _scale(embed_dim, layer_scale)
         self.stochastic_depth = StochasticDepth(stochastic_depth)
 

@@ -5,14 +5,26 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from pipeline.layers.activations import ACTIVATIONS, ActivationName
+
 
 class MLP(nn.Module):
-    """Two linear layers with a GELU in between, dropout after each: `tokens_BND -> tokens_BND`."""
+    """Two linear layers with an activation in between, dropout after each.
 
-    def __init__(self, embed_dim: int, mlp_dim: int, dropout: float = 0.0) -> None:
+    `tokens_BND -> tokens_BND`
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        mlp_dim: int,
+        dropout: float = 0.0,
+        *,
+        activation: ActivationName = "gelu",
+    ) -> None:
         super().__init__()
         self.expand = nn.Linear(embed_dim, mlp_dim)
-        self.activation = nn.GELU()
+        self.activation = ACTIVATIONS[activation]()
         self.contract = nn.Linear(mlp_dim, embed_dim)
         self.dropout = nn.Dropout(dropout)
 

@@ -17,16 +17,16 @@ EPSILON = 1e-6
 NormName = Literal["layer_norm", "rms_norm"]
 
 
-def _layer_norm(embed_dim: int) -> nn.Module:
-    return nn.LayerNorm(embed_dim, eps=EPSILON)
+def _layer_norm(embed_dim: int, epsilon: float = EPSILON) -> nn.Module:
+    return nn.LayerNorm(embed_dim, eps=epsilon)
 
 
-def _rms_norm(embed_dim: int) -> nn.Module:
-    return nn.RMSNorm(embed_dim, eps=EPSILON)
+def _rms_norm(embed_dim: int, epsilon: float = EPSILON) -> nn.Module:
+    return nn.RMSNorm(embed_dim, eps=epsilon)
 
 
-NORMS: dict[NormName, Callable[[int], nn.Module]] = {
+NORMS: dict[NormName, Callable[..., nn.Module]] = {
     "layer_norm": _layer_norm,
     "rms_norm": _rms_norm,
 }
-"""Build the layer for an embedding dimension D: `tokens_BND -> tokens_BND`."""
+"""Build the layer for an embedding dimension D and an epsilon: `tokens_BND -> tokens_BND`."""

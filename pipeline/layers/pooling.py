@@ -11,8 +11,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from pipeline.layers.activations import ActivationName
 from pipeline.layers.initialisation import xavier, xavier_fused_
 from pipeline.layers.mlp import MLP
+from pipeline.layers.normalisation import EPSILON
 
 
 class ClassTokenPooling(nn.Module):
@@ -55,7 +57,15 @@ class AttentionPooling(nn.Module):
         ValueError: if `num_heads` does not divide `embed_dim`.
     """
 
-    def __init__(self, embed_dim: int, num_heads: int, mlp_dim: int) -> None:
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        mlp_dim: int,
+        *,
+        activation: ActivationName = "gelu",
+        norm_epsilon: float = EPSILON,
+    ) -> None:
         super().__init__()
         if embed_dim % num_heads:
             raise ValueError(f"embed_dim {embed_dim} is not a multiple of num_heads {num_heads}")
@@ -65,8 +75,8 @@ class AttentionPooling(nn.Module):
         self.query = nn.Linear(embed_dim, embed_dim)
         self.key_value = nn.Linear(embed_dim, 2 * embed_dim)
         self.projection = nn.Linear(embed_dim, embed_dim)
-        self.norm = nn.LayerNorm(embed_dim, eps=1e-6)
-        self.mlp = MLP(embed_dim, mlp_dim)
+        self.norm = nn.LayerNorm(embed_dim, eps=norm_epsilon)
+        self.mlp = MLP(embed_dim, mlp_dim, activation=activation)
         self.apply(xavier)
         xavier_fused_(self.key_value.weight)
 

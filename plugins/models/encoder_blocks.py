@@ -34,6 +34,8 @@ def encoder_blocks(
             stochastic_depth=rate,
             layer_scale=config.layer_scale,
             norm=config.norm,
+            norm_epsilon=config.norm_epsilon,
+            activation=config.activation,
         )
         for rate in drop_path_rates(config.stochastic_depth, size.depth)
     )

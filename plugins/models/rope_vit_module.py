@@ -51,7 +51,7 @@ class RotaryVisionTransformer(nn.Module):
                 learned=config.frequencies == "mixed",
             ),
         )
-        self.norm = NORMS[config.norm](embed_dim)
+        self.norm = NORMS[config.norm](embed_dim, config.norm_epsilon)
         self.pooling = ClassTokenPooling()
         self.head = LinearHead(embed_dim, context.num_classes)
 

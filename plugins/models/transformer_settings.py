@@ -97,6 +97,13 @@ class BlockConfig(TransformerConfig):
     """Normalisation before each branch and before the head: layer_norm (as published), or rms_norm
     (arXiv 1910.07467)."""
 
+    norm_epsilon: Annotated[float, Field(gt=0, le=0.01)] = 1e-6
+    """Added to the variance by every normalisation layer: 1e-6 (as published); CLIP uses 1e-5."""
+
+    activation: Literal["gelu", "gelu_tanh", "quick_gelu"] = "gelu"
+    """Activation of the MLP: gelu (as published), or its approximations gelu_tanh and quick_gelu
+    (arXiv 1606.08415, section 2); CLIP uses quick_gelu."""
+
     qk_norm: bool = False
     """Normalise queries and keys before their product (arXiv 2302.05442)."""
 

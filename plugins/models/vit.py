@@ -30,6 +30,9 @@ class VitConfig(BlockConfig):
     head: Literal["linear", "tanh"] = "linear"
     """Head: linear (as in fine-tuning), or with one hidden tanh layer (as in pre-training)."""
 
+    embedding_norm: bool = False
+    """Normalise the tokens before the first block, as in CLIP (arXiv 2103.00020, section 2.4)."""
+
     def resolved_for(self, traits: DataTraits) -> Self:
         """Fill in the dimensions, and check that the positions fit them."""
         if self.positions == "sine_cosine":

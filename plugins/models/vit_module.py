@@ -40,6 +40,11 @@ class VisionTransformer(nn.Module):
         self.position_embedding = position_embedding(
             config.positions, grid, embed_dim, prefix_tokens
         )
+        self.embedding_norm = (
+            NORMS[config.norm](embed_dim, config.norm_epsilon)
+            if config.embedding_norm
+            else nn.Identity()
+        )
         self.dropout = nn.Dropout(config.dropout)
         self.patch_dropout = PatchDropout(config.patch_dropout, prefix_tokens)
         self.blocks = encoder_blocks(
@@ -48,7 +53,7 @@ class VisionTransformer(nn.Module):
                 embed_dim, num_heads, config.attention_dropout, qk_norm=config.qk_norm
             ),
         )
-        self.norm = NORMS[config.norm](embed_dim)
+        self.norm = NORMS[config.norm](embed_dim, config.norm_epsilon)
         self.pooling = _pooling(config)
         self.head = _HEADS[config.head](embed_dim, context.num_classes)
 
@@ -57,7 +62,7 @@ class VisionTransformer(nn.Module):
         patches: PatchTokens = self.patch_embedding(images_BCHW)
         tokens_BND = self.class_token(patches.tokens_BND)  # N is now 1 + rows * columns
         tokens_BND = self.dropout(self.position_embedding(tokens_BND, patches.grid))
-        tokens_BND = self.patch_dropout(tokens_BND)
+        tokens_BND = self.embedding_norm(self.patch_dropout(tokens_BND))
         for block in self.blocks:
             tokens_BND = block(tokens_BND)
         logits_BK: torch.Tensor = self.head(self.pooling(self.norm(tokens_BND)))
@@ -67,5 +72,11 @@ class VisionTransformer(nn.Module):
 def _pooling(config: VitConfig) -> nn.Module:
     embed_dim, _, num_heads, mlp_dim = config.dimensions()
     if config.pooling == "attention":
-        return AttentionPooling(embed_dim, num_heads, mlp_dim)
+        return AttentionPooling(
+            embed_dim,
+            num_heads,
+            mlp_dim,
+            activation=config.activation,
+            norm_epsilon=config.norm_epsilon,
+        )
     return AveragePooling() if config.pooling == "average" else ClassTokenPooling()

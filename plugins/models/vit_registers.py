@@ -25,6 +25,9 @@ class VitRegistersConfig(BlockConfig):
     num_registers: Annotated[int, Field(ge=1, le=64)] = 4
     """Register tokens; the paper settles on 4."""
 
+    embedding_norm: bool = False
+    """Normalise the tokens before the first block, as in CLIP (arXiv 2103.00020, section 2.4)."""
+
 
 def build(config: VitRegistersConfig, context: ModelContext) -> torch.nn.Module:
     """Build the network."""

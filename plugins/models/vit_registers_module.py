@@ -36,6 +36,11 @@ class RegisterVisionTransformer(nn.Module):
         self.class_token = ClassToken(embed_dim)
         self.position_embedding = LearnedPositionEmbedding(grid, embed_dim, prefix_tokens=1)
         self.registers = RegisterTokens(config.num_registers, embed_dim)
+        self.embedding_norm = (
+            NORMS[config.norm](embed_dim, config.norm_epsilon)
+            if config.embedding_norm
+            else nn.Identity()
+        )
         self.dropout = nn.Dropout(config.dropout)
         self.patch_dropout = PatchDropout(config.patch_dropout, 1 + config.num_registers)
         self.blocks = encoder_blocks(
@@ -44,7 +49,7 @@ class RegisterVisionTransformer(nn.Module):
                 embed_dim, num_heads, config.attention_dropout, qk_norm=config.qk_norm
             ),
         )
-        self.norm = NORMS[config.norm](embed_dim)
+        self.norm = NORMS[config.norm](embed_dim, config.norm_epsilon)
         self.pooling = ClassTokenPooling()
         self.head = LinearHead(embed_dim, context.num_classes)
 
@@ -53,7 +58,7 @@ class RegisterVisionTransformer(nn.Module):
         patches: PatchTokens = self.patch_embedding(images_BCHW)
         tokens_BND = self.class_token(patches.tokens_BND)
         tokens_BND = self.dropout(self.position_embedding(tokens_BND, patches.grid))
-        tokens_BND = self.patch_dropout(self.registers(tokens_BND))
+        tokens_BND = self.embedding_norm(self.patch_dropout(self.registers(tokens_BND)))
         for block in self.blocks:
             tokens_BND = block(tokens_BND)
         logits_BK: torch.Tensor = self.head(self.pooling(self.norm(tokens_BND)))

@@ -15,6 +15,7 @@ _PACKAGES: dict[str, set[str]] = {
     "plugin_system": set(),
     "plugin_system.contract": {"plugin_system", "models", "data"},
     "models": {"plugin_system"},
+    "models.pretrained": {"layers"},
     "data": {"plugin_system", "tracking", "run_memory"},
     "workers": set(),
     "supervision": set(),

@@ -1,0 +1,1 @@
+"""Weight files of published Vision Transformers, converted to the names of our models."""

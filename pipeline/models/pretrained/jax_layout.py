@@ -1,0 +1,78 @@
+"""The names of the original JAX files (`.npz`) of the ViT and AugReg papers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from pipeline.models.pretrained.layout import HALVES, Layout
+
+_TREE = r"(?:opt/target/|params/(?:img/)?)?"
+_BLOCK = _TREE + r"Transformer/encoderblock_(\d+)/"
+_ATTENTION = _BLOCK + r"MultiHeadDotProductAttention_[01]/"
+_SPLIT = 3
+"""Dimensions of the kernels of an attention layer, whose heads are kept apart."""
+
+
+def _oriented(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor in torch's order: outputs first, heads joined."""
+    attention = ".attention." in name
+    if name.endswith("patch_embedding.projection.weight"):
+        return tensor.permute(3, 2, 0, 1)
+    if attention and tensor.ndim == _SPLIT:
+        joined = tensor.flatten(0, 1) if ".projection." in name else tensor.flatten(1)
+        return joined.T
+    if attention and name.endswith("bias"):
+        return tensor.flatten()
+    return tensor.T if name.endswith("weight") and tensor.ndim == 2 else tensor  # noqa: PLR2004
+
+
+def _num_heads(tensors: Mapping[str, torch.Tensor]) -> int | None:
+    for name, tensor in tensors.items():
+        if name.endswith("/query/kernel") and tensor.ndim == _SPLIT:
+            return tensor.shape[1]
+    return None
+
+
+def _affine(path: str, ours: str) -> tuple[tuple[str, str], ...]:
+    """Return the rules for the weight and the bias of a layer."""
+    return (
+        (path + r"/(?:kernel|scale)", ours + ".weight"),
+        (path + r"/bias", ours + ".bias"),
+    )
+
+
+JAX = Layout(
+    title="JAX ViT",
+    signature=(_TREE + r"embedding/kernel", _TREE + r"Transformer/encoder_norm/scale"),
+    names=(
+        (_TREE + r"cls", "class_token.token_11D"),
+        (
+            _TREE + r"(?:Transformer/posembed_input/)?pos_embedding",
+            "position_embedding.positions_1ND",
+        ),
+        *_affine(_TREE + r"embedding", "patch_embedding.projection"),
+        *_affine(_BLOCK + r"LayerNorm_0", r"blocks.\1.attention_norm"),
+        *_affine(_ATTENTION + r"(q)uery", r"blocks.\1.attention.\2"),
+        *_affine(_ATTENTION + r"(k)ey", r"blocks.\1.attention.\2"),
+        *_affine(_ATTENTION + r"(v)alue", r"blocks.\1.attention.\2"),
+        *_affine(_ATTENTION + r"out", r"blocks.\1.attention.projection"),
+        *_affine(_BLOCK + r"LayerNorm_[12]", r"blocks.\1.mlp_norm"),
+        *_affine(_BLOCK + r"MlpBlock_[03]/Dense_0", r"blocks.\1.mlp.expand"),
+        *_affine(_BLOCK + r"MlpBlock_[03]/Dense_1", r"blocks.\1.mlp.contract"),
+        *_affine(_TREE + r"Transformer/encoder_norm", "norm"),
+        *_affine(_TREE + r"pre_logits", "head.hidden"),
+        *_affine(_TREE + r"head", "head"),
+    ),
+    skipped=((r"opt/state/.*", "state of the optimizer"),),
+    refused=(
+        (_TREE + r"Transformer/encoderblock/.*", "blocks that are stacked into one tensor"),
+        (_TREE + r"MAPHead_0/.*", "big_vision's attention pooling"),
+    ),
+    mean=HALVES,
+    std=HALVES,
+    averages_without_class_token=True,
+    oriented=_oriented,
+    num_heads=_num_heads,
+)

@@ -1,0 +1,222 @@
+"""Recognise the layout of a weight file from its names, and convert it to one of our models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from pipeline.errors import ConfigError
+from pipeline.models.pretrained.assembling import (
+    CLASS_TOKEN,
+    REGISTERS,
+    Dimensions,
+    add_zero_biases,
+    check_shapes,
+    dimensions_of,
+    has_gains,
+    join_projections,
+    name_head,
+    place_tokens,
+)
+from pipeline.models.pretrained.clip_layout import CLIP_LAYOUTS
+from pipeline.models.pretrained.companion_files import (
+    CompanionFacts,
+    PixelStatistics,
+    facts_beside,
+)
+from pipeline.models.pretrained.converted import ConvertedWeights
+from pipeline.models.pretrained.jax_layout import JAX
+from pipeline.models.pretrained.layout import Layout, Parts, UnsupportedWeightsError
+from pipeline.models.pretrained.timm_layout import TIMM_LAYOUTS
+from pipeline.models.pretrained.torchvision_layout import TORCHVISION
+from pipeline.models.pretrained.transformers_layout import TRANSFORMERS_LAYOUTS
+from pipeline.models.pretrained.weights_file import FileTensors, read_tensors
+
+LAYOUTS: tuple[Layout, ...] = (
+    TORCHVISION,
+    *TRANSFORMERS_LAYOUTS,
+    *CLIP_LAYOUTS,
+    *TIMM_LAYOUTS,
+    JAX,
+)
+"""Every layout that is read; the first that matches counts."""
+_FAMILIES = "torchvision, timm, transformers, DeiT, DINO, DINOv2, MAE, CLIP and JAX"
+_PUBLISHED_HEADS = {
+    192: 3,
+    384: 6,
+    768: 12,
+    1024: 16,
+    1152: 16,
+    1280: 16,
+    1408: 16,
+    1536: 24,
+    1664: 16,
+}
+"""Attention heads of the published models, by embedding dimension."""
+_HEAD_SIZE = 64
+_INITIAL_GAIN = 1e-5
+"""The setting of models with LayerScale; the gains themselves come from the file."""
+
+
+def convert(file: Path, *, num_heads: int | None = None) -> ConvertedWeights:
+    """Read a weight file and convert it.
+
+    Args:
+        file: the weights; `config.json` and `preprocessor_config.json` beside it are read too.
+        num_heads: attention heads in each block, if the user set them.
+
+    Raises:
+        ConfigError: if the file cannot be read, its layout is unknown, or a part of it cannot be
+            represented by our models.
+    """
+    tensors = read_tensors(file)
+    layout = _recognised(file, tensors.weights)
+    try:
+        return _converted(file, layout, tensors, num_heads)
+    except UnsupportedWeightsError as error:
+        raise ConfigError(f"'{file}' ({layout.title}): {error}.") from error
+
+
+def _recognised(file: Path, names: Iterable[str]) -> Layout:
+    listed = list(names)
+    for layout in LAYOUTS:
+        if layout.matches(listed):
+            return layout
+    raise ConfigError(
+        f"'{file}' has the layout of no Vision Transformer that is read: its first tensor is "
+        f"'{listed[0]}'. Use weights of a plain ViT in the names of {_FAMILIES}."
+    )
+
+
+def _converted(
+    file: Path, layout: Layout, tensors: FileTensors, num_heads: int | None
+) -> ConvertedWeights:
+    parts, skipped = layout.assigned(tensors.weights)
+    skipped = tensors.others | skipped
+    join_projections(parts)
+    dimensions = dimensions_of(parts)
+    facts = facts_beside(file, dimensions.embed_dim)
+    grid = place_tokens(parts, layout, dimensions, facts.image_size)
+    head = name_head(parts)
+    if head == "linear":
+        _skip_hidden_layer(parts, skipped)
+    add_zero_biases(parts)
+    check_shapes(parts, dimensions, grid)
+    notes = list(facts.notes)
+    if layout.activation_note and facts.activation is None:
+        notes.append(layout.activation_note)
+    heads = num_heads or layout.num_heads(tensors.weights) or facts.num_heads
+    heads = _checked_heads(heads or _assumed_heads(dimensions.embed_dim, notes), dimensions)
+    model, choices = _model(parts, head, facts)
+    settings: dict[str, Any] = {
+        "patch_embedding": {"name": "conv", "patch_size": dimensions.patch_size},
+        "embed_dim": dimensions.embed_dim,
+        "depth": dimensions.depth,
+        "num_heads": heads,
+        "mlp_dim": dimensions.mlp_dim,
+        "layer_scale": _INITIAL_GAIN if has_gains(parts) else None,
+        "norm": "layer_norm",
+        "norm_epsilon": facts.norm_epsilon or layout.norm_epsilon,
+        "activation": facts.activation or layout.activation,
+        "embedding_norm": "embedding_norm.weight" in parts,
+        "qk_norm": False,
+        **choices,
+    }
+    pixels = _pixel_statistics(layout, facts, dimensions.channels, notes)
+    num_classes = _num_classes(parts)
+    named = facts.classes is not None and len(facts.classes) == num_classes
+    return ConvertedWeights(
+        layout=layout.title,
+        model=model,
+        settings=settings,
+        weights={name: part.tensor.contiguous() for name, part in parts.items()},
+        grid=grid,
+        patch_size=dimensions.patch_size,
+        channels=dimensions.channels,
+        mean=pixels.mean,
+        std=pixels.std,
+        num_classes=num_classes,
+        classes=facts.classes if named else None,
+        sources={name: part.sources for name, part in parts.items()},
+        skipped=skipped,
+        notes=tuple(notes),
+    )
+
+
+def _skip_hidden_layer(parts: Parts, skipped: dict[str, str]) -> None:
+    """Leave out a hidden layer whose output layer is not in the file."""
+    for name in ("head.hidden.weight", "head.hidden.bias"):
+        if name in parts:
+            reason = "hidden layer of a head whose output layer is not in the file"
+            skipped |= dict.fromkeys(parts.pop(name).sources, reason)
+
+
+def _model(parts: Parts, head: str, facts: CompanionFacts) -> tuple[str, dict[str, Any]]:
+    """Return the model plugin, and the settings that not all models have."""
+    pools_by_attention = "pooling.probe_11D" in parts
+    has_class = CLASS_TOKEN in parts
+    if has_class and (pools_by_attention or facts.averages):
+        raise UnsupportedWeightsError(
+            "the model has a class token but pools the patches, which our models cannot represent. "
+            "Choose weights that use the class token"
+        )
+    if REGISTERS not in parts:
+        without_class = "attention" if pools_by_attention else "average"
+        pooling = "class_token" if has_class else without_class
+        return "vit", {"positions": "learned", "pooling": pooling, "head": head}
+    if head != "linear":
+        raise UnsupportedWeightsError(
+            "the model has registers and a tanh head, which our models cannot represent. Choose "
+            "weights with a linear head"
+        )
+    return "vit_registers", {"num_registers": parts[REGISTERS].tensor.shape[1]}
+
+
+def _assumed_heads(embed_dim: int, notes: list[str]) -> int:
+    heads = _PUBLISHED_HEADS.get(embed_dim)
+    reason = f"as published for dimension {embed_dim}"
+    if heads is None:
+        if embed_dim % _HEAD_SIZE:
+            raise UnsupportedWeightsError(
+                f"the number of attention heads is not in the file, and is not known for dimension "
+                f"{embed_dim}. Set model.num_heads, or put the model's config.json beside the file"
+            )
+        heads, reason = embed_dim // _HEAD_SIZE, f"of size {_HEAD_SIZE}"
+    notes.append(f"The number of attention heads is not in the file: {heads}, {reason}.")
+    return heads
+
+
+def _checked_heads(heads: int, dimensions: Dimensions) -> int:
+    if heads < 1 or dimensions.embed_dim % heads:
+        raise UnsupportedWeightsError(
+            f"{heads} attention heads do not divide the dimension {dimensions.embed_dim} of the "
+            "weights. Set model.num_heads to a divisor"
+        )
+    return heads
+
+
+def _pixel_statistics(
+    layout: Layout, facts: CompanionFacts, channels: int, notes: list[str]
+) -> PixelStatistics:
+    """Return mean and standard deviation of each channel."""
+    if layout.pixel_note and facts.pixels is None:
+        notes.append(layout.pixel_note)
+    known = facts.pixels or PixelStatistics(layout.mean, layout.std)
+    if len(known.mean) == len(known.std) == channels:
+        return known
+    if len(known.mean) > 1:
+        notes.append(
+            f"Mean and standard deviation are known for {len(known.mean)} channels, the weights "
+            f"have {channels}: their averages are used."
+        )
+    return PixelStatistics((fmean(known.mean),) * channels, (fmean(known.std),) * channels)
+
+
+def _num_classes(parts: Parts) -> int | None:
+    """Return the number of outputs of the head."""
+    for name in ("head.weight", "head.output.weight"):
+        if name in parts:
+            return parts[name].tensor.shape[0]
+    return None

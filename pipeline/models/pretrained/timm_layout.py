@@ -1,0 +1,112 @@
+"""The names of timm, which the repositories of DeiT, DINO, DINOv2 and MAE use as well."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pipeline.models.pretrained.layout import (
+    CLIP_MEAN,
+    CLIP_STD,
+    HALVES,
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    Layout,
+)
+
+_BLOCK = r"blocks\.(?:\d+\.)?(\d+)\."  # DINOv2 may number chunks of blocks as well
+_SIGNATURE = (r"patch_embed\.proj\.weight", _BLOCK + r"attn\.qkv\.weight")
+
+_TIMM = Layout(
+    title="timm ViT",
+    signature=_SIGNATURE,
+    names=(
+        (r"cls_token", "class_token.token_11D"),
+        (r"pos_embed", "position_embedding.positions_1ND"),
+        (r"reg_token|register_tokens", "registers.registers_1RD"),
+        (r"dist_token", "distillation_token"),
+        (r"patch_embed\.proj\.(weight|bias)", r"patch_embedding.projection.\1"),
+        (r"norm_pre\.(weight|bias)", r"embedding_norm.\1"),
+        (_BLOCK + r"norm1\.(weight|bias)", r"blocks.\1.attention_norm.\2"),
+        (_BLOCK + r"attn\.qkv\.(weight|bias)", r"blocks.\1.attention.query_key_value.\2"),
+        (_BLOCK + r"attn\.proj\.(weight|bias)", r"blocks.\1.attention.projection.\2"),
+        (_BLOCK + r"(?:ls1\.gamma|gamma_1)", r"blocks.\1.attention_scale.gain_D"),
+        (_BLOCK + r"norm2\.(weight|bias)", r"blocks.\1.mlp_norm.\2"),
+        (_BLOCK + r"mlp\.fc1\.(weight|bias)", r"blocks.\1.mlp.expand.\2"),
+        (_BLOCK + r"mlp\.fc2\.(weight|bias)", r"blocks.\1.mlp.contract.\2"),
+        (_BLOCK + r"(?:ls2\.gamma|gamma_2)", r"blocks.\1.mlp_scale.gain_D"),
+        (r"norm\.(weight|bias)", r"norm.\1"),
+        (r"attn_pool\.latent", "pooling.probe_11D"),
+        (r"attn_pool\.q\.(weight|bias)", r"pooling.query.\1"),
+        (r"attn_pool\.kv\.(weight|bias)", r"pooling.key_value.\1"),
+        (r"attn_pool\.proj\.(weight|bias)", r"pooling.projection.\1"),
+        (r"attn_pool\.norm\.(weight|bias)", r"pooling.norm.\1"),
+        (r"attn_pool\.mlp\.fc1\.(weight|bias)", r"pooling.mlp.expand.\1"),
+        (r"attn_pool\.mlp\.fc2\.(weight|bias)", r"pooling.mlp.contract.\1"),
+        (r"pre_logits\.fc\.(weight|bias)", r"head.hidden.\1"),
+        (r"head\.(weight|bias)", r"head.\1"),
+    ),
+    skipped=(
+        (r"mask_token", "mask token of the pre-training"),
+        (r"decoder_.*", "decoder of the pre-training"),
+        (r"head_dist\..*", "head of the distillation token"),
+        (
+            r"(?:dino_|ibot_)?head\.(?:mlp2?|last_layer2?|last_norm2?)\..*",
+            "projection head of the self-distillation",
+        ),
+    ),
+    refused=(
+        (r"fc_norm\..*", "a norm after averaging the patches (fc_norm)"),
+        (_BLOCK + r"attn\.[qk]_norm\..*", "a norm of queries and keys with another formula"),
+        (_BLOCK + r"attn\.[qv]_bias", "BEiT's attention"),
+        (_BLOCK + r"mlp\.(?:w12|w3|fc1_[gx]|norm)\..*", "a gated MLP (SwiGLU)"),
+        (r"patch_embed\.(?:backbone|norm)\..*", "a patch embedding with several layers"),
+    ),
+    mean=HALVES,
+    std=HALVES,
+    registers_have_positions=True,
+    prefix_may_lack_positions=True,
+    averages_without_class_token=True,
+    pixel_note=(
+        "Mean and standard deviation of the pixels are not in the file: 0.5, as for most of timm's "
+        "ViTs; DeiT and DINO used ImageNet's."
+    ),
+)
+_FROM_IMAGENET = replace(_TIMM, mean=IMAGENET_MEAN, std=IMAGENET_STD, pixel_note="")
+
+TIMM_LAYOUTS = (
+    replace(_FROM_IMAGENET, title="MAE", signature=(*_SIGNATURE, r"decoder_pred\.weight")),
+    replace(_FROM_IMAGENET, title="distilled DeiT", signature=(*_SIGNATURE, r"dist_token")),
+    replace(
+        _FROM_IMAGENET,
+        title="DINOv2",
+        signature=(*_SIGNATURE, r"mask_token", _BLOCK + r"ls1\.gamma"),
+        registers_have_positions=False,
+        prefix_may_lack_positions=False,
+        averages_without_class_token=False,
+    ),
+    replace(
+        _TIMM,
+        title="timm CLIP image tower",
+        signature=(*_SIGNATURE, r"norm_pre\.weight"),
+        mean=CLIP_MEAN,
+        std=CLIP_STD,
+        norm_epsilon=1e-5,
+        pixel_note="",
+        activation_note=(
+            "The activation is not in the file: gelu, as for most of timm's CLIP towers; for those "
+            "with quickgelu in their name, set model.activation quick_gelu."
+        ),
+    ),
+    replace(
+        _FROM_IMAGENET,
+        title="timm ViT with LayerScale",
+        signature=(*_SIGNATURE, _BLOCK + r"(?:ls1\.gamma|gamma_1)"),
+    ),
+    replace(
+        _FROM_IMAGENET,
+        title="DINO",
+        signature=(*_SIGNATURE, r"head\.last_layer\.weight.*"),
+    ),
+    _TIMM,
+)
+"""Special layouts before the general one."""

@@ -1,0 +1,458 @@
+"""Weight files in every layout, written by the libraries themselves, with what they compute.
+
+Every model is tiny, with 32x32 images in 8x8 patches, and all of its parameters are random.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torchvision
+import transformers
+from safetensors.torch import save_file
+from timm.layers import GELU
+from timm.models.deit import VisionTransformerDistilled
+from timm.models.vision_transformer import (
+    VisionTransformer,
+    _convert_dinov2,
+    _convert_openai_clip,
+    _load_weights,
+)
+from torch import nn
+
+from tests.plugins.model_parity import randomise
+
+Tensors = dict[str, torch.Tensor]
+Answer = Callable[[torch.Tensor], torch.Tensor]
+
+IMAGE, PATCH, DIM, HEADS, DEPTH, MLP, CLASSES = 32, 8, 64, 4, 2, 96, 5
+_EPSILON_CLIP = partial(nn.LayerNorm, eps=1e-5)
+_HUGGING_FACE = {
+    "hidden_size": DIM,
+    "num_hidden_layers": DEPTH,
+    "num_attention_heads": HEADS,
+    "intermediate_size": MLP,
+    "image_size": IMAGE,
+    "patch_size": PATCH,
+}
+_DINO = {n: v for n, v in _HUGGING_FACE.items() if n != "intermediate_size"} | {"mlp_ratio": 2}
+
+
+class Published(NamedTuple):
+    """A weight file, and the logits that its library computes; features if it has no head."""
+
+    file: Path
+    answer: Answer
+    title: str
+    has_head: bool = True
+
+
+class QuickGELU(nn.Module):
+    """CLIP's activation, which timm's builder takes by class."""
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden * torch.sigmoid(1.702 * hidden)
+
+
+def timm_vit(**settings: Any) -> Any:
+    """Return a random ViT of timm."""
+    kind = settings.pop("kind", VisionTransformer)
+    model = kind(
+        img_size=IMAGE,
+        patch_size=PATCH,
+        embed_dim=DIM,
+        depth=DEPTH,
+        num_heads=HEADS,
+        mlp_ratio=MLP / DIM,
+        num_classes=settings.pop("num_classes", CLASSES),
+        **settings,
+    )
+    randomise(model)
+    return model.eval()
+
+
+def state_of(model: nn.Module) -> Tensors:
+    """Return a copy of the tensors of a model."""
+    return {name: tensor.clone().contiguous() for name, tensor in model.state_dict().items()}
+
+
+def saved(folder: Path, tensors: Tensors) -> Path:
+    """Write a safetensors file."""
+    save_file(tensors, folder / "weights.safetensors")
+    return folder / "weights.safetensors"
+
+
+def pickled(folder: Path, contents: object, suffix: str = ".pth") -> Path:
+    """Write a checkpoint with torch."""
+    torch.save(contents, folder / f"weights{suffix}")
+    return folder / f"weights{suffix}"
+
+
+def _torchvision(folder: Path, **settings: Any) -> Published:
+    model: Any = torchvision.models.VisionTransformer(
+        image_size=IMAGE,
+        patch_size=PATCH,
+        num_layers=DEPTH,
+        num_heads=HEADS,
+        hidden_dim=DIM,
+        mlp_dim=MLP,
+        num_classes=CLASSES,
+        **settings,
+    )
+    randomise(model)
+    return Published(pickled(folder, model.state_dict()), model.eval(), "torchvision ViT")
+
+
+def _torchvision_old(folder: Path) -> Published:
+    published = _torchvision(folder)
+    old = {
+        name.replace("mlp.0.", "mlp.linear_1.").replace("mlp.3.", "mlp.linear_2."): tensor
+        for name, tensor in torch.load(published.file).items()
+    }
+    return published._replace(file=saved(folder, old))
+
+
+def _timm(folder: Path, title: str = "timm ViT", **settings: Any) -> Published:
+    model = timm_vit(**settings)
+    return Published(saved(folder, state_of(model)), model, title)
+
+
+def _deit(folder: Path) -> Published:
+    """Write DeiT's repository's checkpoint: wrapped, with the command line beside the weights."""
+    model = timm_vit()
+    wrapped = {f"module.{name}": tensor for name, tensor in model.state_dict().items()}
+    contents = {"model": wrapped, "args": argparse.Namespace(lr=0.1), "epoch": 3}
+    return Published(pickled(folder, contents), model, "timm ViT")
+
+
+def _deit_distilled(folder: Path) -> Published:
+    model = timm_vit(kind=VisionTransformerDistilled)
+
+    def answer(images_BCHW: torch.Tensor) -> torch.Tensor:
+        logits_BK: torch.Tensor = model.head(model.forward_features(images_BCHW)[:, 0])
+        return logits_BK
+
+    return Published(saved(folder, state_of(model)), answer, "distilled DeiT")
+
+
+def _deit_3(folder: Path) -> Published:
+    """Write DeiT III's names: positions for the patches alone, gains called gamma."""
+    model = timm_vit(no_embed_class=True, init_values=1e-6)
+    tensors = {
+        name.replace("ls1.gamma", "gamma_1").replace("ls2.gamma", "gamma_2"): tensor
+        for name, tensor in state_of(model).items()
+    }
+    return Published(pickled(folder, {"model": tensors}), model, "timm ViT with LayerScale")
+
+
+def _dino(folder: Path) -> Published:
+    """Write DINO's full checkpoint: a teacher with its projection head, a student, an optimizer."""
+    model = timm_vit(num_classes=0)
+    teacher = {f"backbone.{name}": tensor for name, tensor in state_of(model).items()}
+    teacher |= {"head.mlp.0.weight": torch.ones(4, DIM), "head.last_layer.weight_g": torch.ones(9)}
+    optimizer = {"state": {0: {"exp_avg": torch.ones(3)}}, "param_groups": []}
+    contents = {"teacher": teacher, "student": dict(teacher), "optimizer": optimizer, "epoch": 1}
+    return Published(pickled(folder, contents), model, "DINO", has_head=False)
+
+
+def _dinov2(folder: Path, registers: int = 0, *, chunked: bool = False) -> Published:
+    """Write DINOv2's own names; timm's own conversion of them computes the answer."""
+    settings = {"reg_tokens": registers, "no_embed_class": True} if registers else {}
+    model = timm_vit(num_classes=0, init_values=1e-5, **settings)
+    tensors = state_of(model)
+    if registers:
+        tensors["register_tokens"] = tensors.pop("reg_token")
+        tensors["pos_embed"] = torch.cat([torch.randn(1, 1, DIM), tensors["pos_embed"]], dim=1)
+    tensors["mask_token"] = torch.randn(1, DIM)
+    model.load_state_dict(_convert_dinov2(dict(tensors), model))
+    if chunked:
+        tensors = {name.replace("blocks.", "blocks.0."): each for name, each in tensors.items()}
+    return Published(pickled(folder, tensors), model, "DINOv2", has_head=False)
+
+
+def _mae(folder: Path) -> Published:
+    model = timm_vit(num_classes=0)
+    decoder = {"mask_token": torch.randn(1, 1, 8), "decoder_pred.weight": torch.randn(12, 8)}
+    decoder["decoder_blocks.0.norm1.weight"] = torch.randn(8)
+    contents = {"model": state_of(model) | decoder}
+    return Published(pickled(folder, contents), model, "MAE", has_head=False)
+
+
+def hugging_face(
+    folder: Path,
+    title: str,
+    model: Any,
+    answer: Callable[[Any, torch.Tensor], torch.Tensor],
+    *,
+    has_head: bool = False,
+    current_names: bool = False,
+) -> Published:
+    """Write a random model of transformers with its config, in the names of its hub or its own."""
+    randomise(model)
+    model.eval().save_pretrained(folder)
+    file = folder / "model.safetensors"
+    if current_names:
+        file = pickled(folder, model.state_dict(), ".bin")
+    return Published(file, partial(answer, model), title, has_head)
+
+
+def _logits(model: Any, images_BCHW: torch.Tensor) -> torch.Tensor:
+    logits_BK: torch.Tensor = model(images_BCHW).logits
+    return logits_BK
+
+
+def _class_token(model: Any, images_BCHW: torch.Tensor) -> torch.Tensor:
+    tokens_BND: torch.Tensor = model.base_model(images_BCHW).last_hidden_state
+    return tokens_BND[:, 0]
+
+
+def _all_patches(model: Any, images_BCHW: torch.Tensor) -> torch.Tensor:
+    """Return the class token of MAE's encoder, which here sees every patch in order."""
+    noise_BN = torch.arange((IMAGE // PATCH) ** 2).expand(len(images_BCHW), -1)
+    tokens_BND: torch.Tensor = model.vit(images_BCHW, noise=noise_BN).last_hidden_state
+    return tokens_BND[:, 0]
+
+
+def _pooled(model: Any, images_BCHW: torch.Tensor) -> torch.Tensor:
+    features_BD: torch.Tensor = getattr(model, "vision_model", model)(images_BCHW).pooler_output
+    return features_BD
+
+
+def _vit(folder: Path, *, current_names: bool = False) -> Published:
+    config = transformers.ViTConfig(**_HUGGING_FACE, num_labels=CLASSES)
+    model = transformers.ViTForImageClassification(config)
+    title = "transformers ViT"
+    return hugging_face(folder, title, model, _logits, has_head=True, current_names=current_names)
+
+
+def _vit_body(folder: Path, *, current_names: bool = False) -> Published:
+    model = transformers.ViTModel(transformers.ViTConfig(**_HUGGING_FACE, qkv_bias=False))
+    title = "transformers ViT"
+    return hugging_face(folder, title, model, _class_token, current_names=current_names)
+
+
+def _deit_hf(folder: Path) -> Published:
+    config = transformers.DeiTConfig(**_HUGGING_FACE, num_labels=CLASSES, hidden_act="gelu_new")
+    model = transformers.DeiTForImageClassification(config)
+    return hugging_face(folder, "transformers DeiT", model, _logits, has_head=True)
+
+
+def _deit_with_teacher(folder: Path) -> Published:
+    config = transformers.DeiTConfig(**_HUGGING_FACE, num_labels=CLASSES)
+    model = transformers.DeiTForImageClassificationWithTeacher(config)
+
+    def answer(model: Any, images_BCHW: torch.Tensor) -> torch.Tensor:
+        logits_BK: torch.Tensor = model(images_BCHW).cls_logits
+        return logits_BK
+
+    return hugging_face(folder, "transformers DeiT", model, answer, has_head=True)
+
+
+def _dinov2_hf(folder: Path) -> Published:
+    config = transformers.Dinov2Config(**_DINO, num_labels=CLASSES)
+    model = transformers.Dinov2ForImageClassification(config)
+    return hugging_face(folder, "transformers DINOv2", model, _class_token)
+
+
+def _dinov2_registers(folder: Path, *, current_names: bool = False) -> Published:
+    config = transformers.Dinov2WithRegistersConfig(**_DINO, num_register_tokens=3)
+    model = transformers.Dinov2WithRegistersModel(config)
+    title = "transformers DINOv2 with registers"
+    return hugging_face(folder, title, model, _class_token, current_names=current_names)
+
+
+def _mae_hf(folder: Path) -> Published:
+    decoder = {
+        "decoder_hidden_size": 32,
+        "decoder_num_hidden_layers": 1,
+        "decoder_num_attention_heads": 2,
+        "decoder_intermediate_size": 32,
+    }
+    config = transformers.ViTMAEConfig(**_HUGGING_FACE, **decoder, mask_ratio=0.0)
+    model = transformers.ViTMAEForPreTraining(config)
+    return hugging_face(folder, "transformers MAE", model, _all_patches)
+
+
+def _clip_tower(folder: Path, kind: str, **settings: Any) -> Published:
+    config = transformers.CLIPVisionConfig(**_HUGGING_FACE, projection_dim=16, **settings)
+    model = getattr(transformers, kind)(config)
+    return hugging_face(folder, "transformers CLIP image tower", model, _pooled)
+
+
+def _clip_both(folder: Path) -> Published:
+    texts = {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+        "vocab_size": 99,
+        "max_position_embeddings": 8,
+    }
+    config = transformers.CLIPConfig(text_config=texts, vision_config=_HUGGING_FACE)
+    title = "transformers CLIP image tower"
+    return hugging_face(folder, title, transformers.CLIPModel(config), _pooled)
+
+
+_OPENAI = {
+    "patch_embed.proj": "conv1",
+    "pos_embed": "positional_embedding",
+    "cls_token": "class_embedding",
+    "norm_pre": "ln_pre",
+    "blocks.": "transformer.resblocks.",
+    ".norm1.": ".ln_1.",
+    ".norm2.": ".ln_2.",
+    "attn.qkv.": "attn.in_proj_",
+    "attn.proj.": "attn.out_proj.",
+    "mlp.fc1": "mlp.c_fc",
+    "mlp.fc2": "mlp.c_proj",
+}
+
+
+def _openai(folder: Path, prefix: str) -> Published:
+    """Write OpenAI's names; timm's own conversion of them computes the answer."""
+    model = timm_vit(pre_norm=True, norm_layer=_EPSILON_CLIP, act_layer=QuickGELU, num_classes=0)
+    tensors: Tensors = {prefix + "proj": torch.randn(DIM, 16)}
+    for name, tensor in state_of(model).items():
+        theirs = name.replace("norm.", "ln_post.") if name.startswith("norm.") else name
+        for ours, openai in _OPENAI.items():
+            theirs = theirs.replace(ours, openai)
+        flat = tensor.squeeze() if "embedding" in theirs else tensor
+        tensors[prefix + theirs] = flat
+    loaded = _convert_openai_clip(
+        {n: t for n, t in tensors.items() if not n.endswith("proj")}, model, prefix
+    )
+    model.load_state_dict(loaded)
+    if prefix:
+        tensors |= {
+            "positional_embedding": torch.randn(8, 16),
+            "text_projection": torch.randn(16, 16),
+            "logit_scale": torch.tensor(1.0),
+            "token_embedding.weight": torch.randn(9, 16),
+            "transformer.resblocks.0.ln_1.weight": torch.randn(16),
+            "ln_final.bias": torch.randn(16),
+            "input_resolution": torch.tensor(32),
+        }
+    file = pickled(folder, tensors, ".pt")
+    return Published(file, model, "OpenAI CLIP image tower", has_head=False)
+
+
+def jax_arrays(tensors: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray[Any, Any]]:
+    """Return timm's tensors under the names, and in the order, of the original JAX files."""
+    arrays: dict[str, np.ndarray[Any, Any]] = {}
+
+    def put(name: str, tensor: torch.Tensor) -> None:
+        arrays[name] = np.ascontiguousarray(tensor.numpy())
+
+    def linear(name: str, layer: str) -> None:
+        put(f"{name}/kernel", tensors[f"{layer}.weight"].T)
+        put(f"{name}/bias", tensors[f"{layer}.bias"])
+
+    def norm(name: str, layer: str) -> None:
+        put(f"{name}/scale", tensors[f"{layer}.weight"])
+        put(f"{name}/bias", tensors[f"{layer}.bias"])
+
+    put("cls", tensors["cls_token"])
+    put("embedding/kernel", tensors["patch_embed.proj.weight"].permute(2, 3, 1, 0))
+    put("embedding/bias", tensors["patch_embed.proj.bias"])
+    put("Transformer/posembed_input/pos_embedding", tensors["pos_embed"])
+    norm("Transformer/encoder_norm", "norm")
+    linear("head", "head")
+    for index in range(DEPTH):
+        block, theirs = f"Transformer/encoderblock_{index}", f"blocks.{index}"
+        attention = f"{block}/MultiHeadDotProductAttention_1"
+        weights = tensors[f"{theirs}.attn.qkv.weight"].chunk(3)
+        biases = tensors[f"{theirs}.attn.qkv.bias"].chunk(3)
+        for name, weight, bias in zip(("query", "key", "value"), weights, biases, strict=True):
+            put(f"{attention}/{name}/kernel", weight.T.reshape(DIM, HEADS, -1))
+            put(f"{attention}/{name}/bias", bias.reshape(HEADS, -1))
+        out = tensors[f"{theirs}.attn.proj.weight"].T
+        put(f"{attention}/out/kernel", out.reshape(HEADS, -1, DIM))
+        put(f"{attention}/out/bias", tensors[f"{theirs}.attn.proj.bias"])
+        norm(f"{block}/LayerNorm_0", f"{theirs}.norm1")
+        norm(f"{block}/LayerNorm_2", f"{theirs}.norm2")
+        linear(f"{block}/MlpBlock_3/Dense_0", f"{theirs}.mlp.fc1")
+        linear(f"{block}/MlpBlock_3/Dense_1", f"{theirs}.mlp.fc2")
+    return arrays
+
+
+def _jax(folder: Path, prefix: str = "", *, hidden: bool = False) -> Published:
+    """Write a JAX file; timm's own loader of such files computes the answer."""
+    arrays = jax_arrays(state_of(timm_vit()))
+    file = folder / "weights.npz"
+    loaded = timm_vit()
+    np.savez(file, **{prefix + name: array for name, array in arrays.items()})
+    with torch.no_grad():
+        for parameter in loaded.parameters():
+            parameter.zero_()
+        _load_weights(loaded, str(file))
+    if not hidden:
+        return Published(file, loaded, "JAX ViT")
+    weight, bias = torch.randn(DIM, DIM) / DIM**0.5, torch.randn(DIM)
+    extra = {"pre_logits/kernel": weight.numpy(), "pre_logits/bias": bias.numpy()}
+    np.savez(file, **arrays, **extra)
+
+    def answer(images_BCHW: torch.Tensor) -> torch.Tensor:
+        features_BD = loaded.forward_features(images_BCHW)[:, 0]
+        logits_BK: torch.Tensor = loaded.head(torch.tanh(features_BD @ weight + bias))
+        return logits_BK
+
+    return Published(file, answer, "JAX ViT")
+
+
+AVERAGED = {"class_token": False, "global_pool": "avg", "fc_norm": False}
+MAPPED = {"class_token": False, "global_pool": "map"}
+LAYERSCALE = "timm ViT with LayerScale"
+CLIP_TIMM: dict[str, Any] = {"pre_norm": True, "norm_layer": _EPSILON_CLIP, "act_layer": GELU}
+
+PUBLISHED: dict[str, Callable[[Path], Published]] = {
+    "torchvision": _torchvision,
+    "torchvision, tanh head": partial(_torchvision, representation_size=DIM),
+    "torchvision, old names": _torchvision_old,
+    "timm": _timm,
+    "timm, positions of patches": partial(_timm, no_embed_class=True),
+    "timm, registers": partial(_timm, reg_tokens=3),
+    "timm, registers without positions": partial(_timm, reg_tokens=4, no_embed_class=True),
+    "timm, gains": partial(_timm, title=LAYERSCALE, init_values=1e-5),
+    "timm, norm before": partial(_timm, title="timm CLIP image tower", **CLIP_TIMM),
+    "timm, average": partial(_timm, **AVERAGED),
+    "timm, attention pooling": partial(_timm, **MAPPED),
+    "timm, no biases": partial(_timm, qkv_bias=False),
+    "DeiT": _deit,
+    "DeiT, distilled": _deit_distilled,
+    "DeiT III": _deit_3,
+    "DINO": _dino,
+    "DINOv2": _dinov2,
+    "DINOv2, chunks": partial(_dinov2, chunked=True),
+    "DINOv2, registers": partial(_dinov2, registers=4),
+    "MAE": _mae,
+    "transformers ViT": _vit,
+    "transformers ViT, current names": partial(_vit, current_names=True),
+    "transformers ViTModel": _vit_body,
+    "transformers ViTModel, current names": partial(_vit_body, current_names=True),
+    "transformers DeiT": _deit_hf,
+    "transformers DeiT with teacher": _deit_with_teacher,
+    "transformers DINOv2": _dinov2_hf,
+    "transformers DINOv2 with registers": _dinov2_registers,
+    "transformers DINOv2 with registers, current names": partial(
+        _dinov2_registers, current_names=True
+    ),
+    "transformers MAE": _mae_hf,
+    "transformers CLIP tower": partial(_clip_tower, kind="CLIPVisionModel"),
+    "transformers CLIP tower, gelu": partial(
+        _clip_tower, kind="CLIPVisionModel", hidden_act="gelu"
+    ),
+    "transformers CLIP, projection": partial(_clip_tower, kind="CLIPVisionModelWithProjection"),
+    "transformers CLIP, both towers": _clip_both,
+    "OpenAI CLIP": partial(_openai, prefix="visual."),
+    "OpenAI CLIP, tower": partial(_openai, prefix=""),
+    "JAX": _jax,
+    "JAX, optimizer's tree": partial(_jax, prefix="opt/target/"),
+    "JAX, tanh head": partial(_jax, hidden=True),
+}
+"""Writes a file of each layout into a folder."""

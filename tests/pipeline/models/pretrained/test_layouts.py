@@ -1,0 +1,50 @@
+"""Published weight files against the libraries that wrote them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pipeline.config import ModelChoice
+from pipeline.models.model_building import build_model
+from pipeline.models.pretrained.converted import ConvertedWeights
+from pipeline.models.pretrained.layouts import convert
+from pipeline.models.pretrained.weights_file import read_tensors
+from tests.pipeline.models.pretrained.published_files import CLASSES, HEADS, PUBLISHED
+from tests.plugins.model_parity import image_spec, random_images
+
+
+def built_from(converted: ConvertedWeights) -> nn.Module:
+    """Build the model that the conversion names, and load its weights strictly."""
+    choice = ModelChoice.model_validate({"name": converted.model, **converted.settings})
+    image = image_spec(converted.image_size, channels=converted.channels)
+    model: Any = build_model(choice, image, converted.num_classes or CLASSES)
+    if converted.num_classes is None:
+        model.head = nn.Identity()
+    model.load_state_dict(converted.weights, strict=True)
+    return model.eval()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_file_gives_the_same_function(name: str, tmp_path: Path) -> None:
+    """Logits, or features without a head, equal the library's; every tensor is accounted for."""
+    published = PUBLISHED[name](tmp_path)
+    converted = convert(published.file, num_heads=HEADS)
+    assert converted.layout == published.title
+    assert (converted.num_classes == CLASSES) is published.has_head
+    images_BCHW = random_images(3, converted.image_size)
+    expected = published.answer(images_BCHW)
+    assert float(expected.std()) > 0.1
+    torch.testing.assert_close(built_from(converted)(images_BCHW), expected, atol=2e-5, rtol=0)
+
+    weights, others = read_tensors(published.file)
+    used = {source for sources in converted.sources.values() for source in sources}
+    assert used | converted.skipped.keys() == weights.keys() | others.keys()
+    assert not used & converted.skipped.keys()
+    assert converted.sources.keys() == converted.weights.keys()
+    assert all(converted.skipped.values())

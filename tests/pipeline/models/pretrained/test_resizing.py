@@ -1,0 +1,77 @@
+"""Resizing positions and patch kernels, against timm and against what must stay the same."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from timm.layers.patch_embed import resample_patch_embed
+from timm.layers.pos_embed import resample_abs_pos_embed
+from torch.nn import functional
+
+from pipeline.models.pretrained.resizing import (
+    adapted_channels,
+    resized_kernel,
+    resized_positions,
+)
+
+
+def _random(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(2))
+
+
+@pytest.mark.parametrize("new_size", [(14, 14), (32, 32), (8, 8), (16, 24)])
+def test_a_kernel_equals_timms(new_size: tuple[int, int]) -> None:
+    """The pseudo-inverse resize gives timm's kernel."""
+    kernel_DChw = _random(6, 3, 16, 16)
+    expected = resample_patch_embed(kernel_DChw, list(new_size))
+    torch.testing.assert_close(resized_kernel(kernel_DChw, new_size), expected, atol=1e-4, rtol=0)
+
+
+def test_larger_patches_keep_their_tokens() -> None:
+    """The token of an enlarged patch, under the enlarged kernel, is the token of the patch."""
+    kernel_DChw, patches_BChw = _random(6, 3, 8, 8), _random(5, 3, 8, 8)
+    enlarged = functional.interpolate(patches_BChw, (12, 12), mode="bicubic", antialias=True)
+    expected = functional.conv2d(patches_BChw, kernel_DChw)
+    found = functional.conv2d(enlarged, resized_kernel(kernel_DChw, (12, 12)))
+    torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-3)
+
+
+def test_nothing_changes_at_the_same_size() -> None:
+    """Kernel, positions and channels of the same size are returned as they are."""
+    kernel_DChw, positions_1ND = _random(4, 3, 8, 8), _random(1, 10, 4)
+    assert resized_kernel(kernel_DChw, (8, 8)) is kernel_DChw
+    assert resized_positions(positions_1ND, 1, (3, 3), (3, 3)) is positions_1ND
+    assert adapted_channels(kernel_DChw, 3) is kernel_DChw
+
+
+def test_a_kernel_keeps_its_precision() -> None:
+    """A kernel in float16 stays in float16."""
+    assert resized_kernel(_random(4, 3, 8, 8).half(), (6, 6)).dtype == torch.float16
+
+
+@pytest.mark.parametrize("prefix_tokens", [0, 1, 3])
+@pytest.mark.parametrize("new_grid", [(4, 4), (10, 10), (5, 9)])
+def test_positions_equal_timms(prefix_tokens: int, new_grid: tuple[int, int]) -> None:
+    """Positions of patches are interpolated as in timm; those of other tokens are kept."""
+    positions_1ND = _random(1, prefix_tokens + 49, 8)
+    expected = resample_abs_pos_embed(
+        positions_1ND, list(new_grid), num_prefix_tokens=prefix_tokens
+    )
+    found = resized_positions(positions_1ND, prefix_tokens, (7, 7), new_grid)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("present", "channels"), [(3, 1), (1, 3), (1, 4)])
+def test_a_grey_image_keeps_its_tokens(present: int, channels: int) -> None:
+    """A grey image has the same tokens, whether it is given once or repeated over channels."""
+    kernel_DChw, grey_B1hw = _random(6, present, 8, 8), _random(5, 1, 8, 8)
+    expected = functional.conv2d(grey_B1hw.expand(-1, present, -1, -1), kernel_DChw)
+    adapted = adapted_channels(kernel_DChw, channels)
+    found = functional.conv2d(grey_B1hw.expand(-1, channels, -1, -1), adapted)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_other_numbers_of_channels_are_refused() -> None:
+    """There is no obvious kernel of 4 channels for one of 3."""
+    with pytest.raises(ValueError, match="3 channels cannot be adapted to 4"):
+        adapted_channels(_random(4, 3, 8, 8), 4)
