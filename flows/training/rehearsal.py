@@ -48,6 +48,8 @@ from pipeline.workspace import WORKSPACE, make_folder
 _BATCHES = 2
 _EVALUATED = 64
 """Images of the validation and of the test split: two batches of 32."""
+_FEW = 16
+"""Images of each split if only a head is trained."""
 
 
 class Rehearsal(Section):
@@ -153,6 +155,9 @@ def _subset(data: IngestedData, config: RunConfig, folder: Path) -> IngestedData
         "validation": _EVALUATED,
         "test": _EVALUATED,
     }
+    if config.training.trainable == "head":  # large models, and no steps
+        few = max(_FEW, len(data.classes))
+        limits = {"train": few, "validation": _FEW, "test": _FEW}
     chosen = []
     for split, limit in limits.items():
         part = rows[rows["split"] == split]
@@ -208,7 +213,9 @@ def _estimated(
     """Return how long training and the whole run would take, in seconds."""
     rate = plan.images_per_second if plan else trained.images_per_second
     predicted = evaluating.predicting_seconds(data.counts["validation"], rate)
-    if config.training.time_limit:
+    if config.training.trainable == "head":
+        training = evaluating.predicting_seconds(data.counts["train"], rate) + predicted
+    elif config.training.time_limit:
         training = duration_seconds(config.training.time_limit)
     elif config.training.step_plan:
         training = config.training.step_plan[-1][2] * config.training.batch_size / rate
