@@ -156,8 +156,7 @@ def _subset(data: IngestedData, config: RunConfig, folder: Path) -> IngestedData
         "test": _EVALUATED,
     }
     if config.training.trainable == "head":  # large models, and no steps
-        few = max(_FEW, len(data.classes))
-        limits = {"train": few, "validation": _FEW, "test": _FEW}
+        limits = {"train": max(_FEW, len(data.classes)), "validation": _FEW, "test": _FEW}
     chosen = []
     for split, limit in limits.items():
         part = rows[rows["split"] == split]
@@ -214,7 +213,7 @@ def _estimated(
     rate = plan.images_per_second if plan else trained.images_per_second
     predicted = evaluating.predicting_seconds(data.counts["validation"], rate)
     if config.training.trainable == "head":
-        training = evaluating.predicting_seconds(data.counts["train"], rate) + predicted
+        training = evaluating.predicting_seconds(sum(data.counts.values()), rate)
     elif config.training.time_limit:
         training = duration_seconds(config.training.time_limit)
     elif config.training.step_plan:
@@ -225,5 +224,7 @@ def _estimated(
         )
     decoding = seconds["prepare"] * sum(data.counts.values()) / sum(few.counts.values())
     tested = predicted + evaluating.predicting_seconds(data.counts["test"], rate)
+    if config.training.trainable == "head":  # which computes the features of these images, too
+        tested = 0.0
     rest = seconds["read"] + seconds["evaluate"] + 2 * seconds["package"]
     return training, training + decoding + tested + rest

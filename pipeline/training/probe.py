@@ -1,20 +1,22 @@
 """Train only the head: a linear probe on the frozen features of the initial weights.
 
-Features are computed once for each image and kept in the workspace, so an interrupted run continues
-with the next image, and a later run with the same weights and images begins with the fit.
+Features are computed once for each image, test images included, and kept in the workspace. So an
+interrupted run continues with the next images, the evaluation needs no further pass of the model,
+and a later run with the same weights and images begins with the fit.
 """
 
 from __future__ import annotations
 
 import hashlib
 import time
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
 from pipeline.errors import RunError
+from pipeline.models.inference import save_logits
 from pipeline.models.model_files import save_model
 from pipeline.probing.features import features_of, seconds_per_image
 from pipeline.probing.linear_fit import FittedHead, fit_head
@@ -31,23 +33,10 @@ from pipeline.workers.event_log import EventWriter
 
 FEATURES_FOLDER = "features"
 """In the workspace."""
+Array = np.ndarray[Any, Any]
 _TRAINING_IS_SLOWER = 3
 _SECONDS_SHOWN = 90
 _MINUTE = 60
-
-
-@dataclass
-class _Features:
-    """The features of the images that a probe needs."""
-
-    values_ND: np.ndarray
-    """Memory-mapped."""
-    rows: Integers
-    """The row of the store of each feature, in ascending order."""
-
-    def of(self, rows: Integers) -> np.ndarray:
-        """Return the features of some rows of the store, in their order."""
-        return np.asarray(self.values_ND[np.searchsorted(self.rows, rows)])
 
 
 def probe(job: TrainingJob, events: EventWriter) -> TrainResult:
@@ -64,12 +53,14 @@ def probe(job: TrainingJob, events: EventWriter) -> TrainResult:
     chooser = Chooser(job.config, job.image, len(job.classes), model, job.workspace)
     precision = choose_for_training(chooser, job.folder, events)
     head = linear_head(model, len(job.classes), job.image)
-    features, seconds = _features(job, data, model, head, precision.name, events)
-    fitted = _fitted(job, data, features, events)
+    features_ND, seconds = _features(job, data, model, head, precision.name, events)
+    fitted = _fitted(job, data, features_ND, events)
     _set_head(head, fitted)
+    logits_NK = features_ND @ fitted.weight_KD.T + fitted.bias_K
     folder = job.folder / FINAL
     save_model(folder, model, description_of(job))
-    record = _record(data, features, fitted, seconds)
+    save_logits(folder, logits_NK)
+    record = _record(data, logits_NK, seconds)
     values = {**record.metric_values(), "probe/regularization": fitted.regularization}
     events.write("metrics", step=len(fitted.tried) + 1, values=values)
     return TrainResult(
@@ -92,7 +83,7 @@ def probe(job: TrainingJob, events: EventWriter) -> TrainResult:
         probe=ProbeRecord(
             regularization=fitted.regularization,
             features=head.in_features,
-            images=len(features.rows),
+            images=len(features_ND),
             features_seconds=seconds,
         ),
     )
@@ -105,16 +96,18 @@ def _features(
     head: nn.Linear,
     precision: str,
     events: EventWriter,
-) -> tuple[_Features, float]:
-    """Return the features of all training and validation images, and the seconds it took."""
-    rows = np.union1d(data.training.rows, data.validation_rows)
+) -> tuple[Array, float]:
+    """Return the features of all images, test images included, and the seconds it took."""
+    rows: Integers = np.arange(len(data.images), dtype=np.int64)
     device = next(model.parameters()).device
     folder = (job.workspace or job.folder) / FEATURES_FOLDER / _key(job, rows, precision, device)
     began = time.monotonic()
     if not folder.exists():
         each = seconds_per_image(model, data.images, rows, job.image, device, precision)
-        events.write("note", message=f"computing features takes {_about(each * len(rows))}")
-    values_ND = features_of(
+        duration = _about(each * len(rows))
+        message = f"computing the features of {len(rows):,} images takes {duration}"
+        events.write("note", message=message)
+    features_ND = features_of(
         model,
         head,
         data.images,
@@ -125,7 +118,7 @@ def _features(
         precision=precision,
         on_progress=lambda done, total: events.progress(done, total, "features"),
     )
-    return _Features(values_ND, rows), max(time.monotonic() - began, 1e-9)
+    return features_ND, max(time.monotonic() - began, 1e-9)
 
 
 def _key(job: TrainingJob, rows: Integers, precision: str, device: torch.device) -> str:
@@ -144,7 +137,7 @@ def _about(seconds: float) -> str:
 
 
 def _fitted(
-    job: TrainingJob, data: TrainingData, features: _Features, events: EventWriter
+    job: TrainingJob, data: TrainingData, features_ND: Array, events: EventWriter
 ) -> FittedHead:
     weights_K = None
     if job.config.training.class_weights == "balanced":
@@ -153,9 +146,9 @@ def _fitted(
     if not len(training):
         raise RunError("There is no training image. Add images to the training split.")
     fitted = fit_head(
-        features.of(training),
+        np.asarray(features_ND[training]),
         data.labels[training],
-        features.of(validation),
+        np.asarray(features_ND[validation]),
         data.labels[validation],
         len(job.classes),
         class_weights_K=weights_K,
@@ -177,29 +170,25 @@ def _set_head(head: nn.Linear, fitted: FittedHead) -> None:
         head.bias.copy_(torch.from_numpy(fitted.bias_K))
 
 
-def _record(
-    data: TrainingData, features: _Features, fitted: FittedHead, seconds: float
-) -> EpochRecord:
+def _record(data: TrainingData, logits_NK: Array, seconds: float) -> EpochRecord:
     """Return the metrics of the head as those of the only epoch."""
-    loss, accuracy = _loss_and_accuracy(data, features, fitted, data.training.rows)
-    validation = _loss_and_accuracy(data, features, fitted, data.validation_rows)
+    loss, accuracy = _loss_and_accuracy(data, logits_NK, data.training.rows)
+    validation_loss, validation_accuracy = _loss_and_accuracy(data, logits_NK, data.validation_rows)
     return EpochRecord(
         epoch=1.0,
         step=1,
         train_loss=loss,
         train_accuracy=accuracy,
-        validation_loss=validation[0],
-        validation_accuracy=validation[1],
+        validation_loss=validation_loss,
+        validation_accuracy=validation_accuracy,
         validation_images=len(data.validation_rows),
         learning_rate=0.0,
-        images_per_second=len(features.rows) / seconds,
+        images_per_second=len(logits_NK) / seconds,
     )
 
 
-def _loss_and_accuracy(
-    data: TrainingData, features: _Features, fitted: FittedHead, rows: Integers
-) -> tuple[float, float]:
-    logits_NK = torch.from_numpy(features.of(rows) @ fitted.weight_KD.T + fitted.bias_K)
+def _loss_and_accuracy(data: TrainingData, logits_NK: Array, rows: Integers) -> tuple[float, float]:
+    logits = torch.from_numpy(logits_NK[rows])
     labels_N = torch.from_numpy(data.labels[rows])
-    loss = nn.functional.cross_entropy(logits_NK, labels_N)
-    return float(loss), float((logits_NK.argmax(1) == labels_N).float().mean())
+    loss = nn.functional.cross_entropy(logits, labels_N)
+    return float(loss), float((logits.argmax(1) == labels_N).float().mean())

@@ -87,7 +87,7 @@ class ProbeRecord(Section):
     features: int
     """Number of features of an image."""
     images: int
-    """Training and validation images whose features were computed."""
+    """Images whose features were computed: those of all splits."""
     features_seconds: float
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from pipeline.files.atomic_files import write_text
 from pipeline.files.sealed_files import write_tensors
 from pipeline.initial_weights.record import RECORD_FILE, TENSORS_FILE, InitialWeights
-from pipeline.models.inference import predict_logits
+from pipeline.models.inference import kept_logits, predict_logits
 from pipeline.models.model_building import build_model
 from pipeline.models.model_files import load_model
 from pipeline.training.initial_model import TABLE_FILE
@@ -78,7 +78,11 @@ def test_only_the_head_changes_and_it_learns(make_job: MakeJob, tmp_path: Path) 
     assert np.isclose(right_N.mean(), result.best_validation_accuracy)
     assert result.history[0].train_accuracy > 0.6
     assert result.probe is not None
-    assert result.probe.images == len(data.training.rows) + len(data.validation_rows)
+    assert result.probe.images == len(data.images)
+    kept = kept_logits(result.best)
+    assert kept is not None
+    everything = predict_logits(model, data.images, np.arange(len(data.images)), job.image)
+    np.testing.assert_allclose(kept, everything.numpy(), atol=1e-4)
     assert description.classes == job.classes
     assert description.model.init is None
 
@@ -90,8 +94,8 @@ def test_features_are_computed_once(make_job: MakeJob, tmp_path: Path) -> None:
     weights = [load_model(result.best)[0].state_dict() for result in results]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
     said = [[event["message"] for event in events_of(job, "note")] for job in (first, second)]
-    assert any("computing features takes" in message for message in said[0])
-    assert not any("computing features takes" in message for message in said[1])
+    assert any("computing the features of" in message for message in said[0])
+    assert not any("computing the features of" in message for message in said[1])
     assert len(list((tmp_path / FEATURES_FOLDER).iterdir())) == 1
 
 
