@@ -51,7 +51,11 @@ def read_tensors(file: Path) -> FileTensors:
     Raises:
         ConfigError: as `read_weights`.
     """
-    contents = _reader(file)(file)
+    try:
+        reader = _reader(file)
+    except OSError as error:
+        raise _damaged(file, _reason(error)) from error
+    contents = reader(file)
     tensors, others = _unwrapped(contents)
     weights = {}
     for name, tensor in _without_prefixes(tensors).items():

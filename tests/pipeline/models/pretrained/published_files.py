@@ -259,6 +259,9 @@ PUBLISHED: dict[str, Callable[[Path], Published]] = {
     "timm, registers without positions": partial(_timm, reg_tokens=4, no_embed_class=True),
     "timm, gains": partial(_timm, title=LAYERSCALE, init_values=1e-5),
     "timm, norm before": partial(_timm, title="timm CLIP image tower", **CLIP_TIMM),
+    "timm, registers, norm before": partial(
+        _timm, title="timm CLIP image tower", reg_tokens=2, **CLIP_TIMM
+    ),
     "timm, average": partial(_timm, **AVERAGED),
     "timm, attention pooling": partial(_timm, **MAPPED),
     "timm, no biases": partial(_timm, qkv_bias=False),

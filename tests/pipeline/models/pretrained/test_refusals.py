@@ -197,6 +197,37 @@ def test_a_config_of_transformers_is_read(tmp_path: Path) -> None:
     assert converted.notes == ()
 
 
+@pytest.mark.parametrize(
+    ("name", "epsilon", "activation"),
+    [
+        ("torchvision", 1e-6, "gelu"),
+        ("timm", 1e-6, "gelu"),
+        ("timm, norm before", 1e-5, "gelu"),
+        ("transformers ViT", 1e-12, "gelu"),
+        ("transformers DINOv2", 1e-6, "gelu"),
+        ("transformers CLIP tower", 1e-5, "quick_gelu"),
+        ("JAX", 1e-6, "gelu"),
+    ],
+)
+def test_a_layout_has_its_epsilon_and_activation(
+    name: str, epsilon: float, activation: str, tmp_path: Path
+) -> None:
+    """Without a config, both are those of the library that wrote the file."""
+    file = PUBLISHED[name](tmp_path).file
+    (tmp_path / "config.json").unlink(missing_ok=True)
+    settings = convert(file, num_heads=HEADS).settings
+    assert (settings["norm_epsilon"], settings["activation"]) == (epsilon, activation)
+
+
+def test_class_names_for_another_head_are_ignored_with_a_note(tmp_path: Path) -> None:
+    """Two names for five outputs are not taken, and the note says so."""
+    file = saved(tmp_path, state_of(timm_vit()))
+    _config(tmp_path, {"hidden_size": DIM, "id2label": {"0": "ant", "1": "bee"}})
+    converted = convert(file, num_heads=HEADS)
+    assert converted.classes is None
+    assert any("2 class names beside the file were ignored" in note for note in converted.notes)
+
+
 def test_generated_class_names_are_no_names(tmp_path: Path) -> None:
     """LABEL_0 and so on, which transformers writes by default, are not taken."""
     published = PUBLISHED["transformers ViT"](tmp_path)
