@@ -197,6 +197,16 @@ def test_a_config_of_transformers_is_read(tmp_path: Path) -> None:
     assert converted.notes == ()
 
 
+def test_a_hidden_layer_without_its_output_layer_is_skipped(tmp_path: Path) -> None:
+    """Weights whose last layer was removed keep no half of a head."""
+    hidden = {"pre_logits.fc.weight": torch.ones(DIM, DIM), "pre_logits.fc.bias": torch.ones(DIM)}
+    file = saved(tmp_path, state_of(timm_vit(num_classes=0)) | hidden)
+    converted = convert(file, num_heads=HEADS)
+    assert (converted.settings["head"], converted.num_classes) == ("linear", None)
+    assert converted.skipped.keys() == hidden.keys()
+    assert not any(name.startswith("head") for name in converted.weights)
+
+
 @pytest.mark.parametrize(
     ("name", "epsilon", "activation"),
     [
