@@ -244,6 +244,32 @@ def _jax(folder: Path, prefix: str = "", *, hidden: bool = False) -> Published:
     return Published(file, answer, "JAX ViT")
 
 
+_BIG_VISION = {
+    "Transformer/posembed_input/pos_embedding": "pos_embedding",
+    "LayerNorm_2": "LayerNorm_1",
+    "MlpBlock_3": "MlpBlock_0",
+    "MultiHeadDotProductAttention_1": "MultiHeadDotProductAttention_0",
+}
+
+
+def _big_vision(folder: Path) -> Published:
+    """Write the names of big_vision, the successor of the original code."""
+    arrays: dict[str, Any] = {}
+    for name, array in jax_arrays(state_of(timm_vit())).items():
+        theirs = name
+        for original, successor in _BIG_VISION.items():
+            theirs = theirs.replace(original, successor)
+        arrays[f"params/{theirs}"] = array
+    file = folder / "weights.npz"
+    np.savez(file, **arrays)
+    loaded = timm_vit()
+    with torch.no_grad():
+        for parameter in loaded.parameters():
+            parameter.zero_()
+        _load_weights(loaded, str(file))
+    return Published(file, loaded, "JAX ViT")
+
+
 AVERAGED: dict[str, Any] = {"class_token": False, "global_pool": "avg", "fc_norm": False}
 MAPPED: dict[str, Any] = {"class_token": False, "global_pool": "map"}
 LAYERSCALE = "timm ViT with LayerScale"
@@ -278,6 +304,7 @@ PUBLISHED: dict[str, Callable[[Path], Published]] = {
     "OpenAI CLIP, tower": partial(_openai, prefix=""),
     "JAX": _jax,
     "JAX, optimizer's tree": partial(_jax, prefix="opt/target/"),
+    "JAX, big_vision": _big_vision,
     "JAX, tanh head": partial(_jax, hidden=True),
 }
 """Writes a file of each layout into a folder."""
