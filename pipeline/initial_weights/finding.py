@@ -38,7 +38,7 @@ OWN_CHAMPION = "champion"
 """The champion of the run's own model, if there is one."""
 OWN_LAYOUT = "Patchline"
 WEIGHTS_FILE = "model.safetensors"
-_BESIDE = ("config.json", "preprocessor_config.json")
+_BESIDE = ("config.json", "preprocessor_config.json", "open_clip_config.json")
 """Files of a model hub that say more about the weights."""
 _CODE = ("pipeline.models.pretrained", "pipeline.initial_weights.finding")
 
@@ -52,7 +52,14 @@ class _Trained(NamedTuple):
     """Holds `model.safetensors` and `model.json`."""
 
 
-def find(reference: str, workspace: Path, name: str, sha256: str | None) -> InitialWeights | None:
+def find(
+    reference: str,
+    workspace: Path,
+    name: str,
+    *,
+    sha256: str | None = None,
+    num_heads: int | None = None,
+) -> InitialWeights | None:
     """Return the weights that a reference names, after keeping them in the workspace.
 
     Args:
@@ -61,6 +68,7 @@ def find(reference: str, workspace: Path, name: str, sha256: str | None) -> Init
         workspace: the folder `.patchline`.
         name: of the run's own model.
         sha256: of the file, if a run has recorded it.
+        num_heads: attention heads of a file that does not say how many it has.
 
     Returns:
         None for `champion` if the run's own model has none yet.
@@ -80,7 +88,7 @@ def find(reference: str, workspace: Path, name: str, sha256: str | None) -> Init
         file = _checked_file(Path(reference).expanduser())
         own = file.name == WEIGHTS_FILE and file.with_name(DESCRIPTION_FILE).is_file()
         trained = _Trained(str(file), "file", file.parent)
-        found = _of_training(trained, workspace) if own else _of_file(file, workspace)
+        found = _of_training(trained, workspace) if own else _of_file(file, num_heads, workspace)
     else:
         found = _of_training(_trained(reference, workspace / "runs"), workspace)
     if sha256 not in (None, found.sha256):
@@ -120,18 +128,18 @@ def _checked_file(file: Path) -> Path:
     return file
 
 
-def _of_file(file: Path, workspace: Path) -> InitialWeights:
+def _of_file(file: Path, num_heads: int | None, workspace: Path) -> InitialWeights:
     """Convert a file, unless the workspace has the converted weights already."""
     sha256 = digest_of(file).sha256
     beside = [file.with_name(name) for name in _BESIDE]
     digests = [digest_of(each).sha256 for each in beside if each.is_file()]
-    code = " ".join([stage_keys.code(*_CODE), *digests])
+    code = " ".join([stage_keys.code(*_CODE), *digests, str(num_heads or "")]).strip()
     kept = _kept(workspace, sha256)
     if kept is not None and kept.code == code and kept.reference == str(file):
         return kept
     from pipeline.models.pretrained.layouts import convert
 
-    converted = convert(file)
+    converted = convert(file, num_heads=num_heads)
     found = _converted_record(file, sha256, code, converted)
     _keep(found, converted.weights, workspace)
     return found

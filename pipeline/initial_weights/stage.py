@@ -53,7 +53,10 @@ def starting_point(config: RunConfig, data_name: str, workspace: Path) -> Starti
     """
     model = config.model
     name = config.name or data_name
-    found = finding.find(str(model.init), workspace, name, model.init_sha256)
+    heads = model.settings.get("num_heads")
+    found = finding.find(
+        str(model.init), workspace, name, sha256=model.init_sha256, num_heads=heads
+    )
     if found is None:
         return StartingPoint(config=settings.without_initial_weights(config), weights=None)
     return StartingPoint(config=settings.with_initial_weights(config, found), weights=found)

@@ -98,7 +98,8 @@ class BlockConfig(TransformerConfig):
     (arXiv 1910.07467)."""
 
     norm_epsilon: Annotated[float, Field(gt=0, le=0.01)] = 1e-6
-    """Added to the variance by every normalisation layer: 1e-6 (as published); CLIP uses 1e-5."""
+    """Added to the variance by the norms, except those of qk_norm: 1e-6 (as published); CLIP uses
+    1e-5."""
 
     activation: Literal["gelu", "gelu_tanh", "quick_gelu"] = "gelu"
     """Activation of the MLP: gelu (as published), or its approximations gelu_tanh and quick_gelu

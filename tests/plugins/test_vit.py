@@ -16,6 +16,8 @@ from torch.nn import functional
 
 from pipeline.config import ModelChoice
 from pipeline.errors import ConfigError
+from pipeline.layers.activations import QuickGELU
+from pipeline.layers.mlp import MLP
 from pipeline.models.model_building import build_model, build_on_meta
 from pipeline.plugin_api import DataTraits, ImageSpec
 from plugins.models.transformer_settings import VIT_SIZES
@@ -163,3 +165,33 @@ def test_stochastic_depth_rises_from_zero() -> None:
     model: Any = build_on_meta(_choice(depth=5, stochastic_depth=0.4), _image(), 5)
     rates = [block.stochastic_depth.drop_probability for block in model.blocks]
     assert rates == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4])
+
+
+@pytest.mark.parametrize("name", ["vit", "vit_registers", "rope_vit"])
+def test_every_norm_has_the_epsilon(name: str) -> None:
+    """The setting reaches the norms of the blocks, of the embedding and before the head."""
+    further: dict[str, object] = {} if name == "rope_vit" else {"embedding_norm": True}
+    further |= {"pooling": "attention"} if name == "vit" else {}
+    choice = {"name": name, "depth": 2, "norm_epsilon": 1e-3, **further}
+    model = build_on_meta(ModelChoice.model_validate(choice), _image(32), 5)
+    norms = [module for module in model.modules() if isinstance(module, nn.LayerNorm)]
+    assert len(norms) == 2 * 2 + 1 + len(further)
+    assert {norm.eps for norm in norms} == {1e-3}
+
+
+@pytest.mark.parametrize("name", ["vit", "vit_registers", "rope_vit"])
+def test_every_mlp_has_the_activation(name: str) -> None:
+    """The setting reaches the MLP of every block."""
+    choice = {"name": name, "depth": 2, "activation": "quick_gelu"}
+    model = build_on_meta(ModelChoice.model_validate(choice), _image(32), 5)
+    found = [m.activation for m in model.modules() if isinstance(m, MLP)]
+    assert [type(activation) for activation in found] == [QuickGELU, QuickGELU]
+
+
+def test_defaults_keep_the_parameters_of_earlier_checkpoints() -> None:
+    """Without an embedding norm, there is no parameter for it."""
+    for name in ("vit", "vit_registers"):
+        choice = ModelChoice.model_validate({"name": name, "depth": 1})
+        assert not any(
+            "embedding_norm" in each for each in build_on_meta(choice, _image(32), 5).state_dict()
+        )

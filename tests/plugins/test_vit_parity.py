@@ -159,6 +159,14 @@ def _small(**settings: Any) -> Any:
             {"class_token": False, "global_pool": "avg", "fc_norm": False},
         ),
         ({"pooling": "attention"}, {"class_token": False, "global_pool": "map"}),
+        (
+            {"pooling": "attention", "activation": "gelu_tanh"},
+            {
+                "class_token": False,
+                "global_pool": "map",
+                "act_layer": partial(nn.GELU, approximate="tanh"),
+            },
+        ),
         ({"layer_scale": 1e-5}, {"init_values": 1e-5}),
         ({"positions": "none"}, {"pos_embed": "none"}),
         (

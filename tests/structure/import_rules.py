@@ -14,7 +14,7 @@ _PACKAGES: dict[str, set[str]] = {
     "metrics": set(),
     "plugin_system": set(),
     "plugin_system.contract": {"plugin_system", "models", "data"},
-    "models": {"plugin_system"},
+    "models": {"plugin_system", "models.pretrained"},
     "models.pretrained": {"layers"},
     "data": {"plugin_system", "tracking", "run_memory"},
     "workers": set(),

@@ -8,6 +8,10 @@ _TOWER = r"(?:vision_model\.)?"
 _BLOCK = _TOWER + r"encoder\.layers\.(\d+)\."
 _TEXT = "tower for texts"
 _PROJECTION = "projection to the space shared with texts"
+_ACTIVATION_NOTE = (
+    "The activation is not in the file: quick_gelu, as in OpenAI's CLIP; for OpenCLIP's weights "
+    "set model.activation gelu."
+)
 
 _TRANSFORMERS = Layout(
     title="transformers CLIP image tower",
@@ -38,6 +42,7 @@ _TRANSFORMERS = Layout(
     std=CLIP_STD,
     norm_epsilon=1e-5,
     activation="quick_gelu",
+    activation_note=_ACTIVATION_NOTE,
 )
 
 
@@ -74,10 +79,7 @@ def _openai(tower: str, skipped: Rules) -> Layout:
         std=CLIP_STD,
         norm_epsilon=1e-5,
         activation="quick_gelu",
-        activation_note=(
-            "The activation is not in the file: quick_gelu, as in OpenAI's CLIP; for OpenCLIP's "
-            "weights set model.activation gelu."
-        ),
+        activation_note=_ACTIVATION_NOTE,
     )
 
 

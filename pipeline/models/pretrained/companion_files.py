@@ -65,7 +65,7 @@ def facts_beside(file: Path, embed_dim: int) -> CompanionFacts:
     """
     source = file.parent / CONFIG_FILE
     config = _json(source)
-    vision = config.get("vision_config") or config
+    vision = _section(config, "vision_config") or config
     named_dim = vision.get("hidden_size", config.get("num_features"))
     if named_dim not in (None, embed_dim):
         note = (
@@ -85,9 +85,9 @@ def _from_transformers(
     vision: Mapping[str, Any], config: Mapping[str, Any], source: Path
 ) -> CompanionFacts:
     return CompanionFacts(
-        num_heads=vision.get("num_attention_heads"),
+        num_heads=_whole(vision.get("num_attention_heads")),
         activation=_activation(vision.get("hidden_act"), source),
-        norm_epsilon=vision.get("layer_norm_eps"),
+        norm_epsilon=_positive(vision.get("layer_norm_eps")),
         image_size=_size(vision.get("image_size")),
         classes=_classes(config.get("id2label")),
     )
@@ -101,18 +101,18 @@ def _from_timm(config: Mapping[str, Any], source: Path) -> CompanionFacts:
             "cannot represent. Choose a plain ViT, whose name begins with vit_, or use the model "
             "plugin timm."
         )
-    arguments = config.get("model_args") or {}
-    pretrained = config.get("pretrained_cfg") or {}
+    arguments = _section(config, "model_args")
+    pretrained = _section(config, "pretrained_cfg")
     activation = arguments.get("act_layer")
     if activation is None:
         activation = "quick_gelu" if "quickgelu" in architecture else "gelu"
-    size = pretrained.get("input_size")
+    size = arguments.get("img_size", pretrained.get("input_size"))
     names = config.get("label_names")
     pooled = arguments.get("global_pool", config.get("global_pool"))
     return CompanionFacts(
-        num_heads=arguments.get("num_heads"),
+        num_heads=_whole(arguments.get("num_heads")),
         activation=_activation(activation, source),
-        image_size=_size(arguments.get("img_size") or (size[1:] if size else None)),
+        image_size=_size(size),
         pixels=_statistics(pretrained.get("mean"), pretrained.get("std")),
         classes=tuple(map(str, names)) if isinstance(names, list) and names else None,
         averages=pooled in ("avg", "avgmax", "max"),
@@ -129,8 +129,8 @@ def _with_pixels(facts: CompanionFacts, folder: Path) -> CompanionFacts:
         facts = replace(facts, pixels=pixels)
     open_clip = _json(folder / OPEN_CLIP_FILE)
     if open_clip and facts.activation is None:
-        quick = bool((open_clip.get("model_cfg") or {}).get("quick_gelu"))
-        processing = open_clip.get("preprocess_cfg") or {}
+        quick = bool(_section(open_clip, "model_cfg").get("quick_gelu"))
+        processing = _section(open_clip, "preprocess_cfg")
         facts = replace(
             facts,
             activation="quick_gelu" if quick else "gelu",
@@ -151,6 +151,19 @@ def _json(file: Path) -> Mapping[str, Any]:
     return contents if isinstance(contents, dict) else {}
 
 
+def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    section = config.get(name)
+    return section if isinstance(section, dict) else {}
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) and value > 0 else None
+
+
+def _positive(value: object) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and value > 0 else None
+
+
 def _activation(name: object, source: Path) -> ActivationName | None:
     if name is None:
         return None
@@ -163,10 +176,11 @@ def _activation(name: object, source: Path) -> ActivationName | None:
 
 
 def _size(size: object) -> tuple[int, int] | None:
+    """Return height and width; timm puts the channels before them."""
     if isinstance(size, int):
         return size, size
-    if isinstance(size, (list, tuple)) and len(size) == 2:  # noqa: PLR2004
-        return int(size[0]), int(size[1])
+    if isinstance(size, list) and len(size) >= 2 and _whole(size[-2]) and _whole(size[-1]):  # noqa: PLR2004
+        return size[-2], size[-1]
     return None
 
 

@@ -126,7 +126,7 @@ def _converted(
     }
     pixels = _pixel_statistics(layout, facts, dimensions.channels, notes)
     num_classes = _num_classes(parts)
-    named = facts.classes is not None and len(facts.classes) == num_classes
+    classes = _class_names(facts, num_classes, notes)
     return ConvertedWeights(
         layout=layout.title,
         model=model,
@@ -138,7 +138,7 @@ def _converted(
         mean=pixels.mean,
         std=pixels.std,
         num_classes=num_classes,
-        classes=facts.classes if named else None,
+        classes=classes,
         sources={name: part.sources for name, part in parts.items()},
         skipped=skipped,
         notes=tuple(notes),
@@ -212,6 +212,21 @@ def _pixel_statistics(
             f"have {channels}: their averages are used."
         )
     return PixelStatistics((fmean(known.mean),) * channels, (fmean(known.std),) * channels)
+
+
+def _class_names(
+    facts: CompanionFacts, num_classes: int | None, notes: list[str]
+) -> tuple[str, ...] | None:
+    """Return the names of the outputs, if there is one for each."""
+    if facts.classes is None or num_classes is None:
+        return None
+    if len(facts.classes) != num_classes:
+        notes.append(
+            f"The {len(facts.classes)} class names beside the file were ignored: the head has "
+            f"{num_classes} outputs."
+        )
+        return None
+    return facts.classes
 
 
 def _num_classes(parts: Parts) -> int | None:

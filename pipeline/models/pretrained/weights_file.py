@@ -51,7 +51,11 @@ def read_tensors(file: Path) -> FileTensors:
     Raises:
         ConfigError: as `read_weights`.
     """
-    contents = _reader(file)(file)
+    try:
+        reader = _reader(file)
+    except OSError as error:
+        raise _damaged(file, _reason(error)) from error
+    contents = reader(file)
     tensors, others = _unwrapped(contents)
     weights = {}
     for name, tensor in _without_prefixes(tensors).items():
@@ -98,7 +102,7 @@ def _read_safetensors(file: Path) -> Mapping[str, torch.Tensor]:
     try:
         tensors: dict[str, torch.Tensor] = load_file(file)
     except (SafetensorError, OSError, ValueError) as error:
-        raise _damaged(file, error) from error
+        raise _damaged(file, _reason(error)) from error
     return tensors
 
 
@@ -114,14 +118,14 @@ def _read_pickle(file: Path) -> Mapping[Any, Any]:
         with torch.serialization.safe_globals([argparse.Namespace]):
             contents = torch.load(file, map_location="cpu", weights_only=True, mmap=whole)
     except pickle.UnpicklingError as error:
-        if not _is_refused(error):
-            raise _damaged(file, error) from error
+        if "GLOBAL" not in str(error) and "add_safe_globals" not in str(error):
+            raise _damaged(file, "no checkpoint of torch.save") from error
         raise ConfigError(
             f"'{file}': the file contains code, which Patchline does not run. Convert it to "
             "safetensors."
         ) from error
     except (RuntimeError, OSError, EOFError, ValueError, KeyError, AttributeError) as error:
-        raise _damaged(file, error) from error
+        raise _damaged(file, _reason(error)) from error
     if isinstance(contents, torch.nn.Module) or not isinstance(contents, Mapping):
         raise ConfigError(
             f"'{file}' holds a {type(contents).__name__}, not tensors by name. Save the model's "
@@ -130,16 +134,14 @@ def _read_pickle(file: Path) -> Mapping[Any, Any]:
     return contents
 
 
-def _is_refused(error: pickle.UnpicklingError) -> bool:
-    return "Unsupported" in str(error) or "GLOBAL" in str(error)
-
-
 def _is_torchscript(file: Path) -> bool:
     with zipfile.ZipFile(file) as archive:
         return any(name.endswith("constants.pkl") for name in archive.namelist())
 
 
 def _read_npz(file: Path) -> Mapping[str, torch.Tensor]:
+    if not zipfile.is_zipfile(file):
+        raise _damaged(file, "no archive of numpy.savez")
     tensors = {}
     try:
         with np.load(file, allow_pickle=False) as archive:
@@ -147,20 +149,24 @@ def _read_npz(file: Path) -> Mapping[str, torch.Tensor]:
                 tensors[name] = torch.from_numpy(archive[name])
     except (ValueError, TypeError) as error:
         if "allow_pickle" not in str(error) and "numpy.object_" not in str(error):
-            raise _damaged(file, error) from error
+            raise _damaged(file, _reason(error)) from error
         raise ConfigError(
             f"'{file}' holds Python objects, whose file contains code, which Patchline does not "
             "run. Save plain arrays."
         ) from error
     except (OSError, EOFError, KeyError, AttributeError, zipfile.BadZipFile) as error:
-        raise _damaged(file, error) from error
+        raise _damaged(file, _reason(error)) from error
     return tensors
 
 
-def _damaged(file: Path, error: Exception) -> ConfigError:
-    reason = next(iter(str(error).splitlines()), "") or type(error).__name__
+def _reason(error: Exception) -> str:
+    first = next(iter(str(error).splitlines()), "") or type(error).__name__
+    return first.split(". ")[0].rstrip(".")[:120]
+
+
+def _damaged(file: Path, reason: str) -> ConfigError:
     return ConfigError(
-        f"'{file}' cannot be read as {file.suffix.lower()} ({reason.rstrip('.')[:120]}). "
+        f"'{file}' cannot be read as {file.suffix.lower()} ({reason}). "
         "Download or copy the file again."
     )
 

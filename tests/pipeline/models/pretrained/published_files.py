@@ -1,7 +1,4 @@
-"""Weight files in every layout, written by the libraries themselves, with what they compute.
-
-Every model is tiny, with 32x32 images in 8x8 patches, and all of its parameters are random.
-"""
+"""Weight files in every layout, written by the libraries themselves, with what they compute."""
 
 from __future__ import annotations
 
@@ -9,48 +6,39 @@ import argparse
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 import torchvision
-import transformers
-from safetensors.torch import save_file
 from timm.layers import GELU
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import (
-    VisionTransformer,
     _convert_dinov2,
     _convert_openai_clip,
     _load_weights,
 )
 from torch import nn
 
+from tests.pipeline.models.pretrained.hugging_face_files import HUGGING_FACE
+from tests.pipeline.models.pretrained.tiny_models import (
+    CLASSES,
+    DEPTH,
+    DIM,
+    HEADS,
+    IMAGE,
+    MLP,
+    PATCH,
+    Published,
+    Tensors,
+    pickled,
+    saved,
+    state_of,
+    timm_vit,
+)
 from tests.plugins.model_parity import randomise
 
-Tensors = dict[str, torch.Tensor]
-Answer = Callable[[torch.Tensor], torch.Tensor]
-
-IMAGE, PATCH, DIM, HEADS, DEPTH, MLP, CLASSES = 32, 8, 64, 4, 2, 96, 5
 _EPSILON_CLIP = partial(nn.LayerNorm, eps=1e-5)
-_HUGGING_FACE = {
-    "hidden_size": DIM,
-    "num_hidden_layers": DEPTH,
-    "num_attention_heads": HEADS,
-    "intermediate_size": MLP,
-    "image_size": IMAGE,
-    "patch_size": PATCH,
-}
-_DINO = {n: v for n, v in _HUGGING_FACE.items() if n != "intermediate_size"} | {"mlp_ratio": 2}
-
-
-class Published(NamedTuple):
-    """A weight file, and the logits that its library computes; features if it has no head."""
-
-    file: Path
-    answer: Answer
-    title: str
-    has_head: bool = True
 
 
 class QuickGELU(nn.Module):
@@ -58,40 +46,6 @@ class QuickGELU(nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden * torch.sigmoid(1.702 * hidden)
-
-
-def timm_vit(**settings: Any) -> Any:
-    """Return a random ViT of timm."""
-    kind = settings.pop("kind", VisionTransformer)
-    model = kind(
-        img_size=IMAGE,
-        patch_size=PATCH,
-        embed_dim=DIM,
-        depth=DEPTH,
-        num_heads=HEADS,
-        mlp_ratio=MLP / DIM,
-        num_classes=settings.pop("num_classes", CLASSES),
-        **settings,
-    )
-    randomise(model)
-    return model.eval()
-
-
-def state_of(model: nn.Module) -> Tensors:
-    """Return a copy of the tensors of a model."""
-    return {name: tensor.clone().contiguous() for name, tensor in model.state_dict().items()}
-
-
-def saved(folder: Path, tensors: Tensors) -> Path:
-    """Write a safetensors file."""
-    save_file(tensors, folder / "weights.safetensors")
-    return folder / "weights.safetensors"
-
-
-def pickled(folder: Path, contents: object, suffix: str = ".pth") -> Path:
-    """Write a checkpoint with torch."""
-    torch.save(contents, folder / f"weights{suffix}")
-    return folder / f"weights{suffix}"
 
 
 def _torchvision(folder: Path, **settings: Any) -> Published:
@@ -184,121 +138,6 @@ def _mae(folder: Path) -> Published:
     return Published(pickled(folder, contents), model, "MAE", has_head=False)
 
 
-def hugging_face(
-    folder: Path,
-    title: str,
-    model: Any,
-    answer: Callable[[Any, torch.Tensor], torch.Tensor],
-    *,
-    has_head: bool = False,
-    current_names: bool = False,
-) -> Published:
-    """Write a random model of transformers with its config, in the names of its hub or its own."""
-    randomise(model)
-    model.eval().save_pretrained(folder)
-    file = folder / "model.safetensors"
-    if current_names:
-        file = pickled(folder, model.state_dict(), ".bin")
-    return Published(file, partial(answer, model), title, has_head)
-
-
-def _logits(model: Any, images_BCHW: torch.Tensor) -> torch.Tensor:
-    logits_BK: torch.Tensor = model(images_BCHW).logits
-    return logits_BK
-
-
-def _class_token(model: Any, images_BCHW: torch.Tensor) -> torch.Tensor:
-    tokens_BND: torch.Tensor = model.base_model(images_BCHW).last_hidden_state
-    return tokens_BND[:, 0]
-
-
-def _all_patches(model: Any, images_BCHW: torch.Tensor) -> torch.Tensor:
-    """Return the class token of MAE's encoder, which here sees every patch in order."""
-    noise_BN = torch.arange((IMAGE // PATCH) ** 2).expand(len(images_BCHW), -1)
-    tokens_BND: torch.Tensor = model.vit(images_BCHW, noise=noise_BN).last_hidden_state
-    return tokens_BND[:, 0]
-
-
-def _pooled(model: Any, images_BCHW: torch.Tensor) -> torch.Tensor:
-    features_BD: torch.Tensor = getattr(model, "vision_model", model)(images_BCHW).pooler_output
-    return features_BD
-
-
-def _vit(folder: Path, *, current_names: bool = False) -> Published:
-    config = transformers.ViTConfig(**_HUGGING_FACE, num_labels=CLASSES)
-    model = transformers.ViTForImageClassification(config)
-    title = "transformers ViT"
-    return hugging_face(folder, title, model, _logits, has_head=True, current_names=current_names)
-
-
-def _vit_body(folder: Path, *, current_names: bool = False) -> Published:
-    model = transformers.ViTModel(transformers.ViTConfig(**_HUGGING_FACE, qkv_bias=False))
-    title = "transformers ViT"
-    return hugging_face(folder, title, model, _class_token, current_names=current_names)
-
-
-def _deit_hf(folder: Path) -> Published:
-    config = transformers.DeiTConfig(**_HUGGING_FACE, num_labels=CLASSES, hidden_act="gelu_new")
-    model = transformers.DeiTForImageClassification(config)
-    return hugging_face(folder, "transformers DeiT", model, _logits, has_head=True)
-
-
-def _deit_with_teacher(folder: Path) -> Published:
-    config = transformers.DeiTConfig(**_HUGGING_FACE, num_labels=CLASSES)
-    model = transformers.DeiTForImageClassificationWithTeacher(config)
-
-    def answer(model: Any, images_BCHW: torch.Tensor) -> torch.Tensor:
-        logits_BK: torch.Tensor = model(images_BCHW).cls_logits
-        return logits_BK
-
-    return hugging_face(folder, "transformers DeiT", model, answer, has_head=True)
-
-
-def _dinov2_hf(folder: Path) -> Published:
-    config = transformers.Dinov2Config(**_DINO, num_labels=CLASSES)
-    model = transformers.Dinov2ForImageClassification(config)
-    return hugging_face(folder, "transformers DINOv2", model, _class_token)
-
-
-def _dinov2_registers(folder: Path, *, current_names: bool = False) -> Published:
-    config = transformers.Dinov2WithRegistersConfig(**_DINO, num_register_tokens=3)
-    model = transformers.Dinov2WithRegistersModel(config)
-    title = "transformers DINOv2 with registers"
-    return hugging_face(folder, title, model, _class_token, current_names=current_names)
-
-
-def _mae_hf(folder: Path) -> Published:
-    decoder = {
-        "decoder_hidden_size": 32,
-        "decoder_num_hidden_layers": 1,
-        "decoder_num_attention_heads": 2,
-        "decoder_intermediate_size": 32,
-    }
-    config = transformers.ViTMAEConfig(**_HUGGING_FACE, **decoder, mask_ratio=0.0)
-    model = transformers.ViTMAEForPreTraining(config)
-    return hugging_face(folder, "transformers MAE", model, _all_patches)
-
-
-def _clip_tower(folder: Path, kind: str, **settings: Any) -> Published:
-    config = transformers.CLIPVisionConfig(**_HUGGING_FACE, projection_dim=16, **settings)
-    model = getattr(transformers, kind)(config)
-    return hugging_face(folder, "transformers CLIP image tower", model, _pooled)
-
-
-def _clip_both(folder: Path) -> Published:
-    texts = {
-        "hidden_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "intermediate_size": 16,
-        "vocab_size": 99,
-        "max_position_embeddings": 8,
-    }
-    config = transformers.CLIPConfig(text_config=texts, vision_config=_HUGGING_FACE)
-    title = "transformers CLIP image tower"
-    return hugging_face(folder, title, transformers.CLIPModel(config), _pooled)
-
-
 _OPENAI = {
     "patch_embed.proj": "conv1",
     "pos_embed": "positional_embedding",
@@ -342,9 +181,9 @@ def _openai(folder: Path, prefix: str) -> Published:
     return Published(file, model, "OpenAI CLIP image tower", has_head=False)
 
 
-def jax_arrays(tensors: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray[Any, Any]]:
+def jax_arrays(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     """Return timm's tensors under the names, and in the order, of the original JAX files."""
-    arrays: dict[str, np.ndarray[Any, Any]] = {}
+    arrays: dict[str, Any] = {}
 
     def put(name: str, tensor: torch.Tensor) -> None:
         arrays[name] = np.ascontiguousarray(tensor.numpy())
@@ -405,8 +244,34 @@ def _jax(folder: Path, prefix: str = "", *, hidden: bool = False) -> Published:
     return Published(file, answer, "JAX ViT")
 
 
-AVERAGED = {"class_token": False, "global_pool": "avg", "fc_norm": False}
-MAPPED = {"class_token": False, "global_pool": "map"}
+_BIG_VISION = {
+    "Transformer/posembed_input/pos_embedding": "pos_embedding",
+    "LayerNorm_2": "LayerNorm_1",
+    "MlpBlock_3": "MlpBlock_0",
+    "MultiHeadDotProductAttention_1": "MultiHeadDotProductAttention_0",
+}
+
+
+def _big_vision(folder: Path) -> Published:
+    """Write the names of big_vision, the successor of the original code."""
+    arrays: dict[str, Any] = {}
+    for name, array in jax_arrays(state_of(timm_vit())).items():
+        theirs = name
+        for original, successor in _BIG_VISION.items():
+            theirs = theirs.replace(original, successor)
+        arrays[f"params/{theirs}"] = array
+    file = folder / "weights.npz"
+    np.savez(file, **arrays)
+    loaded = timm_vit()
+    with torch.no_grad():
+        for parameter in loaded.parameters():
+            parameter.zero_()
+        _load_weights(loaded, str(file))
+    return Published(file, loaded, "JAX ViT")
+
+
+AVERAGED: dict[str, Any] = {"class_token": False, "global_pool": "avg", "fc_norm": False}
+MAPPED: dict[str, Any] = {"class_token": False, "global_pool": "map"}
 LAYERSCALE = "timm ViT with LayerScale"
 CLIP_TIMM: dict[str, Any] = {"pre_norm": True, "norm_layer": _EPSILON_CLIP, "act_layer": GELU}
 
@@ -420,6 +285,9 @@ PUBLISHED: dict[str, Callable[[Path], Published]] = {
     "timm, registers without positions": partial(_timm, reg_tokens=4, no_embed_class=True),
     "timm, gains": partial(_timm, title=LAYERSCALE, init_values=1e-5),
     "timm, norm before": partial(_timm, title="timm CLIP image tower", **CLIP_TIMM),
+    "timm, registers, norm before": partial(
+        _timm, title="timm CLIP image tower", reg_tokens=2, **CLIP_TIMM
+    ),
     "timm, average": partial(_timm, **AVERAGED),
     "timm, attention pooling": partial(_timm, **MAPPED),
     "timm, no biases": partial(_timm, qkv_bias=False),
@@ -431,28 +299,12 @@ PUBLISHED: dict[str, Callable[[Path], Published]] = {
     "DINOv2, chunks": partial(_dinov2, chunked=True),
     "DINOv2, registers": partial(_dinov2, registers=4),
     "MAE": _mae,
-    "transformers ViT": _vit,
-    "transformers ViT, current names": partial(_vit, current_names=True),
-    "transformers ViTModel": _vit_body,
-    "transformers ViTModel, current names": partial(_vit_body, current_names=True),
-    "transformers DeiT": _deit_hf,
-    "transformers DeiT with teacher": _deit_with_teacher,
-    "transformers DINOv2": _dinov2_hf,
-    "transformers DINOv2 with registers": _dinov2_registers,
-    "transformers DINOv2 with registers, current names": partial(
-        _dinov2_registers, current_names=True
-    ),
-    "transformers MAE": _mae_hf,
-    "transformers CLIP tower": partial(_clip_tower, kind="CLIPVisionModel"),
-    "transformers CLIP tower, gelu": partial(
-        _clip_tower, kind="CLIPVisionModel", hidden_act="gelu"
-    ),
-    "transformers CLIP, projection": partial(_clip_tower, kind="CLIPVisionModelWithProjection"),
-    "transformers CLIP, both towers": _clip_both,
+    **HUGGING_FACE,
     "OpenAI CLIP": partial(_openai, prefix="visual."),
     "OpenAI CLIP, tower": partial(_openai, prefix=""),
     "JAX": _jax,
     "JAX, optimizer's tree": partial(_jax, prefix="opt/target/"),
+    "JAX, big_vision": _big_vision,
     "JAX, tanh head": partial(_jax, hidden=True),
 }
 """Writes a file of each layout into a folder."""

@@ -18,6 +18,7 @@ _QUICK_MODEL = "vit"
 VARIATIONS = [
     ("model", "vit", {"pooling": "attention", "positions": "sine_cosine", "head": "tanh"}),
     ("model", "vit", {"layer_scale": 0.1, "patch_dropout": 0.5, "pooling": "average"}),
+    ("model", "vit", {"embedding_norm": True, "activation": "quick_gelu", "norm_epsilon": 1e-5}),
     ("model", "rope_vit", {"frequencies": "axial", "absolute_positions": True}),
     ("model", "rope_vit", {"patch_dropout": 0.5}),
     ("model", "cct", {"positions": "none"}),
