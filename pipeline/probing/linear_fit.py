@@ -92,7 +92,7 @@ def fit_head(
     Raises:
         RunError: if a feature is not a finite number.
     """
-    with suitable_threads(*np.shape(features_ND), num_classes):
+    with suitable_threads(np.size(features_ND) * num_classes):
         return _fitted(
             (_finite(features_ND), _indices(labels_N)),
             (_finite(validation_features), _indices(validation_labels)),
