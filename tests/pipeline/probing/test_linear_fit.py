@@ -94,6 +94,25 @@ def test_equals_scikit_learn(
     assert np.array_equal(found_NK.argmax(1)[clear_N], expected_NK.argmax(1)[clear_N])
 
 
+@pytest.mark.parametrize("size", [(60, 90, 4, 3.0), (50, 80, 2, 2.0), (300, 20, 5, 0.3)], ids=str)
+def test_equals_scikit_learn_for_strong_and_weak_penalties(
+    size: tuple[int, int, int, float],
+) -> None:
+    """Each minimum of a search is reached, also where separable classes leave the loss flat."""
+    features_ND, labels_N = drawn(*size)
+    raw_ND = torch.from_numpy(features_ND)
+    problem = logistic_regression.Problem.of(raw_ND, torch.from_numpy(labels_N), size[2])
+    standardised_ND = StandardScaler().fit_transform(features_ND.astype(np.float64))
+    solution = problem.start()
+    for regularization in (1e-5, 0.1, 1e3):
+        solution = problem.solve(regularization, solution)
+        weight_KD, bias_K = problem.for_raw_features(solution)
+        found_NK = (raw_ND.double() @ weight_KD.T + bias_K).softmax(1).numpy()
+        reference = LogisticRegression(C=regularization, tol=1e-9, max_iter=20_000)
+        expected_NK = reference.fit(standardised_ND, labels_N).predict_proba(standardised_ND)
+        np.testing.assert_allclose(found_NK, expected_NK, atol=2e-5)
+
+
 def test_the_best_of_the_tried_penalties_wins() -> None:
     """The head's own log loss on validation is the smallest in the list, and is listed there."""
     features_ND, labels_N = drawn(400, 30, 4, 0.4)
