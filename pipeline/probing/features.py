@@ -82,6 +82,8 @@ class FeatureStore:
             StorageError: if the disk is full or read-only.
             ConfigError: if the head's input is not one vector per image.
         """
+        if not len(self.rows):
+            return np.empty((0, self.head.in_features), np.float32)
         array = self._array()
         with array.exclusive(), evaluating(self.model):
             finished = np.zeros(len(self.rows), bool)
@@ -198,6 +200,8 @@ def seconds_per_image(
     Times two batches after a warm-up. They are small for a slow model, and grow up to the batch
     size of the computation as long as a batch takes less than a quarter of a second.
     """
+    if not len(rows):
+        return 0.0
     largest = min(suitable_batch_size(image, device), len(rows))
     size = min(_TRIAL_IMAGES, largest)
 

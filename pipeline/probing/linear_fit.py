@@ -27,7 +27,9 @@ FEWEST_VALIDATION = 50
 """With fewer validation images, training images are held out too."""
 FOLDS = 5
 _PATIENCE = 3
-"""Values of C in a row that are worse than the best one before the search ends."""
+"""Values of C in a row without an improvement before the search ends."""
+_IMPROVEMENT = 1e-4
+"""By which share the loss has to decrease to be an improvement; less is chance."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ def fit_head(
 
     The values of C are tried from a strong penalty to a weak one, each from the previous minimum.
     The smallest mean validation loss wins, and of equal ones the stronger penalty. The search ends
-    when three values in a row are worse than the best.
+    after three values in a row that do not decrease the loss by 0.01 %.
 
     With fewer than 50 validation images the training images are divided into 5 folds as well: each
     fold is predicted by a fit on the others, and its loss counts like that of validation images.
@@ -92,7 +94,7 @@ def fit_head(
     Raises:
         RunError: if a feature is not a finite number.
     """
-    with suitable_threads(*np.shape(features_ND), num_classes):
+    with suitable_threads(np.size(features_ND) * num_classes):
         return _fitted(
             (_finite(features_ND), _indices(labels_N)),
             (_finite(validation_features), _indices(validation_labels)),
@@ -189,7 +191,7 @@ def _search(
     paths = {id(each.path): each.path for each in unseen} | {id(path): path}
     images = sum(len(each) for each in unseen)
     tried: list[TriedFit] = []
-    best, best_at = path.head(), 0
+    best, best_at, improved_at = path.head(), 0, 0
     for regularization in REGULARIZATIONS:
         for each in paths.values():
             each.advance(regularization)
@@ -197,11 +199,14 @@ def _search(
         loss, correct = sum(loss for loss, _ in sums), sum(hits for _, hits in sums)
         training_loss = path.problem.loss(path.solution)
         tried.append(TriedFit(regularization, training_loss, loss / images, correct / images))
-        if len(tried) == 1 or tried[-1].validation_loss < tried[best_at].validation_loss:
+        latest, smallest = tried[-1].validation_loss, tried[best_at].validation_loss
+        if latest < (1 - _IMPROVEMENT) * smallest:
+            improved_at = len(tried) - 1
+        if len(tried) == 1 or latest < smallest:
             best, best_at = path.head(), len(tried) - 1
         if on_progress:
             on_progress(len(tried), len(REGULARIZATIONS))
-        if len(tried) - 1 - best_at >= _PATIENCE:
+        if len(tried) - 1 - improved_at >= _PATIENCE:
             break
     return best, tried
 

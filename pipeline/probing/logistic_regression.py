@@ -34,7 +34,7 @@ _FLATTEST = 1e-6
 _SMALL_FIT = 2**24
 """Multiplications of a pass up to which threads would mostly wait for each other."""
 _MOST_STEPS = 300
-_TOLERANCE = {torch.float64: 1e-7, torch.float32: 2e-6}
+_TOLERANCE = {torch.float64: 1e-6, torch.float32: 2e-6}
 """Largest entry of the scaled gradient at which the fit has converged."""
 
 
@@ -178,10 +178,10 @@ class Problem:
 
 
 @contextmanager
-def suitable_threads(images: int, features: int, num_classes: int) -> Iterator[None]:
+def suitable_threads(multiplications: int) -> Iterator[None]:
     """Run a block with one thread if the fit is small; restore the number of threads afterwards."""
     before = torch.get_num_threads()
-    if images * features * num_classes <= _SMALL_FIT:
+    if multiplications <= _SMALL_FIT:
         torch.set_num_threads(1)
     try:
         yield
@@ -202,6 +202,6 @@ def _principal_axes(features_ND: torch.Tensor) -> torch.Tensor:
         variances_R, axes_DR = deviations_R.square(), axes_RD.T
     else:
         variances_R, axes_DR = torch.linalg.eigh(features_ND.T @ features_ND)
-    varies_R = variances_R > _SMALLEST_AXIS * variances_R.max()
+    varies_R = variances_R >= _SMALLEST_AXIS * variances_R.max()
     kept_DR: torch.Tensor = axes_DR[:, varies_R].contiguous()
     return kept_DR

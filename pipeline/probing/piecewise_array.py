@@ -1,14 +1,16 @@
 """An array on disk that is filled in pieces, so that an interrupted computation can be resumed.
 
-Two files: the array, and a log with a line for each finished piece. A line is appended after the
-piece has been flushed to disk, and contains the piece's SHA-256; a piece without a matching line is
-not used. The name of the files identifies the content and is part of each digest.
+Two files: the array without a header, and a log with a line for each finished piece. A line is
+appended after the piece has been flushed to disk, and contains the piece's SHA-256; a piece without
+a matching line is not used. The name of the files identifies the content and is part of each
+digest.
 
 Shapes: N rows, D values of a row.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -17,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
@@ -44,7 +46,7 @@ class PiecewiseArray:
     Attributes:
         folder: created if it does not exist.
         name: of the files; identifies the content of the array.
-        shape: N and D.
+        shape: N and D, not 0.
     """
 
     folder: Path
@@ -95,8 +97,7 @@ class PiecewiseArray:
         pieces = self.finished()
         if self._stored() is None:
             with replacing(self._file) as temporary:
-                np.lib.format.open_memmap(temporary, "w+", np.float32, self.shape)
-                _reserve(temporary)
+                _reserve(temporary, self._bytes)
         write_text(self._log, "".join(_line(piece) for piece in pieces))
         return pieces
 
@@ -108,25 +109,26 @@ class PiecewiseArray:
         """
         values_ND = np.ascontiguousarray(values_ND, np.float32)
         piece = Piece(start, start + len(values_ND), self._digest(start, values_ND))
-        row_bytes = self.shape[1] * values_ND.itemsize
         with storage_errors(self._file):
             with self._file.open("r+b") as opened:
-                # The array is at the end of the file, after a header of numpy's.
-                opened.seek((start - self.shape[0]) * row_bytes, os.SEEK_END)
+                opened.seek(start * values_ND[0].nbytes)
                 opened.write(values_ND.tobytes())
-                _flush(opened.fileno(), opened)
+                _flush(opened)
             with self._log.open("a", encoding="utf-8") as log:
                 log.write(_line(piece))
-                _flush(log.fileno(), log)
+                _flush(log)
 
     def read(self) -> Floats:
         """Return the array, mapped from disk and read-only."""
-        values_ND: Floats = np.load(self._file, mmap_mode="r", allow_pickle=False)
-        return values_ND
+        return np.memmap(self._file, np.float32, "r", shape=self.shape)
+
+    @property
+    def _bytes(self) -> int:
+        return self.shape[0] * self.shape[1] * np.dtype(np.float32).itemsize
 
     @property
     def _file(self) -> Path:
-        return self.folder / f"{self.name}.npy"
+        return self.folder / f"{self.name}.f32"
 
     @property
     def _log(self) -> Path:
@@ -134,12 +136,10 @@ class PiecewiseArray:
 
     def _stored(self) -> Floats | None:
         """Return the array as it is on disk; None if there is none of this shape."""
-        try:
-            values_ND = self.read()
-        except (OSError, ValueError):
-            return None
-        fits = values_ND.shape == self.shape and values_ND.dtype == np.dtype(np.float32)
-        return values_ND if fits else None
+        with contextlib.suppress(OSError):
+            if self._file.stat().st_size == self._bytes:
+                return self.read()
+        return None
 
     def _recorded(self) -> list[Piece]:
         """Return the pieces of the log; a line that was cut short or changed is left out."""
@@ -166,13 +166,14 @@ def _line(piece: Piece) -> str:
     return f"{json.dumps(piece)}\n"
 
 
-def _flush(descriptor: int, opened: Any) -> None:
+def _flush(opened: IO[Any]) -> None:
     opened.flush()
-    os.fsync(descriptor)
+    os.fsync(opened.fileno())
 
 
-def _reserve(file: Path) -> None:
-    """Allocate the disk space now: a full disk is an error before the computation begins."""
-    if hasattr(os, "posix_fallocate"):
-        with file.open("r+b") as opened:
-            os.posix_fallocate(opened.fileno(), 0, file.stat().st_size)
+def _reserve(file: Path, size: int) -> None:
+    """Create a file with disk space: a full disk is an error before the computation begins."""
+    with file.open("wb") as opened:
+        opened.truncate(size)
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(opened.fileno(), 0, size)
