@@ -1,0 +1,120 @@
+"""Initial weights are found, converted once, and kept; what cannot be used is a sentence."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+
+from pipeline import config_files
+from pipeline.errors import ConfigError, PipelineError
+from pipeline.initial_weights.finding import find
+from pipeline.initial_weights.loading import load_into
+from pipeline.initial_weights.record import kept_folder
+from pipeline.initial_weights.stage import starting_point
+from pipeline.models.model_building import build_model
+from pipeline.models.model_description import ModelDescription
+from pipeline.models.model_files import save_model
+from pipeline.plugin_api import ImageSpec
+
+CLASSES = tuple("abcdefg")
+
+
+def timm_model(seed: int = 0) -> torch.nn.Module:
+    """Return a small ViT of timm with random weights and seven classes."""
+    torch.manual_seed(seed)
+    settings = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 4}
+    model: torch.nn.Module = timm.models.VisionTransformer(**settings, num_classes=7)
+    return model.eval()
+
+
+def written(file: Path, seed: int = 0) -> Path:
+    """Write the small ViT as a file of weights."""
+    save_file(
+        {name: each.contiguous() for name, each in timm_model(seed).state_dict().items()}, file
+    )
+    return file
+
+
+def test_a_file_of_another_library_gives_its_logits(tmp_path: Path) -> None:
+    """From the file's name to a model that computes the same: no other setting is needed."""
+    file, workspace = written(tmp_path / "small.safetensors"), tmp_path / "work"
+    flags = {"model": {"init": str(file), "num_heads": 4}}
+    start = starting_point(config_files.requested(None, flags=flags), "x", workspace)
+    assert start.weights is not None
+    data = start.config.data
+    image = ImageSpec(
+        channels=3, height=32, width=32, mean=data.mean or (), std=data.std or (), resize="crop"
+    )
+    model = build_model(start.config.model, image, 7)
+    load_into(model, start.weights, kept_folder(workspace, start.weights.sha256), CLASSES)
+    images_BCHW = torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(model.eval()(images_BCHW), timm_model()(images_BCHW))
+    assert "small.safetensors" in start.notes()[0]
+    assert start.tags()["patchline.initial_weights"].startswith("small.safetensors (")
+
+
+def test_weights_are_kept(tmp_path: Path) -> None:
+    """A recorded digest is enough after the file is gone; another file is refused."""
+    file, workspace = written(tmp_path / "small.safetensors"), tmp_path / "work"
+    first = find(str(file), workspace, "x")
+    assert first is not None
+    written(file, seed=1)
+    second = find(str(file), workspace, "x")
+    assert second is not None
+    assert second.sha256 != first.sha256
+    kept = find(str(file), workspace, "x", sha256=first.sha256)
+    assert kept is not None
+    assert kept.settings == first.settings
+    file.unlink()
+    assert find(str(file), workspace, "x", sha256=first.sha256) == kept
+    shutil.rmtree(kept_folder(workspace, first.sha256))
+    written(file, seed=1)
+    with pytest.raises(ConfigError, match="has changed since its weights were recorded"):
+        find(str(file), workspace, "x", sha256=first.sha256)
+
+
+def test_a_model_of_ours_is_recognized(tmp_path: Path) -> None:
+    """The file beside a `model.json` keeps its plugin, settings and names of classes."""
+    flags = {"model": {"name": "cct", "embed_dim": 24, "depth": 1, "num_heads": 2, "mlp_dim": 24}}
+    choice = config_files.validated(flags).model
+    image = ImageSpec(channels=1, height=16, width=16, mean=(0.2,), std=(0.3,), resize="squash")
+    description = ModelDescription(model=choice, plugins=(), classes=CLASSES, image=image)
+    save_model(tmp_path / "saved", build_model(choice, image, 7), description)
+    found = find(str(tmp_path / "saved" / "model.safetensors"), tmp_path / "work", "x")
+    assert found is not None
+    assert (found.settings["name"], found.settings["embed_dim"]) == ("cct", 24)
+    assert (found.classes, found.channels, found.image_size) == (CLASSES, 1, 16)
+
+
+@pytest.mark.parametrize(
+    ("reference", "words"),
+    [
+        ("gone.safetensors", "does not exist"),
+        ("folder", "is a folder"),
+        ("text.safetensors", "text.safetensors"),
+        ("text.pth", "text.pth"),
+        ("no_such_model", "neither a file nor a registered model nor a run"),
+        ("no_such_model@champion", "no_such_model"),
+        ("12345678", "neither a file nor a registered model nor a run"),
+    ],
+)
+def test_what_cannot_be_used_is_one_sentence(reference: str, words: str, tmp_path: Path) -> None:
+    """A missing file, a folder, a text and an unknown name are told apart."""
+    (tmp_path / "folder").mkdir()
+    for name in ("text.safetensors", "text.pth"):
+        (tmp_path / name).write_text("no weights", encoding="utf-8")
+    with pytest.raises(PipelineError, match=words) as caught:
+        find(reference, tmp_path / "work", "x")
+    assert "\n" not in str(caught.value)
+    assert not list((tmp_path / "work").rglob("*"))
+
+
+def test_there_is_no_champion_yet(tmp_path: Path) -> None:
+    """A model without a champion has no initial weights, and no store is made by asking."""
+    assert find("champion", tmp_path / "work", "x") is None
+    assert not (tmp_path / "mlflow.db").exists()
