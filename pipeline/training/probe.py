@@ -18,7 +18,7 @@ from torch import nn
 from pipeline.errors import RunError
 from pipeline.models.inference import save_logits
 from pipeline.models.model_files import save_model
-from pipeline.probing.features import features_of, seconds_per_image
+from pipeline.probing.features import FeatureStore, seconds_per_image, suitable_batch_size
 from pipeline.probing.linear_fit import FittedHead, fit_head
 from pipeline.probing.linear_head import linear_head
 from pipeline.training.best_weights import FINAL
@@ -100,33 +100,36 @@ def _features(
     """Return the features of all images, test images included, and the seconds it took."""
     rows: Integers = np.arange(len(data.images), dtype=np.int64)
     device = next(model.parameters()).device
-    folder = (job.workspace or job.folder) / FEATURES_FOLDER / _key(job, rows, precision, device)
-    began = time.monotonic()
-    if not folder.exists():
-        each = seconds_per_image(model, data.images, rows, job.image, device, precision)
-        duration = _about(each * len(rows))
-        message = f"computing the features of {len(rows):,} images takes {duration}"
-        events.write("note", message=message)
-    features_ND = features_of(
+    store = FeatureStore(
         model,
         head,
         data.images,
         rows,
         job.image,
-        folder,
-        device=device,
-        precision=precision,
-        on_progress=lambda done, total: events.progress(done, total, "features"),
+        (job.workspace or job.folder) / FEATURES_FOLDER / _key(job, model, head),
+        device,
+        precision,
+        suitable_batch_size(job.image, device),
     )
+    began, left = time.monotonic(), store.remaining()
+    if left:
+        each = seconds_per_image(model, data.images, rows, job.image, device, precision)
+        message = f"computing the features of {left:,} images takes {_about(each * left)}"
+        events.write("note", message=message)
+    features_ND = store.features(lambda done, of: events.progress(done, of, "features"))
     return features_ND, max(time.monotonic() - began, 1e-9)
 
 
-def _key(job: TrainingJob, rows: Integers, precision: str, device: torch.device) -> str:
-    """Return the name of the folder for the features: a digest of what determines them."""
-    model = job.config.model.model_dump_json(exclude={"init"})
-    parts = (model, repr(job.image), job.data_fingerprint, str(job.store.name), precision)
-    digest = hashlib.sha256("\n".join((*parts, device.type)).encode())
-    digest.update(rows.tobytes())
+def _key(job: TrainingJob, model: nn.Module, head: nn.Linear) -> str:
+    """Return the name of the folder for the features: a digest of the model and the images."""
+    settings = job.config.model.model_dump_json(exclude={"init", "init_sha256"})
+    parts = (settings, repr(job.image), job.store.name)
+    digest = hashlib.sha256("\n".join(parts).encode())
+    of_head = {tensor.data_ptr() for tensor in head.state_dict().values()}
+    for name, tensor in sorted(model.state_dict().items()):
+        if tensor.data_ptr() not in of_head:
+            digest.update(name.encode())
+            digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()[:32]
 
 
