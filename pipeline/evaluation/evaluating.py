@@ -25,6 +25,7 @@ from pipeline.evaluation.predictions import (
 from pipeline.evaluation.predictions import save as save_predictions
 from pipeline.evaluation.report import EvaluationReport, evaluate, save
 from pipeline.files.file_digest import digest_of
+from pipeline.initial_weights.recipe import shown
 from pipeline.metrics.calibration import fit_temperature
 from pipeline.metrics.classification import softmax
 from pipeline.metrics.row_pieces import row_slices
@@ -297,6 +298,7 @@ def _page(
         "Size": f"{image.height}x{image.width} pixels, {colours}",
         "Model": f"{config.model.name}, {trained.parameters:,} parameters",
         "Patch embedding": config.model.patch_embedding.name,
+        **({"Initial weights": shown(config.model.init)} if config.model.init else {}),
         "Training": _training(trained),
         **_weights_facts(trained),
         "Data version": data.fingerprint[:12],
