@@ -130,10 +130,11 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _a_trained_head_has_initial_weights(self) -> Self:
-        if self.training.trainable == "head" and self.model.init is None:
+        trainable = self.training.trainable
+        if trainable in ("head", "head_then_all") and self.model.init is None:
             raise ValueError(
-                "training.trainable is head, but the other weights would stay random. Set "
-                "model.init to the weights to start from, or training.trainable to all"
+                f"training.trainable is {trainable}, but the features would be those of random "
+                "weights. Set model.init to the weights to start from, or training.trainable to all"
             )
         return self
 

@@ -234,6 +234,8 @@ def _weights_facts(trained: TrainResult) -> dict[str, str]:
             f"validation accuracy {accuracy.value:.1%}, mean of {accuracy.n} folds (95% t "
             f"interval {accuracy.low:.1%} to {accuracy.high:.1%})"
         )
+    if trained.fine_tuning is not None:
+        facts["Fine-tuning"] = trained.fine_tuning.sentence()
     if trained.refit is not None:
         refit = trained.refit
         facts["Refit"] = (

@@ -23,7 +23,12 @@ from pipeline.initial_weights.record import (
     kept_folder,
     load_record,
 )
-from pipeline.models.model_description import DESCRIPTION_FILE, ModelDescription, load_description
+from pipeline.models.model_description import (
+    DESCRIPTION_FILE,
+    WEIGHTS_FILE,
+    ModelDescription,
+    load_description,
+)
 from pipeline.registry import package_download, registered_models
 from pipeline.run_memory import interrupted_runs, stage_keys
 from pipeline.tracking.tracked_run import FOLDER_TAG
@@ -37,7 +42,6 @@ if TYPE_CHECKING:
 OWN_CHAMPION = "champion"
 """The champion of the run's own model, if there is one."""
 OWN_LAYOUT = "Patchline"
-WEIGHTS_FILE = "model.safetensors"
 _BESIDE = ("config.json", "preprocessor_config.json", "open_clip_config.json")
 """Files of a model hub that say more about the weights."""
 _CODE = ("pipeline.models.pretrained", "pipeline.initial_weights.finding")

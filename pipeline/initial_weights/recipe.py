@@ -35,7 +35,7 @@ def settings_for(reference: str, trainable: object) -> dict[str, dict[str, Any]]
     """
     if not is_file(reference):
         return {} if trainable == "head" else WARM_START
-    return FINE_TUNING if trainable == "all" else {"training": {"trainable": "head"}}
+    return {"training": {"trainable": "head"}} if trainable in (None, "head") else FINE_TUNING
 
 
 def shown(reference: str) -> str:

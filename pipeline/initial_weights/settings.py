@@ -49,7 +49,7 @@ def without_initial_weights(config: RunConfig) -> RunConfig:
     Raises:
         ConfigError: if only the head would be trained.
     """
-    if config.training.trainable == "head":
+    if config.training.trainable in ("head", "head_then_all"):
         raise ConfigError(
             f"model.init is {config.model.init}, but this model has no champion yet whose head "
             "could be trained. Set training.trainable to all, or model.init to other weights."

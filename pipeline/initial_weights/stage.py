@@ -10,6 +10,11 @@ from pipeline.initial_weights.record import InitialWeights
 from pipeline.section import Section
 from pipeline.tracking.tracked_run import INITIAL_RUN_TAG
 
+_TRAINED = {
+    "all": "all weights",
+    "head": "the head alone",
+    "head_then_all": "the head, then all weights",
+}
 REFERENCE_TAG = "patchline.initial_weights"
 
 
@@ -25,7 +30,7 @@ class StartingPoint(Section):
         found = self.weights
         if found is None:
             return ["the model has no champion yet: training starts from random weights"]
-        trained = "the head alone" if self.config.training.trainable == "head" else "all weights"
+        trained = _TRAINED[self.config.training.trainable or "all"]
         size = f"{found.image_size}x{found.image_size} pixels"
         return [
             f"initial weights: {found.origin} ({found.layout}, {size}); training {trained}",

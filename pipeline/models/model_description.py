@@ -13,7 +13,7 @@ from pipeline.plugin_system import plugin_loader
 from pipeline.plugin_system.plugin_settings import named_patch_embedding
 from pipeline.section import Section
 
-DESCRIPTION_FILE = "model.json"
+DESCRIPTION_FILE, WEIGHTS_FILE = "model.json", "model.safetensors"
 FORMAT_VERSION = 1
 
 

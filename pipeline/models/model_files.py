@@ -10,9 +10,12 @@ from pipeline.files.atomic_files import write_text
 from pipeline.files.sealed_files import read_tensors, write_tensors
 from pipeline.models.ensemble import Ensemble
 from pipeline.models.model_building import build_model
-from pipeline.models.model_description import DESCRIPTION_FILE, ModelDescription, load_description
-
-WEIGHTS_FILE = "model.safetensors"
+from pipeline.models.model_description import (
+    DESCRIPTION_FILE,
+    WEIGHTS_FILE,
+    ModelDescription,
+    load_description,
+)
 
 
 def save_model(folder: Path, model: nn.Module, description: ModelDescription) -> None:

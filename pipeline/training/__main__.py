@@ -6,12 +6,14 @@ import importlib
 
 from pipeline.section import Section
 from pipeline.training.ensemble_members import combine_members
+from pipeline.training.fine_tuning import better_of_both, fit_head_first
 from pipeline.training.job import TrainingJob
 from pipeline.training.leading import lead
 from pipeline.training.machine import look
 from pipeline.training.probe import probe
 from pipeline.training.process_group import ProcessGroup
 from pipeline.training.process_launch import train_in_processes
+from pipeline.training.train_result import TrainResult
 from pipeline.workers.event_log import EventWriter
 from pipeline.workers.worker_process import worker_main
 
@@ -20,11 +22,16 @@ def train(job: TrainingJob, events: EventWriter) -> Section:
     """Train in this process, or in several that this one starts; return the part's result."""
     if job.part.members:
         return combine_members(job, events)
-    if job.config.training.trainable == "head":
+    trainable = job.config.training.trainable
+    if trainable == "head":
         return probe(job, events)
-    if job.config.training.processes > 1:
-        return train_in_processes(job)
-    return lead(job, events, ProcessGroup())
+    if trainable == "head_then_all":
+        fit_head_first(job, events)
+    several = job.config.training.processes > 1
+    result = train_in_processes(job) if several else lead(job, events, ProcessGroup())
+    if trainable == "head_then_all" and isinstance(result, TrainResult):
+        return better_of_both(job, result)
+    return result
 
 
 def _get_ready() -> str:

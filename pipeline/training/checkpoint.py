@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pipeline.errors import DamagedFileError
 from pipeline.files.sealed_files import verify
-from pipeline.models.model_files import WEIGHTS_FILE
+from pipeline.models.model_description import WEIGHTS_FILE
 from pipeline.training import best_weights, restart_point
 from pipeline.training.restart_point import RestartPoint
 from pipeline.training.train_state import TrainState

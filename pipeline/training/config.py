@@ -138,9 +138,10 @@ class TrainingConfig(Section):
     """MLflow id of a finished run on the same data whose training is extended to more epochs; set
     by `patchline run --extend`."""
 
-    trainable: Literal["all", "head"] | None = None
-    """Weights that are trained: all, or only the head, as a linear probe on features that are
-    computed once; by default head if model.init is a file, all otherwise."""
+    trainable: Literal["all", "head", "head_then_all"] | None = None
+    """Weights that are trained: all; only the head, as a linear probe on features that are computed
+    once; or the head and then all, which is kept if it is significantly better on the validation
+    images. By default head if model.init is a file, all otherwise."""
 
     early_stopping: Annotated[int, Field(ge=1)] | None = None
     """Number of validations without improvement after which training stops; null to never stop
@@ -256,10 +257,11 @@ class TrainingConfig(Section):
             "average_last": self.average_last,
         }
         for name, value in several.items():
-            if self.trainable == "head" and value:
+            if self.trainable in ("head", "head_then_all") and value:
                 raise ValueError(
-                    f"training.{name} is {value}, but with training.trainable head a single head "
-                    f"is fitted once. Leave out training.{name}, or set training.trainable to all"
+                    f"training.{name} is {value}, but with training.trainable {self.trainable} a "
+                    f"head is fitted once. Leave out training.{name}, or set training.trainable to "
+                    "all"
                 )
         return self
 

@@ -250,6 +250,8 @@ def tags(trained: TrainResult) -> dict[str, str]:
     found = {}
     if trained.probe is not None:
         found["training.regularization"] = f"{trained.probe.regularization:g}"
+    if trained.fine_tuning is not None:
+        found["training.fine_tuning"] = trained.fine_tuning.sentence()
     if trained.averaged is not None:
         found["training.averaged_validations"] = str(trained.averaged.validations)
     if trained.folds is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pipeline.metrics.intervals import MetricEstimate
 from pipeline.section import Section
@@ -91,6 +92,25 @@ class ProbeRecord(Section):
     features_seconds: float
 
 
+class FineTuningRecord(Section):
+    """The comparison of a fitted head with all weights trained from there, on validation images."""
+
+    head_accuracy: float
+    all_accuracy: float
+    p_value: float
+    """Of McNemar's exact test."""
+    kept: Literal["head", "all"]
+
+    def sentence(self) -> str:
+        """Return the comparison and its outcome."""
+        better = self.kept == "all"
+        return (
+            f"validation accuracy {self.all_accuracy:.1%} with all weights, "
+            f"{self.head_accuracy:.1%} with the head alone (p = {self.p_value:.2g}): "
+            f"{'all weights' if better else 'the head alone'} kept"
+        )
+
+
 class FoldRecord(Section):
     """The training of one fold, at its best weights."""
 
@@ -150,7 +170,9 @@ class TrainResult(Section):
     """Steps from which micro-batches were half as large, because memory was short."""
     history: tuple[EpochRecord, ...]
     probe: ProbeRecord | None = None
-    """How the head was fitted, if only the head was trained."""
+    """How the head was fitted, if `best` is the initial weights with another head."""
+    fine_tuning: FineTuningRecord | None = None
+    """Whether training all weights after the head was better, if both were done."""
     averaged: AverageRecord | None = None
     """What `best` is, if it is not the weights of one validation."""
     refit: RefitResult | None = None

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from safetensors.torch import load_file
-from torch import nn
 
 from pipeline.files.atomic_files import write_text
 from pipeline.files.sealed_files import write_tensors
@@ -16,21 +16,26 @@ from pipeline.initial_weights.record import RECORD_FILE, TENSORS_FILE, InitialWe
 from pipeline.models.inference import kept_logits, predict_logits
 from pipeline.models.model_building import build_model
 from pipeline.models.model_files import load_model
+from pipeline.training.__main__ import train
 from pipeline.training.initial_model import TABLE_FILE
 from pipeline.training.job import TrainingJob
 from pipeline.training.loop import Training
 from pipeline.training.probe import FEATURES_FOLDER, probe
+from pipeline.training.train_result import TrainResult
 from pipeline.training.training_data import open_data
 from pipeline.workers.event_log import EventWriter, read_events
 from tests.pipeline.training.conftest import MakeJob
 
 
-def with_weights(job: TrainingJob, folder: Path) -> TrainingJob:
-    """Return the job with initial weights: a random network of another number of classes."""
+def with_weights(job: TrainingJob, folder: Path, *, blind: bool = False) -> TrainingJob:
+    """Return the job with initial weights: a random network of another number of classes.
+
+    A blind one has the same features for every image.
+    """
     torch.manual_seed(7)
     model = build_model(job.config.model, job.image, 5)
-    for parameter in model.parameters():
-        nn.init.normal_(parameter, std=0.2)
+    if blind:
+        model.get_parameter("patch_embedding.projection.weight").data.zero_()
     found = InitialWeights(
         reference="/x/some.safetensors",
         kind="file",
@@ -113,3 +118,35 @@ def test_the_table_of_initial_weights_is_kept(make_job: MakeJob, tmp_path: Path)
     [sentence] = [each for each in events_of(job, "note") if "initial weights" in each["message"]]
     assert "some.safetensors (some ViT)" in sentence["message"]
     assert "used" in sentence["message"]
+
+
+@pytest.mark.parametrize(("blind", "kept"), [(True, "all"), (False, "head")])
+def test_all_weights_are_kept_only_if_they_are_better(
+    make_job: MakeJob, tmp_path: Path, *, blind: bool, kept: str
+) -> None:
+    """From features that tell nothing training helps; from good ones the head alone is kept."""
+    changes: dict[str, Any] = {
+        "model": {"init": "x.safetensors"},
+        "optimizer": {"learning_rate": 5e-3 if blind else 1e-6},
+        "training": {"trainable": "head_then_all", "epochs": 25, "batch_size": 8},
+    }
+    job = with_weights(make_job(tmp_path / "both", **changes), tmp_path, blind=blind)
+    result = train(job, EventWriter(job.folder / "events.jsonl"))
+    assert isinstance(result, TrainResult)
+    record = result.fine_tuning
+    assert record is not None
+    model, _ = load_model(result.best)
+    data = open_data(job)
+    logits_NK = predict_logits(model, data.images, data.validation_rows, job.image)
+    right_N = logits_NK.argmax(1).numpy() == data.labels[data.validation_rows]
+    assert record.kept == kept
+    accuracies = {"all": record.all_accuracy, "head": record.head_accuracy}
+    assert np.isclose(right_N.mean(), accuracies[kept])
+    assert (result.probe is None) == (record.kept == "all")
+    [said] = [each for each in events_of(job, "note") if " kept" in each["message"]]
+    assert said["message"] == record.sentence()
+    numbers = [event["seq"] for event in read_events(job.folder / "events.jsonl")]
+    assert numbers == list(range(len(numbers)))
+    again = train(job, EventWriter(job.folder / "events.jsonl"))
+    assert isinstance(again, TrainResult)
+    assert again.fine_tuning == record
