@@ -17,9 +17,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from pipeline.probing.features import features_of
-from pipeline.probing.linear_fit import fit_head
-from pipeline.probing.linear_head import linear_head
 from torch import nn
 
 from benchmarks.measured_runs import machine
@@ -32,6 +29,9 @@ from pipeline.metrics.intervals import mean_of_repeats
 from pipeline.models.model_building import build_model
 from pipeline.plugin_api import DataTraits, ImageSpec
 from pipeline.plugin_system.plugin_settings import resolve_settings
+from pipeline.probing.features import features_of
+from pipeline.probing.linear_fit import fit_head
+from pipeline.probing.linear_head import linear_head
 
 Array = np.ndarray[Any, Any]
 _NO_ROWS = 0

@@ -32,7 +32,7 @@ from pipeline.models.model_description import (
 from pipeline.registry import package_download, registered_models
 from pipeline.run_memory import interrupted_runs, stage_keys
 from pipeline.tracking.tracked_run import FOLDER_TAG
-from pipeline.tracking.tracking_store import store_exists
+from pipeline.tracking.tracking_store import client, store_exists
 
 if TYPE_CHECKING:
     import torch
@@ -152,12 +152,15 @@ def _of_file(file: Path, num_heads: int | None, workspace: Path) -> InitialWeigh
 def _converted_record(
     file: Path, sha256: str, code: str, converted: ConvertedWeights
 ) -> InitialWeights:
+    settings = {"name": converted.model, **converted.settings}
+    if settings.get("head") == "tanh":
+        settings["head"] = "linear"  # of pre-training, replaced for fine-tuning (2010.11929, 3.2)
     return InitialWeights(
         reference=str(file),
         kind="file",
         sha256=sha256,
         layout=converted.layout,
-        settings={"name": converted.model, **converted.settings},
+        settings=settings,
         channels=converted.channels,
         image_size=converted.image_size,
         mean=converted.mean,
@@ -245,5 +248,18 @@ def _trained_record(
         mean=image.mean,
         std=image.std,
         classes=description.classes,
-        run_id=description.run_id,
+        run_id=description.run_id if _is_here(description.run_id) else "",
     )
+
+
+def _is_here(run_id: str) -> bool:
+    """Return whether this store has a run; a file may come from elsewhere."""
+    from mlflow.exceptions import MlflowException
+
+    if not run_id or not store_exists():
+        return False
+    try:
+        client().get_run(run_id)
+    except MlflowException:
+        return False
+    return True

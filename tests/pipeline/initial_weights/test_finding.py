@@ -83,12 +83,15 @@ def test_a_model_of_ours_is_recognized(tmp_path: Path) -> None:
     flags = {"model": {"name": "cct", "embed_dim": 24, "depth": 1, "num_heads": 2, "mlp_dim": 24}}
     choice = config_files.validated(flags).model
     image = ImageSpec(channels=1, height=16, width=16, mean=(0.2,), std=(0.3,), resize="squash")
-    description = ModelDescription(model=choice, plugins=(), classes=CLASSES, image=image)
+    description = ModelDescription(
+        model=choice, plugins=(), classes=CLASSES, image=image, run_id="0" * 32
+    )
     save_model(tmp_path / "saved", build_model(choice, image, 7), description)
     found = find(str(tmp_path / "saved" / "model.safetensors"), tmp_path / "work", "x")
     assert found is not None
     assert (found.settings["name"], found.settings["embed_dim"]) == ("cct", 24)
     assert (found.classes, found.channels, found.image_size) == (CLASSES, 1, 16)
+    assert found.run_id == ""  # it is a run of another store
 
 
 @pytest.mark.parametrize(
