@@ -81,11 +81,19 @@ class ModelChoice(PluginChoice):
 
     init: Annotated[str, Field(min_length=1)] | None = None
     """Initial weights: a file (.safetensors, .pth, .npz) in the layout of torchvision, timm,
-    transformers, CLIP, DINO or the original ViT, a model version such as flowers@champion, a run,
-    or champion for the run's own model; null for random weights."""
+    transformers, CLIP, DINO or the original ViT, published ones such as timm:NAME, torchvision:NAME
+    or hf:OWNER/NAME, a model version such as flowers@champion, a run, or champion for the run's own
+    model; null for random weights."""
+
+    download: bool = False
+    """Download published initial weights that are not in their library's cache yet."""
 
     init_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
     """Recorded SHA-256 of the initial weights, to reproduce the run."""
+
+    def architecture(self) -> Self:
+        """Return the same model without its initial weights."""
+        return self.model_copy(update={"init": None, "init_sha256": None, "download": False})
 
     @property
     def names(self) -> list[str]:

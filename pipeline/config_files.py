@@ -68,11 +68,14 @@ def merged(weaker: Mapping[str, Any], stronger: Mapping[str, Any]) -> Settings:
     return result
 
 
+_OF_ANY_MODEL = ("patch_embedding", "init", "init_sha256", "download")
+
+
 def _kept(old: Mapping[str, Any], new: Mapping[str, Any]) -> Settings:
     """Return the settings of a section that stay valid when another plugin is chosen."""
     kept = dict(old)
     if "name" in new and "name" in old and new["name"] != old["name"]:
-        kept = {k: v for k, v in old.items() if k in ("patch_embedding", "init", "init_sha256")}
+        kept = {k: v for k, v in old.items() if k in _OF_ANY_MODEL}
     if "source" in new and "source" in old and new["source"] != old["source"]:
         kept.pop("options", None)
     return kept

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pipeline.errors import ConfigError, PipelineError
 from pipeline.files.atomic_files import storage_errors, write_text
 from pipeline.files.file_digest import digest_of
-from pipeline.initial_weights.recipe import is_file
+from pipeline.initial_weights.recipe import is_file, is_name
 from pipeline.initial_weights.record import (
     RECORD_FILE,
     TENSORS_FILE,
@@ -63,16 +63,19 @@ def find(
     *,
     sha256: str | None = None,
     num_heads: int | None = None,
+    download: bool = False,
 ) -> InitialWeights | None:
     """Return the weights that a reference names, after keeping them in the workspace.
 
     Args:
-        reference: a file, a model version such as `flowers@champion`, a run's id or name, or
-            `champion` for the champion of the run's own model.
+        reference: a file, published weights such as `timm:NAME`, a model version such as
+            `flowers@champion`, a run's id or name, or `champion` for the champion of the run's own
+            model.
         workspace: the folder `.patchline`.
         name: of the run's own model.
         sha256: of the file, if a run has recorded it.
         num_heads: attention heads of a file that does not say how many it has.
+        download: published weights may be downloaded.
 
     Returns:
         None for `champion` if the run's own model has none yet.
@@ -88,11 +91,16 @@ def find(
         if champion is None:
             return None
         reference = f"{name}/{champion}"
-    if is_file(reference):
+    if is_name(reference):
+        found = _of_name(reference, num_heads, workspace, download=download)
+    elif is_file(reference):
         file = _checked_file(Path(reference).expanduser())
         own = file.name == WEIGHTS_FILE and file.with_name(DESCRIPTION_FILE).is_file()
         trained = _Trained(str(file), "file", file.parent)
-        found = _of_training(trained, workspace) if own else _of_file(file, num_heads, workspace)
+        as_given = str(file), file
+        found = (
+            _of_training(trained, workspace) if own else _of_file(*as_given, num_heads, workspace)
+        )
     else:
         found = _of_training(_trained(reference, workspace / "runs"), workspace)
     if sha256 not in (None, found.sha256):
@@ -120,7 +128,7 @@ def _checked_file(file: Path) -> Path:
     Raises:
         ConfigError: if it is not there, or not a file.
     """
-    file = file.resolve()
+    file = file.absolute()  # not resolved: the link of a cache has its config.json beside it
     if not file.is_file():
         what = "is a folder" if file.is_dir() else "does not exist"
         raise ConfigError(
@@ -132,31 +140,43 @@ def _checked_file(file: Path) -> Path:
     return file
 
 
-def _of_file(file: Path, num_heads: int | None, workspace: Path) -> InitialWeights:
+def _of_name(
+    reference: str, num_heads: int | None, workspace: Path, *, download: bool
+) -> InitialWeights:
+    """Convert published weights from the cache of their library, downloaded if that is allowed."""
+    from pipeline.initial_weights import named_weights
+
+    known = named_weights.file_of(reference, download=download)
+    found = _of_file(reference, known.file, num_heads, workspace)
+    licensed = f"The license of {reference} is {known.license or 'not stated by the library'}."
+    return found.model_copy(update={"notes": (*found.notes, licensed)})
+
+
+def _of_file(reference: str, file: Path, num_heads: int | None, workspace: Path) -> InitialWeights:
     """Convert a file, unless the workspace has the converted weights already."""
     sha256 = digest_of(file).sha256
     beside = [file.with_name(name) for name in _BESIDE]
     digests = [digest_of(each).sha256 for each in beside if each.is_file()]
     code = " ".join([stage_keys.code(*_CODE), *digests, str(num_heads or "")]).strip()
     kept = _kept(workspace, sha256)
-    if kept is not None and kept.code == code and kept.reference == str(file):
+    if kept is not None and kept.code == code and kept.reference == reference:
         return kept
     from pipeline.models.pretrained.layouts import convert
 
     converted = convert(file, num_heads=num_heads)
-    found = _converted_record(file, sha256, code, converted)
+    found = _converted_record(reference, sha256, code, converted)
     _keep(found, converted.weights, workspace)
     return found
 
 
 def _converted_record(
-    file: Path, sha256: str, code: str, converted: ConvertedWeights
+    reference: str, sha256: str, code: str, converted: ConvertedWeights
 ) -> InitialWeights:
     settings = {"name": converted.model, **converted.settings}
     if settings.get("head") == "tanh":
         settings["head"] = "linear"  # of pre-training, replaced for fine-tuning (2010.11929, 3.2)
     return InitialWeights(
-        reference=str(file),
+        reference=reference,
         kind="file",
         sha256=sha256,
         layout=converted.layout,
@@ -242,7 +262,7 @@ def _trained_record(
         kind=trained.kind,
         sha256=sha256,
         layout=OWN_LAYOUT,
-        settings=description.model.model_dump(mode="json", exclude={"init", "init_sha256"}),
+        settings=description.model.architecture().model_dump(mode="json"),
         channels=image.channels,
         image_size=image.height,
         mean=image.mean,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,26 @@ WARM_START: dict[str, dict[str, Any]] = {
 """For a model that was trained on an earlier version of the data."""
 
 
+_NAME = re.compile(r"(timm|torchvision|hf):(.+)")
+
+
+def is_name(reference: str) -> bool:
+    """Return whether initial weights are named as published ones, such as `timm:NAME`."""
+    return _NAME.fullmatch(reference) is not None
+
+
+def split_name(reference: str) -> tuple[str, str]:
+    """Return the library of published weights, and their name there.
+
+    Raises:
+        ValueError: if the reference is none.
+    """
+    match = _NAME.fullmatch(reference)
+    if match is None:
+        raise ValueError(f"{reference} does not name published weights")
+    return match[1], match[2]
+
+
 def is_file(reference: str) -> bool:
     """Return whether initial weights are named as a file, not as a model version or a run."""
     path = Path(reference).expanduser()
@@ -33,11 +54,11 @@ def settings_for(reference: str, trainable: object) -> dict[str, dict[str, Any]]
         reference: as in `model.init`.
         trainable: as in `training.trainable`, None if it is not set.
     """
-    if not is_file(reference):
+    if not (is_file(reference) or is_name(reference)):
         return {} if trainable == "head" else WARM_START
     return {"training": {"trainable": "head"}} if trainable in (None, "head") else FINE_TUNING
 
 
 def shown(reference: str) -> str:
     """Return initial weights as pages name them: a file without its folder."""
-    return Path(reference).name if is_file(reference) else reference
+    return reference if is_name(reference) or not is_file(reference) else Path(reference).name

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from pipeline.errors import DamagedFileError
+from pipeline.initial_weights.recipe import shown
 from pipeline.section import Section
 
 FOLDER = "initial_weights"
@@ -21,7 +22,8 @@ class InitialWeights(Section):
     """Weights that training can start from, and the settings of the model that they belong to."""
 
     reference: str
-    """An absolute path, a model version such as `flowers/3`, or the id of an MLflow run."""
+    """An absolute path, published weights such as `timm:NAME`, a model version such as `flowers/3`,
+    or the id of an MLflow run."""
     kind: WeightsKind
     sha256: str
     """Of the file as it was found."""
@@ -53,8 +55,9 @@ class InitialWeights(Section):
     @property
     def origin(self) -> str:
         """What the weights are, in a few words."""
-        name = Path(self.reference).name if self.kind == "file" else self.reference[:40]
-        return f"run {name[:8]}" if self.kind == "run" else name
+        if self.kind == "run":
+            return f"run {self.reference[:8]}"
+        return shown(self.reference) if self.kind == "file" else self.reference
 
 
 def kept_folder(workspace: Path, sha256: str) -> Path:

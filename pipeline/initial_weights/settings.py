@@ -32,7 +32,11 @@ def with_initial_weights(config: RunConfig, found: InitialWeights) -> RunConfig:
     for key in _DECIDED:
         _check(f"model.{key}", chosen.get(key), found.settings.get(key), found)
     _check("model.size", chosen.get("size"), found.settings.get("size"), found)
-    reference = {"init": found.reference, "init_sha256": found.sha256}
+    reference = {
+        "init": found.reference,
+        "init_sha256": found.sha256,
+        "download": config.model.download,
+    }
     model = config_files.merged(found.settings, {**chosen, **reference})
     trainable = config.training.trainable or ("head" if found.kind == "file" else "all")
     changes = {
@@ -65,7 +69,7 @@ def without_initial_weights(config: RunConfig) -> RunConfig:
 
 def _set_by_user(config: RunConfig) -> Settings:
     """Return the settings of the model that differ from their defaults."""
-    model = config.model.model_dump(mode="json", exclude={"init", "init_sha256"})
+    model = config.model.architecture().model_dump(mode="json")
     name, embedding = config.model.name, config.model.patch_embedding.name
     names = {"name": name, "patch_embedding": {"name": embedding}}
     defaults = config_files.validated({"model": names}).model.model_dump(mode="json")

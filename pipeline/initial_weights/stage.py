@@ -60,7 +60,12 @@ def starting_point(config: RunConfig, data_name: str, workspace: Path) -> Starti
     name = config.name or data_name
     heads = model.settings.get("num_heads")
     found = finding.find(
-        str(model.init), workspace, name, sha256=model.init_sha256, num_heads=heads
+        str(model.init),
+        workspace,
+        name,
+        sha256=model.init_sha256,
+        num_heads=heads,
+        download=model.download,
     )
     if found is None:
         return StartingPoint(config=settings.without_initial_weights(config), weights=None)

@@ -72,7 +72,9 @@ def composed_config(arguments: Sequence[str], settings: Settings) -> type[BaseMo
         model,
         ModelChoice,
         patch_embedding=(embedding_class, _documented(ModelChoice, "patch_embedding", None)),
-        **{name: _field_of(ModelChoice, name) for name in ("init", "init_sha256")},
+        init=_field_of(ModelChoice, "init"),
+        init_sha256=_field_of(ModelChoice, "init_sha256"),
+        download=_field_of(ModelChoice, "download", flags=("--model.download", "--download")),
     )
     data_class = _replaced(DataConfig, options=config_class("data_source", source))
     return _replaced(
@@ -117,9 +119,13 @@ def _replaced(section: type[BaseModel], **classes: type[BaseModel]) -> type[Base
     return create_model(section.__name__, __base__=Section, **fields)
 
 
-def _field_of(section: type[BaseModel], key: str) -> tuple[Any, FieldInfo]:
+def _field_of(
+    section: type[BaseModel], key: str, flags: tuple[str, ...] = ()
+) -> tuple[Any, FieldInfo]:
+    """Return a field of a section, with flags of its own instead of the usual one."""
     field = section.model_fields[key]
-    return field.annotation, field
+    annotation: Any = field.annotation
+    return Annotated[annotation, Parameter(name=flags, negative=())] if flags else annotation, field
 
 
 def _annotation(field: FieldInfo) -> Any:

@@ -60,7 +60,7 @@ def _load_fitted(model: nn.Module, folder: Path) -> bool:
 def description_of(job: TrainingJob) -> ModelDescription:
     """Return the description of the model that a job trains; without its initial weights."""
     return ModelDescription(
-        model=job.config.model.model_copy(update={"init": None, "init_sha256": None}),
+        model=job.config.model.architecture(),
         plugins=describe_plugins(job.config.model),
         classes=job.classes,
         image=job.image,

@@ -122,7 +122,7 @@ def _features(
 
 def _key(job: TrainingJob, model: nn.Module, head: nn.Linear) -> str:
     """Return the name of the folder for the features: a digest of the model and the images."""
-    settings = job.config.model.model_dump_json(exclude={"init", "init_sha256"})
+    settings = job.config.model.architecture().model_dump_json()
     parts = (settings, repr(job.image), job.store.name)
     digest = hashlib.sha256("\n".join(parts).encode())
     of_head = {tensor.data_ptr() for tensor in head.state_dict().values()}

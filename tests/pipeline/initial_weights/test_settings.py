@@ -138,7 +138,7 @@ def test_a_recorded_digest_belongs_to_the_recorded_weights() -> None:
 
 def test_a_head_alone_needs_trained_weights() -> None:
     """On random weights, or with what repeats the training, a head is refused in a sentence."""
-    with pytest.raises(ConfigError, match="the other weights would stay random"):
+    with pytest.raises(ConfigError, match="features would be those of random weights"):
         config_files.requested(None, flags={"training": {"trainable": "head"}})
     with pytest.raises(ConfigError, match=r"folds is 5, but with training\.trainable head"):
         asked(training={"trainable": "head", "folds": 5})

@@ -1,0 +1,131 @@
+"""Published weights by name: from a cache, from a server when asked, or else a sentence."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+
+from pipeline.errors import ConfigError
+from pipeline.initial_weights.finding import find
+from pipeline.initial_weights.named_weights import file_of
+from tests.pipeline.initial_weights.test_finding import written
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Serve one repository as a model hub does, and return the paths that were asked for."""
+    weights = written(tmp_path / "published.safetensors").read_bytes()
+    files = {"model.safetensors": weights, "config.json": json.dumps({"num_heads": 4}).encode()}
+    asked: list[str] = []
+
+    class Hub(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.answer(body=False)
+
+        def do_GET(self) -> None:
+            self.answer(body=True)
+
+        def answer(self, *, body: bool) -> None:
+            asked.append(self.path)
+            content = files.get(self.path.rpartition("/")[2])
+            if self.path.startswith("/api/models/"):
+                siblings = [{"rfilename": name} for name in files]
+                card = {"id": "some/vit", "siblings": siblings, "cardData": {"license": "mit"}}
+                content = json.dumps(card).encode()
+            self.send_response(404 if content is None or "some/vit" not in self.path else 200)
+            content = content or b""
+            self.send_header("Content-Length", str(len(content)))
+            self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
+            self.send_header("X-Repo-Commit", COMMIT)
+            self.end_headers()
+            if body:
+                self.wfile.write(content)
+
+        def log_message(self, *_: Any) -> None:
+            """Say nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    yield asked
+    server.shutdown()
+    server.server_close()
+
+
+def test_weights_are_downloaded_only_when_asked(hub: list[str], tmp_path: Path) -> None:
+    """First a sentence and no request; then a file in the usual cache, which is used again."""
+    with pytest.raises(ConfigError, match=r"Add --download to allow it, or bring model\.safetens"):
+        find("hf:some/vit", tmp_path / "work", "x", num_heads=4)
+    assert hub == []
+    found = find("hf:some/vit", tmp_path / "work", "x", num_heads=4, download=True)
+    assert found is not None
+    assert found.reference == found.origin == "hf:some/vit"
+    assert found.settings["embed_dim"] == 64
+    assert "The license of hf:some/vit is mit." in found.notes
+    requests = len(hub)
+    assert requests > 0
+    again = find("hf:some/vit", tmp_path / "work", "x", num_heads=4)
+    assert again is not None
+    assert again.sha256 == found.sha256
+    assert len(hub) == requests
+    assert (tmp_path / "cache").is_dir()
+
+
+def test_a_failed_download_is_a_sentence(hub: list[str]) -> None:
+    """A repository that is not there is named with the file to bring instead."""
+    with pytest.raises(ConfigError, match=r"could not be downloaded \(.*or bring model") as caught:
+        file_of("hf:nobody/nothing", download=True)
+    assert "\n" not in str(caught.value)
+    assert hub
+
+
+def test_cached_files_of_torchvision_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What torch.hub has stored is used; what it has not is named with its address."""
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    name = "torchvision:ViT_B_16_Weights.IMAGENET1K_V1"
+    with pytest.raises(ConfigError, match=r"bring vit_b_16-c867db91\.pth \(https://"):
+        file_of(name, download=False)
+    file = tmp_path / "checkpoints" / "vit_b_16-c867db91.pth"
+    file.parent.mkdir()
+    file.write_bytes(b"weights")
+    assert file_of(name, download=False).file == file
+
+
+@pytest.mark.parametrize(
+    ("reference", "words"),
+    [
+        (
+            "timm:vit_tinny_patch16_224",
+            r"no pre-trained ViT 'vit_tinny\S+'\. Did you mean vit_tiny",
+        ),
+        ("torchvision:ViT_B_17", "Did you mean ViT_"),
+        ("hf:a/b/c", "does not name a repository"),
+    ],
+)
+def test_an_unknown_name_is_a_sentence(reference: str, words: str) -> None:
+    """The nearest names are suggested."""
+    with pytest.raises(ConfigError, match=words) as caught:
+        file_of(reference, download=False)
+    assert "\n" not in str(caught.value)
+
+
+def test_timm_names_its_license_and_repository() -> None:
+    """What the library knows is said without a network."""
+    config: Any = timm.models.get_pretrained_cfg("vit_tiny_patch16_224")
+    with pytest.raises(ConfigError, match=config.hf_hub_id):
+        file_of("timm:vit_tiny_patch16_224", download=False)
