@@ -97,8 +97,8 @@ def assemble(*, preset_name: str | None, file: Path | None, flags: Settings) -> 
     preset = settings.pop("preset", None) if preset_name is None else preset_name
     settings.pop("preset", None)
     chosen = _assembled(settings, flags)
-    if reference := chosen.get("model", {}).get("init"):
-        trainable = chosen.get("training", {}).get("trainable")
+    if reference := _in_section(chosen, "model", "init"):
+        trainable = _in_section(chosen, "training", "trainable")
         chosen = merged(recipe.settings_for(str(reference), trainable), chosen)
     if preset is None:
         return chosen
@@ -107,6 +107,12 @@ def assemble(*, preset_name: str | None, file: Path | None, flags: Settings) -> 
         keep = {*preset.get("keep", ()), *dotted_keys(flags)}
         preset = preset.get("name", "")
     return {**chosen, "preset": {"name": checked_preset(str(preset)), "keep": sorted(keep)}}
+
+
+def _in_section(settings: Settings, section: str, key: str) -> Any:
+    """Return a value that has not been checked yet; None if its section is no mapping."""
+    found = settings.get(section)
+    return found.get(key) if isinstance(found, Mapping) else None
 
 
 def dotted_keys(settings: Mapping[str, Any], prefix: str = "") -> list[str]:
@@ -133,7 +139,7 @@ def _assembled(settings: Settings, flags: Settings) -> Settings:
     if given_up and "training" in settings:
         training = {k: v for k, v in settings["training"].items() if k not in given_up}
         settings = {**settings, "training": training}
-    if flags.get("model", {}).get("init") is not None and "model" in settings:
+    if _in_section(flags, "model", "init") and _in_section(settings, "model", "init_sha256"):
         model = {k: v for k, v in settings["model"].items() if k != "init_sha256"}
         settings = {**settings, "model": model}
     if settings:

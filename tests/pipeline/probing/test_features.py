@@ -27,7 +27,7 @@ from pipeline.probing.features import (
     suitable_batch_size,
 )
 from pipeline.probing.linear_head import linear_head
-from tests.patience import until
+from tests.patience import patient, until
 from tests.pipeline.probing.tiny_models import MODELS, image_spec, stored_images, tiny_model
 from tests.small_disks import small_disk
 
@@ -200,7 +200,7 @@ def test_two_processes_share_the_work_of_one(tmp_path: Path) -> None:
     processes = [context.Process(target=_compute, args=(tmp_path, start, counts)) for _ in range(2)]
     for process in processes:
         process.start()
-    assert sorted(counts.get(timeout=120) for _ in processes) == [0, IMAGES]
+    assert sorted(counts.get(timeout=patient(120)) for _ in processes) == [0, IMAGES]
     for process in processes:
         process.join()
     model = Counted()

@@ -16,7 +16,6 @@ import torch
 from safetensors.torch import load_file
 
 from pipeline.errors import ConfigError
-from pipeline.run_memory import stage_keys
 from pipeline.training.job import TrainingJob
 from pipeline.training.loop import Training
 from pipeline.training.machine import Machine, choose_device
@@ -146,16 +145,6 @@ def test_too_small_a_batch_is_an_error(make_job: MakeJob, tmp_path: Path) -> Non
     """Each process needs two images of a batch."""
     with pytest.raises(ConfigError, match=r"processes is 8.*batch_size is 12\. Lower training"):
         make_job(tmp_path, training={"processes": 8, "batch_size": 12})
-
-
-def test_one_process_keeps_the_key_of_earlier_results(make_job: MakeJob, tmp_path: Path) -> None:
-    """The number of processes decides the weights, but the default is left out of the key."""
-    one, two = (
-        make_job(tmp_path, training={"processes": processes}).config for processes in (1, 2)
-    )
-    keys = [stage_keys.settings(config, "training") for config in (one, two)]
-    assert keys[1].pop("training.processes") == "2"
-    assert keys[0] == keys[1]
 
 
 def test_more_processes_than_gpus_are_an_error(make_job: MakeJob, tmp_path: Path) -> None:
