@@ -213,7 +213,7 @@ def _estimated(
     rate = plan.images_per_second if plan else trained.images_per_second
     predicted = evaluating.predicting_seconds(data.counts["validation"], rate)
     if config.training.trainable == "head":
-        training = evaluating.predicting_seconds(sum(data.counts.values()), rate)
+        training = sum(data.counts.values()) / rate
     elif config.training.time_limit:
         training = duration_seconds(config.training.time_limit)
     elif config.training.step_plan:

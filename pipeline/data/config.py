@@ -9,7 +9,8 @@ from pydantic import Field, model_validator
 from pipeline.section import Section
 
 Fraction = Annotated[float, Field(gt=0, lt=0.9)]
-Share = Annotated[float, Field(gt=0, le=1)]
+Mean = Annotated[float, Field(ge=0, le=1)]
+Deviation = Annotated[float, Field(gt=0, le=1)]
 
 
 class DataConfig(Section):
@@ -33,11 +34,11 @@ class DataConfig(Section):
     resize: Literal["crop", "squash"] = "crop"
     """How to make an image square: crop keeps the centre; squash keeps all, but distorts it."""
 
-    mean: tuple[Share, ...] | None = None
+    mean: tuple[Mean, ...] | None = None
     """Mean of the pixels of each channel, from 0 to 1, for normalization; by default that of the
     training split, or of the initial weights' own training."""
 
-    std: tuple[Share, ...] | None = None
+    std: tuple[Deviation, ...] | None = None
     """Standard deviation of the pixels of each channel, from 0 to 1; by default as for the mean."""
 
     validation_fraction: Fraction = 0.15

@@ -13,6 +13,7 @@ from pipeline.initial_weights import recipe
 from pipeline.initial_weights.record import InitialWeights
 from pipeline.plugin_system.plugin_loader import patch_embedding_name
 
+_CHANNELS = (1, 3)
 _DECIDED = ("name", "embed_dim", "depth", "mlp_dim")
 """Settings that no weights can be adapted to."""
 
@@ -106,6 +107,11 @@ def _check(key: str, chosen: object, implied: object, found: InitialWeights) -> 
 def _of_images(config: RunConfig, found: InitialWeights) -> Settings:
     """Return the settings of the data that are not set: they follow the weights."""
     data = config.data
+    if found.channels not in _CHANNELS:
+        raise ConfigError(
+            f"model.init {found.origin} takes images with {found.channels} channels, and Patchline "
+            "reads greyscale and RGB images. Choose other initial weights."
+        )
     channels = data.channels or found.channels
     mean, std = (_for_channels(each, channels) for each in (found.mean, found.std))
     return {

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from pipeline.files.atomic_files import replacing
 from pipeline.plugin_api import ImageSpec
-
-_LOGITS_FILE = "logits.npy"
 
 
 def normalised(images_BHWC: torch.Tensor, image: ImageSpec) -> torch.Tensor:
@@ -64,15 +60,3 @@ def predict_logits(
             on_progress(min(start + batch_size, len(rows)), len(rows))
     model.train(was_training)
     return torch.cat(logits)
-
-
-def save_logits(folder: Path, logits_NK: np.ndarray[Any, Any]) -> None:
-    """Keep a model's logits of all stored images beside its weights."""
-    with replacing(folder / _LOGITS_FILE) as temporary, temporary.open("wb") as opened:
-        np.save(opened, logits_NK.astype(np.float32), allow_pickle=False)
-
-
-def kept_logits(folder: Path) -> np.ndarray[Any, Any] | None:
-    """Return the logits of all stored images if they are kept beside a model's weights."""
-    file = folder / _LOGITS_FILE
-    return np.load(file, mmap_mode="r", allow_pickle=False) if file.is_file() else None

@@ -6,13 +6,11 @@ With a random head, the first steps would spoil good features before the head is
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
 from pipeline.files.atomic_files import write_text
 from pipeline.metrics.paired_test import is_better, paired_difference
-from pipeline.models.inference import kept_logits, predict_logits
-from pipeline.models.model_files import load_model
+from pipeline.models.stored_logits import logits_of
 from pipeline.training.initial_model import HEAD_FOLDER
 from pipeline.training.job import TrainingJob
 from pipeline.training.probe import probe
@@ -46,13 +44,9 @@ def better_of_both(job: TrainingJob, trained: TrainResult) -> TrainResult:
     fitted = TrainResult.model_validate_json(text)
     data = open_data(job)
     rows, device = data.validation_rows, torch.device(trained.device)
-    labels_N = data.labels[rows]
-    model, _ = load_model(trained.best)
-    after_NK = predict_logits(model.to(device), data.images, rows, job.image, device=device)
-    known = kept_logits(fitted.best)
-    before_NK = np.asarray(known)[rows]
     right_before, right_after = (
-        logits_NK.argmax(1) == labels_N for logits_NK in (before_NK, after_NK.numpy())
+        logits_of(folder, data.images, rows, device).argmax(1) == data.labels[rows]
+        for folder in (fitted.best, trained.best)
     )
     pair = paired_difference(right_before, right_after)
     record = FineTuningRecord(

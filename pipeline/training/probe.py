@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from pipeline.errors import RunError
-from pipeline.models.inference import save_logits
 from pipeline.models.model_files import save_model
+from pipeline.models.stored_logits import save_logits
 from pipeline.probing.features import FeatureStore, seconds_per_image, suitable_batch_size
 from pipeline.probing.linear_fit import FittedHead, fit_head
 from pipeline.probing.linear_head import linear_head
@@ -29,12 +29,12 @@ from pipeline.training.machine import choose_device, look
 from pipeline.training.precision import Chooser, choose_for_training
 from pipeline.training.train_result import EpochRecord, ProbeRecord, TrainResult
 from pipeline.training.training_data import Integers, TrainingData, open_data
+from pipeline.training.validation import loss_and_accuracy
 from pipeline.workers.event_log import EventWriter
 
 FEATURES_FOLDER = "features"
 """In the workspace."""
 Array = np.ndarray[Any, Any]
-_TRAINING_IS_SLOWER = 3
 _SECONDS_SHOWN = 90
 _MINUTE = 60
 
@@ -71,7 +71,7 @@ def probe(job: TrainingJob, events: EventWriter) -> TrainResult:
         steps=record.step,
         epochs=record.epoch,
         seconds=time.monotonic() - began,
-        images_per_second=record.images_per_second / _TRAINING_IS_SLOWER,
+        images_per_second=record.images_per_second,
         step_plan=((0, 0.0, record.step),),
         precision=precision.name,
         precision_reason=precision.reason,
@@ -175,8 +175,10 @@ def _set_head(head: nn.Linear, fitted: FittedHead) -> None:
 
 def _record(data: TrainingData, logits_NK: Array, seconds: float) -> EpochRecord:
     """Return the metrics of the head as those of the only epoch."""
-    loss, accuracy = _loss_and_accuracy(data, logits_NK, data.training.rows)
-    validation_loss, validation_accuracy = _loss_and_accuracy(data, logits_NK, data.validation_rows)
+    (loss, accuracy), (validation_loss, validation_accuracy) = (
+        loss_and_accuracy(torch.from_numpy(logits_NK[rows]), torch.from_numpy(data.labels[rows]))
+        for rows in (data.training.rows, data.validation_rows)
+    )
     return EpochRecord(
         epoch=1.0,
         step=1,
@@ -188,10 +190,3 @@ def _record(data: TrainingData, logits_NK: Array, seconds: float) -> EpochRecord
         learning_rate=0.0,
         images_per_second=len(logits_NK) / seconds,
     )
-
-
-def _loss_and_accuracy(data: TrainingData, logits_NK: Array, rows: Integers) -> tuple[float, float]:
-    logits = torch.from_numpy(logits_NK[rows])
-    labels_N = torch.from_numpy(data.labels[rows])
-    loss = nn.functional.cross_entropy(logits, labels_N)
-    return float(loss), float((logits.argmax(1) == labels_N).float().mean())

@@ -151,7 +151,8 @@ class TrainResult(Section):
     seconds: float
     """From the first step to the end of the last validation."""
     images_per_second: float
-    """Training images per second of training steps, without validation."""
+    """Training images per second of training steps, without validation; of a fitted head, images
+    per second of their features."""
     step_plan: tuple[tuple[int, float, int], ...]
     precision: str
     precision_reason: str = ""

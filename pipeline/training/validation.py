@@ -43,14 +43,14 @@ class Validator:
         """
         logits_NK = self._logits(model, images)
         labels_N = torch.from_numpy(self.data.labels[self.data.validation_rows[:images]])
-        loss, accuracy = _loss_and_accuracy(logits_NK, labels_N)
+        loss, accuracy = loss_and_accuracy(logits_NK, labels_N)
         found: dict[str, Any] = {
             "validation_images": images,
             "validation_loss": loss,
             "validation_accuracy": accuracy,
         }
         if compared < images:
-            part = _loss_and_accuracy(logits_NK[:compared], labels_N[:compared])
+            part = loss_and_accuracy(logits_NK[:compared], labels_N[:compared])
             found |= dict(zip(("compared_loss", "compared_accuracy"), part, strict=True))
         return found
 
@@ -79,6 +79,7 @@ class Validator:
             self.batch_size //= 2
 
 
-def _loss_and_accuracy(logits_NK: torch.Tensor, labels_N: torch.Tensor) -> tuple[float, float]:
+def loss_and_accuracy(logits_NK: torch.Tensor, labels_N: torch.Tensor) -> tuple[float, float]:
+    """Return the mean cross-entropy and the share of images classified correctly."""
     loss = functional.cross_entropy(logits_NK, labels_N)
     return float(loss), float((logits_NK.argmax(1) == labels_N).float().mean())

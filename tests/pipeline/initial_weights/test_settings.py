@@ -89,6 +89,19 @@ def test_a_contradiction_is_refused(flags: dict[str, Any], words: str) -> None:
         with_initial_weights(asked(model=flags), FOUND)
 
 
+def test_a_mean_of_zero_is_kept() -> None:
+    """Weights that only rescale pixels, have a mean of 0."""
+    found = FOUND.model_copy(update={"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)})
+    config = with_initial_weights(asked(), found)
+    assert (config.data.mean, config.data.std) == ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+
+
+def test_weights_of_other_channels_are_refused() -> None:
+    """Weights of satellite images with four bands cannot be used."""
+    with pytest.raises(ConfigError, match="takes images with 4 channels"):
+        with_initial_weights(asked(), FOUND.model_copy(update={"channels": 4}))
+
+
 def test_a_plan_keeps_what_follows_from_the_weights() -> None:
     """A preset must not choose another model, image size or part to train."""
     config = with_initial_weights(asked("quick"), FOUND)
