@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from pipeline import config_errors
 from pipeline.config import AUTO, RunConfig
+from pipeline.data.config import source_of
 from pipeline.errors import ConfigError
 from pipeline.files.atomic_files import write_text
 from pipeline.initial_weights import recipe
@@ -205,7 +206,7 @@ def data_settings(data: str | None, source: str | None) -> Settings:
         return {"data": {"source": named, "path": name or None}}
     if data in sources and not Path(data).exists():
         return {"data": {"source": data, "path": None}}
-    return {"data": {"source": "image_folder", "path": data}}
+    return {"data": {"source": source_of(data), "path": data}}
 
 
 def validated(settings: Settings) -> RunConfig:

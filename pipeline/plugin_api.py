@@ -28,7 +28,19 @@ from typing import (
 )
 
 from pipeline.errors import ConfigError, DataError, PluginError
+from pipeline.files.archives import Archive, RefusedMember, open_archive, readable_archive
+from pipeline.files.data_names import (
+    ARCHIVE_SUFFIXES,
+    IMAGE_SUFFIXES,
+    SPLIT_NAMES,
+    TABLE_SUFFIXES,
+    Split,
+    split_named,
+    stem_of,
+    valid_name,
+)
 from pipeline.files.folder_walk import FoundFile, visible_folders, walk_files
+from pipeline.files.made_once import known_digest, made_once
 from pipeline.section import Section
 
 if TYPE_CHECKING:
@@ -37,7 +49,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "API_VERSION",
+    "ARCHIVE_SUFFIXES",
+    "IMAGE_SUFFIXES",
     "NO_PATCH_EMBEDDING",
+    "SPLIT_NAMES",
+    "TABLE_SUFFIXES",
+    "Archive",
     "AugmentationContext",
     "AugmentationPlugin",
     "BatchRandom",
@@ -50,6 +67,7 @@ __all__ = [
     "FoundFile",
     "ImageListing",
     "ImageSpec",
+    "LeftOutFile",
     "ListedImage",
     "ModelContext",
     "ModelPlugin",
@@ -58,16 +76,22 @@ __all__ = [
     "PatchTokens",
     "PluginConfig",
     "PluginError",
+    "RefusedMember",
     "SourceContext",
     "Split",
+    "known_digest",
+    "made_once",
+    "open_archive",
+    "readable_archive",
+    "split_named",
+    "stem_of",
+    "valid_name",
     "visible_folders",
     "walk_files",
 ]
 
 API_VERSION = 1
 """Incremented when plugins written for the previous API would no longer work."""
-
-Split = Literal["train", "validation", "test"]
 
 
 class ImageSpec(Section):
@@ -238,6 +262,17 @@ class ListedImage(NamedTuple):
     """Images of one group (a patient, a video) never end up in different splits."""
 
 
+class LeftOutFile(NamedTuple):
+    """A file that a data source found but does not use; it is named where the data is described."""
+
+    path: str
+    """As in `ListedImage`; it is never opened."""
+    reason: str
+    """Why it is not used: `is a link; links in archives are not followed`."""
+    status: Literal["damaged", "foreign"] = "damaged"
+    """Whether it should be an image of a class (`damaged`), or is something else (`foreign`)."""
+
+
 @dataclass(frozen=True)
 class ImageListing:
     """The images of a data source, before any is opened."""
@@ -245,10 +280,16 @@ class ImageListing:
     name: str
     """Name of the data; the default name of the experiment and the model."""
     root: Path
+    """The folder that the images' paths are relative to, or a zip or uncompressed tar file; then
+    the paths name members of the archive, which is read in place."""
     images: list[ListedImage] = field(default_factory=list)
     mirror_symmetric: bool = True
     empty_classes: list[str] = field(default_factory=list)
     """Classes without any file; a warning names them."""
+    left_out: list[LeftOutFile] = field(default_factory=list)
+    """Files that are not used; none of them is among the images."""
+    notes: list[str] = field(default_factory=list)
+    """What a person should know, such as a guess that the source made; shown with the data."""
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,10 @@ def checked_folder(folder: Path) -> Path:
     if not folder.exists():
         raise DataError(f"There is no folder {folder}. Check the path.")
     if not folder.is_dir():
-        raise DataError(f"{folder} is not a folder. Give the folder that holds the class folders.")
+        raise DataError(
+            f"{folder} is a file, and only folders are watched. Give the folder that holds the "
+            "class folders, or train on the file with `patchline run`."
+        )
     folder = folder.resolve()
     if Path.cwd().resolve().is_relative_to(folder):
         raise ConfigError(

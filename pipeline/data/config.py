@@ -6,8 +6,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from pipeline.files.data_names import DataKind, data_kind
 from pipeline.section import Section
 
+_SOURCES: dict[DataKind, str] = {"folder": "image_folder", "archive": "archive", "table": "table"}
 Fraction = Annotated[float, Field(gt=0, lt=0.9)]
 Mean = Annotated[float, Field(ge=0, le=1)]
 Deviation = Annotated[float, Field(gt=0, le=1)]
@@ -17,10 +19,10 @@ class DataConfig(Section):
     """Where images come from, what size they get, and how they are split."""
 
     source: str = "digits"
-    """Name of the data source plugin; image_folder if only a path is given."""
+    """Name of the data source plugin; image_folder, archive or table if only a path is given."""
 
     path: str | None = None
-    """Path that the data source reads; for image_folder, the folder."""
+    """Path that the data source reads: a folder, an archive or a table."""
 
     options: dict[str, Any] = Field(default_factory=dict)
     """Settings of the data source plugin."""
@@ -60,7 +62,12 @@ class DataConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _a_path_is_read(cls, given: Any) -> Any:
-        """Read the folder, not the built-in digits, if only a path is given."""
+        """Read what the path names, not the built-in digits, if only a path is given."""
         if isinstance(given, dict) and given.get("path") and "source" not in given:
-            return {**given, "source": "image_folder"}
+            return {**given, "source": source_of(str(given["path"]))}
         return given
+
+
+def source_of(path: str) -> str:
+    """Return the name of the data source that reads a path."""
+    return _SOURCES[data_kind(path)]

@@ -30,26 +30,33 @@ def image_bytes(file: Path) -> Iterator[bytes]:
     """
     with open_regular(file) as opened:
         size = os.fstat(opened.fileno()).st_size
-        if size > MAX_FILE_BYTES:
-            raise UndecodableImageError(too_large(size))
-        with _bytes_in_flight.share(size if size > _SMALL_BYTES else 0):
-            try:
-                data = opened.read(MAX_FILE_BYTES + 1)
-            except OSError as error:
-                raise UndecodableImageError(f"cannot be read: {error.strerror}") from error
-            if len(data) > MAX_FILE_BYTES:  # it grew, or its size is unknown
-                raise UndecodableImageError(too_large(len(data)))
+        # It may grow, and some sizes are unknown, so the size alone does not limit what is read.
+        with content_of(opened, size, MAX_FILE_BYTES) as data:
             yield data
 
 
-def read_image(file: Path) -> bytes:
-    """Return the content of a file.
+@contextmanager
+def content_of(opened: BinaryIO, size: int, limit: int) -> Iterator[bytes]:
+    """Read all of an opened file and reserve its memory while the block runs.
+
+    Args:
+        opened: a file, or a member of an archive.
+        size: its size in bytes, as far as it is known.
+        limit: the most bytes that it may have.
 
     Raises:
         UndecodableImageError: with the reason, if it cannot be read, or is too large.
     """
-    with image_bytes(file) as data:
-        return data
+    if size > MAX_FILE_BYTES:
+        raise UndecodableImageError(too_large(size))
+    with _bytes_in_flight.share(size if size > _SMALL_BYTES else 0):
+        try:
+            data = opened.read(limit + 1)
+        except OSError as error:
+            raise UndecodableImageError(f"cannot be read: {error.strerror}") from error
+        if len(data) > limit:
+            raise UndecodableImageError(too_large(len(data)))
+        yield data
 
 
 @contextmanager

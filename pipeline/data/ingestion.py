@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -15,22 +14,22 @@ import pandas as pd
 from pipeline.config import RunConfig
 from pipeline.data import earlier_manifests, prepared_store, split, split_memory
 from pipeline.data import manifest as manifests
+from pipeline.data.decoding import UndecodableImageError
+from pipeline.data.image_root import image_on_disk
 from pipeline.data.leakage import notes_on_leakage
+from pipeline.data.scan_notes import notes_on_scan, notes_on_size
 from pipeline.errors import ConfigError, DataError, PluginError
 from pipeline.files.atomic_files import storage_errors
+from pipeline.files.data_names import IMAGE_SUFFIXES
 from pipeline.plugin_api import DataTraits, ImageListing, ImageSpec, SourceContext
 from pipeline.plugin_system import plugin_loader
 from pipeline.plugin_system.plugin_settings import resolve_settings
 from pipeline.section import Section
 from pipeline.workspace import make_folder
 
-logger = logging.getLogger(__name__)
-
 _SIZES = (8, 16, 32, 64, 96)
 """Default image sizes; the largest that most images reach without enlarging is chosen."""
 _GREY_MODES = ["1", "L", "LA", "I", "I;16", "I;16B", "I;16L"]
-_NAMED_FILES = 20
-_FEW_IMAGES = 50
 _SPLIT_SETTINGS = ("data.split_seed", "data.validation_fraction", "data.test_fraction")
 """A run with the same values splits its images in the same way."""
 StageProgress = Callable[[str, int, int], None]
@@ -45,7 +44,7 @@ class IngestedData(Section):
     manifest_file: Path
     fingerprint: str
     root: Path
-    """The folder that the manifest's paths are relative to."""
+    """The folder or archive that the manifest's paths are relative to."""
     classes: tuple[str, ...]
     counts: dict[str, int]
     """Usable images by split."""
@@ -122,7 +121,7 @@ def scan(
         name=listing.name,
         root=listing.root,
         manifest=manifest,
-        notes=(*_notes_on_files(manifest), *_notes_on_empty_classes(manifest, listing)),
+        notes=tuple(notes_on_scan(manifest, listing)),
     )
 
 
@@ -147,7 +146,7 @@ def ingest(
     listing = _listing(config, workspace)
     scan_progress = _labelled(on_progress, "Reading images")
     manifest = manifests.scan(listing, scan_progress)
-    notes = [*_notes_on_files(manifest), *_notes_on_empty_classes(manifest, listing)]
+    notes = notes_on_scan(manifest, listing)
     _check_classes(manifest, listing)
     data = config.data
     wanted = split.wanted_splits(manifest, data.validation_fraction, data.test_fraction)
@@ -170,8 +169,8 @@ def ingest(
         median_side=int(rows[["width", "height"]].min(axis=1).median()),
         greyscale=bool(rows["mode"].isin(_GREY_MODES).all()),
         mirror_symmetric=listing.mirror_symmetric,
-        example_image=str(listing.root / rows.loc[rows["split"] == "test", "path"].iloc[0]),
-        notes=(*notes, *split_notes, *notes_on_leakage(rows), *_notes_on_size(rows)),
+        example_image=_example(rows, listing.root, workspace / "sources" / "examples"),
+        notes=(*notes, *split_notes, *notes_on_leakage(rows), *notes_on_size(rows)),
         split_origin=split_origin,
     )
 
@@ -343,47 +342,12 @@ def _one_class(listing: ImageListing, labels: set[str]) -> DataError:
     )
 
 
-def _notes_on_files(manifest: pd.DataFrame) -> list[str]:
-    notes = []
-    for status, words in (
-        ("damaged", ("is damaged", "are damaged")),
-        ("foreign", ("is not an image in a class folder", "are not images in class folders")),
-    ):
-        rows = manifest[manifest["status"] == status]
-        for path, reason in zip(rows["path"], rows["reason"], strict=True):
-            logger.debug("left out %s: %s", path, reason)
-        named = [
-            f"{path} ({reason})" for path, reason in zip(rows["path"], rows["reason"], strict=True)
-        ]
-        if named:
-            one = len(named) == 1
-            notes.append(
-                f"{len(named)} file{'' if one else 's'} {words[not one]} and "
-                f"{'was' if one else 'were'} left out: {manifests.examples(named, _NAMED_FILES)}"
-            )
-    return notes
-
-
-def _notes_on_size(rows: pd.DataFrame) -> list[str]:
-    counts = rows["split"].value_counts()
-    words = {
-        "validation": "the best epoch and the calibration vary a lot",
-        "test": "the test metrics are imprecise",
-    }
-    return [
-        f"only {counts[split]} {split} images: {meaning}"
-        for split, meaning in words.items()
-        if counts[split] < _FEW_IMAGES
-    ]
-
-
-def _notes_on_empty_classes(manifest: pd.DataFrame, listing: ImageListing) -> list[str]:
-    """Name the class folders without images; the model will not know these classes."""
-    labelled = manifest[manifest["label"] != ""]
-    foreign = labelled["status"] == "foreign"
-    without = sorted(set(labelled.loc[foreign, "label"]) - set(labelled.loc[~foreign, "label"]))
-    empty = sorted({*listing.empty_classes, *without})
-    if not empty:
-        return []
-    words = "class folder has" if len(empty) == 1 else "class folders have"
-    return [f"{len(empty)} {words} no image: {manifests.examples(empty, _NAMED_FILES)}"]
+def _example(rows: pd.DataFrame, root: Path, folder: Path) -> str:
+    """Return a test image as a file, to try the model on."""
+    first = rows[rows["split"] == "test"].iloc[0]
+    suffix = Path(first["path"]).suffix.lower()
+    copy = folder / f"{first['sha256'][:16]}{suffix if suffix in IMAGE_SUFFIXES else ''}"
+    try:
+        return str(image_on_disk(root, first["path"], copy))
+    except UndecodableImageError as error:
+        raise DataError(f"{first['path']} changed while it was being read. Run again.") from error

@@ -11,16 +11,18 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TypedDict
 
 import pandas as pd
 
 from pipeline.data.decoding import UndecodableImageError, decoded, read_header
-from pipeline.data.image_file import MAX_FILE_BYTES, image_bytes, open_regular, too_large
+from pipeline.data.image_file import MAX_FILE_BYTES, too_large
 from pipeline.data.image_formats import HEAD_BYTES, format_of, refused_format
+from pipeline.data.image_root import open_image, root_image_bytes
 from pipeline.data.same_images import pixel_digest
 from pipeline.files.atomic_files import replacing
+from pipeline.files.data_names import IMAGE_SUFFIXES
 from pipeline.files.file_digest import sha256_of
 from pipeline.plugin_api import ImageListing, ListedImage
 
@@ -30,10 +32,6 @@ COLUMNS = [
 ]  # fmt: skip
 
 _FINGERPRINTED = ["path", "label", "split", "group", "sha256", "status"]
-_IMAGE_SUFFIXES = {
-    ".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".avif",
-    ".jfif", ".jp2", ".j2k",
-}  # fmt: skip
 Progress = Callable[[int, int], None]
 """Called with the number of files done and the number of all files."""
 
@@ -63,11 +61,16 @@ def scan(listing: ImageListing, on_progress: Progress | None = None) -> pd.DataF
             rows.append(row)
             if on_progress:
                 on_progress(len(rows), len(ordered))
+    for left_out in listing.left_out:
+        row = _empty_row(ListedImage(left_out.path, ""))
+        row["status"], row["reason"] = left_out.status, left_out.reason
+        rows.append(row)
+    rows.sort(key=lambda row: row["path"])
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def _describe(root: Path, listed: ListedImage) -> _Row:
-    row = _Row(
+def _empty_row(listed: ListedImage) -> _Row:
+    return _Row(
         path=_printable(listed.path),
         label=_printable(listed.label),
         split=listed.split or "",
@@ -81,35 +84,39 @@ def _describe(root: Path, listed: ListedImage) -> _Row:
         status="ok",
         reason="",
     )
+
+
+def _describe(root: Path, listed: ListedImage) -> _Row:
+    row = _empty_row(listed)
     if row["path"] != listed.path:
         row["status"], row["reason"] = "damaged", "its name is not UTF-8; rename it"
         return row
     try:
-        _fill(row, root / listed.path, labelled=bool(listed.label))
+        _fill(row, root, listed)
     except UndecodableImageError as error:
         row["status"], row["reason"] = "damaged", str(error)
     return row
 
 
-def _fill(row: _Row, file: Path, *, labelled: bool) -> None:
+def _fill(row: _Row, root: Path, listed: ListedImage) -> None:
     """Complete a row; files that are not images or have no class are not read as images."""
-    with open_regular(file) as opened:
-        row["bytes"] = os.fstat(opened.fileno()).st_size
+    with open_image(root, listed.path) as (opened, row["bytes"]):
         head = opened.read(HEAD_BYTES)
         looks_like_image = bool(format_of(head) or refused_format(head))
-        readable = labelled and format_of(head) and row["bytes"] <= MAX_FILE_BYTES
+        readable = listed.label and format_of(head) and row["bytes"] <= MAX_FILE_BYTES
         if not readable:
             opened.seek(0)
             row["sha256"] = sha256_of(opened)
-    if not labelled:
+    if not listed.label:
         row["status"], row["reason"] = "foreign", "is not in a class folder"
         return
-    if head and not looks_like_image and file.suffix.lower() not in _IMAGE_SUFFIXES:
+    suffix = PurePosixPath(listed.path).suffix.lower()
+    if head and not looks_like_image and suffix not in IMAGE_SUFFIXES:
         row["status"], row["reason"] = "foreign", "not an image"
         return
     if row["bytes"] > MAX_FILE_BYTES:
         raise UndecodableImageError(too_large(row["bytes"]))
-    with image_bytes(file) as data:
+    with root_image_bytes(root, listed.path) as data:
         row["sha256"], row["bytes"] = hashlib.sha256(data).hexdigest(), len(data)
         row["width"], row["height"], row["mode"] = read_header(data)
         with decoded(data, channels=3) as image_HWC:

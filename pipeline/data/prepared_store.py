@@ -26,7 +26,7 @@ import pandas as pd
 
 from pipeline.data import decoding, image_formats, jpeg_wholeness, png_chunks
 from pipeline.data.decoding import UndecodableImageError, decoded, resize_image
-from pipeline.data.image_file import image_bytes
+from pipeline.data.image_root import root_image_bytes
 from pipeline.data.manifest import Progress
 from pipeline.errors import DataError
 from pipeline.files.atomic_files import storage_errors, write_text
@@ -67,7 +67,7 @@ def prepare(
 
     Args:
         rows: the usable rows of the manifest.
-        root: the folder that their paths are relative to.
+        root: the folder or archive that their paths are relative to.
         spec: the format of the decoded images.
         stores: the folder of all stores.
         on_progress: called with the number of images decoded so far.
@@ -183,7 +183,7 @@ def _fill(
     def decode(item: tuple[int, str, str]) -> None:
         position, path, sha256 = item
         try:
-            with image_bytes(root / path) as data:
+            with root_image_bytes(root, path) as data:
                 if hashlib.sha256(data).hexdigest() != sha256:
                     raise DataError(f"{path} changed while it was being read. Run again.")
                 with decoded(data, spec.channels, known_whole=True) as pixels:

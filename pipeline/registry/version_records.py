@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from pipeline.data import image_root
 from pipeline.data.decoding import UndecodableImageError
-from pipeline.data.image_file import open_regular
+from pipeline.data.image_root import holds, root_image_bytes
 from pipeline.errors import ModelReferenceError
-from pipeline.files.file_digest import sha256_of
 from pipeline.packaging.packaged_model import PackagedModel
 from pipeline.registry.package_download import open_package, package_folder
 from pipeline.registry.registered_models import ModelReference
@@ -46,7 +46,7 @@ class VersionRecords:
     predictions: pd.DataFrame
     """Columns sha256 and probabilities, in the package's class order; may be empty."""
     root: Path | None
-    """The folder that the manifest's paths are relative to; none if it is gone."""
+    """The folder or archive that the manifest's paths are relative to; none if it is gone."""
 
     @cached_property
     def folder(self) -> Path:
@@ -101,7 +101,7 @@ def load_records(reference: ModelReference) -> VersionRecords:
         predictions=predictions
         if predictions is not None and usable
         else pd.DataFrame({"sha256": [], "probabilities": []}),
-        root=Path(root) if root and Path(root).is_dir() else None,
+        root=Path(root) if root and image_root.exists(Path(root)) else None,
     )
 
 
@@ -117,7 +117,7 @@ def load_or_predict(
     Args:
         records: of the version.
         images: columns path and sha256.
-        root: the folder that the paths are relative to; none if the images are gone.
+        root: what the paths are relative to; none if the images are gone.
         classes: the order of the returned columns.
         on_progress: called with the number of images predicted, and the number to predict.
 
@@ -144,13 +144,13 @@ def image_reader(images: pd.DataFrame, root: Path | None) -> Callable[[int], Arr
 
     def pixels_of(position: int) -> Array | None:
         from pipeline.data.decoding import decode_image
-        from pipeline.data.image_file import read_image
 
         row = images.iloc[position]
-        if root is None or not _holds(root / row["path"], row["sha256"]):
+        if root is None or not holds(root, row["path"], row["sha256"]):
             return None
         try:
-            return decode_image(read_image(root / row["path"]), 3)
+            with root_image_bytes(root, row["path"]) as data:
+                return decode_image(data, 3)
         except UndecodableImageError:
             return None
 
@@ -194,11 +194,14 @@ def _predict(
     for start in range(0, len(positions), _BATCH):
         chosen, pixels = [], []
         for position in positions[start : start + _BATCH]:
-            file = root / paths[position]
-            if not _holds(file, digests[position]):
+            if not holds(root, paths[position], digests[position]):
                 continue
-            with suppress(UndecodableImageError):  # the package decodes it differently
-                pixels.append(package.pixels(file))
+            # the package may decode it differently
+            with (
+                suppress(UndecodableImageError),
+                root_image_bytes(root, paths[position]) as data,
+            ):
+                pixels.append(package.pixels(data))
                 chosen.append(position)
         if chosen:
             probabilities_NK[chosen] = package.probabilities(np.stack(pixels))[:, order]
@@ -216,12 +219,3 @@ def _gone(reference: ModelReference, reason: str) -> ModelReferenceError:
         f"The training data of '{reference.name}' version {reference.version} is no longer "
         f"recorded ({reason}). Restore its run in MLflow, or use another version."
     )
-
-
-def _holds(file: Path, sha256: str) -> bool:
-    """Return whether a regular file exists and has this hexadecimal SHA-256."""
-    try:
-        with open_regular(file) as opened:
-            return sha256_of(opened) == sha256
-    except (OSError, UndecodableImageError):
-        return False

@@ -9,43 +9,26 @@ are followed, and cycles are detected.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import get_args
 
 from pipeline.plugin_api import (
+    ARCHIVE_SUFFIXES,
+    TABLE_SUFFIXES,
     DataError,
     DataSourcePlugin,
     ImageListing,
-    ListedImage,
-    PluginConfig,
     SourceContext,
-    Split,
+    split_named,
+    valid_name,
     visible_folders,
     walk_files,
 )
-
-_SPLIT_NAMES: dict[str, Split] = {
-    **{name: name for name in get_args(Split)},
-    "training": "train",
-    "val": "validation",
-    "valid": "validation",
-    "testing": "test",
-}
-_NAMED_FOLDERS = 5
+from plugins.data_sources.class_folders import ClassFolderConfig, ClassFolders
 
 
-class ImageFolderConfig(PluginConfig):
+class ImageFolderConfig(ClassFolderConfig):
     """Settings of the folder."""
-
-    mirror_symmetric: bool = True
-    """Whether a mirrored image still shows its class; false for text or left-right views."""
-
-    split_folders: bool | None = None
-    """Whether folders named train, val and test are splits rather than classes; by default, their
-    contents decide."""
 
 
 class ImageFolder:
@@ -58,23 +41,13 @@ class ImageFolder:
     def list_images(self) -> ImageListing:
         """Return every file below the folder; raise `DataError` if there is no class in it."""
         root = self._root()
-        content = _Content.of(root)
-        given = self.config.split_folders
-        if given if given is not None else _is_split(content):
-            images, empty = _images_in_splits(content)
-        else:
-            images = [_in_class_folder(path) for path in content.files]
-            filled = {path.partition("/")[0] for path in content.files if "/" in path}
-            empty = [name for name in content.folders if name not in filled]
-        if not any(image.label for image in images):
-            meant = f" If this folder is one of the classes, pass {root.parent}." if images else ""
-            raise DataError(
-                f"{root} has no class folder with files in it. Put the images of each class into "
-                f"a folder named after the class.{meant}"
-            )
+        content = _content(root)
+        if self.config.split_folders is not False:
+            content = _around_splits(content)
+        images, empty = content.images(self.config.split_folders)
         return ImageListing(
-            name=_valid_name(root.name),
-            root=root,
+            name=valid_name(root.name),
+            root=content.root,
             images=images,
             mirror_symmetric=self.config.mirror_symmetric,
             empty_classes=empty,
@@ -88,39 +61,33 @@ class ImageFolder:
             raise DataError(f"There is no folder {root}. Check the path.")
         if not root.is_dir():
             raise DataError(
-                f"{root} is not a folder. Name the folder that holds the class folders."
+                f"{root} is not a folder. Pass the folder that holds the class folders, an archive "
+                f"({', '.join(ARCHIVE_SUFFIXES[:4])}, …) or a table ({', '.join(TABLE_SUFFIXES)})."
             )
         return root.resolve()
 
 
-@dataclass(frozen=True)
-class _Content:
-    """The names of the folders and files in the folder; no file is opened."""
+def _content(root: Path) -> ClassFolders:
+    """Walk the folder; raise `DataError` if a part of it cannot be opened."""
+    files = list(_whole(root))
+    top = visible_folders(root)
+    splits = [name for name in top if split_named(name)]
+    below = [f"{name}/{folder}" for name in splits for folder in visible_folders(root / name)]
+    return ClassFolders(root, [*top, *below], files)
 
-    root: Path
-    folders: list[str]
-    """Names of the folders directly in it."""
-    files: list[str]
-    """Paths of all files below it."""
 
-    @classmethod
-    def of(cls, root: Path) -> _Content:
-        """Walk the folder; raise `DataError` if a part of it cannot be opened."""
-        return cls(root, visible_folders(root), list(_whole(root)))
+def _around_splits(content: ClassFolders) -> ClassFolders:
+    """Return the only folder in the root if it holds class folders in a folder for training.
 
-    def classes_in(self, folders: Collection[str]) -> set[str]:
-        """Return the names of the folders with files directly in any of some folders."""
-        parts = (path.split("/") for path in self.files)
-        return {part[1] for part in parts if len(part) > 2 and part[0] in folders}  # noqa: PLR2004 - folder, class, file
-
-    def loose_files_in(self, folder: str) -> int:
-        """Return the number of files directly in a folder."""
-        return sum(path.count("/") == 1 for path in self.files if path.startswith(f"{folder}/"))
-
-    def filled(self, folders: Collection[str]) -> list[str]:
-        """Return the folders that contain files, at any depth."""
-        there = {path.partition("/")[0] for path in self.files if "/" in path}
-        return [name for name in folders if name in there]
+    That is what unpacking an archive in a folder of its own leaves.
+    """
+    filled = content.filled(content.top)
+    if len(filled) != 1 or split_named(filled[0]) or content.has_images_beside():
+        return content
+    inner = content.inside(filled[0])
+    train = [name for name in inner.top if split_named(name) == "train"]
+    beside = [name for name in inner.filled(inner.top) if not split_named(name)]
+    return inner if inner.classes_in(train) and not beside else content
 
 
 def _whole(root: Path) -> Iterator[str]:
@@ -134,66 +101,6 @@ def _whole(root: Path) -> Iterator[str]:
                     "would be missing. Restore what it leads to, or remove the link."
                 )
         yield found.path
-
-
-def _is_split(content: _Content) -> bool:
-    """Tell splits from classes of the same names; raise `DataError` if both are possible."""
-    named = [name for name in content.folders if name.lower() in _SPLIT_NAMES]
-    train = [name for name in named if _SPLIT_NAMES[name.lower()] == "train"]
-    held_back = content.filled([name for name in named if name not in train])
-    beside = content.filled([name for name in content.folders if name not in named])
-    trained = content.classes_in(train)
-    if not trained:
-        if held_back and not beside and content.filled(train):
-            raise _unclear(content, train[0], f"like {_quoted(held_back)}, it has no class folders")
-        return False
-    if not beside or trained & content.classes_in(held_back):
-        return True
-    loose = sum(content.loose_files_in(name) for name in train)
-    deeper = sum(path.partition("/")[0] in train for path in content.files) - loose
-    if loose >= deeper:
-        return False
-    why = f"it has folders of its own, and {_quoted(beside)} beside it"
-    raise _unclear(content, train[0], why)
-
-
-def _unclear(content: _Content, train: str, why: str) -> DataError:
-    return DataError(
-        f"'{train}' in {content.root} may be a split or a class: {why}. Set "
-        "split_folders below data.options in a config file: true for a split, false for a class."
-    )
-
-
-def _quoted(names: list[str]) -> str:
-    more = f" and {len(names) - _NAMED_FOLDERS} more" if len(names) > _NAMED_FOLDERS else ""
-    return ", ".join(f"'{name}'" for name in names[:_NAMED_FOLDERS]) + more
-
-
-def _images_in_splits(content: _Content) -> tuple[list[ListedImage], list[str]]:
-    """Return the images with the splits of their folders, and the class folders without files."""
-    splits = {
-        name: _SPLIT_NAMES[name.lower()] for name in content.folders if name.lower() in _SPLIT_NAMES
-    }
-    images, filled = [], set()
-    for path in content.files:
-        top, _, rest = path.partition("/")
-        label, _, file = rest.partition("/")
-        if top in splits and file:
-            images.append(ListedImage(path, label, splits[top]))
-            filled.add(f"{top}/{label}")
-        else:
-            images.append(ListedImage(path, ""))
-    folders = [f"{top}/{name}" for top in splits for name in visible_folders(content.root / top)]
-    return images, [folder for folder in folders if folder not in filled]
-
-
-def _in_class_folder(path: str) -> ListedImage:
-    folder, slash, _ = path.partition("/")
-    return ListedImage(path, folder if slash else "")
-
-
-def _valid_name(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-._")[:100] or "images"
 
 
 def _write_example(folder: Path) -> str:

@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 from pipeline.config import RunConfig
 from pipeline.data.decoding import UndecodableImageError, decode_image
-from pipeline.data.image_file import read_image
+from pipeline.data.image_root import is_file, root_image_bytes
 from pipeline.errors import UserError
 from pipeline.plugin_api import (
     DataSource,
@@ -98,7 +98,7 @@ class DataSourceChecks:
                 (root / path).resolve().is_relative_to(root),
                 f"The path {path!r} leads outside the listing's root.",
             )
-            require((root / path).is_file(), f"There is no file at the path {path!r}.")
+            require(is_file(root, path), f"There is no file at the path {path!r}.")
         require(len(set(paths)) == len(paths), "A path is listed twice.")
 
     def splits_and_groups_are_valid(self) -> None:
@@ -127,7 +127,8 @@ class DataSourceChecks:
         listing = self._listing()
         for image in listing.images:
             try:
-                decode_image(read_image(listing.root / image.path), channels=3)
+                with root_image_bytes(listing.root, image.path) as data:
+                    decode_image(data, channels=3)
             except UndecodableImageError as error:
                 raise CheckError(f"{image.path!r} cannot be decoded: {error}.") from error
 

@@ -114,7 +114,7 @@ def _untrained_class(folder: Path) -> None:
     [
         (lambda _: None, ["There is no folder", "Check the path"]),
         (_empty, ["has no class folder", "Put the images of each class"]),
-        (_is_a_file, ["is not a folder", "Name the folder"]),
+        (_is_a_file, ["is not a folder", "Pass the folder", "an archive (.zip", "a table (.csv"]),
         (_no_class_folder, ["has no class folder", "Put the images of each class"]),
         (_one_class, ["only one class", "'across'", "at least two folders"]),
         (_unreadable_class, ["'broken'", "broken/a.png", "ends too early", "Repair"]),

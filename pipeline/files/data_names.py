@@ -1,0 +1,59 @@
+"""What names tell about data: the kind of a path, the split of a folder, a name for a model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+DataKind = Literal["folder", "archive", "table"]
+Split = Literal["train", "validation", "test"]
+
+SPLIT_NAMES: Mapping[str, Split] = {
+    "train": "train",
+    "training": "train",
+    "val": "validation",
+    "valid": "validation",
+    "validation": "validation",
+    "dev": "validation",
+    "test": "test",
+    "testing": "test",
+}
+"""The usual names of the splits, in lower case."""
+
+ARCHIVE_SUFFIXES = (
+    ".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz", ".tbz2", ".tar.xz", ".txz",
+)  # fmt: skip
+IMAGE_SUFFIXES = frozenset({
+    ".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".avif",
+    ".jfif", ".jp2", ".j2k",
+})  # fmt: skip
+TABLE_SUFFIXES = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson")
+
+
+def data_kind(path: str) -> DataKind:
+    """Return what a path is; anything but an archive or a table counts as a folder."""
+    name = Path(path).name.lower()
+    if Path(path).is_dir():
+        return "folder"
+    if name.endswith(ARCHIVE_SUFFIXES):
+        return "archive"
+    return "table" if name.endswith(TABLE_SUFFIXES) else "folder"
+
+
+def stem_of(file: Path) -> str:
+    """Return a file's name without the suffix of an archive or a table."""
+    suffixes = sorted((*ARCHIVE_SUFFIXES, *TABLE_SUFFIXES), key=len, reverse=True)
+    ending = next((end for end in suffixes if file.name.lower().endswith(end)), "")
+    return file.name[: len(file.name) - len(ending)]
+
+
+def split_named(name: str) -> Split | None:
+    """Return the split that a name usually means, in any case; None for any other name."""
+    return SPLIT_NAMES.get(name.strip().lower())
+
+
+def valid_name(name: str) -> str:
+    """Return a name for data: characters that the name of a model may not have are replaced."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-._")[:100] or "images"

@@ -1,0 +1,114 @@
+"""Uncompressed tar archives, read in place."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, NamedTuple, cast
+
+from pipeline.files.archives import Listing, MemberError, check_expansion, damaged
+from pipeline.files.shared_file import FilePart, SharedFile
+
+_HEADER_BYTES = 1 << 20
+"""The most that is read at once for a header; more is an attempt to fill the memory."""
+_HEADER_ERRORS = (
+    tarfile.TarError, OSError, ValueError, EOFError, LookupError, ArithmeticError, RecursionError,
+)  # fmt: skip
+"""What `tarfile` raises for headers that are damaged or made to do harm."""
+
+
+class _Place(NamedTuple):
+    offset: int
+    size: int
+
+
+class _Headers(io.RawIOBase):
+    """What `tarfile` reads of an archive; it refuses headers that claim an absurd size."""
+
+    def __init__(self, part: FilePart) -> None:
+        super().__init__()
+        self._part = part
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Return the next bytes."""
+        if not 0 <= size <= _HEADER_BYTES:
+            raise tarfile.ReadError(f"a header of {size} bytes")
+        return self._part.read(size) or b""
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        """Move the position."""
+        return self._part.seek(offset, whence)
+
+    def tell(self) -> int:
+        """Return the position."""
+        return self._part.tell()
+
+
+class TarArchive:
+    """A tar archive; its headers are read once to find the members."""
+
+    def __init__(self, file: Path) -> None:
+        self._shared = SharedFile(file)
+        self._members: dict[str, _Place] = {}
+        listing = Listing(file)
+        unpacked = 0
+        for info in _infos(file, self._shared):
+            path = listing.accepted(info.name, is_folder=info.isdir(), refusal=_refusal(info))
+            if path is None:
+                continue
+            if info.offset_data + info.size > self._shared.size:
+                raise damaged(file, f"it ends in the middle of {path}")
+            unpacked += info.size
+            self._members[path] = _Place(info.offset_data, info.size)
+        check_expansion(file, unpacked)
+        self.paths = list(self._members)
+        self.folders, self.refused = listing.folders, listing.refused
+
+    def size_of(self, path: str) -> int:
+        """Return the size of a file in bytes."""
+        return self._place(path).size
+
+    def open(self, path: str) -> BinaryIO:
+        """Open a file for reading; raise `MemberError` if it is not in the archive."""
+        place = self._place(path)
+        return io.BufferedReader(self._shared.part(place.offset, place.size))
+
+    def _place(self, path: str) -> _Place:
+        if path not in self._members:
+            raise MemberError("is not in the archive")
+        return self._members[path]
+
+
+def _infos(file: Path, shared: SharedFile) -> Iterator[tarfile.TarInfo]:
+    """Yield the headers; they are not kept, and an endless circle of them is refused."""
+    headers = cast("BinaryIO", _Headers(shared.part()))
+    reached = -1
+    try:
+        with tarfile.open(fileobj=headers, mode="r:", errorlevel=2) as archive:
+            while (info := archive.next()) is not None:
+                archive.members = []  # type: ignore[attr-defined]
+                if info.size < 0 or info.offset <= reached:
+                    raise damaged(file, f"the header of {info.name} is wrong")
+                reached = info.offset
+                yield info
+            if archive.offset < shared.size and not _ends(shared, archive.offset):
+                raise damaged(file, f"the header at byte {archive.offset:,} is wrong")
+    except _HEADER_ERRORS as error:
+        raise damaged(file, str(error)) from error
+
+
+def _ends(shared: SharedFile, offset: int) -> bool:
+    """Return whether the archive ends at a position, with a block of zeros or none."""
+    return not shared.read_at(offset, tarfile.BLOCKSIZE).strip(b"\0")
+
+
+def _refusal(info: tarfile.TarInfo) -> str | None:
+    if info.isdir():
+        return None
+    if info.issym() or info.islnk():
+        return "is a link; links in archives are not followed"
+    if info.issparse():
+        return "is a sparse file"
+    return None if info.isfile() else "not a regular file"

@@ -1,0 +1,121 @@
+"""A zip or tar archive of class folders, read without unpacking it.
+
+    flowers.zip: rose/1.jpg, tulip/2.jpg        or        flowers/train/rose/1.jpg, …
+
+A compressed tar can only be read from start to end, so it is decompressed once into the workspace.
+Folders that contain nothing but one other folder are skipped.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pipeline.plugin_api import (
+    DataError,
+    DataSourcePlugin,
+    ImageListing,
+    LeftOutFile,
+    SourceContext,
+    open_archive,
+    readable_archive,
+    split_named,
+    stem_of,
+    valid_name,
+)
+from plugins.data_sources.class_folders import ClassFolderConfig, ClassFolders
+
+
+class ArchiveConfig(ClassFolderConfig):
+    """Settings of the archive."""
+
+
+class ImageArchive:
+    """List the images in an archive, labelled by the name of their class folder."""
+
+    def __init__(self, config: ArchiveConfig, context: SourceContext) -> None:
+        self.config = config
+        self.path, self.work_dir = context.path, context.work_dir
+
+    def list_images(self) -> ImageListing:
+        """Return every file in the archive; raise `DataError` if it cannot be read."""
+        file = self._file()
+        readable = readable_archive(file, self.work_dir)
+        archive = open_archive(readable)
+        outer = ClassFolders(readable, archive.folders, archive.paths)
+        content = _unwrapped(outer)
+        if not archive.paths and not archive.refused:
+            raise DataError(f"{file} holds no files. Pass an archive of images in class folders.")
+        if not archive.paths:
+            first = archive.refused[0]
+            raise DataError(
+                f"{file} holds no file that can be read: {first.path} {first.reason}. Pack the "
+                "images themselves, in class folders."
+            )
+        images, empty = content.images(self.config.split_folders)
+        inner = content.root.relative_to(readable).as_posix()
+        beside = [] if inner == "." else [path for path in outer.files if not _is_in(path, inner)]
+        return ImageListing(
+            name=valid_name(stem_of(file)),
+            root=content.root,
+            images=images,
+            mirror_symmetric=self.config.mirror_symmetric,
+            empty_classes=empty,
+            left_out=[
+                *(LeftOutFile(member.path, member.reason) for member in archive.refused),
+                *(LeftOutFile(path, "is not in a class folder", "foreign") for path in beside),
+            ],
+        )
+
+    def _file(self) -> Path:
+        if self.path is None:
+            raise DataError("data.path is missing. Name the archive.")
+        file = Path(self.path).expanduser()
+        if not file.exists():
+            raise DataError(f"There is no archive {file}. Check the path.")
+        if not file.is_file():
+            raise DataError(
+                f"{file} is not a file. Set data.source to image_folder to read a folder."
+            )
+        return file.resolve()
+
+
+def _unwrapped(content: ClassFolders) -> ClassFolders:
+    """Return the innermost folder that holds all class folders: `flowers/` of `flowers/rose/…`."""
+    while True:
+        filled = content.filled(content.top)
+        if len(filled) != 1 or split_named(filled[0]) or content.has_images_beside():
+            return content
+        inner = content.inside(filled[0])
+        if inner.has_images_beside() or not inner.filled(inner.top):
+            return content
+        content = inner
+
+
+def _is_in(path: str, folder: str) -> bool:
+    return path.startswith(f"{folder}/")
+
+
+def _write_example(folder: Path) -> str:
+    """Write a zip archive of two classes of three small images and return its path."""
+    import io
+    import zipfile
+
+    from PIL import Image
+
+    file = folder / "example.zip"
+    with zipfile.ZipFile(file, "w") as archive:
+        for label, colour in (("dark", 60), ("light", 200)):
+            for number in range(3):
+                content = io.BytesIO()
+                Image.new("RGB", (24, 16), (colour, colour, 80 * number)).save(content, "PNG")
+                archive.writestr(f"{label}/{number}.png", content.getvalue())
+    return str(file)
+
+
+plugin = DataSourcePlugin(
+    summary="A zip or tar archive with one folder of images for each class",
+    paper="",
+    config_class=ArchiveConfig,
+    build=ImageArchive,
+    example=_write_example,
+)

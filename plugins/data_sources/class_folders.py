@@ -1,0 +1,172 @@
+"""Images in class folders: what the folders mean, in a folder on disk or in an archive.
+
+    flowers/rose/1.jpg          or, with the splits given,   flowers/train/rose/1.jpg
+    flowers/tulip/2.jpg                                      flowers/test/tulip/2.jpg
+
+Nothing here opens a file: the names alone decide which folders are classes and which are splits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+
+from pipeline.plugin_api import (
+    IMAGE_SUFFIXES,
+    DataError,
+    ListedImage,
+    PluginConfig,
+    Split,
+    split_named,
+)
+
+_NAMED_FOLDERS = 5
+
+
+class ClassFolderConfig(PluginConfig):
+    """Settings of images in class folders."""
+
+    mirror_symmetric: bool = True
+    """Whether a mirrored image still shows its class; false for text or left-right views."""
+
+    split_folders: bool | None = None
+    """Whether folders named train, val and test are splits rather than classes; by default, their
+    contents decide."""
+
+
+@dataclass(frozen=True)
+class ClassFolders:
+    """The names of the folders and files below a root."""
+
+    root: Path
+    """The folder, or the place in an archive, that the names are relative to."""
+    folders: list[str]
+    """Paths of folders; those with files in them need not be listed."""
+    files: list[str]
+    """Paths of all files."""
+
+    @cached_property
+    def top(self) -> list[str]:
+        """The sorted names of the folders directly in the root."""
+        with_files = {path.partition("/")[0] for path in self.files if "/" in path}
+        return sorted(with_files | {path.partition("/")[0] for path in self.folders})
+
+    def below(self, folder: str) -> list[str]:
+        """Return the sorted names of the folders directly in a folder of the root."""
+        return self.inside(folder).top
+
+    def inside(self, folder: str) -> ClassFolders:
+        """Return what is below a folder of the root."""
+        start = f"{folder}/"
+
+        def cut(paths: list[str]) -> list[str]:
+            return [path[len(start) :] for path in paths if path.startswith(start)]
+
+        return ClassFolders(self.root / folder, cut(self.folders), cut(self.files))
+
+    def images(self, split_folders: bool | None) -> tuple[list[ListedImage], list[str]]:
+        """Return the labelled files, and the class folders without files.
+
+        Args:
+            split_folders: whether folders named like splits are splits; None to tell by their
+                contents.
+
+        Raises:
+            DataError: if both readings are possible, or there is no class.
+        """
+        if split_folders if split_folders is not None else is_split(self):
+            images, empty = _images_in_splits(self)
+        else:
+            images = [_in_class_folder(path) for path in self.files]
+            empty = [name for name in self.top if name not in set(self.filled(self.top))]
+        if not any(image.label for image in images):
+            meant = f" If this folder is one of the classes, pass {self.root.parent}."
+            raise DataError(
+                f"{self.root} has no class folder with files in it. Put the images of each class "
+                f"into a folder named after the class.{meant if images else ''}"
+            )
+        return images, empty
+
+    def classes_in(self, folders: Collection[str]) -> set[str]:
+        """Return the names of the folders with files directly in any of some folders."""
+        parts = (path.split("/", 2) for path in self.files)
+        return {part[1] for part in parts if len(part) > 2 and part[0] in folders}  # noqa: PLR2004 - folder, class, file
+
+    def loose_files_in(self, folder: str) -> int:
+        """Return the number of files directly in a folder."""
+        return sum(path.count("/") == 1 for path in self.files if path.startswith(f"{folder}/"))
+
+    def has_images_beside(self) -> bool:
+        """Return whether a file directly in the root is named like an image."""
+        loose = (PurePosixPath(path) for path in self.files if "/" not in path)
+        return any(path.suffix.lower() in IMAGE_SUFFIXES for path in loose)
+
+    def filled(self, folders: Collection[str]) -> list[str]:
+        """Return the folders that contain files, at any depth."""
+        there = {path.partition("/")[0] for path in self.files if "/" in path}
+        return [name for name in folders if name in there]
+
+
+def is_split(content: ClassFolders) -> bool:
+    """Tell splits from classes of the same names; raise `DataError` if both are possible."""
+    named = [name for name in content.top if split_named(name)]
+    train = [name for name in named if split_named(name) == "train"]
+    held_back = content.filled([name for name in named if name not in train])
+    beside = content.filled([name for name in content.top if name not in named])
+    trained = content.classes_in(train)
+    if not train and not beside:
+        return _only_held_back(content, held_back)
+    if not trained:
+        if held_back and not beside and content.filled(train):
+            raise _unclear(content, train[0], f"like {_quoted(held_back)}, it has no class folders")
+        return False
+    if not beside or trained & content.classes_in(held_back):
+        return True
+    loose = sum(content.loose_files_in(name) for name in train)
+    deeper = sum(path.partition("/")[0] in train for path in content.files) - loose
+    if loose >= deeper:
+        return False
+    why = f"it has folders of its own, and {_quoted(beside)} beside it"
+    raise _unclear(content, train[0], why)
+
+
+def _only_held_back(content: ClassFolders, held_back: list[str]) -> bool:
+    """Return whether test or validation images were passed alone, as for an evaluation."""
+    several = len(content.classes_in(held_back)) > 1
+    return several and not any(content.loose_files_in(name) for name in held_back)
+
+
+def _unclear(content: ClassFolders, train: str, why: str) -> DataError:
+    return DataError(
+        f"'{train}' in {content.root} may be a split or a class: {why}. Set "
+        "split_folders below data.options in a config file: true for a split, false for a class."
+    )
+
+
+def _quoted(names: list[str]) -> str:
+    more = f" and {len(names) - _NAMED_FOLDERS} more" if len(names) > _NAMED_FOLDERS else ""
+    return ", ".join(f"'{name}'" for name in names[:_NAMED_FOLDERS]) + more
+
+
+def _images_in_splits(content: ClassFolders) -> tuple[list[ListedImage], list[str]]:
+    """Return the images with the splits of their folders, and the class folders without files."""
+    named = {name: split_named(name) for name in content.top}
+    splits: dict[str, Split] = {name: split for name, split in named.items() if split}
+    images, filled = [], set()
+    for path in content.files:
+        top, _, rest = path.partition("/")
+        label, _, file = rest.partition("/")
+        if top in splits and file:
+            images.append(ListedImage(path, label, splits[top]))
+            filled.add(f"{top}/{label}")
+        else:
+            images.append(ListedImage(path, ""))
+    folders = [f"{top}/{name}" for top in splits for name in content.below(top)]
+    return images, [folder for folder in folders if folder not in filled]
+
+
+def _in_class_folder(path: str) -> ListedImage:
+    folder, slash, _ = path.partition("/")
+    return ListedImage(path, folder if slash else "")
