@@ -28,7 +28,13 @@ from typing import (
 )
 
 from pipeline.errors import ConfigError, DataError, PluginError
-from pipeline.files.archives import Archive, RefusedMember, open_archive, readable_archive
+from pipeline.files.archives import (
+    Archive,
+    RefusedMember,
+    check_expansion,
+    open_archive,
+    readable_archive,
+)
 from pipeline.files.data_names import (
     ARCHIVE_SUFFIXES,
     IMAGE_SUFFIXES,
@@ -79,6 +85,7 @@ __all__ = [
     "RefusedMember",
     "SourceContext",
     "Split",
+    "check_expansion",
     "known_digest",
     "made_once",
     "open_archive",

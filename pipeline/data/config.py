@@ -10,6 +10,8 @@ from pipeline.files.data_names import DataKind, data_kind
 from pipeline.section import Section
 
 _SOURCES: dict[DataKind, str] = {"folder": "image_folder", "archive": "archive", "table": "table"}
+SHORT_OPTIONS = ("image_column", "label_column", "split_column", "group_column", "image_folder")
+"""Settings of a source that may stand beside `data.path` instead of below `data.options`."""
 Fraction = Annotated[float, Field(gt=0, lt=0.9)]
 Mean = Annotated[float, Field(ge=0, le=1)]
 Deviation = Annotated[float, Field(gt=0, le=1)]
@@ -63,9 +65,17 @@ class DataConfig(Section):
     @classmethod
     def _a_path_is_read(cls, given: Any) -> Any:
         """Read what the path names, not the built-in digits, if only a path is given."""
-        if isinstance(given, dict) and given.get("path") and "source" not in given:
-            return {**given, "source": source_of(str(given["path"]))}
-        return given
+        if not isinstance(given, dict):
+            return given
+        if given.get("path") and "source" not in given:
+            given = {**given, "source": source_of(str(given["path"]))}
+        short = {key: given[key] for key in SHORT_OPTIONS if given.get(key) is not None}
+        if not short:
+            return given
+        rest = {key: value for key, value in given.items() if key not in SHORT_OPTIONS}
+        options = given.get("options") or {}
+        stronger = {key: value for key, value in options.items() if value is not None}
+        return {**rest, "options": {**options, **short, **stronger}}
 
 
 def source_of(path: str) -> str:

@@ -15,12 +15,16 @@ from pydantic import BaseModel, create_model
 from pydantic.fields import FieldInfo
 
 from pipeline.config import ModelChoice, PatchEmbeddingChoice, PluginChoice, RunConfig
-from pipeline.data.config import DataConfig
+from pipeline.config_files import data_settings
+from pipeline.data.config import SHORT_OPTIONS, DataConfig, source_of
+from pipeline.files.data_names import data_kind
 from pipeline.plugin_api import NO_PATCH_EMBEDDING
 from pipeline.plugin_system.plugin_loader import Kind, config_class, patch_embedding_name
 from pipeline.section import Section
 
 Settings = dict[str, Any]
+_SWITCHES = ("--dry-run", "--rehearse", "--schema", "--fresh", "--json", "--debug")
+"""Flags without a value."""
 
 
 def value_of_flag(arguments: Sequence[str], flag: str) -> str | None:
@@ -65,7 +69,7 @@ def composed_config(arguments: Sequence[str], settings: Settings) -> type[BaseMo
     augmentation = chosen(
         "--augmentation.name", "augmentation", "name", default=defaults.augmentation.name
     )
-    source = chosen("--data.source", "data", "source", default=defaults.data.source)
+    source = value_of_flag(arguments, "--data.source") or _data_source(arguments, settings)
     embedding_class = _embedding_class(patch_embedding_name(model, embedding))
     model_class = _choice_class(
         "model",
@@ -76,13 +80,49 @@ def composed_config(arguments: Sequence[str], settings: Settings) -> type[BaseMo
         init_sha256=_field_of(ModelChoice, "init_sha256"),
         download=_field_of(ModelChoice, "download", flags=("--model.download", "--download")),
     )
-    data_class = _replaced(DataConfig, options=config_class("data_source", source))
+    data_class = _replaced(DataConfig, options=_options_class(source))
     return _replaced(
         RunConfig,
         data=data_class,
         augmentation=_choice_class("augmentation", augmentation, PluginChoice),
         model=model_class,
     )
+
+
+def _data_source(arguments: Sequence[str], settings: Settings) -> str:
+    """Return the source that the argument DATA, or else the file, chooses."""
+    argument = _data_argument(arguments)
+    given: Any = data_settings(argument, None).get("data") or settings.get("data")
+    given = given if isinstance(given, dict) else {}
+    source, path = given.get("source"), given.get("path")
+    if isinstance(source, str):
+        return source
+    return source_of(path) if isinstance(path, str) else DataConfig().source
+
+
+def _data_argument(arguments: Sequence[str]) -> str | None:
+    """Return the first argument that is neither a flag nor, most likely, the value of one."""
+    before = ""
+    for argument in arguments:
+        is_flag = argument.startswith("-")
+        may_be_value = before.startswith("--") and "=" not in before and before not in _SWITCHES
+        if not is_flag and (not may_be_value or data_kind(argument) != "folder"):
+            return argument
+        before = argument
+    return None
+
+
+def _options_class(source: str) -> type[BaseModel]:
+    """Return the settings of a data source; some have a short flag, `--data.image-column`."""
+    plugin_class = config_class("data_source", source)
+    fields: dict[str, Any] = {}
+    for key, field in plugin_class.model_fields.items():
+        flag = key.replace("_", "-")
+        names = (f"--data.{flag}", f"--data.options.{flag}")
+        annotation = _annotation(field)
+        short = key in SHORT_OPTIONS
+        fields[key] = (Annotated[annotation, Parameter(name=names)] if short else annotation, field)
+    return create_model(plugin_class.__name__, __base__=Section, **fields)
 
 
 def _embedding_class(name: str) -> type[BaseModel]:

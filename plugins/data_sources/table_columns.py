@@ -1,0 +1,152 @@
+"""Which columns of a table hold the images, the labels and the splits."""
+
+from __future__ import annotations
+
+import re
+from pathlib import PurePosixPath
+from typing import NamedTuple
+
+from pipeline.plugin_api import IMAGE_SUFFIXES, DataError, Split, split_named
+from plugins.data_sources.table_reading import Table
+
+_IMAGE_NAMES = (
+    "image", "img", "image_path", "img_path", "file_name", "filename", "file", "filepath",
+    "file_path", "image_file", "path", "image_name", "image_id", "img_id", "imageid", "photo",
+    "picture", "id",
+)  # fmt: skip
+_LABEL_NAMES = (
+    "label", "class", "label_name", "class_name", "classname", "category", "target", "species",
+    "breed", "variety", "diagnosis", "dx", "labels", "y",
+)  # fmt: skip
+_SPLIT_NAMES = ("split", "subset", "partition", "set", "phase", "fold_name", "usage")
+_LOOKED_AT = 100
+_SHOWN = 20
+
+
+class Columns(NamedTuple):
+    """The columns to read."""
+
+    image: str
+    label: str
+    split: str | None
+    group: str | None
+    guessed: tuple[str, ...]
+    """What each guess says: `images from 'id'`."""
+
+
+def chosen_columns(
+    table: Table, image: str | None, label: str | None, split: str | None, group: str | None
+) -> Columns:
+    """Return the columns that were given, and guess the others.
+
+    Raises:
+        DataError: if a column does not exist, or cannot be guessed.
+    """
+    for setting, name in (
+        ("image_column", image), ("label_column", label), ("split_column", split),
+        ("group_column", group),
+    ):  # fmt: skip
+        if name is not None and name not in table.names:
+            raise DataError(
+                f"data.{setting} is '{name}', but {table.file} has the columns {_listed(table)}. "
+                "Choose one of them."
+            )
+    guessed = []
+    taken = {name for name in (label, split, group) if name is not None}
+    if image is None:
+        image = _guessed_image(table, taken)
+        guessed.append(f"images from '{image}'")
+    found_split = split or _guessed_split(table, {image, label, group})
+    taken |= {name for name in (image, found_split) if name is not None}
+    if label is None:
+        label = _guessed_label(table, taken)
+        guessed.append(f"labels from '{label}'")
+    if found_split != split:
+        guessed.append(f"splits from '{found_split}'")
+    return Columns(image, label, found_split, group, tuple(guessed))
+
+
+def splits_of(table: Table, name: str | None, rows: int) -> list[Split | None]:
+    """Return the split of each row; None where the table gives none.
+
+    Raises:
+        DataError: if a value is not a name of a split.
+    """
+    if name is None:
+        return [None] * rows
+    values = table.column(name)
+    unknown = sorted({value for value in values if value.strip() and not split_named(value)})
+    if unknown:
+        shown = ", ".join(repr(value) for value in unknown[:3])
+        raise DataError(
+            f"The split column '{name}' of {table.file} holds {shown}. Use train, validation and "
+            "test, or choose another data.split_column."
+        )
+    return [split_named(value) for value in values]
+
+
+def _guessed_image(table: Table, taken: set[str]) -> str:
+    names = [name for name in table.names if name not in taken]
+    embedded = [name for name in names if name in table.embedded]
+    if embedded:
+        return embedded[0] if len(embedded) == 1 else _named(table, embedded, "image")
+    like_files = [name for name in names if _are_image_files(table, name)]
+    if len(like_files) == 1:
+        return like_files[0]
+    return _named(table, like_files or names, "image")
+
+
+def _guessed_label(table: Table, taken: set[str]) -> str:
+    names = [name for name in table.names if name not in taken and name not in table.embedded]
+    with_classes = [name for name in names if name in table.class_names]
+    if len(with_classes) == 1:
+        return with_classes[0]
+    if len(names) == 1 and not with_classes:
+        return names[0]
+    return _named(table, with_classes or names, "label")
+
+
+def _guessed_split(table: Table, taken: set[str | None]) -> str | None:
+    for name in table.names:
+        if name in taken or name in table.embedded or _plain(name) not in _SPLIT_NAMES:
+            continue
+        values = set(table.column(name)) - {""}
+        if values and all(map(split_named, values)):
+            return name
+    return None
+
+
+def _named(table: Table, names: list[str], kind: str) -> str:
+    """Return the column with the most usual name."""
+    usual = _IMAGE_NAMES if kind == "image" else _LABEL_NAMES
+    plain = {_plain(name): name for name in reversed(names)}
+    found = next((plain[name] for name in usual if name in plain), None)
+    if found is None:
+        what = "names the images" if kind == "image" else "holds the labels"
+        raise DataError(
+            f"It is not obvious which column of {table.file} {what}: {_listed(table)}. Set "
+            f"--data.{kind}-column.{_header_hint(table)}"
+        )
+    return found
+
+
+def _header_hint(table: Table) -> str:
+    first = next(iter(table.names), "")
+    if PurePosixPath(first).suffix.lower() not in IMAGE_SUFFIXES:
+        return ""
+    return " The first line must be a header such as image,label."
+
+
+def _listed(table: Table) -> str:
+    more = f" and {len(table.names) - _SHOWN} more" if len(table.names) > _SHOWN else ""
+    return ", ".join(table.names[:_SHOWN]) + more
+
+
+def _are_image_files(table: Table, name: str) -> bool:
+    values = [value for value in table.column(name) if value][:_LOOKED_AT]
+    named = [PurePosixPath(value).suffix.lower() in IMAGE_SUFFIXES for value in values]
+    return bool(named) and sum(named) > len(named) // 2
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")

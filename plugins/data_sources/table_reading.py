@@ -1,0 +1,262 @@
+"""Tables as text: the columns of a CSV, TSV, JSON Lines or Parquet file.
+
+Every value becomes text, and a missing value the empty text, so that labels such as `001` and `NA`
+stay what they are. Of a Parquet file, only the columns that are asked for are read.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pipeline.plugin_api import DataError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_DELIMITERS = (",", ";", "\t", "|")
+_MOST_FIELD_BYTES = 1 << 27
+_BYTES, _PATH = "bytes", "path"
+
+
+class Table(Protocol):
+    """A table with a header."""
+
+    file: Path
+    names: list[str]
+    """The columns that can be read as text or hold images."""
+    embedded: frozenset[str]
+    """Columns that hold the images themselves."""
+    class_names: dict[str, list[str]]
+    """For columns of class numbers: the name of each number."""
+
+    def column(self, name: str) -> list[str]:
+        """Return the values of a column; of an embedded image, the path that is stored with it."""
+        ...
+
+
+class TextTable:
+    """A table that is read as a whole."""
+
+    def __init__(self, file: Path, columns: dict[str, list[str]]) -> None:
+        self.file = file
+        self.names = list(columns)
+        self.embedded: frozenset[str] = frozenset()
+        self.class_names: dict[str, list[str]] = {}
+        self._columns = columns
+
+    def column(self, name: str) -> list[str]:
+        """Return the values of a column."""
+        return self._columns[name]
+
+
+class ParquetTable:
+    """A Parquet file, and what data-set hubs store in its metadata."""
+
+    def __init__(self, file: Path) -> None:
+        import pyarrow.parquet as pq
+
+        self.file = file
+        with parquet_errors(file):
+            self.schema: pa.Schema = pq.read_schema(file)
+        self.embedded = frozenset(field.name for field in self.schema if _holds_images(field.type))
+        self.names = [
+            field.name
+            for field in self.schema
+            if field.name in self.embedded or not _is_nested(field.type)
+        ]
+        self.class_names = _class_names(self.schema)
+
+    def column(self, name: str) -> list[str]:
+        """Return the values of a column; of an embedded image, the path that is stored with it."""
+        import pyarrow.parquet as pq
+
+        wanted = name
+        if name in self.embedded:
+            wanted = f"{name}.{_PATH}"
+            if not _has_field(self.schema.field(name).type, _PATH):
+                with parquet_errors(self.file):
+                    return [""] * int(pq.read_metadata(self.file).num_rows)
+        values: list[str] = []
+        with parquet_errors(self.file), pq.ParquetFile(self.file) as opened:
+            for batch in opened.iter_batches(columns=[wanted]):
+                column = batch.column(0)
+                if name in self.embedded:
+                    column = column.field(_PATH)
+                values += map(_text, column.to_pylist())
+        return values
+
+    def images(self, name: str, rows: int = 16) -> Iterator[bytes | None]:
+        """Yield the image of each row, or None; only a few rows are in memory at a time."""
+        import pyarrow.parquet as pq
+
+        is_struct = _has_field(self.schema.field(name).type, _BYTES)
+        wanted = f"{name}.{_BYTES}" if is_struct else name
+        with (
+            parquet_errors(self.file),
+            pq.ParquetFile(self.file, buffer_size=1 << 20) as opened,
+        ):
+            for batch in opened.iter_batches(batch_size=rows, columns=[wanted]):
+                column = batch.column(0)
+                column = column.field(_BYTES) if is_struct else column
+                for value in column:
+                    yield value.as_py()
+
+
+def read_table(file: Path) -> Table:
+    """Read a table by its suffix.
+
+    Raises:
+        DataError: if it cannot be read, or has no rows.
+    """
+    suffix = file.suffix.lower()
+    if suffix == ".parquet":
+        return ParquetTable(file)
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as opened:
+            if suffix in (".jsonl", ".ndjson"):
+                columns = _json_columns(file, opened)
+            else:
+                columns = _csv_columns(file, opened, "\t" if suffix == ".tsv" else None)
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{file} is not UTF-8 text ({error.reason} at byte {error.start}). Save it as UTF-8."
+        ) from error
+    except OSError as error:
+        raise DataError(
+            f"{file} cannot be read ({error.strerror}). Check the path and its permissions."
+        ) from error
+    if not columns or not next(iter(columns.values())):
+        raise DataError(f"{file} has no rows. Write one row for each image below the header.")
+    return TextTable(file, columns)
+
+
+@contextmanager
+def parquet_errors(file: Path) -> Iterator[None]:
+    """Turn what pyarrow raises into one sentence."""
+    try:
+        yield
+    except (OSError, ValueError, MemoryError) as error:  # pyarrow's own errors derive from these
+        reason = " ".join(str(error).split())[:200]
+        raise DataError(
+            f"{file} is damaged, or is not a Parquet file ({reason}). Write or download it again."
+        ) from error
+
+
+def _csv_columns(file: Path, opened: Any, delimiter: str | None) -> dict[str, list[str]]:
+    start = opened.readline()
+    opened.seek(0)
+    if delimiter is None:
+        delimiter = max(_DELIMITERS, key=start.count)
+    csv.field_size_limit(_MOST_FIELD_BYTES)
+    reader = csv.reader(opened, delimiter=delimiter, skipinitialspace=True)
+    try:
+        names = [name.strip() for name in next(reader, [])]
+        _check_names(file, names)
+        values: list[list[str]] = [[] for _ in names]
+        for row in reader:
+            if not row:
+                continue
+            if len(row) != len(names):
+                raise DataError(
+                    f"Line {reader.line_num} of {file} has {len(row)} values, but the header has "
+                    f"{len(names)} columns. Repair the line."
+                )
+            for column, value in zip(values, row, strict=True):
+                column.append(value)
+    except csv.Error as error:
+        raise DataError(
+            f"{file} cannot be read as a table ({error}, line {reader.line_num}). Repair the line."
+        ) from error
+    return dict(zip(names, values, strict=True))
+
+
+def _check_names(file: Path, names: list[str]) -> None:
+    if not names:
+        raise DataError(f"{file} is empty. Write a header and one row for each image.")
+    for name in names:
+        if names.count(name) > 1:
+            raise DataError(f"{file} has two columns named '{name}'. Rename one of them.")
+
+
+def _json_columns(file: Path, opened: Any) -> dict[str, list[str]]:
+    columns: dict[str, list[str]] = {}
+    rows = 0
+    for number, line in enumerate(opened, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise DataError(
+                f"Line {number} of {file} is not JSON ({error}). Write one object on each line."
+            ) from error
+        if not isinstance(row, dict):
+            raise DataError(
+                f"Line {number} of {file} is not a JSON object. Write one object on each line."
+            )
+        for name, value in row.items():
+            values = columns.setdefault(name, [])
+            values += [""] * (rows - len(values))
+            values.append(_text(value))
+        rows += 1
+    return {name: [*values, *[""] * (rows - len(values))] for name, values in columns.items()}
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        if value != value:  # noqa: PLR0124 - not a number
+            return ""
+        return str(int(value)) if value.is_integer() else str(value)
+    return value if isinstance(value, str) else str(value)
+
+
+def _holds_images(kind: pa.DataType) -> bool:
+    return _is_binary(kind) or (_has_field(kind, _BYTES) and _is_binary(kind.field(_BYTES).type))
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    from pyarrow import types
+
+    return bool(
+        types.is_binary(kind)
+        or types.is_large_binary(kind)
+        or types.is_fixed_size_binary(kind)
+        or types.is_binary_view(kind)
+    )
+
+
+def _has_field(kind: pa.DataType, name: str) -> bool:
+    from pyarrow import types
+
+    return bool(types.is_struct(kind) and kind.get_field_index(name) >= 0)
+
+
+def _is_nested(kind: pa.DataType) -> bool:
+    from pyarrow import types
+
+    return bool(types.is_nested(kind))
+
+
+def _class_names(schema: pa.Schema) -> dict[str, list[str]]:
+    """Return the names of class numbers, as the library `datasets` writes them."""
+    try:
+        features = json.loads(schema.metadata[b"huggingface"])["info"]["features"]
+        found = {
+            name: feature["names"]
+            for name, feature in features.items()
+            if isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
+        }
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return {}
+    return {
+        name: [str(each) for each in names]
+        for name, names in found.items()
+        if isinstance(names, list) and name in schema.names
+    }
