@@ -123,8 +123,8 @@ def run(
     """Train on a folder of images and register the model, as `patchline run` does.
 
     Args:
-        data: a folder with one subfolder of images for each class, or SOURCE:NAME; by default the
-            built-in digits.
+        data: a folder with one subfolder of images for each class, an archive, a table, or
+            SOURCE:NAME; by default the built-in digits.
         preset: plan the settings that are not given from the data and this machine: quick,
             balanced or best.
         config: YAML file with settings. Every run writes such a file, see `Run.config`.
@@ -202,7 +202,8 @@ def evaluate(
 
     Args:
         model: NAME, NAME@ALIAS, NAME/VERSION or models:/NAME@ALIAS; a bare NAME means its champion.
-        data: a folder with one subfolder of images for each class, or SOURCE:NAME.
+        data: a folder with one subfolder of images for each class, an archive, a table, or
+            SOURCE:NAME.
         split: a split that the data itself names; auto takes its test split if there is one, else
             all images.
         seen_images: evaluate also on images used for training or model selection.

@@ -29,8 +29,6 @@ from typing import (
 
 from pipeline.errors import ConfigError, DataError, PluginError
 from pipeline.files.archives import (
-    Archive,
-    RefusedMember,
     check_expansion,
     open_archive,
     readable_archive,
@@ -38,7 +36,6 @@ from pipeline.files.archives import (
 from pipeline.files.data_names import (
     ARCHIVE_SUFFIXES,
     IMAGE_SUFFIXES,
-    SPLIT_NAMES,
     TABLE_SUFFIXES,
     Split,
     split_named,
@@ -58,9 +55,7 @@ __all__ = [
     "ARCHIVE_SUFFIXES",
     "IMAGE_SUFFIXES",
     "NO_PATCH_EMBEDDING",
-    "SPLIT_NAMES",
     "TABLE_SUFFIXES",
-    "Archive",
     "AugmentationContext",
     "AugmentationPlugin",
     "BatchRandom",
@@ -82,7 +77,6 @@ __all__ = [
     "PatchTokens",
     "PluginConfig",
     "PluginError",
-    "RefusedMember",
     "SourceContext",
     "Split",
     "check_expansion",

@@ -47,8 +47,8 @@ def evaluate(
     model
         NAME, NAME@ALIAS, NAME/VERSION or models:/NAME@ALIAS; NAME alone means its champion.
     data
-        A folder with one subfolder of images for each class, or SOURCE:NAME for another data
-        source plugin.
+        A folder with one subfolder of images for each class, an archive of such folders, a table,
+        or SOURCE:NAME for another data source plugin.
     split
         The split of the data to evaluate; auto means the test split if there is one, else all.
     seen_images

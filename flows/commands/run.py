@@ -52,7 +52,8 @@ def build(arguments: list[str]) -> Callable[..., None]:
         Parameters
         ----------
         data
-            Folder with one subfolder of images per class, or SOURCE:NAME for another data source.
+            Folder with one subfolder of images per class, a zip or tar archive of such folders, a
+            table (CSV, TSV, JSON Lines, Parquet), or SOURCE:NAME for another data source.
         config
             YAML file with settings; flags override it. Every run writes such a file.
         preset

@@ -338,7 +338,7 @@ def _check_classes(manifest: pd.DataFrame, listing: ImageListing) -> None:
 def _one_class(listing: ImageListing, labels: set[str]) -> DataError:
     return DataError(
         f"{listing.root} has only one class, '{next(iter(labels))}'. A classifier needs at "
-        "least two folders of images, one for each class."
+        "least two folders of images, one for each class, or two labels in a table."
     )
 
 

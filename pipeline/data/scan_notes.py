@@ -28,7 +28,7 @@ def _notes_on_files(manifest: pd.DataFrame) -> list[str]:
     notes = []
     for status, words in (
         ("damaged", ("is damaged", "are damaged")),
-        ("foreign", ("is not an image in a class folder", "are not images in class folders")),
+        ("foreign", ("is not an image of a class", "are not images of a class")),
     ):
         rows = manifest[manifest["status"] == status]
         for path, reason in zip(rows["path"], rows["reason"], strict=True):
