@@ -291,6 +291,9 @@ class ImageListing:
     """Files that are not used; none of them is among the images."""
     notes: list[str] = field(default_factory=list)
     """What a person should know, such as a guess that the source made; shown with the data."""
+    columns: Mapping[str, list[str]] = field(default_factory=dict)
+    """Further facts by name, with a text for each of `images`. The manifest keeps them as columns
+    `column:NAME`; the data's version does not depend on them."""
 
 
 @dataclass(frozen=True)

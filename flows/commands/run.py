@@ -52,8 +52,7 @@ def build(arguments: list[str]) -> Callable[..., None]:
         Parameters
         ----------
         data
-            Folder with one subfolder of images per class, a zip or tar archive of such folders, a
-            table (CSV, TSV, JSON Lines, Parquet), or SOURCE:NAME for another data source.
+            Folder of class folders, archive (zip, tar), table (CSV, Parquet, …), or SOURCE:NAME.
         config
             YAML file with settings; flags override it. Every run writes such a file.
         preset

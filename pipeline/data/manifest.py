@@ -2,7 +2,8 @@
 
 Columns: path (relative, with forward slashes), label, split, group, sha256 (of the file), pixels
 (digest of the decoded image), width, height, mode, bytes, status (`ok`, `damaged`, `foreign`),
-reason. Manifests of earlier versions have no column `pixels`.
+reason. Manifests of earlier versions have no column `pixels`. Further columns of a table are kept
+as `column:NAME`.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ COLUMNS = [
     "status", "reason",
 ]  # fmt: skip
 
+OWN_COLUMN = "column:"
+"""Start of the names of columns that the data source adds."""
 _FINGERPRINTED = ["path", "label", "split", "group", "sha256", "status"]
 Progress = Callable[[int, int], None]
 """Called with the number of files done and the number of all files."""
@@ -66,7 +69,16 @@ def scan(listing: ImageListing, on_progress: Progress | None = None) -> pd.DataF
         row["status"], row["reason"] = left_out.status, left_out.reason
         rows.append(row)
     rows.sort(key=lambda row: row["path"])
-    return pd.DataFrame(rows, columns=COLUMNS)
+    return _with_columns(pd.DataFrame(rows, columns=COLUMNS), listing)
+
+
+def _with_columns(manifest: pd.DataFrame, listing: ImageListing) -> pd.DataFrame:
+    """Add the source's own columns; they are empty for files that are left out."""
+    paths = [_printable(listed.path) for listed in listing.images]
+    for name, values in listing.columns.items():
+        known = dict(zip(paths, map(_printable, values), strict=True))
+        manifest[f"{OWN_COLUMN}{name}"] = [known.get(path, "") for path in manifest["path"]]
+    return manifest
 
 
 def _empty_row(listed: ListedImage) -> _Row:

@@ -26,6 +26,8 @@ _END, _END_BYTES, _LONGEST_COMMENT = b"PK\x05\x06", 22, 65535
 _LOCATOR, _LOCATOR_BYTES = b"PK\x06\x07", 20
 _END_64_BYTES = 56
 _ENTRY = b"PK\x01\x02"
+_OPEN_ERRORS = (zipfile.BadZipFile, ValueError, RuntimeError, struct.error, EOFError)
+"""What opening a damaged member raises."""
 
 
 class ZipArchive:
@@ -44,7 +46,8 @@ class ZipArchive:
         for info in self._zip.infolist():
             packed, unpacked = packed + info.compress_size, unpacked + info.file_size
             encrypted += info.flag_bits & _ENCRYPTED
-            path = listing.accepted(info.filename, is_folder=info.is_dir(), refusal=_refusal(info))
+            is_folder, refusal = info.filename.endswith("/"), _refusal(info)
+            path = listing.accepted(info.filename, is_folder=is_folder, refusal=refusal)
             if path is not None:
                 self._members[path] = info
         if encrypted and not self._members:
@@ -66,7 +69,7 @@ class ZipArchive:
         """Open a file for reading; raise `MemberError` if it cannot be read."""
         try:
             return cast("BinaryIO", self._zip.open(self._member(path)))
-        except zipfile.BadZipFile as error:
+        except _OPEN_ERRORS as error:
             raise MemberError(f"cannot be read from the archive: {error}") from error
 
     def _member(self, path: str) -> zipfile.ZipInfo:
@@ -88,7 +91,7 @@ def _refusal(info: zipfile.ZipInfo) -> str | None:
         return "not a regular file"
     if info.flag_bits & _ENCRYPTED:
         return "is encrypted"
-    if info.compress_type not in _READ_METHODS and not info.is_dir():
+    if info.compress_type not in _READ_METHODS and not info.filename.endswith("/"):
         name = zipfile.compressor_names.get(info.compress_type, "in an unknown way")  # type: ignore[attr-defined]
         return f"is compressed with {name}; only deflate is read from a zip"
     return None

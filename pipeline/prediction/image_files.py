@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pipeline.errors import DataError
+from pipeline.files.data_names import data_kind
 
 Place = tuple[int, tuple[str, ...]]
 """An image's position in the order: the index of its argument, and the parts of its name."""
+_WITH_ARTICLE = {"archive": "an archive", "table": "a table"}
 
 
 class ImageFile(NamedTuple):
@@ -68,10 +70,15 @@ def check_images(given: Sequence[Path], without: Sequence[Path] = ()) -> None:
     """Refuse paths without anything to predict; each folder is walked only to its first file.
 
     Raises:
-        DataError: if no path was given, a path does not exist, or a folder holds no files.
+        DataError: if no path was given, a path does not exist, a folder holds no files, or the only
+            path is an archive or a table.
     """
     if not given:
         raise DataError("No images given. Give image files or folders of images.")
+    kind = data_kind(str(given[0]))
+    if len(given) == 1 and kind != "folder" and given[0].exists():
+        remedy = "Unpack it and give the folder" if kind == "archive" else "Give the files it names"
+        raise DataError(f"{given[0]} is {_WITH_ARTICLE[kind]}, not an image or a folder. {remedy}.")
     left_out = {os.path.realpath(path) for path in without}
     for path in given:
         if not path.exists():

@@ -36,6 +36,8 @@ from plugins.data_sources.table_reading import ParquetTable, Table, read_table
 _COMMON_NAMES = ("labels", "label", "train", "data", "metadata", "annotations", "images", "table")
 _MOST_MISSING = 0.1
 _NAMED = 3
+_MOST_COLUMNS = 50
+"""Of the columns that are kept beside the image and its label."""
 _NO_LABEL = "has no label"
 
 
@@ -100,13 +102,14 @@ class ImageTable:
             mirror_symmetric=config.mirror_symmetric,
             notes=[*_guess_note(file, columns), *places.notes],
         )
-        images, left_out = _rows(table, columns, places)
+        images, left_out, rows = _rows(table, columns, places)
         if not images:
             raise DataError(
                 f"{file} gives no image a label in column '{columns.label}'. Choose another "
                 "--data.label-column."
             )
-        return replace(listing, images=images, left_out=left_out)
+        own = _own_columns(table, columns, rows)
+        return replace(listing, images=images, left_out=left_out, columns=own)
 
     def _places(self, table: Table, image: str) -> _Places:
         if image in table.embedded and isinstance(table, ParquetTable):
@@ -158,14 +161,25 @@ class ImageTable:
         return folder.resolve()
 
 
+def _own_columns(table: Table, columns: Columns, rows: list[int]) -> dict[str, list[str]]:
+    """Return the other columns of the table, for the rows whose images are listed."""
+    others = [name for name in table.names if name not in {*columns[:4], *table.embedded}]
+    found = {}
+    for name in others[:_MOST_COLUMNS]:
+        values = table.column(name)
+        found[name] = [values[row] for row in rows]
+    return found
+
+
 def _rows(
     table: Table, columns: Columns, places: _Places
-) -> tuple[list[ListedImage], list[LeftOutFile]]:
-    """Return the images of all rows, and what is left out with the reason."""
+) -> tuple[list[ListedImage], list[LeftOutFile], list[int]]:
+    """Return the images, what is left out with the reason, and the row of each image."""
     labels = _labels(table, columns.label)
     splits = splits_of(table, columns.split, len(labels))
     groups: Sequence[str] = table.column(columns.group) if columns.group else [""] * len(labels)
     images: dict[str, ListedImage] = {}
+    first_rows: dict[str, int] = {}
     left_out: dict[str, LeftOutFile] = {}
     for row, path in enumerate(places.paths):
         shown = path or places.shown[row] or f"row {row + 1}"
@@ -174,10 +188,13 @@ def _rows(
             left_out[shown] = LeftOutFile(shown, reason, "damaged" if path is None else "foreign")
             continue
         image = ListedImage(path, labels[row], splits[row], groups[row] or None)
+        first_rows.setdefault(path, row)
         if images.setdefault(path, image) != image:
             left_out[path] = LeftOutFile(path, _contradiction(images[path], image))
-    kept = [image for path, image in images.items() if path not in left_out]
-    return kept, [each for each in left_out.values() if not _is_kept(each, images)]
+    left_out = {path: each for path, each in left_out.items() if not _is_kept(each, images)}
+    kept = [path for path in images if path not in left_out]
+    rows = [first_rows[path] for path in kept]
+    return [images[path] for path in kept], list(left_out.values()), rows
 
 
 def _is_kept(left_out: LeftOutFile, images: dict[str, ListedImage]) -> bool:

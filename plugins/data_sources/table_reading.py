@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 _DELIMITERS = (",", ";", "\t", "|")
 _MOST_FIELD_BYTES = 1 << 27
+_PARQUET_ERRORS = (
+    OSError, ValueError, TypeError, LookupError, NotImplementedError, MemoryError,
+)  # fmt: skip
+"""The classes that pyarrow's own errors derive from."""
 _BYTES, _PATH = "bytes", "path"
 
 
@@ -140,7 +144,7 @@ def parquet_errors(file: Path) -> Iterator[None]:
     """Turn what pyarrow raises into one sentence."""
     try:
         yield
-    except (OSError, ValueError, MemoryError) as error:  # pyarrow's own errors derive from these
+    except _PARQUET_ERRORS as error:
         reason = " ".join(str(error).split())[:200]
         raise DataError(
             f"{file} is damaged, or is not a Parquet file ({reason}). Write or download it again."

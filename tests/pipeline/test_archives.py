@@ -284,3 +284,11 @@ def test_what_is_no_archive_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"<html>Not found</html>" * 100)
     with pytest.raises(DataError, match=rf"{name} is damaged, or is not an archive .* again, or"):
         open_archive(readable_archive(tmp_path / name, tmp_path / "work"))
+
+
+def test_member_without_a_name_is_passed_over(tmp_path: Path) -> None:
+    """A zip may hold a member whose name is empty; it is no file and no reason to stop."""
+    data = zip_of(tmp_path / "photos.zip", {"x": b"1", "rose/1.jpg": b"2"}).read_bytes()
+    (tmp_path / "photos.zip").write_bytes(data.replace(b"x", b"\0"))
+    archive = open_archive(tmp_path / "photos.zip")
+    assert (archive.paths, archive.refused) == (["rose/1.jpg"], [])

@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 from pipeline.config_files import requested
+from pipeline.data import manifest as manifests
 from pipeline.data.ingestion import IngestedData, check_source, ingest, prepare, resolve
 from pipeline.data.prepared_store import open_images
 from pipeline.errors import ConfigError, DataError
@@ -234,6 +235,19 @@ def test_splits_and_groups_are_read(tmp_path: Path) -> None:
     assert [image.group for image in found] == ["p", "q", None, "p"]
     with pytest.raises(DataError, match=r"'patient' of .* holds 'p', 'q'\. Use train, validation"):
         listed(tmp_path / "x.csv", split_column="patient")
+
+
+def test_other_columns_are_kept_in_the_manifest(tmp_path: Path) -> None:
+    """They stand in the manifest as text, and the fingerprint does not depend on them."""
+    photos = write_photos(tmp_path / "photos", classes=2, images=8)
+    folder = ingested(photos, tmp_path / "other")
+    rows = [(path, label, f"site {path[-5]}") for path, label in photo_rows(photos)]
+    table = csv_of(photos / "x.csv", ("image", "label", "site"), *rows, (rows[0][0], "", "no"))
+    found = ingested(table, tmp_path / "work", label_column="label")
+    manifest = manifests.load(found.manifest_file)
+    expected = {path: site for path, _, site in rows}
+    assert dict(zip(manifest["path"], manifest["column:site"], strict=True)) == expected
+    assert found.fingerprint == folder.fingerprint
 
 
 def test_rows_that_contradict_each_other_are_left_out(tmp_path: Path) -> None:

@@ -21,6 +21,16 @@ def _write(root: Path, *names: str) -> Path:
     return root
 
 
+def test_archive_alone_is_refused(tmp_path: Path) -> None:
+    """An archive or a table is no image; among other files it is one that cannot be read."""
+    _write(tmp_path, "photos.zip", "labels.csv", "1.jpg")
+    with pytest.raises(DataError, match=r"photos\.zip is an archive, .* Unpack it and give the"):
+        check_images([tmp_path / "photos.zip"])
+    with pytest.raises(DataError, match=r"labels\.csv is a table, .* Give the files it names"):
+        check_images([tmp_path / "labels.csv"])
+    check_images([tmp_path / "photos.zip", tmp_path / "1.jpg"])
+
+
 def _names(*given: Path, without: tuple[Path, ...] = ()) -> list[str]:
     found = [file.name for file in find_images(given, without)]
     check_images(given, without)
