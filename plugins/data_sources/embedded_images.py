@@ -38,7 +38,8 @@ def extracted(table: ParquetTable, column: str, names: list[str], work_dir: Path
     def write(target: Path) -> None:
         written = 0
         with tarfile.open(target, "w") as archive:
-            for name, image in zip(names, table.images(column), strict=True):
+            # Not strict: the table checks the number of rows, after the last one.
+            for image, name in zip(table.images(column), names, strict=False):
                 if image is None:
                     continue
                 written += len(image)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _DELIMITERS = (",", ";", "\t", "|")
+_IMAGES_AT_ONCE = 16
 _MOST_FIELD_BYTES = 1 << 27
 _PARQUET_ERRORS = (
     OSError, ValueError, TypeError, LookupError, NotImplementedError, MemoryError,
@@ -67,6 +68,9 @@ class ParquetTable:
         self.file = file
         with parquet_errors(file):
             self.schema: pa.Schema = pq.read_schema(file)
+            self.rows: int = pq.read_metadata(file).num_rows
+        if not self.rows:
+            raise _no_rows(file)
         self.embedded = frozenset(field.name for field in self.schema if _holds_images(field.type))
         self.names = [
             field.name
@@ -83,8 +87,7 @@ class ParquetTable:
         if name in self.embedded:
             wanted = f"{name}.{_PATH}"
             if not _has_field(self.schema.field(name).type, _PATH):
-                with parquet_errors(self.file):
-                    return [""] * int(pq.read_metadata(self.file).num_rows)
+                return [""] * self.rows
         values: list[str] = []
         with parquet_errors(self.file), pq.ParquetFile(self.file) as opened:
             for batch in opened.iter_batches(columns=[wanted]):
@@ -92,9 +95,10 @@ class ParquetTable:
                 if name in self.embedded:
                     column = column.field(_PATH)
                 values += map(_text, column.to_pylist())
+                self._check_rows(name, len(values))
         return values
 
-    def images(self, name: str, rows: int = 16) -> Iterator[bytes | None]:
+    def images(self, name: str) -> Iterator[bytes | None]:
         """Yield the image of each row, or None; only a few rows are in memory at a time."""
         import pyarrow.parquet as pq
 
@@ -104,11 +108,19 @@ class ParquetTable:
             parquet_errors(self.file),
             pq.ParquetFile(self.file, buffer_size=1 << 20) as opened,
         ):
-            for batch in opened.iter_batches(batch_size=rows, columns=[wanted]):
+            count = 0
+            for batch in opened.iter_batches(batch_size=_IMAGES_AT_ONCE, columns=[wanted]):
                 column = batch.column(0)
                 column = column.field(_BYTES) if is_struct else column
+                count += len(column)
                 for value in column:
                     yield value.as_py()
+            self._check_rows(name, count)
+
+    def _check_rows(self, name: str, count: int) -> None:
+        """Refuse a file whose columns differ in length; the error is turned into a sentence."""
+        if count != self.rows:
+            raise ValueError(f"column {name} has {count} values for {self.rows} rows")
 
 
 def read_table(file: Path) -> Table:
@@ -135,8 +147,12 @@ def read_table(file: Path) -> Table:
             f"{file} cannot be read ({error.strerror}). Check the path and its permissions."
         ) from error
     if not columns or not next(iter(columns.values())):
-        raise DataError(f"{file} has no rows. Write one row for each image below the header.")
+        raise _no_rows(file)
     return TextTable(file, columns)
+
+
+def _no_rows(file: Path) -> DataError:
+    return DataError(f"{file} has no rows. Write one row for each image.")
 
 
 @contextmanager

@@ -321,6 +321,34 @@ def test_table_that_cannot_be_used_is_refused_in_a_sentence(
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize("kind", ["parquet", "csv", "jsonl"])
+def test_damaged_tables_end_in_a_sentence(tmp_path: Path, kind: str) -> None:
+    """Cut or flipped bytes never crash: a sentence, or other values."""
+    touched(tmp_path, "1.jpg", "2.jpg")
+    images = [{"bytes": bytes([row]) * 50, "path": f"{row}.jpg"} for row in range(9)]
+    pq.write_table(pa.table({"image": images, "label": list("abcabcabc")}), tmp_path / "whole")
+    texts = {
+        "parquet": (tmp_path / "whole").read_bytes(),
+        "csv": b"image,label\n1.jpg,a\n2.jpg,b\n",
+        "jsonl": b'{"image":"1.jpg","label":1}\n{"image":"2.jpg","label":2}\n',
+    }
+    draw = np.random.default_rng(0)
+    sentences = []
+    for number in range(150):
+        data = bytearray(texts[kind])
+        if number % 4 == 0:
+            data = data[: int(draw.integers(len(data)))]
+        for _ in range(int(draw.integers(1, 6)) if data else 0):
+            data[int(draw.integers(len(data)))] = int(draw.integers(256))
+        (tmp_path / f"x.{kind}").write_bytes(data)
+        try:
+            listed(tmp_path / f"x.{kind}")
+        except DataError as error:
+            sentences.append(str(error))
+    assert len(sentences) > 20
+    assert all("\n" not in sentence and sentence.endswith(".") for sentence in sentences)
+
+
 def test_columns_that_do_not_exist_are_named(tmp_path: Path) -> None:
     """A column of the settings is looked up, and so are a missing table and folder."""
     touched(tmp_path, "1.jpg")
