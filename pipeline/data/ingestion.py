@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +14,7 @@ import pandas as pd
 from pipeline.config import RunConfig
 from pipeline.data import earlier_manifests, prepared_store, split, split_memory
 from pipeline.data import manifest as manifests
+from pipeline.data.ingestion_notes import notes_on_empty_classes, notes_on_files, notes_on_size
 from pipeline.data.leakage import notes_on_leakage
 from pipeline.errors import ConfigError, DataError, PluginError
 from pipeline.files.atomic_files import storage_errors
@@ -24,13 +24,9 @@ from pipeline.plugin_system.plugin_settings import resolve_settings
 from pipeline.section import Section
 from pipeline.workspace import make_folder
 
-logger = logging.getLogger(__name__)
-
 _SIZES = (8, 16, 32, 64, 96)
 """Default image sizes; the largest that most images reach without enlarging is chosen."""
 _GREY_MODES = ["1", "L", "LA", "I", "I;16", "I;16B", "I;16L"]
-_NAMED_FILES = 20
-_FEW_IMAGES = 50
 _SPLIT_SETTINGS = ("data.split_seed", "data.validation_fraction", "data.test_fraction")
 """A run with the same values splits its images in the same way."""
 StageProgress = Callable[[str, int, int], None]
@@ -47,6 +43,7 @@ class IngestedData(Section):
     root: Path
     """The folder that the manifest's paths are relative to."""
     classes: tuple[str, ...]
+    """Empty if the objective uses no labels."""
     counts: dict[str, int]
     """Usable images by split."""
     class_counts: dict[str, int]
@@ -66,7 +63,8 @@ class IngestedData(Section):
         """Return how many images there are and how they are split, then what is unusual."""
         total = sum(self.counts.values())
         parts = ", ".join(f"{count:,} {split}" for split, count in self.counts.items())
-        counted = f"{total:,} images in {len(self.classes):,} classes: {parts}"
+        classes = f"in {len(self.classes):,} classes" if self.classes else "without labels"
+        counted = f"{total:,} images {classes}: {parts}"
         return [f"{counted} ({self.split_origin})", *self.notes]
 
 
@@ -103,7 +101,7 @@ def check_source(config: RunConfig, workspace: Path, *, to_train: bool = True) -
     """
     listing = _listing(config, workspace)
     labels = {listed.label for listed in listing.images} - {""}
-    if to_train and len(labels) == 1:
+    if to_train and len(labels) == 1 and _uses_labels(config):
         raise _one_class(listing, labels)
     return SourceCounts(files=len(listing.images), classes=len(labels))
 
@@ -122,7 +120,7 @@ def scan(
         name=listing.name,
         root=listing.root,
         manifest=manifest,
-        notes=(*_notes_on_files(manifest), *_notes_on_empty_classes(manifest, listing)),
+        notes=(*notes_on_files(manifest), *notes_on_empty_classes(manifest, listing)),
     )
 
 
@@ -146,9 +144,14 @@ def ingest(
     """
     listing = _listing(config, workspace)
     scan_progress = _labelled(on_progress, "Reading images")
-    manifest = manifests.scan(listing, scan_progress)
-    notes = [*_notes_on_files(manifest), *_notes_on_empty_classes(manifest, listing)]
-    _check_classes(manifest, listing)
+    labelled = _uses_labels(config)
+    manifest = manifests.scan(listing, scan_progress, labelled=labelled)
+    notes = notes_on_files(manifest)
+    if labelled:
+        notes += notes_on_empty_classes(manifest, listing)
+        _check_classes(manifest, listing)
+    elif manifests.usable(manifest).empty:
+        raise DataError(f"{listing.root} has no readable image. Name a folder with images.")
     data = config.data
     wanted = split.wanted_splits(manifest, data.validation_fraction, data.test_fraction)
     split_origin = split.origin(manifest, wanted)
@@ -164,14 +167,14 @@ def ingest(
         manifest_file=file,
         fingerprint=fingerprint,
         root=listing.root,
-        classes=tuple(manifests.classes(manifest)),
+        classes=tuple(manifests.classes(manifest)) if labelled else (),
         counts={name: int((rows["split"] == name).sum()) for name in split.SPLITS},
-        class_counts={str(k): int(v) for k, v in rows["label"].value_counts().sort_index().items()},
+        class_counts=_class_counts(rows) if labelled else {},
         median_side=int(rows[["width", "height"]].min(axis=1).median()),
         greyscale=bool(rows["mode"].isin(_GREY_MODES).all()),
         mirror_symmetric=listing.mirror_symmetric,
         example_image=str(listing.root / rows.loc[rows["split"] == "test", "path"].iloc[0]),
-        notes=(*notes, *split_notes, *notes_on_leakage(rows), *_notes_on_size(rows)),
+        notes=(*notes, *split_notes, *notes_on_leakage(rows), *notes_on_size(rows)),
         split_origin=split_origin,
     )
 
@@ -234,7 +237,7 @@ def resolve(config: RunConfig, data: IngestedData) -> RunConfig:
     )
     resolved = resolve_settings(config, traits)
     sections = {
-        "name": config.name or data.name,
+        "name": config.name or (data.name if data.classes else f"{data.name}-encoder"),
         "data": config.data.model_copy(
             update={"image_size": size, "channels": channels, "path": _absolute(config)}
         ),
@@ -294,8 +297,9 @@ def _listing(config: RunConfig, workspace: Path) -> ImageListing:
     with plugin_loader.plugin_errors(
         "data_source", config.data.source, "failed to list its images"
     ):
-        source = plugin.build(options, SourceContext(path=config.data.path, work_dir=work_dir))
-        listing = source.list_images()
+        labelled = _uses_labels(config)
+        context = SourceContext(config.data.path, work_dir, needs_labels=labelled)
+        listing = plugin.build(options, context).list_images()
     if not isinstance(listing, ImageListing):
         raise PluginError(
             f"The data source '{config.data.source}' returned a {type(listing).__name__}, not an "
@@ -308,7 +312,17 @@ def _listing(config: RunConfig, workspace: Path) -> ImageListing:
             f"The data source '{config.data.source}' named the data {listing.name!r}, which is not "
             "a valid name. Fix the plugin."
         ) from error
-    return listing
+    if labelled:
+        return listing
+    return replace(listing, images=[image._replace(label="") for image in listing.images])
+
+
+def _uses_labels(config: RunConfig) -> bool:
+    return plugin_loader.load_objective(config.objective.name).uses_labels
+
+
+def _class_counts(rows: pd.DataFrame) -> dict[str, int]:
+    return {str(k): int(v) for k, v in rows["label"].value_counts().sort_index().items()}
 
 
 def _absolute(config: RunConfig) -> str | None:
@@ -341,49 +355,3 @@ def _one_class(listing: ImageListing, labels: set[str]) -> DataError:
         f"{listing.root} has only one class, '{next(iter(labels))}'. A classifier needs at "
         "least two folders of images, one for each class."
     )
-
-
-def _notes_on_files(manifest: pd.DataFrame) -> list[str]:
-    notes = []
-    for status, words in (
-        ("damaged", ("is damaged", "are damaged")),
-        ("foreign", ("is not an image in a class folder", "are not images in class folders")),
-    ):
-        rows = manifest[manifest["status"] == status]
-        for path, reason in zip(rows["path"], rows["reason"], strict=True):
-            logger.debug("left out %s: %s", path, reason)
-        named = [
-            f"{path} ({reason})" for path, reason in zip(rows["path"], rows["reason"], strict=True)
-        ]
-        if named:
-            one = len(named) == 1
-            notes.append(
-                f"{len(named)} file{'' if one else 's'} {words[not one]} and "
-                f"{'was' if one else 'were'} left out: {manifests.examples(named, _NAMED_FILES)}"
-            )
-    return notes
-
-
-def _notes_on_size(rows: pd.DataFrame) -> list[str]:
-    counts = rows["split"].value_counts()
-    words = {
-        "validation": "the best epoch and the calibration vary a lot",
-        "test": "the test metrics are imprecise",
-    }
-    return [
-        f"only {counts[split]} {split} images: {meaning}"
-        for split, meaning in words.items()
-        if counts[split] < _FEW_IMAGES
-    ]
-
-
-def _notes_on_empty_classes(manifest: pd.DataFrame, listing: ImageListing) -> list[str]:
-    """Name the class folders without images; the model will not know these classes."""
-    labelled = manifest[manifest["label"] != ""]
-    foreign = labelled["status"] == "foreign"
-    without = sorted(set(labelled.loc[foreign, "label"]) - set(labelled.loc[~foreign, "label"]))
-    empty = sorted({*listing.empty_classes, *without})
-    if not empty:
-        return []
-    words = "class folder has" if len(empty) == 1 else "class folders have"
-    return [f"{len(empty)} {words} no image: {manifests.examples(empty, _NAMED_FILES)}"]

@@ -54,6 +54,7 @@ class ImageFolder:
     def __init__(self, config: ImageFolderConfig, context: SourceContext) -> None:
         self.config = config
         self.path = context.path
+        self.needs_labels = context.needs_labels
 
     def list_images(self) -> ImageListing:
         """Return every file below the folder; raise `DataError` if there is no class in it."""
@@ -66,7 +67,9 @@ class ImageFolder:
             images = [_in_class_folder(path) for path in content.files]
             filled = {path.partition("/")[0] for path in content.files if "/" in path}
             empty = [name for name in content.folders if name not in filled]
-        if not any(image.label for image in images):
+        if not (images or self.needs_labels):
+            raise DataError(f"{root} has no file. Name a folder with images.")
+        if self.needs_labels and not any(image.label for image in images):
             meant = f" If this folder is one of the classes, pass {root.parent}." if images else ""
             raise DataError(
                 f"{root} has no class folder with files in it. Put the images of each class into "

@@ -1,0 +1,63 @@
+"""What a person should know about the files of a source: left out, too few, missing classes."""
+
+from __future__ import annotations
+
+import logging
+
+import pandas as pd
+
+from pipeline.data import manifest as manifests
+from pipeline.plugin_api import ImageListing
+
+logger = logging.getLogger(__name__)
+
+_NAMED_FILES = 20
+_FEW_IMAGES = 50
+
+
+def notes_on_files(manifest: pd.DataFrame) -> list[str]:
+    """Name the files that are damaged, and those that are no images."""
+    notes = []
+    for status, words in (
+        ("damaged", ("is damaged", "are damaged")),
+        ("foreign", ("is not an image in a class folder", "are not images in class folders")),
+    ):
+        rows = manifest[manifest["status"] == status]
+        for path, reason in zip(rows["path"], rows["reason"], strict=True):
+            logger.debug("left out %s: %s", path, reason)
+        named = [
+            f"{path} ({reason})" for path, reason in zip(rows["path"], rows["reason"], strict=True)
+        ]
+        if named:
+            one = len(named) == 1
+            notes.append(
+                f"{len(named)} file{'' if one else 's'} {words[not one]} and "
+                f"{'was' if one else 'were'} left out: {manifests.examples(named, _NAMED_FILES)}"
+            )
+    return notes
+
+
+def notes_on_size(rows: pd.DataFrame) -> list[str]:
+    """Say what follows from few validation or test images."""
+    counts = rows["split"].value_counts()
+    words = {
+        "validation": "the best epoch and the calibration vary a lot",
+        "test": "the test metrics are imprecise",
+    }
+    return [
+        f"only {counts[split]} {split} images: {meaning}"
+        for split, meaning in words.items()
+        if counts[split] < _FEW_IMAGES
+    ]
+
+
+def notes_on_empty_classes(manifest: pd.DataFrame, listing: ImageListing) -> list[str]:
+    """Name the class folders without images; the model will not know these classes."""
+    labelled = manifest[manifest["label"] != ""]
+    foreign = labelled["status"] == "foreign"
+    without = sorted(set(labelled.loc[foreign, "label"]) - set(labelled.loc[~foreign, "label"]))
+    empty = sorted({*listing.empty_classes, *without})
+    if not empty:
+        return []
+    words = "class folder has" if len(empty) == 1 else "class folders have"
+    return [f"{len(empty)} {words} no image: {manifests.examples(empty, _NAMED_FILES)}"]
