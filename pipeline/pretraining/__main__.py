@@ -31,7 +31,7 @@ _BATCH = 64
 
 
 @torch.inference_mode()
-def test(job: PretrainingJob, events: EventWriter) -> PretrainingResult:
+def evaluate_objective(job: PretrainingJob, events: EventWriter) -> PretrainingResult:
     """Compute the loss of every test image in float32, and draw the first ones.
 
     Raises:
@@ -105,4 +105,4 @@ def _pixels(view_CHW: torch.Tensor, image: ImageSpec) -> np.ndarray[Any, np.dtyp
 
 
 if __name__ == "__main__":
-    worker_main(PretrainingJob, test)
+    worker_main(PretrainingJob, evaluate_objective)

@@ -171,7 +171,8 @@ class MaskedAutoencoder(nn.Module):
             zero_BN1 = torch.zeros_like(patches_BNQ[:, :, :1])
             return patches_BNQ, zero_BN1, zero_BN1 + 1
         mean_BN1 = patches_BNQ.mean(dim=2, keepdim=True)
-        variance_BN1 = patches_BNQ.var(dim=2, keepdim=True, unbiased=False)
+        values = patches_BNQ.shape[2]
+        variance_BN1 = patches_BNQ.var(dim=2, keepdim=True, correction=min(1, values - 1))
         std_BN1 = (variance_BN1 + _EPSILON).sqrt()
         return (patches_BNQ - mean_BN1) / std_BN1, mean_BN1, std_BN1
 
