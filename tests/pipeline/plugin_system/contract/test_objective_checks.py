@@ -62,10 +62,11 @@ class ForEachImage(Sound):
 
 
 class Rising(Sound):
-    """Has the wrong sign."""
+    """Has gradients of the wrong sign."""
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return -super().loss(outputs, targets)
+        loss = super().loss(outputs, targets)
+        return 2 * loss.detach() - loss
 
 
 class Remembering(Sound):
@@ -147,7 +148,14 @@ FAULTS = [
         _plugin(Mixing),
         {"images_do_not_see_each_other": "treat every image by itself."},
     ),
-    Fault("edited images", _plugin(Editing), {"leaves_the_images_alone": "It modifies its input."}),
+    Fault(
+        "edited images",
+        _plugin(Editing),
+        {
+            "leaves_the_images_alone": "It modifies its input.",
+            "images_do_not_see_each_other": "",
+        },
+    ),
     Fault(
         "pictures of another shape",
         _plugin(Wide),
