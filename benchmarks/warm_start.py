@@ -56,8 +56,8 @@ def _ratio(folder: Path, everything: Path, earlier: Path, seed: int) -> float:
     settings = config_files.merged(WARM_START, start)
     settings = config_files.merged(settings, {"training": {"trainable": "all"}})
     warm = _trained(folder, everything, f"warm-{seed}", settings)
-    wanted = cold.history[-1].validation_accuracy
-    reached = [each.step for each in warm.history if each.validation_accuracy >= wanted]
+    wanted = cold.history[-1].validation_accuracy or 0.0
+    reached = [each.step for each in warm.history if (each.validation_accuracy or 0) >= wanted]
     steps = reached[0] if reached else float("inf")
     print(
         f"seed {seed}: cold {wanted:.1%} after {cold.steps} steps; warm reaches it after {steps}, "

@@ -228,7 +228,7 @@ def show_event(event: Event) -> None:
         display().note(event["message"])
     elif kind == "log":
         _log(event["message"])
-    elif kind == "metrics" and "validation/accuracy" in event["values"]:
+    elif kind == "metrics" and "validation/loss" in event["values"]:
         of_head = "probe/regularization" in event["values"]
         display().note((_head_row if of_head else _epoch_row)(event["values"]))
     elif kind == "progress" and event["unit"] == "step":
@@ -241,8 +241,9 @@ def show_event(event: Event) -> None:
 def _show_training(event: Event) -> None:
     """Show steps, or with a time limit seconds; the number of steps only once it has settled."""
     done, total, epoch = event["done"], event["total"], f"epoch {event['epoch']:,}"
+    accuracy = f"accuracy {event['accuracy']:.1%}, " if "accuracy" in event else ""
     losses = (
-        f"training loss {event['loss']:.3f}, accuracy {event['accuracy']:.1%}, "
+        f"training loss {event['loss']:.3f}, {accuracy}"
         f"learning rate {event['learning_rate']:.2g}, {event['images_per_second']:,.0f} images/s"
     )
     limit = event.get("limit_seconds")
@@ -258,6 +259,13 @@ def _show_training(event: Event) -> None:
 
 def _epoch_row(values: dict[str, float]) -> str:
     """Return a line whose columns stand below each other from validation to validation."""
+    if "validation/accuracy" not in values:
+        label = f"epoch {values['epoch']:.4g}: validation loss"
+        return (
+            f"{label:<27} {values['validation/loss']:.4f}; training loss "
+            f"{values['train/loss']:.4f}; learning rate {values['learning_rate']:.2g}, "
+            f"{values['images_per_second']:,.0f} images/s"
+        )
     label = f"epoch {values['epoch']:.4g}: validation accuracy"
     return (
         f"{label:<31} {values['validation/accuracy']:>6.1%}, "

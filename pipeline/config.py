@@ -120,6 +120,10 @@ class RunConfig(Section):
     model: ModelChoice = ModelChoice()
     """The model and its patch embedding."""
 
+    objective: PluginChoice = PluginChoice(name="supervised")
+    """What training minimises: classification of labelled images, or pre-training without labels.
+    """
+
     optimizer: OptimizerConfig = OptimizerConfig()
     """The optimizer and its schedule."""
 

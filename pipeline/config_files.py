@@ -228,6 +228,7 @@ def _with_plugin_names(settings: Settings) -> Settings:
     defaults = RunConfig()
     named: Settings = {
         "augmentation": {"name": defaults.augmentation.name},
+        "objective": {"name": defaults.objective.name},
         "model": {
             "name": defaults.model.name,
             "patch_embedding": {"name": AUTO},

@@ -97,6 +97,10 @@ def _checks_of_kind(plugin: Any, settings: Any) -> _Checks:
         from pipeline.plugin_system.contract.data_source_checks import DataSourceChecks
 
         return DataSourceChecks(plugin, settings)
+    if kind == "objective":
+        from pipeline.plugin_system.contract.objective_checks import ObjectiveChecks
+
+        return ObjectiveChecks(plugin, settings)
     from pipeline.plugin_system.contract.augmentation_checks import AugmentationChecks
 
     return AugmentationChecks(plugin, settings)

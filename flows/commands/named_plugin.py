@@ -27,6 +27,7 @@ _NAME_FLAGS: dict[Kind, tuple[str, ...]] = {
     "patch_embedding": ("model", "patch_embedding", "name"),
     "data_source": ("data", "source"),
     "augmentation": ("augmentation", "name"),
+    "objective": ("objective", "name"),
 }
 _HELP = ("--help", "-h")
 _WITHOUT_VALUE = ("--json", *_HELP)
@@ -193,8 +194,8 @@ def find_entry(words: Sequence[str]) -> PluginEntry:
 
 def _sections(whole: type[BaseModel], kind: Kind) -> type[BaseModel]:
     """Return the settings that apply to one kind of plugin."""
-    if kind == "augmentation":
-        return _part(whole, "augmentation")
+    if kind in ("augmentation", "objective"):
+        return _part(whole, kind)
     data: Any = whole.model_fields["data"].annotation
     if kind == "data_source":
         return _part(whole, data=_part(data, "source", "options"))

@@ -32,6 +32,8 @@ from pipeline.packaging.packaged_model import PackagedModel
 from pipeline.planning import stage as planning
 from pipeline.planning.facts import Plan
 from pipeline.planning.plan import duration
+from pipeline.pretraining import stage as pretraining
+from pipeline.pretraining.stage import PretrainingEvaluated
 from pipeline.registry import registered_models, registration
 from pipeline.run_memory.stage_memory import StageMemory
 from pipeline.section import Section
@@ -112,8 +114,7 @@ def rehearse(config: RunConfig) -> Rehearsal:
             trained = _train(config, few, prepared, folder, workspace)
         memory = StageMemory(folder, fresh=True)
         with stages.stage("evaluate", "Evaluating two batches"):
-            inputs = (config, few, prepared, trained)
-            evaluated = evaluating.evaluate_run(*inputs, folder, memory, show_event)
+            evaluated = _evaluate(config, few, prepared, trained, folder, memory)
         with stages.stage("package", "Packaging the model and checking the package"):
             _package(config, few, prepared, trained, evaluated, folder, memory)
     training, whole = _estimated(config, data, few, plan, trained, stages.seconds)
@@ -181,18 +182,36 @@ def _train(
     return run_worker(MODULE, job.folder, job, TrainResult, lambda _: None)
 
 
+def _evaluate(
+    config: RunConfig,
+    few: IngestedData,
+    prepared: PreparedData,
+    trained: TrainResult,
+    folder: Path,
+    memory: StageMemory,
+) -> Evaluated | PretrainingEvaluated:
+    inputs = (config, few, prepared, trained, folder, memory, show_event)
+    if few.classes:
+        return evaluating.evaluate_run(*inputs)
+    return pretraining.evaluate_pretraining(*inputs)
+
+
 def _package(
     config: RunConfig,
     few: IngestedData,
     prepared: PreparedData,
     trained: TrainResult,
-    evaluated: Evaluated,
+    evaluated: Evaluated | PretrainingEvaluated,
     folder: Path,
     memory: StageMemory,
 ) -> None:
     card = CardFacts(name=str(config.name), metrics=evaluated.report.metrics)
-    inputs = (config, few, prepared, trained, evaluated, card, folder, memory)
-    package = packaging_stage.package_run(*inputs, show_event)
+    if isinstance(evaluated, Evaluated):
+        inputs = (config, few, prepared, trained, evaluated, card, folder, memory)
+        package = packaging_stage.package_run(*inputs, show_event)
+    else:
+        encoder = (config, few, prepared, trained, card, folder, memory)
+        package = packaging_stage.package_encoder(*encoder, show_event)
     run = TrackedRun("rehearsal", "0", folder)
     saved = registration.save_as_mlflow_model(run, "rehearsal", package.folder)
     opened = PackagedModel(package.folder / "model.onnx", package.folder / "model.json")

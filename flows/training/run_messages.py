@@ -19,7 +19,16 @@ from prefect.utilities.urls import url_for
 
 from flows import prefect_session
 from pipeline.browsing import pages
-from pipeline.browsing.outcome import Outcome, lineage, links, metrics_table, recipe, verdict
+from pipeline.browsing.encoder_pages import encoder_verdict, write_encoder_pages
+from pipeline.browsing.outcome import (
+    EncoderOutcome,
+    Outcome,
+    lineage,
+    links,
+    metrics_table,
+    recipe,
+    verdict,
+)
 from pipeline.config import RunConfig
 from pipeline.data.ingestion import IngestedData
 from pipeline.evaluation.evaluating import predicting_seconds
@@ -42,6 +51,12 @@ def training_recipe(config: RunConfig) -> str:
     """Return what is trained, and for how long."""
     if config.training.trainable == "head":
         return f"the head of {' with '.join(config.model.names)} on frozen features"
+    if config.objective.name != "supervised":
+        return f"{_training_recipe(config)}, objective {config.objective.name}"
+    return _training_recipe(config)
+
+
+def _training_recipe(config: RunConfig) -> str:
     length = config.training.time_limit or f"{config.training.epochs} epochs"
     if config.training.step_plan:
         length = f"{config.training.step_plan[-1][2]} steps, as recorded"
@@ -178,6 +193,19 @@ def publish(outcome: Outcome) -> None:
     try:
         _update_flow_run(outcome.run_name, outcome.run)
         _write_artifacts(outcome)
+    except Exception as error:  # noqa: BLE001 - a server fails in many ways
+        logger.warning("The summary could not be written to Prefect: %s", error)
+
+
+def publish_encoder(outcome: EncoderOutcome) -> None:
+    """Write about a finished run without labels."""
+    write_encoder_pages(outcome)
+    try:
+        _update_flow_run(outcome.run_name, outcome.run)
+        parts = (f"## {outcome.run_name}", encoder_verdict(outcome), lineage(outcome))
+        create_markdown_artifact(
+            key="summary", markdown="\n\n".join(parts) + "\n", description="The encoder of this run"
+        )
     except Exception as error:  # noqa: BLE001 - a server fails in many ways
         logger.warning("The summary could not be written to Prefect: %s", error)
 

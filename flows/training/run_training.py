@@ -37,7 +37,8 @@ def run_training(config: RunConfig, *, fresh: bool = False) -> RunSummary:
         from pipeline.data import ingestion
 
         listed = ingestion.check_source(config, WORKSPACE.resolve())
-        display().note(f"{listed.files:,} files found in {listed.classes:,} classes")
+        where = f" in {listed.classes:,} classes" if listed.classes else ""
+        display().note(f"{listed.files:,} files found{where}")
         return _in_prefect(config, fresh=fresh)
 
 

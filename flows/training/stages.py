@@ -24,7 +24,9 @@ from pipeline.data.ingestion import IngestedData, PreparedData
 from pipeline.evaluation import evaluating
 from pipeline.evaluation.evaluating import Evaluated
 from pipeline.initial_weights import stage as initial_weights
+from pipeline.initial_weights.recipe import shown
 from pipeline.initial_weights.stage import StartingPoint
+from pipeline.metrics.intervals import MetricEstimate
 from pipeline.packaging import stage as packaging_stage
 from pipeline.packaging.job import Package
 from pipeline.packaging.model_card import CardFacts
@@ -35,7 +37,8 @@ from pipeline.registry.promotion import Promotion
 from pipeline.registry.registration import Registered
 from pipeline.run_memory.stage_memory import StageMemory
 from pipeline.section import Section
-from pipeline.tracking import tracked_run
+from pipeline.tracking import provenance, tracked_run
+from pipeline.training import run_parts
 from pipeline.training.launching import TrainingInputs
 from pipeline.training.run_parts import STAGE, RunParts
 from pipeline.training.train_result import TrainResult
@@ -91,7 +94,7 @@ def find_initial_weights(config: RunConfig, data: IngestedData, workspace: Path)
 def plan_training(config: RunConfig, data: IngestedData, memory: StageMemory) -> Plan | State[Plan]:
     """Fill in the preset from the data, the machine and its measured speed."""
     made = planning_stage.planned(config, data, memory, display().note)
-    return _ended(made, memory, planning_stage.STAGE, "its plan is used again")
+    return ended(made, memory, planning_stage.STAGE, "its plan is used again")
 
 
 @task(
@@ -105,7 +108,7 @@ def decode_images(
 ) -> PreparedData | State[PreparedData]:
     """Decode every image into the prepared store."""
     prepared = prepare_stage.prepare_run(config, data, memory, display().advance)
-    return _ended(prepared, memory, prepare_stage.STAGE, "its images are used again")
+    return ended(prepared, memory, prepare_stage.STAGE, "its images are used again")
 
 
 @task(name="Train the model", task_run_name=run_messages.train_name, cache_policy=NO_CACHE)
@@ -122,7 +125,7 @@ def train_model(
     trained = RunParts(inputs, display().note, on_last_event=follow).train()
     limit = config.training.time_limit
     what = f"its training (also limited to {limit}) is" if limit else "its training is"
-    return _ended(trained, memory, STAGE, f"{what} used again{_FRESH}")
+    return ended(trained, memory, STAGE, f"{what} used again{_FRESH}")
 
 
 @task(
@@ -140,7 +143,7 @@ def evaluate_model(
 ) -> Evaluated | State[Evaluated]:
     """Predict the test split and write the report."""
     inputs = (config, data, prepared, trained, run.folder, memory, show_event)
-    return _ended(evaluating.evaluate_run(*inputs), memory, "evaluate")
+    return ended(evaluating.evaluate_run(*inputs), memory, "evaluate")
 
 
 @task(name="Package the model", task_run_name=run_messages.package_name, cache_policy=NO_CACHE)
@@ -156,7 +159,7 @@ def package_model(
 ) -> Package | State[Package]:
     """Export to ONNX and compare with the trained model."""
     inputs = (config, data, prepared, trained, evaluated, card, run.folder, memory, show_event)
-    return _ended(packaging_stage.package_run(*inputs), memory, "package")
+    return ended(packaging_stage.package_run(*inputs), memory, "package")
 
 
 @task(name="Register the model", task_run_name=run_messages.register_name, cache_policy=NO_CACHE)
@@ -177,7 +180,7 @@ def assign_aliases(config: RunConfig, registered: Registered, folder: Path) -> P
     return promotion.assign_aliases(registered.reference, config.promotion, folder, display().note)
 
 
-def _ended(
+def ended(
     result: Result, memory: StageMemory, stage: str, what: str = "its result is used again"
 ) -> Result | State[Result]:
     """Return a computed result unchanged, and a recalled one in the state Cached."""
@@ -187,3 +190,20 @@ def _ended(
     words = f"nothing changed since run {source[:8]}: {what}" if source else _OWN
     display().note(words)
     return Completed(name="Cached", message=words, data=result)
+
+
+def card_facts(
+    config: RunConfig,
+    data: IngestedData,
+    trained: TrainResult,
+    metrics: dict[str, MetricEstimate],
+) -> CardFacts:
+    """Return the facts for the model card that only the run knows."""
+    return CardFacts(
+        name=str(config.name),
+        images=data.counts,
+        metrics=metrics,
+        initial_weights=shown(config.model.init) if config.model.init else "",
+        training=run_parts.length(trained),
+        commit=provenance.commit()[0][:12],
+    )

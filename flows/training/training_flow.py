@@ -6,10 +6,8 @@ its id, continue that run from the stage that failed.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 from prefect import flow
@@ -20,7 +18,8 @@ from flows.closing import close_runs
 from flows.failures import failed
 from flows.notifications import events
 from flows.progress import display
-from flows.training import run_messages, stages
+from flows.training import encoder_stages, run_messages, stages
+from flows.training.run_state import RunState
 from pipeline import quiet_libraries, redaction
 from pipeline.automation import event_kinds
 from pipeline.browsing.outcome import Outcome
@@ -31,10 +30,8 @@ from pipeline.data.ingestion import IngestedData, PreparedData
 from pipeline.errors import DataError, PipelineError
 from pipeline.evaluation.evaluating import Evaluated
 from pipeline.files.atomic_files import write_text
-from pipeline.initial_weights.recipe import shown
 from pipeline.initial_weights.stage import StartingPoint
 from pipeline.packaging.job import Package
-from pipeline.packaging.model_card import CardFacts
 from pipeline.planning import stage as planning
 from pipeline.planning.facts import Plan
 from pipeline.plugin_system import plugin_settings
@@ -45,50 +42,11 @@ from pipeline.registry.registration import Registered
 from pipeline.run_memory import interrupted_runs, live_runs
 from pipeline.run_memory.interrupted_runs import SUMMARY_FILE, InterruptedRun, RunRequest
 from pipeline.run_memory.stage_memory import StageMemory
-from pipeline.tracking import provenance, tracked_run
+from pipeline.tracking import tracked_run
 from pipeline.training import launching, run_parts
 from pipeline.training.train_result import TrainResult
 from pipeline.workers import prewarm, worker_start
 from pipeline.workspace import WORKSPACE
-
-REUSED_TAG = "patchline.reused"
-"""Followed by a stage: the run whose result was used instead of computing it again."""
-
-
-@dataclass
-class RunState:
-    """What a run has gathered on the way from the data to the model."""
-
-    config: RunConfig
-    memory: StageMemory
-    interrupted: InterruptedRun | None = None
-    """The run that is continued."""
-    fallback: tuple[RunConfig, StageMemory] | None = None
-    """For a new run, in case the data is no longer that of the interrupted one."""
-    start: StartingPoint | None = None
-    """The initial weights, if there are any."""
-    plan: Plan | None = None
-    """What filled in the preset, if there was one."""
-    seconds: dict[str, float] = field(default_factory=dict)
-    run: tracked_run.TrackedRun | None = None
-
-    @contextmanager
-    def stage(self, key: str, title: str) -> Iterator[None]:
-        """Show the title of a stage and measure its seconds."""
-        display().stage(title)
-        began = time.monotonic()
-        try:
-            yield
-        finally:
-            self.seconds[key] = round(time.monotonic() - began, 2)
-        if self.run:
-            self.tag_reuse(self.run)
-
-    def tag_reuse(self, run: tracked_run.TrackedRun) -> None:
-        """Tag the run with the stages whose results came from other runs."""
-        tags = {f"{REUSED_TAG}.{stage}": source for stage, source in self.memory.reused.items()}
-        if tags:
-            tracked_run.set_tags(run, tags)
 
 
 @flow(
@@ -166,7 +124,7 @@ def _run_stages(state: RunState) -> RunSummary:
         name=summary.name,
         run_id=summary.run_id,
         version=summary.version,
-        accuracy=summary.metrics["test/accuracy"].value,
+        accuracy=accuracy.value if (accuracy := summary.metrics.get("test/accuracy")) else None,
         seconds=round(sum(summary.seconds.values()), 1),
     )
     return summary
@@ -290,6 +248,13 @@ def _train_and_register(
         )
     tracked_run.set_tags(run, run_parts.tags(trained))
     config, config_file = launching.record_training(config, trained, run)
+    if not data.classes:
+        state.config = config
+        summary = encoder_stages.register_encoder(
+            state, run, data, prepared, trained, _prefect_tags(), config_file
+        )
+        write_text(run.folder / SUMMARY_FILE, summary.model_dump_json(indent=2))
+        return summary
     model_id = registration.logged_model(run, str(config.name))
     with state.stage("evaluate", run_messages.evaluation_title(data, trained)):
         evaluated: Evaluated = stages.step(
@@ -301,7 +266,7 @@ def _train_and_register(
         for file in sorted(evaluated.folder.iterdir()):
             tracked_run.log_file(run, file, "report")
     with state.stage("package", "Packaging the model and checking the package"):
-        card = _card(config, data, trained, evaluated)
+        card = stages.card_facts(config, data, trained, evaluated.report.metrics)
         inputs = (config, data, prepared, trained, evaluated, card, run, memory)
         package: Package = stages.step(stages.package_model, *inputs, after=evaluated)
     with state.stage("register", f"Registering '{config.name}'"):
@@ -365,16 +330,3 @@ def _run_tags(state: RunState, data: IngestedData) -> dict[str, str]:
 
 def _prefect_tags() -> dict[str, str]:
     return {tracked_run.FLOW_RUN_TAG: str(flow_run.id or "")}
-
-
-def _card(
-    config: RunConfig, data: IngestedData, trained: TrainResult, evaluated: Evaluated
-) -> CardFacts:
-    return CardFacts(
-        name=str(config.name),
-        images=data.counts,
-        metrics=evaluated.report.metrics,
-        initial_weights=shown(config.model.init) if config.model.init else "",
-        training=run_parts.length(trained),
-        commit=provenance.commit()[0][:12],
-    )

@@ -46,6 +46,8 @@ class Kind:
     """The keys of the payload besides `sentence`; a key without a value is left out."""
     sentence: str
     """The message for people; a missing key is shown as a question mark."""
+    without_accuracy: str = ""
+    """The message about an encoder, which has no accuracy."""
 
 
 KINDS: Mapping[str, Kind] = {
@@ -60,6 +62,7 @@ KINDS: Mapping[str, Kind] = {
         "patchline.run.RUN_ID",
         ("name", "run_id", "version", "accuracy", "seconds"),
         "Training of {name} has finished: version {version}, test accuracy {accuracy}.",
+        "Training of {name} has finished: version {version}.",
     ),
     RUN_FAILED: Kind(
         "A training run has failed",
@@ -84,6 +87,7 @@ KINDS: Mapping[str, Kind] = {
         "patchline.model.NAME",
         ("name", "version", "run_id", "accuracy"),
         "Version {version} of {name} was registered, test accuracy {accuracy}.",
+        "Version {version} of {name} was registered.",
     ),
     MODEL_PROMOTED: Kind(
         "A version became champion",
@@ -159,7 +163,8 @@ def complete_payload(event: str, facts: Mapping[str, Any]) -> dict[str, Any]:
         logger.debug("the event %s has no key '%s'", event, key)
     kept = {key: _safe(facts[key]) for key in kind.payload if facts.get(key) not in (None, "")}
     shown = {key: f"{each:.4g}" if isinstance(each, float) else each for key, each in kept.items()}
-    return {**kept, "sentence": kind.sentence.format_map(_QuestionMarks(shown))}
+    short = kind.without_accuracy if "accuracy" not in kept else ""
+    return {**kept, "sentence": (short or kind.sentence).format_map(_QuestionMarks(shown))}
 
 
 def _safe(value: Any) -> Any:

@@ -20,17 +20,13 @@ def next_steps(summary: RunSummary, seconds: float, plugins: Sequence[Path] = ()
         seconds: duration of the whole command.
         plugins: plugin files that were given with `--plugin`.
     """
-    accuracy = summary.metrics["test/accuracy"]
     parts = {**summary.seconds, "other": seconds - sum(summary.seconds.values())}
     stages = ", ".join(f"{stage} {each:.0f}" for stage, each in parts.items())
     activation, commands = _commands(summary, plugins)
     width = max(len(command) for command, _ in commands)
     lines = [
         "",
-        (
-            f"Test accuracy  {accuracy.value:.1%} of {accuracy.n} images "
-            f"(95% interval {accuracy.low:.1%} to {accuracy.high:.1%})"
-        ),
+        _result_line(summary),
         *_fold_lines(summary),
         f"Registered     {summary.name}, version {summary.version} ({', '.join(summary.aliases)})",
         *_promotion_lines(summary),
@@ -41,6 +37,18 @@ def next_steps(summary: RunSummary, seconds: float, plugins: Sequence[Path] = ()
         *(f"  {command:<{width}}  {meaning}" for command, meaning in commands),
     ]
     return "\n".join([*lines, *_address_lines(summary)])
+
+
+def _result_line(summary: RunSummary) -> str:
+    accuracy = summary.metrics.get("test/accuracy")
+    if accuracy is None:
+        loss = summary.metrics["test/loss"]
+        interval = f"95% interval {loss.low:.4g} to {loss.high:.4g}"
+        return f"Test loss      {loss.value:.4g} on {loss.n} images ({interval})"
+    return (
+        f"Test accuracy  {accuracy.value:.1%} of {accuracy.n} images "
+        f"(95% interval {accuracy.low:.1%} to {accuracy.high:.1%})"
+    )
 
 
 def _commands(summary: RunSummary, plugins: Sequence[Path]) -> tuple[str, list[Command]]:
@@ -55,15 +63,25 @@ def _commands(summary: RunSummary, plugins: Sequence[Path]) -> tuple[str, list[C
         promote = [(f"{program} approve {model}", "make it champion, or `reject` it")]
     files = "".join(f" --plugin {pasted_path(str(file))}" for file in plugins)
     again = f"{program} run --config {pasted_path(summary.config)}{files} --fresh"
-    commands = [
+    of_encoder = [
+        (f"{program} run FOLDER --model.init {model}", "train a classifier from it"),
+        (f"{program} models {summary.name}", "list all versions with their metrics"),
+        (again, "reproduce this run"),
+    ]
+    of_classifier = [
         (f"{program} predict {model} {pasted_path(summary.example_image)}", "label an image"),
         *promote,
         (f"{program} models {summary.name}", "list all versions with their metrics"),
         (again, "reproduce this run"),
     ]
+    commands = of_classifier if _is_classifier(summary) else of_encoder
     if not _has_server(summary):
         commands.append((f"{pasted_program('mlflow')[0]} ui", "browse the runs in this folder"))
     return activation, commands
+
+
+def _is_classifier(summary: RunSummary) -> bool:
+    return "test/accuracy" in summary.metrics
 
 
 def _has_server(summary: RunSummary) -> bool:
@@ -86,7 +104,7 @@ def _fold_lines(summary: RunSummary) -> list[str]:
 
 def _promotion_lines(summary: RunSummary) -> list[str]:
     decision = summary.promotion
-    if "champion" in summary.aliases:
+    if "champion" in summary.aliases or not _is_classifier(summary):
         return []
     if decision is None:
         who = "approval is pending" if summary.approval else "you decide whether to promote it"

@@ -129,17 +129,23 @@ class Run:
     """The run's page in the MLflow UI; None if no server shows it."""
 
     def __repr__(self) -> str:
-        """Return the version and its test accuracy."""
-        return f"Run({self.name}/{self.version}, test accuracy {self._accuracy})"
+        """Return the version and its test accuracy; of an encoder, its loss."""
+        title, value = self._result
+        return f"Run({self.name}/{self.version}, {title} {value})"
 
     @property
-    def _accuracy(self) -> str:
-        found = self.metrics["test/accuracy"]
-        return f"{found.value:.1%} ({found.low:.1%} to {found.high:.1%}, n={found.n})"
+    def _result(self) -> tuple[str, str]:
+        """The title and the value of the main metric."""
+        if found := self.metrics.get("test/accuracy"):
+            interval = f"({found.low:.1%} to {found.high:.1%}, n={found.n})"
+            return "test accuracy", f"{found.value:.1%} {interval}"
+        loss = self.metrics["test/loss"]
+        return "test loss", f"{loss.value:.4g} ({loss.low:.4g} to {loss.high:.4g}, n={loss.n})"
 
     def _repr_html_(self) -> str:
+        title, value = self._result
         facts = {
-            "Test accuracy": self._accuracy,
+            title.capitalize(): value,
             "Registered": f"{self.name}, version {self.version} ({', '.join(self.aliases)})",
             "Duration": f"{sum(self.seconds.values()):.0f} s",
             "Report": _relative(self.report.path),

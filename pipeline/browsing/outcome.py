@@ -12,6 +12,7 @@ from pipeline.evaluation.evaluating import Evaluated
 from pipeline.initial_weights.recipe import shown
 from pipeline.metrics.names import METRICS
 from pipeline.packaging.model_card import escaped
+from pipeline.pretraining.stage import PretrainingEvaluated
 from pipeline.registry.promotion import Promotion
 from pipeline.registry.registration import Registered
 from pipeline.tracking import addresses, provenance
@@ -49,6 +50,28 @@ class Outcome:
         return f"{self.config.name} {recipe(self.config)} {self.accuracy:.1%}"
 
 
+@dataclass(frozen=True)
+class EncoderOutcome:
+    """A finished run without labels, whose pages are not written yet."""
+
+    run: TrackedRun
+    config: RunConfig
+    """Resolved."""
+    data: IngestedData
+    trained: TrainResult
+    evaluated: PretrainingEvaluated
+    registered: Registered
+    aliases: tuple[str, ...]
+    flow_page: str = ""
+    """Address of the flow run in the Prefect UI; empty if there is none."""
+
+    @property
+    def run_name(self) -> str:
+        """Data, model, objective and loss, for lists of runs."""
+        loss = self.evaluated.report.loss.value
+        return f"{self.config.name} {recipe(self.config)} {self.config.objective.name} {loss:.4g}"
+
+
 def recipe(config: RunConfig) -> str:
     """Return the model with its patch embedding: `vit+conv`."""
     return "+".join(name for name in config.model.names if name != AUTO)
@@ -81,7 +104,7 @@ def promotion_sentence(promotion: Promotion | None) -> str:
     return f"At the end of the run, it was {decided}: {escaped(promotion.reason)}."
 
 
-def links(outcome: Outcome, base: str = "") -> str:
+def links(outcome: Outcome | EncoderOutcome, base: str = "") -> str:
     """Return links to the related pages.
 
     Args:
@@ -119,13 +142,13 @@ def metrics_table(outcome: Outcome) -> str:
     return "\n".join(lines)
 
 
-def lineage(outcome: Outcome) -> str:
+def lineage(outcome: Outcome | EncoderOutcome) -> str:
     """Return the origin of the model as a table: data, model, training, run, code."""
     rows = [f"| {key} | {value} |" for key, value in _lineage(outcome)]
     return "\n".join(["| origin | |", "|---|---|", *rows])
 
 
-def _lineage(outcome: Outcome) -> Iterator[tuple[str, str]]:
+def _lineage(outcome: Outcome | EncoderOutcome) -> Iterator[tuple[str, str]]:
     data, trained, config = outcome.data, outcome.trained, outcome.config
     counts = ", ".join(f"{count:,} {split}" for split, count in data.counts.items())
     length = f"{trained.epochs:.4g} epochs ({trained.steps:,} steps) in {trained.seconds:.0f} s"
@@ -133,6 +156,8 @@ def _lineage(outcome: Outcome) -> Iterator[tuple[str, str]]:
         length = f"the head alone, on frozen features, in {trained.seconds:.0f} s"
     yield "data", f"{escaped(data.name)}: {counts}"
     yield "data version", f"`{data.fingerprint}`"
+    if not data.classes:
+        yield "objective", escaped(config.objective.name)
     yield "model", f"{escaped(recipe(config))}, {trained.parameters:,} parameters"
     if config.model.init:
         yield "initial weights", escaped(shown(config.model.init))

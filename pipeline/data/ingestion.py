@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -16,8 +16,8 @@ from pipeline.data import earlier_manifests, prepared_store, split, split_memory
 from pipeline.data import manifest as manifests
 from pipeline.data.decoding import UndecodableImageError
 from pipeline.data.image_root import image_on_disk
+from pipeline.data.ingestion_notes import notes_on_empty_classes, notes_on_files, notes_on_size
 from pipeline.data.leakage import notes_on_leakage
-from pipeline.data.scan_notes import notes_on_scan, notes_on_size
 from pipeline.errors import ConfigError, DataError, PluginError
 from pipeline.files.atomic_files import storage_errors
 from pipeline.files.data_names import IMAGE_SUFFIXES
@@ -46,6 +46,7 @@ class IngestedData(Section):
     root: Path
     """The folder or archive that the manifest's paths are relative to."""
     classes: tuple[str, ...]
+    """Empty if the objective uses no labels."""
     counts: dict[str, int]
     """Usable images by split."""
     class_counts: dict[str, int]
@@ -65,7 +66,8 @@ class IngestedData(Section):
         """Return how many images there are and how they are split, then what is unusual."""
         total = sum(self.counts.values())
         parts = ", ".join(f"{count:,} {split}" for split, count in self.counts.items())
-        counted = f"{total:,} images in {len(self.classes):,} classes: {parts}"
+        classes = f"in {len(self.classes):,} classes" if self.classes else "without labels"
+        counted = f"{total:,} images {classes}: {parts}"
         return [f"{counted} ({self.split_origin})", *self.notes]
 
 
@@ -102,7 +104,7 @@ def check_source(config: RunConfig, workspace: Path, *, to_train: bool = True) -
     """
     listing = _listing(config, workspace)
     labels = {listed.label for listed in listing.images} - {""}
-    if to_train and len(labels) == 1:
+    if to_train and len(labels) == 1 and _uses_labels(config):
         raise _one_class(listing, labels)
     return SourceCounts(files=len(listing.images), classes=len(labels))
 
@@ -121,7 +123,7 @@ def scan(
         name=listing.name,
         root=listing.root,
         manifest=manifest,
-        notes=tuple(notes_on_scan(manifest, listing)),
+        notes=tuple(_notes(manifest, listing)),
     )
 
 
@@ -145,9 +147,13 @@ def ingest(
     """
     listing = _listing(config, workspace)
     scan_progress = _labelled(on_progress, "Reading images")
-    manifest = manifests.scan(listing, scan_progress)
-    notes = notes_on_scan(manifest, listing)
-    _check_classes(manifest, listing)
+    labelled = _uses_labels(config)
+    manifest = manifests.scan(listing, scan_progress, labelled=labelled)
+    notes = _notes(manifest, listing, labelled=labelled)
+    if labelled:
+        _check_classes(manifest, listing)
+    elif manifests.usable(manifest).empty:
+        raise DataError(f"{listing.root} has no readable image. Name a folder with images.")
     data = config.data
     wanted = split.wanted_splits(manifest, data.validation_fraction, data.test_fraction)
     split_origin = split.origin(manifest, wanted)
@@ -163,9 +169,9 @@ def ingest(
         manifest_file=file,
         fingerprint=fingerprint,
         root=listing.root,
-        classes=tuple(manifests.classes(manifest)),
+        classes=tuple(manifests.classes(manifest)) if labelled else (),
         counts={name: int((rows["split"] == name).sum()) for name in split.SPLITS},
-        class_counts={str(k): int(v) for k, v in rows["label"].value_counts().sort_index().items()},
+        class_counts=_class_counts(rows) if labelled else {},
         median_side=int(rows[["width", "height"]].min(axis=1).median()),
         greyscale=bool(rows["mode"].isin(_GREY_MODES).all()),
         mirror_symmetric=listing.mirror_symmetric,
@@ -233,7 +239,7 @@ def resolve(config: RunConfig, data: IngestedData) -> RunConfig:
     )
     resolved = resolve_settings(config, traits)
     sections = {
-        "name": config.name or data.name,
+        "name": config.name or (data.name if data.classes else f"{data.name}-encoder"),
         "data": config.data.model_copy(
             update={"image_size": size, "channels": channels, "path": _absolute(config)}
         ),
@@ -293,8 +299,9 @@ def _listing(config: RunConfig, workspace: Path) -> ImageListing:
     with plugin_loader.plugin_errors(
         "data_source", config.data.source, "failed to list its images"
     ):
-        source = plugin.build(options, SourceContext(path=config.data.path, work_dir=work_dir))
-        listing = source.list_images()
+        labelled = _uses_labels(config)
+        context = SourceContext(config.data.path, work_dir, needs_labels=labelled)
+        listing = plugin.build(options, context).list_images()
     if not isinstance(listing, ImageListing):
         raise PluginError(
             f"The data source '{config.data.source}' returned a {type(listing).__name__}, not an "
@@ -307,7 +314,17 @@ def _listing(config: RunConfig, workspace: Path) -> ImageListing:
             f"The data source '{config.data.source}' named the data {listing.name!r}, which is not "
             "a valid name. Fix the plugin."
         ) from error
-    return listing
+    if labelled:
+        return listing
+    return replace(listing, images=[image._replace(label="") for image in listing.images])
+
+
+def _uses_labels(config: RunConfig) -> bool:
+    return plugin_loader.load_objective(config.objective.name).uses_labels
+
+
+def _class_counts(rows: pd.DataFrame) -> dict[str, int]:
+    return {str(k): int(v) for k, v in rows["label"].value_counts().sort_index().items()}
 
 
 def _absolute(config: RunConfig) -> str | None:
@@ -340,6 +357,12 @@ def _one_class(listing: ImageListing, labels: set[str]) -> DataError:
         f"{listing.root} has only one class, '{next(iter(labels))}'. A classifier needs at "
         "least two folders of images, one for each class, or two labels in a table."
     )
+
+
+def _notes(manifest: pd.DataFrame, listing: ImageListing, *, labelled: bool = True) -> list[str]:
+    """Return the source's own notes, then what was left out and which classes are empty."""
+    empty = notes_on_empty_classes(manifest, listing) if labelled else []
+    return [*listing.notes, *notes_on_files(manifest), *empty]
 
 
 def _example(rows: pd.DataFrame, root: Path, folder: Path) -> str:

@@ -54,13 +54,25 @@ class _Row(TypedDict):
     reason: str
 
 
-def scan(listing: ImageListing, on_progress: Progress | None = None) -> pd.DataFrame:
-    """Open every listed file once and describe it, sorted by path."""
+def scan(
+    listing: ImageListing, on_progress: Progress | None = None, *, labelled: bool = True
+) -> pd.DataFrame:
+    """Open every listed file once and describe it, sorted by path.
+
+    Args:
+        listing: what the source has found.
+        on_progress: called after each file.
+        labelled: whether an image without a class is foreign.
+    """
     ordered = sorted(listing.images, key=lambda listed: listed.path)
     root = listing.root
     rows: list[_Row] = []
+
+    def describe(listed: ListedImage) -> _Row:
+        return _describe(root, listed, wanted=bool(listed.label) or not labelled)
+
     with ThreadPoolExecutor(max_workers=min(8, 2 * (os.cpu_count() or 1))) as pool:
-        for row in pool.map(lambda listed: _describe(root, listed), ordered, chunksize=64):
+        for row in pool.map(describe, ordered, chunksize=64):
             rows.append(row)
             if on_progress:
                 on_progress(len(rows), len(ordered))
@@ -98,28 +110,28 @@ def _empty_row(listed: ListedImage) -> _Row:
     )
 
 
-def _describe(root: Path, listed: ListedImage) -> _Row:
+def _describe(root: Path, listed: ListedImage, *, wanted: bool) -> _Row:
     row = _empty_row(listed)
     if row["path"] != listed.path:
         row["status"], row["reason"] = "damaged", "its name is not UTF-8; rename it"
         return row
     try:
-        _fill(row, root, listed)
+        _fill(row, root, listed, wanted=wanted)
     except UndecodableImageError as error:
         row["status"], row["reason"] = "damaged", str(error)
     return row
 
 
-def _fill(row: _Row, root: Path, listed: ListedImage) -> None:
+def _fill(row: _Row, root: Path, listed: ListedImage, *, wanted: bool) -> None:
     """Complete a row; files that are not images or have no class are not read as images."""
     with open_image(root, listed.path) as (opened, row["bytes"]):
         head = opened.read(HEAD_BYTES)
         looks_like_image = bool(format_of(head) or refused_format(head))
-        readable = listed.label and format_of(head) and row["bytes"] <= MAX_FILE_BYTES
+        readable = wanted and format_of(head) and row["bytes"] <= MAX_FILE_BYTES
         if not readable:
             opened.seek(0)
             row["sha256"] = sha256_of(opened)
-    if not listed.label:
+    if not wanted:
         row["status"], row["reason"] = "foreign", "is not in a class folder"
         return
     suffix = PurePosixPath(listed.path).suffix.lower()

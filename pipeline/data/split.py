@@ -305,8 +305,9 @@ def _too_few(label: str, images: int, units: int, needed: list[int]) -> DataErro
     together = f" of {units} group or content" if units < images else ""
     joined = ", remove copies that join its groups" if together else ""
     splits = ", ".join(SPLITS[split] for split in reversed(needed))
+    what = f"Class '{label}'" if label else "The data"
     return DataError(
-        f"Class '{label}' has {usable}{together}, but {len(needed)} splits ({splits}) need one "
+        f"{what} has {usable}{together}, but {len(needed)} splits ({splits}) need one "
         f"each. Add images to the class{joined}, or remove it."
     )
 

@@ -290,20 +290,9 @@ def _training(trained: TrainResult) -> str:
 def _page(
     config: RunConfig, data: IngestedData, prepared: PreparedData, trained: TrainResult
 ) -> ReportPage:
-    image, counts = prepared.image, data.counts
-    colours = "greyscale" if image.channels == 1 else "colour"
     facts = {
-        "Images": f"{counts['train']} train, {counts['validation']} validation, "
-        f"{counts['test']} test",
-        "Splits": data.split_origin,
-        "Classes": str(len(data.classes)),
-        "Size": f"{image.height}x{image.width} pixels, {colours}",
-        "Model": f"{config.model.name}, {trained.parameters:,} parameters",
-        "Patch embedding": config.model.patch_embedding.name,
-        **({"Initial weights": shown(config.model.init)} if config.model.init else {}),
-        "Training": _training(trained),
+        **about_run(config, data, prepared, trained),
         **_weights_facts(trained),
-        "Data version": data.fingerprint[:12],
     }
     return ReportPage(
         title=f"{config.name}: test report",
@@ -312,3 +301,23 @@ def _page(
         notes=data.notes,
         settings=config.flat(),
     )
+
+
+def about_run(
+    config: RunConfig, data: IngestedData, prepared: PreparedData, trained: TrainResult
+) -> dict[str, str]:
+    """Return short facts about the data, the model and the training."""
+    image, counts = prepared.image, data.counts
+    colours = "greyscale" if image.channels == 1 else "colour"
+    return {
+        "Images": f"{counts['train']} train, {counts['validation']} validation, "
+        f"{counts['test']} test",
+        "Splits": data.split_origin,
+        **({"Classes": str(len(data.classes))} if data.classes else {}),
+        "Size": f"{image.height}x{image.width} pixels, {colours}",
+        "Model": f"{config.model.name}, {trained.parameters:,} parameters",
+        "Patch embedding": config.model.patch_embedding.name,
+        **({"Initial weights": shown(config.model.init)} if config.model.init else {}),
+        "Training": _training(trained),
+        "Data version": data.fingerprint[:12],
+    }

@@ -112,11 +112,13 @@ def _mark(frame: Frame, bin_: ReliabilityBin, most: int) -> Mark:
     )
 
 
-def curve_charts(history: Sequence[Mapping[str, Any]]) -> list[CurveChart]:
+def curve_charts(
+    history: Sequence[Mapping[str, Any]], keys: Sequence[str] = ("loss", "accuracy")
+) -> list[CurveChart]:
     """Return charts of loss and accuracy by epoch; none without a history."""
     if not history:
         return []
-    return [_curve_chart(history, key) for key in ("loss", "accuracy")]
+    return [_curve_chart(history, key) for key in keys]
 
 
 def _curve_chart(history: Sequence[Mapping[str, Any]], key: str) -> CurveChart:

@@ -1,6 +1,7 @@
 """PatchDropout: train on a random subset of the patches (arXiv 2208.07220, section 3).
 
-Shapes: B batch, N tokens, P prefix tokens among them (class token, registers), M kept, D embedding.
+Shapes: B batch, N tokens, P prefix tokens among them (class token, registers), V visible patches, M
+kept tokens, D embedding.
 """
 
 from __future__ import annotations
@@ -21,30 +22,41 @@ class PatchDropout(nn.Module):
         self.rate = rate
         self.prefix_tokens = prefix_tokens
 
-    def forward(self, tokens_BND: torch.Tensor) -> torch.Tensor:
-        """Return the kept tokens, in their order."""
-        kept_BM = self._drawn(tokens_BND)
+    def forward(
+        self, tokens_BND: torch.Tensor, visible_BV: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return the kept tokens, in their order.
+
+        `visible_BV` holds the numbers of the patches to keep; without it, they are drawn.
+        """
+        kept_BM = self._kept(tokens_BND, visible_BV)
         return tokens_BND if kept_BM is None else _chosen(tokens_BND, kept_BM)
 
     def with_places(
-        self, tokens_BND: torch.Tensor, places_N2: torch.Tensor
+        self,
+        tokens_BND: torch.Tensor,
+        places_N2: torch.Tensor,
+        visible_BV: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the kept tokens and their positions: (B, M, 2), or (N, 2) if all are kept."""
-        kept_BM = self._drawn(tokens_BND)
+        kept_BM = self._kept(tokens_BND, visible_BV)
         if kept_BM is None:
             return tokens_BND, places_N2
         return _chosen(tokens_BND, kept_BM), places_N2[kept_BM]
 
-    def _drawn(self, tokens_BND: torch.Tensor) -> torch.Tensor | None:
-        """Draw the indices (B, M) of the tokens to keep; None keeps all."""
-        if not self.training or self.rate == 0.0:
-            return None
+    def _kept(
+        self, tokens_BND: torch.Tensor, visible_BV: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        """Return the indices (B, M) of the tokens to keep; None keeps all."""
         B, N, P = tokens_BND.shape[0], tokens_BND.shape[1], self.prefix_tokens
-        keep = max(1, round((N - P) * (1 - self.rate)))
-        order_BN = torch.rand(B, N - P, device=tokens_BND.device).argsort(dim=1)
-        drawn_BM = order_BN[:, :keep].sort(dim=1).values
+        if visible_BV is None:
+            if not self.training or self.rate == 0.0:
+                return None
+            keep = max(1, round((N - P) * (1 - self.rate)))
+            order_BN = torch.rand(B, N - P, device=tokens_BND.device).argsort(dim=1)
+            visible_BV = order_BN[:, :keep].sort(dim=1).values
         prefix_BP = torch.arange(P, device=tokens_BND.device).expand(B, -1)
-        return torch.cat([prefix_BP, P + drawn_BM], dim=1)
+        return torch.cat([prefix_BP, P + visible_BV], dim=1)
 
 
 def _chosen(tokens_BND: torch.Tensor, kept_BM: torch.Tensor) -> torch.Tensor:

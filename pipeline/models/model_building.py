@@ -22,6 +22,11 @@ from pipeline.plugin_system.plugin_settings import named_patch_embedding, settin
 def build_model(choice: ModelChoice, image: ImageSpec, num_classes: int) -> nn.Module:
     """Build the model, its patch embedding included, with random weights from torch's generator.
 
+    Args:
+        choice: the model plugin, the patch embedding, and their settings.
+        image: format of the input.
+        num_classes: K; 0 for an encoder, whose head has one output that is not used.
+
     Raises:
         PluginError: if a plugin fails to build, or builds something that is not a module.
     """
@@ -37,7 +42,7 @@ def build_model(choice: ModelChoice, image: ImageSpec, num_classes: int) -> nn.M
 
     settings = settings_of("model", choice, "model")
     plugin = plugin_loader.load_model(choice.name)
-    context = ModelContext(image, num_classes, patch_embedding)
+    context = ModelContext(image, max(1, num_classes), patch_embedding)
     return _built(lambda: plugin.build(settings, context), "model", choice.name)
 
 

@@ -13,7 +13,12 @@ from pipeline.data.prepared_store import open_images
 from pipeline.files.atomic_files import write_text
 from pipeline.models.model_files import load_model, save_model
 from pipeline.models.onnx_export import write_onnx
-from pipeline.packaging.calibrated_onnx import ProbabilityModel, export_onnx, largest_difference
+from pipeline.packaging.calibrated_onnx import (
+    FeatureModel,
+    ProbabilityModel,
+    export_onnx,
+    largest_difference,
+)
 from pipeline.packaging.job import Package, PackagingJob
 from pipeline.packaging.model_card import model_card
 from pipeline.packaging.standalone_file import write_model_server
@@ -28,18 +33,23 @@ def package(job: PackagingJob, _events: EventWriter) -> Package:
     model, description = load_model(job.model_folder)
     description = description.model_copy(update={"temperature": job.temperature})
     save_model(job.folder, model, description)
-    whole = ProbabilityModel(model, description.image, job.temperature).eval()
+    whole: ProbabilityModel | FeatureModel
+    if description.classes:
+        whole = ProbabilityModel(model, description.image, job.temperature).eval()
+    else:
+        whole = FeatureModel(model, description.image).eval()
     onnx_file = job.folder / "model.onnx"
     export_onnx(whole, onnx_file)
     write_model_server(job.folder / "model_server.py")
     table = manifests.usable(manifests.load(job.manifest_file))
     rows = np.flatnonzero(table["split"] == "test")[:_CHECKED_IMAGES]
     difference = largest_difference(whole, onnx_file, open_images(job.store)[rows])
+    outputs = "probabilities" if description.classes else "features"
     card = model_card(
         description,
         job.card,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        check=f"probabilities differ by at most {difference:.1g} on {len(rows)} test images",
+        check=f"{outputs} differ by at most {difference:.1g} on {len(rows)} test images",
     )
     write_text(job.folder / "model_card.md", card)
     size = sum(file.stat().st_size for file in job.folder.iterdir() if file.is_file())

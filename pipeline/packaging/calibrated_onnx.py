@@ -1,7 +1,8 @@
-"""Export a trained model to ONNX (uint8 images in, calibrated probabilities out); check parity."""
+"""Export a trained model to ONNX: uint8 images in, calibrated probabilities or features out."""
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ from pipeline.errors import PackagingError
 from pipeline.models.inference import normalised
 from pipeline.models.onnx_export import write_onnx
 from pipeline.plugin_api import ImageSpec
+from pipeline.probing.linear_head import linear_head
 
 TOLERANCE = 1e-4
-"""Largest allowed difference in probability between the package and the trained model."""
+"""Largest allowed difference between the package and the trained model: in probability, or in a
+feature relative to the largest one."""
 
 
 class ProbabilityModel(nn.Module):
@@ -33,7 +36,34 @@ class ProbabilityModel(nn.Module):
         return torch.softmax(logits_BK.float() / self.temperature, dim=1)
 
 
-def export_onnx(model: ProbabilityModel, file: Path) -> None:
+class FeatureModel(nn.Module):
+    """Normalise and encode: uint8 (B, H, W, C) -> features (B, D), the input of the head."""
+
+    def __init__(self, encoder: nn.Module, image: ImageSpec) -> None:
+        super().__init__()
+        self.encoder, self.image = without_head(encoder, image), image
+
+    def forward(self, images_BHWC: torch.Tensor) -> torch.Tensor:
+        """Return the features."""
+        features_BD: torch.Tensor = self.encoder(normalised(images_BHWC, self.image)).float()
+        return features_BD
+
+
+def without_head(encoder: nn.Module, image: ImageSpec) -> nn.Module:
+    """Return a copy of an encoder that returns the input of its untrained head.
+
+    Raises:
+        ConfigError: if the model does not end in a linear layer.
+    """
+    copied = copy.deepcopy(encoder)
+    head = copied.head if hasattr(copied, "head") else linear_head(copied, 1, image)
+    name = next(name for name, module in copied.named_modules() if module is head)
+    parent, _, last = name.rpartition(".")
+    setattr(copied.get_submodule(parent), last, nn.Identity())
+    return copied
+
+
+def export_onnx(model: ProbabilityModel | FeatureModel, file: Path) -> None:
     """Write the model as one ONNX file with a dynamic batch dimension.
 
     Raises:
@@ -41,11 +71,16 @@ def export_onnx(model: ProbabilityModel, file: Path) -> None:
     """
     image = model.image
     example = torch.zeros((2, image.height, image.width, image.channels), dtype=torch.uint8)
-    write_onnx(model, example, file, input_name="images", output_name="probabilities")
+    output = "probabilities" if isinstance(model, ProbabilityModel) else "features"
+    write_onnx(model, example, file, input_name="images", output_name=output)
 
 
-def largest_difference(model: ProbabilityModel, file: Path, images: np.ndarray[Any, Any]) -> float:
-    """Return the largest difference in probability between ONNX Runtime and torch.
+def largest_difference(
+    model: ProbabilityModel | FeatureModel, file: Path, images: np.ndarray[Any, Any]
+) -> float:
+    """Return the largest difference between ONNX Runtime and torch.
+
+    It is a difference in probability, or in features, relative to the largest if that is over 1.
 
     Predicts batches of 1, 2, 7 and the remaining images, to cover several batch sizes.
 
@@ -65,10 +100,11 @@ def largest_difference(model: ProbabilityModel, file: Path, images: np.ndarray[A
             expected = model(torch.from_numpy(batch)).numpy()
         packaged = session.run(None, {"images": batch})[0]
         # np.maximum propagates NaN, which then fails the comparison below
-        largest = float(np.maximum(largest, np.abs(expected - packaged).max()))
+        difference = np.abs(expected - packaged).max() / max(1.0, float(np.abs(expected).max()))
+        largest = float(np.maximum(largest, difference))
     if not largest <= TOLERANCE:
         raise PackagingError(
-            f"A probability of the packaged model differs from the trained model's by "
+            f"An output of the packaged model differs from the trained model's by "
             f"{largest:.2g}; at most {TOLERANCE:g} is allowed. Report this with the model's "
             "settings."
         )

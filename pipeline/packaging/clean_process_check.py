@@ -116,7 +116,7 @@ def _judged(found: dict[str, Any], package: PackagedModel, images: list[Path]) -
             passed=False,
             largest_difference=None if np.isnan(largest) else largest,
             milliseconds=milliseconds,
-            finding=f"its probabilities differ by {largest:.2g} in a clean process",
+            finding=f"its answers differ by {largest:.2g} in a clean process",
         )
     return PackageCheck(
         passed=True,
@@ -127,7 +127,9 @@ def _judged(found: dict[str, Any], package: PackagedModel, images: list[Path]) -
 
 
 def _difference(own: dict[str, Any], other: dict[str, Any]) -> float:
-    """Return the largest difference in a class's probability; NaN if any is NaN."""
+    """Return the largest difference in a class's probability or a feature; NaN if any is NaN."""
+    if "features" in own:
+        return float(np.max(np.abs(np.subtract(own["features"], other["features"]))))
     theirs = {each["label"]: each["probability"] for each in other["top_k"]}
     return float(
         np.max([abs(each["probability"] - theirs[each["label"]]) for each in own["top_k"]])

@@ -24,6 +24,50 @@ _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>|#~&$!])")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]+")
 _ADDRESS = re.compile(r"\b(https?|ftp)://|\bwww\.", re.IGNORECASE)
 
+_ENCODER_CARD = Template("""\
+# $title
+
+Encodes an image as a vector of features. It was trained without labels and knows no classes: train
+a classifier that starts from it.
+
+## Usage
+
+```sh
+patchline run FOLDER --model.init $name/VERSION
+```
+
+```python
+import mlflow
+import pandas as pd
+
+model = mlflow.pyfunc.load_model("models:/$name/VERSION")
+answers = model.predict(pd.DataFrame({"image": ["photo.jpg"]}))
+```
+
+**Input**: a column `image` with one or more images: encoded bytes (JPEG, PNG, …), base64 text,
+uint8 arrays of shape (height, width[, channels]) or, except over HTTP, file paths. Images are
+rotated by their EXIF orientation and resized to $height x $width pixels, $channels ($resize).
+
+**Output** for each image: `features`, the numbers that a classifier's head would read, and `error`,
+the reason if the image cannot be read.
+
+## Training
+
+| | |
+|---|---|
+$facts
+
+## Metrics
+
+$metrics
+
+## Limitations
+
+- The loss of the pre-training says little about the classes that the features can tell apart. Train
+  a classifier on them, or compare with one that was trained from random weights.
+- Details smaller than a few pixels at $height x $width are lost.
+""")
+
 _CARD = Template("""\
 # $title
 
@@ -114,8 +158,9 @@ def model_card(
         "crop": "scaled to cover, then cropped at the centre",
         "squash": "each side scaled independently",
     }
-    return _CARD.substitute(
-        title=escaped(facts.name or f"{description.model.name} classifier"),
+    kind = "classifier" if description.classes else "encoder"
+    return (_CARD if description.classes else _ENCODER_CARD).substitute(
+        title=escaped(facts.name or f"{description.model.name} {kind}"),
         name=facts.name or "NAME",
         num_classes=len(description.classes),
         height=image.height,
@@ -147,7 +192,9 @@ def _facts(
         "plugins": ", ".join(plugins),
         "parameters": f"{parameters:,}",
         "temperature": f"{description.temperature:.4g} (divides the logits to calibrate the "
-        "probabilities)",
+        "probabilities)"
+        if description.classes
+        else "",
         "initial weights": facts.initial_weights,
         "training": facts.training,
         "images": images,

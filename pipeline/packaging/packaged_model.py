@@ -26,7 +26,7 @@ _SHOWN = 300
 
 
 class PackagedModel:
-    """An image classifier: an ONNX model and its description.
+    """An image classifier, or an encoder without classes: an ONNX model and its description.
 
     Args:
         onnx_file: the package's `model.onnx`.
@@ -70,29 +70,29 @@ class PackagedModel:
         return resize_image(pixels_HWC, spec["height"], spec["width"], spec["resize"])
 
     def probabilities(self, pixels_BHWC: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Return calibrated probabilities (B, K)."""
+        """Return calibrated probabilities (B, K) of a classifier."""
+        return self.outputs(pixels_BHWC)
+
+    def outputs(self, pixels_BHWC: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Return calibrated probabilities (B, K), or the features (B, D) of an encoder."""
         name = self._session.get_inputs()[0].name
-        outputs = self._session.run(None, {name: pixels_BHWC})
-        probabilities_BK: np.ndarray[Any, Any] = np.asarray(outputs[0])
-        return probabilities_BK
+        outputs: np.ndarray[Any, Any] = np.asarray(self._session.run(None, {name: pixels_BHWC})[0])
+        return outputs
 
     def answers(
         self, images: list[object], top_k: int = 5, *, paths: bool = True
     ) -> list[dict[str, Any]]:
         """Return one answer for each image, in order.
 
-        An answer has `label`, `probability`, `top_k` and `error`. An image that cannot be read
-        gets an error; the other images are still predicted.
+        An answer has `label`, `probability`, `top_k` and `error`; that of an encoder `features` and
+        `error`. An image that cannot be read gets an error; the other images are still predicted.
         """
         answers: list[dict[str, Any]] = []
         decoded: list[np.ndarray[Any, Any]] = []
+        unknown: dict[str, Any] = {"label": None, "probability": None, "top_k": []}
         for image in images:
-            answer: dict[str, Any] = {
-                "label": None,
-                "probability": None,
-                "top_k": [],
-                "error": None,
-            }
+            answer: dict[str, Any] = dict(unknown if self.classes else {"features": None})
+            answer["error"] = None
             try:
                 decoded.append(self.pixels(image, paths=paths))
             except UndecodableImageError as error:
@@ -100,10 +100,13 @@ class PackagedModel:
             answers.append(answer)
         if decoded:
             readable = [answer for answer in answers if answer["error"] is None]
-            probabilities_BK = self.probabilities(np.stack(decoded))
-            for answer, row_K in zip(readable, probabilities_BK, strict=True):
-                ranked = self.ranked(row_K, top_k)
-                answer.update(ranked[0], top_k=ranked)
+            outputs = self.outputs(np.stack(decoded))
+            for answer, row in zip(readable, outputs, strict=True):
+                if self.classes:
+                    ranked = self.ranked(row, top_k)
+                    answer.update(ranked[0], top_k=ranked)
+                else:
+                    answer["features"] = row.tolist()
         return answers
 
     def ranked(self, row_K: np.ndarray[Any, Any], top_k: int) -> list[dict[str, Any]]:

@@ -51,6 +51,36 @@ def package_run(
     )
 
 
+def package_encoder(
+    config: RunConfig,
+    data: IngestedData,
+    prepared: PreparedData,
+    trained: TrainResult,
+    card: CardFacts,
+    run_folder: Path,
+    memory: StageMemory,
+    on_event: Callable[[Event], None],
+) -> Package:
+    """Package an encoder that was trained without labels, or reuse an identical package.
+
+    Raises:
+        PackagingError: if it cannot be exported, or a feature differs by more than 1e-4.
+    """
+    folder = run_folder / "package"
+    ingredients = {
+        **model_ingredients(config, data, prepared, trained),
+        "card": card.model_dump_json(),
+        "code": stage_keys.code(*_CODE),
+    }
+    return memory.once(
+        "package",
+        ingredients,
+        Package,
+        folder,
+        lambda: package_model(trained.best, data, prepared, 1.0, folder, on_event, card),
+    )
+
+
 def package_model(
     model_folder: Path,
     data: IngestedData,

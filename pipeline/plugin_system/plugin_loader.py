@@ -27,13 +27,18 @@ from pipeline.plugin_api import (
     AugmentationPlugin,
     DataSourcePlugin,
     ModelPlugin,
+    ObjectivePlugin,
     PatchEmbeddingPlugin,
     PluginConfig,
 )
 
-Kind = Literal["model", "patch_embedding", "data_source", "augmentation"]
+Kind = Literal["model", "patch_embedding", "data_source", "augmentation", "objective"]
 Plugin = (
-    ModelPlugin[Any] | PatchEmbeddingPlugin[Any] | DataSourcePlugin[Any] | AugmentationPlugin[Any]
+    ModelPlugin[Any]
+    | PatchEmbeddingPlugin[Any]
+    | DataSourcePlugin[Any]
+    | AugmentationPlugin[Any]
+    | ObjectivePlugin[Any]
 )
 
 KINDS: dict[Kind, type] = {
@@ -41,6 +46,7 @@ KINDS: dict[Kind, type] = {
     "patch_embedding": PatchEmbeddingPlugin,
     "data_source": DataSourcePlugin,
     "augmentation": AugmentationPlugin,
+    "objective": ObjectivePlugin,
 }
 FILES_VARIABLE = "PATCHLINE_PLUGIN_FILES"
 """Environment variable with the files of `--plugin`, inherited by child processes."""
@@ -200,8 +206,8 @@ def _load_file(file: str) -> Plugin:
     plugin = getattr(module, "plugin", None)
     if not isinstance(plugin, tuple(KINDS.values())):
         raise PluginError(
-            f"{origin} has no plugin. Assign a ModelPlugin, PatchEmbeddingPlugin, DataSourcePlugin "
-            "or AugmentationPlugin to the name 'plugin'."
+            f"{origin} has no plugin. Assign a ModelPlugin, PatchEmbeddingPlugin, "
+            "DataSourcePlugin, AugmentationPlugin or ObjectivePlugin to the name 'plugin'."
         )
     _check_api_version(plugin, origin)
     return cast("Plugin", plugin)
@@ -271,6 +277,11 @@ def load_data_source(name: str) -> DataSourcePlugin[Any]:
 def load_augmentation(name: str) -> AugmentationPlugin[Any]:
     """Import an augmentation plugin."""
     return cast("AugmentationPlugin[Any]", load("augmentation", name))
+
+
+def load_objective(name: str) -> ObjectivePlugin[Any]:
+    """Import an objective plugin."""
+    return cast("ObjectivePlugin[Any]", load("objective", name))
 
 
 def patch_embedding_name(model: str, chosen: str) -> str:

@@ -14,6 +14,7 @@ from pipeline.plugin_api import NO_PATCH_EMBEDDING, DataTraits, PluginConfig
 from pipeline.plugin_system.plugin_loader import (
     Kind,
     config_class,
+    load_objective,
     patch_embedding_name,
     plugin_errors,
 )
@@ -29,7 +30,35 @@ def checked_plugins(config: RunConfig) -> RunConfig:
         ConfigError: for the first setting that is unknown or has an invalid value.
         PluginError: for a plugin that is unknown or broken.
     """
+    _check_objective(config)
     return _with_settings(config, lambda settings: settings)
+
+
+def _check_objective(config: RunConfig) -> None:
+    """Refuse settings that need classes if the objective uses no labels.
+
+    Raises:
+        ConfigError: for the first one.
+    """
+    name, training = config.objective.name, config.training
+    if load_objective(name).uses_labels:
+        return
+    needs_classes = {
+        "preset": config.preset and config.preset.name,
+        "training.folds": training.folds,
+        "training.refit": training.refit,
+        "training.average_last": training.average_last,
+        "training.mixup": training.mixup,
+        "training.cutmix": training.cutmix,
+        "training.class_weights": training.class_weights != "none" and training.class_weights,
+        "training.trainable": training.trainable not in (None, "all") and training.trainable,
+    }
+    for key, value in needs_classes.items():
+        if value:
+            raise ConfigError(
+                f"{key} is {value}, but objective.name {name} pre-trains an encoder without "
+                f"labels. Leave out {key}, or set objective.name to supervised."
+            )
 
 
 def resolve_settings(config: RunConfig, traits: DataTraits) -> RunConfig:
@@ -91,6 +120,7 @@ def _with_settings(config: RunConfig, change: _Change) -> RunConfig:
         update={
             "model": model.model_copy(update={"patch_embedding": embedding}),
             "augmentation": changed(config.augmentation, "augmentation", "augmentation"),
+            "objective": changed(config.objective, "objective", "objective"),
             "data": config.data.model_copy(update={"options": options}),
         }
     )

@@ -36,12 +36,14 @@ _DEPENDENCIES: dict[Kind, tuple[str, ...]] = {
     "patch_embedding": ("patchline", "pydantic", "torch"),
     "data_source": ("patchline", "pillow", "pydantic"),
     "augmentation": ("albumentations", "numpy", "patchline", "pydantic"),
+    "objective": ("patchline", "pydantic", "torch"),
 }
 _RUN_COMMANDS: dict[Kind, str] = {
     "model": "patchline run --model.name $name",
     "patch_embedding": "patchline run --model.patch-embedding.name $name",
     "data_source": "patchline run --data.source $name --data.path labels.csv",
     "augmentation": "patchline run --augmentation.name $name",
+    "objective": "patchline run --objective.name $name",
 }
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", re.ASCII)
 _LONGEST_NAME = 40

@@ -21,10 +21,10 @@ def fetch(reference: ModelReference) -> PackagedModel:
 
 
 def open_package(reference: ModelReference, folder: Path) -> PackagedModel:
-    """Load the packaged model of a version from a folder that MLflow has stored.
+    """Load the packaged classifier of a version from a folder that MLflow has stored.
 
     Raises:
-        ModelReferenceError: if it is not a Patchline package.
+        ModelReferenceError: if it is not a Patchline package, or an encoder without classes.
     """
     folder = folder / "artifacts"
     files = [folder / "model.onnx", folder / "model.json"]
@@ -41,12 +41,19 @@ def open_package(reference: ModelReference, folder: Path) -> PackagedModel:
         )
     onnx_file, description_file = files
     try:
-        return PackagedModel(onnx_file, description_file)
+        package = PackagedModel(onnx_file, description_file)
     except Exception as error:  # onnxruntime documents no exception class for an unreadable file
         raise ModelReferenceError(
             f"The package of '{reference.name}' version {reference.version} is damaged "
             f"({str(error).splitlines()[0][:200]}). Restore it, or use another version."
         ) from error
+    if not package.classes:
+        raise ModelReferenceError(
+            f"'{reference.name}' version {reference.version} is an encoder without classes. Train "
+            f"a classifier from it with `patchline run DATA --model.init {reference.name}/"
+            f"{reference.version}`."
+        )
+    return package
 
 
 def package_folder(reference: ModelReference) -> Path:

@@ -192,7 +192,7 @@ def assign_aliases(
     Returns:
         The decision; none if a person has to decide.
     """
-    _make_challenger(reference.name, reference.version, on_note)
+    make_challenger(reference.name, reference.version, on_note)
     if config.automatic:
         try:
             return promote(Request(reference, config), folder, on_note)[0]
@@ -203,7 +203,8 @@ def assign_aliases(
     return promote(Request(reference, own, only_first=True), folder, on_note)[0]
 
 
-def _make_challenger(name: str, version: str, on_note: OnNote) -> None:
+def make_challenger(name: str, version: str, on_note: OnNote = lambda _: None) -> None:
+    """Give a new version the alias challenger, as the newest one."""
     with changing(name, on_note) as (store, still_held):
         history.settle(store, name)
         proposal = Proposal(

@@ -11,11 +11,13 @@ import io
 import shutil
 import time
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Protocol
 
 import yaml
 
-from pipeline.evaluation.report import EvaluationReport
+from pipeline.metrics.intervals import MetricEstimate
 from pipeline.models.model_description import load_description
 from pipeline.packaging.job import Package
 from pipeline.packaging.standalone_file import requirements
@@ -46,7 +48,7 @@ class Registered(Section):
         return ModelReference(self.name, self.version, f"models:/{self.model_id}")
 
 
-def logged_model(run: TrackedRun, name: str) -> str:
+def logged_model(run: TrackedRun, name: str, model_type: str = "image-classifier") -> str:
     """Return the id of the run's model, created without files unless an earlier attempt did so.
 
     It exists before its files, so that metrics can be linked to it.
@@ -57,7 +59,7 @@ def logged_model(run: TrackedRun, name: str) -> str:
     found = _earlier_model(run) if run.continued else None
     if found is None:
         model = store.create_logged_model(
-            run.experiment_id, name=name, source_run_id=run.run_id, model_type="image-classifier"
+            run.experiment_id, name=name, source_run_id=run.run_id, model_type=model_type
         )
         found = str(model.model_id)
     if not (run.continued and found in _linked_models(run)):
@@ -65,9 +67,21 @@ def logged_model(run: TrackedRun, name: str) -> str:
     return found
 
 
-def log_report_metrics(
-    run: TrackedRun, model_id: str, report: EvaluationReport, dataset_name: str
-) -> None:
+class Report(Protocol):
+    """Metrics of a version of the data."""
+
+    @property
+    def metrics(self) -> Mapping[str, MetricEstimate]:
+        """By name, such as `test/accuracy`."""
+        ...
+
+    @property
+    def data_fingerprint(self) -> str:
+        """Version of the data."""
+        ...
+
+
+def log_report_metrics(run: TrackedRun, model_id: str, report: Report, dataset_name: str) -> None:
     """Log a report's metrics on the run, linked to the model and to the data."""
     from mlflow.entities import Metric
 

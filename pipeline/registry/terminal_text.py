@@ -75,6 +75,8 @@ def _version_line(version: VersionSummary) -> str:
     metrics = version.metrics
     accuracy = metrics.get("test/accuracy")
     shown = "no metrics" if accuracy is None else f"test accuracy {accuracy:.1%}"
+    if accuracy is None and "test/loss" in metrics:
+        shown = f"encoder, test loss {metrics['test/loss']:.4g}"
     if "test/accuracy_low" in metrics:
         low, high = metrics["test/accuracy_low"], metrics["test/accuracy_high"]
         shown += f" ({low:.1%} to {high:.1%})"

@@ -156,6 +156,7 @@ def _entries(config: RunConfig, kinds: Iterable[Kind]) -> list[PluginEntry]:
     chosen: dict[Kind, str] = {
         "data_source": config.data.source,
         "augmentation": config.augmentation.name,
+        "objective": config.objective.name,
         "model": config.model.name,
         "patch_embedding": named_patch_embedding(config.model).name,
     }

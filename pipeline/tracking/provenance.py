@@ -67,6 +67,7 @@ def plugin_tags(config: RunConfig) -> dict[str, str]:
     chosen: dict[plugin_loader.Kind, str] = {
         "data_source": config.data.source,
         "augmentation": config.augmentation.name,
+        "objective": config.objective.name,
         "model": config.model.name,
     }
     embedding = named_patch_embedding(config.model).name

@@ -25,6 +25,7 @@ def result_of(training: Training) -> TrainResult:
         best_step=state.best.step,
         best_epoch=state.best.epoch,
         best_validation_accuracy=state.best.validation_accuracy,
+        best_validation_loss=state.best.validation_loss,
         steps=state.step,
         epochs=state.step / training.order.steps_per_epoch,
         seconds=training.elapsed,

@@ -188,7 +188,7 @@ def ingredients(
         ConfigError: if the machine does not have the requested device.
     """
     machine = seen()
-    sections = ("seed", "augmentation", "model", "optimizer", "training")
+    sections = ("seed", "augmentation", "model", "objective", "optimizer", "training")
     return {
         "data": data.fingerprint,
         "images": repr(prepared.image),
@@ -196,7 +196,7 @@ def ingredients(
         **stage_keys.settings(config, *sections),
         **_part_ingredients(config, part),
         "code": stage_keys.code(f"{MODULE}.__main__", "pipeline.layers"),
-        **stage_keys.software(config, "augmentation", "model", "patch_embedding"),
+        **stage_keys.software(config, "augmentation", "model", "patch_embedding", "objective"),
         "machine": f"{provenance.processor()}, {machine.cpu_capability}",
         "device": machine.devices[choose_device(config.training, machine)],
         "threads": str(config.training.threads or machine.threads),

@@ -14,7 +14,6 @@ import torch
 
 from pipeline.data.loader import Batch, BatchOrder, training_batches
 from pipeline.errors import RunError
-from pipeline.models.model_files import save_model
 from pipeline.training import best_weights, data_workers
 from pipeline.training.checkpoint import Checkpoints
 from pipeline.training.compilation import compile_model
@@ -28,6 +27,7 @@ from pipeline.training.initial_model import description_of, initial_model
 from pipeline.training.job import TrainingJob
 from pipeline.training.machine import choose_device, look
 from pipeline.training.model_schedules import ModelSchedules
+from pipeline.training.objectives import build_objective, save_trained
 from pipeline.training.optimizer import averages_itself, build_optimizer
 from pipeline.training.precision import Chooser, Precision, choose_for_training
 from pipeline.training.process_group import ProcessGroup
@@ -71,20 +71,23 @@ class Training:
         weights_K = None
         if settings.class_weights == "balanced":
             weights_K = self.data.class_weights_K().to(self.device)
+        self.objective = build_objective(job.config, job.image, len(job.classes), weights_K)
+        size = ProgressiveSize(settings, job.image, model)
+        model = self.objective.training_module(model).to(self.device)
         self.step = TrainStep(
             config=job.config,
+            objective=self.objective,
             image=job.image,
             num_classes=len(job.classes),
             device=self.device,
             precision=self.precision.name,
-            size=ProgressiveSize(settings, job.image, model),
+            size=size,
             schedules=ModelSchedules(settings, model),
-            class_weights_K=weights_K,
             group=self.group,
         )
         average = MovingAverage(model, settings.ema_decay)
         model = self.group.synchronised(model)
-        self.validator = Validator(self.data, job.image, self.device)
+        self.validator = Validator(self.data, self.objective, job.image, self.device)
         length = (settings, job.part, self.order.steps_per_epoch, len(self.data.validation_rows))
         self.validations = planned_validations(*length)
         self.planner, plan = planned_steps(*length, self.validations)
@@ -255,7 +258,7 @@ class Training:
             "epoch": min(epochs, (state.step - 1) // per_epoch + 1),
             "epochs": epochs,
             "loss": round(state.sums.mean_loss, 4),
-            "accuracy": round(state.sums.accuracy, 4),
+            **({"accuracy": round(state.sums.accuracy, 4)} if self.job.classes else {}),
             "learning_rate": self.learning_rate,
             "images_per_second": round(
                 state.sums.total_images / max(state.training_seconds, 1e-9), 1
@@ -278,7 +281,7 @@ class Training:
             epoch=state.step / self.order.steps_per_epoch,
             step=state.step,
             train_loss=state.sums.mean_loss,
-            train_accuracy=state.sums.accuracy,
+            train_accuracy=state.sums.accuracy if self.job.classes else None,
             learning_rate=self.learning_rate,
             images_per_second=state.sums.total_images / state.training_seconds,
             **metrics,
@@ -292,7 +295,7 @@ class Training:
         if state.best is None or record.score > state.best.score:
             state.best = record
             folder = best_weights.folder_of(self.job.folder, record.step)
-            save_model(folder, state.average.model, description_of(self.job))
+            save_trained(folder, self.objective, state.average.model, description_of(self.job))
             self.checkpoints.keep_best(record.step)
         values = record.metric_values()
         if self._share is None and self.elapsed > _LONG_RUN_SECONDS:

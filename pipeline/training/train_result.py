@@ -15,9 +15,10 @@ class EpochRecord(Section):
     epoch: float
     step: int
     train_loss: float
-    train_accuracy: float
+    train_accuracy: float | None
+    """None if the objective uses no labels, as for the other accuracies."""
     validation_loss: float
-    validation_accuracy: float
+    validation_accuracy: float | None
     learning_rate: float
     images_per_second: float
     validation_images: int = 0
@@ -31,13 +32,13 @@ class EpochRecord(Section):
     @property
     def score(self) -> tuple[float, float]:
         """What the best validation is chosen by: the accuracy, then the loss, which is finer."""
-        if self.compared_accuracy is None or self.compared_loss is None:
-            return self.validation_accuracy, -self.validation_loss
-        return self.compared_accuracy, -self.compared_loss
+        if self.compared_loss is None:
+            return self.validation_accuracy or 0.0, -self.validation_loss
+        return self.compared_accuracy or 0.0, -self.compared_loss
 
     def metric_values(self) -> dict[str, float]:
         """Return the values by the names that MLflow shows."""
-        return {
+        values = {
             "train/loss": self.train_loss,
             "train/accuracy": self.train_accuracy,
             "validation/loss": self.validation_loss,
@@ -46,6 +47,7 @@ class EpochRecord(Section):
             "images_per_second": self.images_per_second,
             "epoch": self.epoch,
         }
+        return {name: value for name, value in values.items() if value is not None}
 
 
 class RefitResult(Section):
@@ -145,7 +147,10 @@ class TrainResult(Section):
     """Folder of the weights with the best validation metrics."""
     best_step: int
     best_epoch: float = 0.0
-    best_validation_accuracy: float
+    best_validation_accuracy: float | None
+    """None if the objective uses no labels."""
+    best_validation_loss: float | None = None
+    """None if an earlier version trained."""
     steps: int
     epochs: float
     seconds: float

@@ -17,9 +17,8 @@ from torch import nn
 from pipeline.config import RunConfig
 from pipeline.data.loader import Batch
 from pipeline.models.inference import normalised
-from pipeline.plugin_api import ImageSpec
+from pipeline.plugin_api import ImageSpec, Objective
 from pipeline.training.batch_parts import BatchPart
-from pipeline.training.losses import training_loss
 from pipeline.training.mixing import dominant_labels, draw_mix, mixed_images, mixed_targets
 from pipeline.training.model_schedules import ModelSchedules
 from pipeline.training.optimizer import averages_itself
@@ -35,7 +34,7 @@ class Gradients:
     loss: torch.Tensor
     """Mean loss per image."""
     correct: torch.Tensor
-    """Number of images that were classified correctly."""
+    """Number of images that were classified correctly; 0 without classes."""
     images: int
     norm: torch.Tensor
     """Global norm of the gradient, before clipping."""
@@ -46,13 +45,14 @@ class TrainStep:
     """How a step of this run is computed."""
 
     config: RunConfig
+    objective: Objective
     image: ImageSpec
     num_classes: int
+    """K; 0 if the objective uses no labels."""
     device: torch.device
     precision: str
     size: ProgressiveSize
     schedules: ModelSchedules
-    class_weights_K: torch.Tensor | None = None
     group: ProcessGroup = field(default_factory=ProcessGroup)
 
     def compute_gradients(self, state: TrainState, batch: Batch) -> Gradients:
@@ -100,13 +100,13 @@ class TrainStep:
             with torch.autocast(
                 self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"
             ):
-                logits_BK = state.model(inputs_BCHW[micro])
-            part_loss = share * training_loss(
-                logits_BK, targets[micro], self.config.training, self.class_weights_K
-            )
+                outputs = state.model(inputs_BCHW[micro])
+            part_loss = share * self.objective.loss(outputs, targets[micro])
             part_loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
             loss = loss + part_loss.detach()
-            correct = correct + (logits_BK.detach().argmax(1) == shown_B[micro]).sum() * part.counts
+            if self.num_classes:
+                right_B = outputs.detach().argmax(1) == shown_B[micro]
+                correct = correct + right_B.sum() * part.counts
         return loss, correct
 
     def update_weights(self, state: TrainState, learning_rate: float) -> None:

@@ -25,7 +25,7 @@ class TrainingData:
     images: Pixels
     """All rows of the store, memory-mapped."""
     labels: Integers
-    """Class index of every row of the store."""
+    """Class index of every row of the store; 0 without classes."""
     training: TrainingImages
     """The images to train on, with their augmentation."""
     validation_rows: Integers
@@ -44,7 +44,7 @@ class TrainingData:
 
     def class_of(self, row: int) -> str:
         """Return the class of a row of the store."""
-        return self.classes[int(self.labels[row])]
+        return self.classes[int(self.labels[row])] if self.classes else ""
 
     def preview_rows(self, limit: int = 8) -> Integers:
         """Return up to `limit` training rows, starting with one of each class."""
@@ -56,7 +56,8 @@ def open_data(job: TrainingJob) -> TrainingData:
     rows = manifests.usable(manifests.load(job.manifest_file))
     index = {label: number for number, label in enumerate(job.classes)}
     training_rows, validation_rows = job.part.rows(rows, job.config.data.split_seed)
-    labels: Integers = rows["label"].map(index).to_numpy().astype(np.int64)
+    numbers = rows["label"].map(index) if index else np.zeros(len(rows))
+    labels: Integers = np.asarray(numbers).astype(np.int64)
     training = TrainingImages(
         store=job.store,
         rows=training_rows,

@@ -18,6 +18,7 @@ from pipeline.plugin_api import ImageSpec
 from pipeline.training.device import wait_for
 from pipeline.training.ema import MovingAverage
 from pipeline.training.model_schedules import ModelSchedules
+from pipeline.training.objectives import build_objective
 from pipeline.training.optimizer import build_optimizer
 from pipeline.training.progressive_size import ProgressiveSize
 from pipeline.training.step_plan import StepPlan
@@ -43,7 +44,7 @@ def trial_steps(
     Args:
         config: resolved; its augmentation is part of a step.
         image: the size of the images.
-        num_classes: K.
+        num_classes: K; 0 if the objective uses no labels.
         model: on its device; it is trained.
         precision: float32 or bfloat16.
         batch: B.
@@ -51,13 +52,17 @@ def trial_steps(
     device = next(model.parameters()).device
     training = config.training.model_copy(update={"initial_image_scale": 1.0})
     config = config.model_copy(update={"training": training})
+    objective = build_objective(config, image, num_classes)
+    size = ProgressiveSize(config.training, image, model)
+    model = objective.training_module(model).to(device)
     step = TrainStep(
         config=config,
+        objective=objective,
         image=image,
         num_classes=num_classes,
         device=device,
         precision=precision,
-        size=ProgressiveSize(config.training, image, model),
+        size=size,
         schedules=ModelSchedules(config.training, model),
     )
     state = TrainState(
@@ -70,7 +75,7 @@ def trial_steps(
     generator = np.random.default_rng(0)
     shape = (batch, image.height, image.width, image.channels)
     originals = generator.integers(0, 256, shape, dtype=np.uint8)
-    labels_B = torch.from_numpy(generator.integers(0, num_classes, batch)).to(device)
+    labels_B = torch.from_numpy(generator.integers(0, max(1, num_classes), batch)).to(device)
     rows_B = torch.arange(batch, device=device)
     while True:
         began, epoch = time.monotonic(), state.step

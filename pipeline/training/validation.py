@@ -1,4 +1,4 @@
-"""Validation: loss and accuracy of a model on the validation split, or on its first images."""
+"""Validation: loss and accuracy of what is trained, on the validation split or its first images."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from pipeline.models.inference import predict_logits
-from pipeline.plugin_api import ImageSpec
+from pipeline.plugin_api import ImageSpec, Objective
 from pipeline.training.training_data import TrainingData
 
 _WARM_UP, _MEASURED = 16, 64
@@ -20,9 +20,13 @@ _WARM_UP, _MEASURED = 16, 64
 
 @dataclass
 class Validator:
-    """Predicts the first images of the validation split, and compares with their classes."""
+    """Predicts the first images of the validation split, and compares with their classes.
+
+    Without classes, only the loss of the objective is computed.
+    """
 
     data: TrainingData
+    objective: Objective
     image: ImageSpec
     device: torch.device
     batch_size: int = 256
@@ -37,31 +41,38 @@ class Validator:
         """Return loss and accuracy of the first images, as fields of an `EpochRecord`.
 
         Args:
-            model: in evaluation mode afterwards as before.
+            model: the module that is trained; in evaluation mode afterwards as before.
             images: number of images to predict.
             compared: number of images by which the best validation is chosen.
         """
-        logits_NK = self._logits(model, images)
+        outputs = self._outputs(model, images)
         labels_N = torch.from_numpy(self.data.labels[self.data.validation_rows[:images]])
-        loss, accuracy = loss_and_accuracy(logits_NK, labels_N)
+        loss, accuracy = self._loss_and_accuracy(outputs, labels_N)
         found: dict[str, Any] = {
             "validation_images": images,
             "validation_loss": loss,
             "validation_accuracy": accuracy,
         }
         if compared < images:
-            part = loss_and_accuracy(logits_NK[:compared], labels_N[:compared])
+            part = self._loss_and_accuracy(outputs[:compared], labels_N[:compared])
             found |= dict(zip(("compared_loss", "compared_accuracy"), part, strict=True))
         return found
 
     def speed(self, model: nn.Module) -> tuple[int, float]:
         """Predict a few images, and return their number and the seconds."""
-        self._logits(model, min(_WARM_UP, self.images))
+        self._outputs(model, min(_WARM_UP, self.images))
         images, began = min(_MEASURED, self.images), time.monotonic()
-        self._logits(model, images)
+        self._outputs(model, images)
         return images, max(time.monotonic() - began, 1e-9)
 
-    def _logits(self, model: nn.Module, images: int) -> torch.Tensor:
+    def _loss_and_accuracy(
+        self, outputs: torch.Tensor, labels_N: torch.Tensor
+    ) -> tuple[float, float | None]:
+        if self.data.classes:
+            return loss_and_accuracy(outputs, labels_N)
+        return float(self.objective.loss(outputs, labels_N)), None
+
+    def _outputs(self, model: nn.Module, images: int) -> torch.Tensor:
         rows = self.data.validation_rows[:images]
         while True:
             try:

@@ -35,6 +35,7 @@ class ImageArchive:
     def __init__(self, config: ArchiveConfig, context: SourceContext) -> None:
         self.config = config
         self.path, self.work_dir = context.path, context.work_dir
+        self.needs_labels = context.needs_labels
 
     def list_images(self) -> ImageListing:
         """Return every file in the archive; raise `DataError` if it cannot be read."""
@@ -51,7 +52,7 @@ class ImageArchive:
                 f"{file} holds no file that can be read: {first.path} {first.reason}. Pack the "
                 "images themselves, in class folders."
             )
-        images, empty = content.images(self.config.split_folders)
+        images, empty = content.images(self.config.split_folders, needs_labels=self.needs_labels)
         inner = content.root.relative_to(readable).as_posix()
         beside = [] if inner == "." else [path for path in outer.files if not _is_in(path, inner)]
         return ImageListing(

@@ -66,12 +66,15 @@ class ClassFolders:
 
         return ClassFolders(self.root / folder, cut(self.folders), cut(self.files))
 
-    def images(self, split_folders: bool | None) -> tuple[list[ListedImage], list[str]]:
+    def images(
+        self, split_folders: bool | None, *, needs_labels: bool = True
+    ) -> tuple[list[ListedImage], list[str]]:
         """Return the labelled files, and the class folders without files.
 
         Args:
             split_folders: whether folders named like splits are splits; None to tell by their
                 contents.
+            needs_labels: whether images without a class are of no use.
 
         Raises:
             DataError: if both readings are possible, or there is no class.
@@ -81,7 +84,9 @@ class ClassFolders:
         else:
             images = [_in_class_folder(path) for path in self.files]
             empty = [name for name in self.top if name not in set(self.filled(self.top))]
-        if not any(image.label for image in images):
+        if not (images or needs_labels):
+            raise DataError(f"{self.root} has no file. Name a folder with images.")
+        if needs_labels and not any(image.label for image in images):
             meant = f" If this folder is one of the classes, pass {self.root.parent}."
             raise DataError(
                 f"{self.root} has no class folder with files in it. Put the images of each class "

@@ -37,6 +37,7 @@ class ImageFolder:
     def __init__(self, config: ImageFolderConfig, context: SourceContext) -> None:
         self.config = config
         self.path = context.path
+        self.needs_labels = context.needs_labels
 
     def list_images(self) -> ImageListing:
         """Return every file below the folder; raise `DataError` if there is no class in it."""
@@ -44,7 +45,7 @@ class ImageFolder:
         content = _content(root)
         if self.config.split_folders is not False:
             content = _around_splits(content)
-        images, empty = content.images(self.config.split_folders)
+        images, empty = content.images(self.config.split_folders, needs_labels=self.needs_labels)
         return ImageListing(
             name=valid_name(root.name),
             root=content.root,

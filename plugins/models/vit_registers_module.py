@@ -1,6 +1,6 @@
 """The network of the ViT with registers (arXiv 2309.16588, section 2.2).
 
-Shapes: B batch, C channels, H height, W width, N tokens, D embedding, K classes.
+Shapes: B batch, C channels, H height, W width, N tokens, D embedding, K classes, V visible patches.
 """
 
 from __future__ import annotations
@@ -55,11 +55,19 @@ class RegisterVisionTransformer(nn.Module):
 
     def forward(self, images_BCHW: torch.Tensor) -> torch.Tensor:
         """Return the logits of a batch of normalised images."""
+        logits_BK: torch.Tensor = self.head(self.pooling(self.encode(images_BCHW)))
+        return logits_BK
+
+    def encode(
+        self, images_BCHW: torch.Tensor, visible_BV: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return the tokens after the last norm; see `pipeline.plugin_api.Encoder`."""
         patches: PatchTokens = self.patch_embedding(images_BCHW)
         tokens_BND = self.class_token(patches.tokens_BND)
         tokens_BND = self.dropout(self.position_embedding(tokens_BND, patches.grid))
-        tokens_BND = self.embedding_norm(self.patch_dropout(self.registers(tokens_BND)))
+        tokens_BND = self.patch_dropout(self.registers(tokens_BND), visible_BV)
+        tokens_BND = self.embedding_norm(tokens_BND)
         for block in self.blocks:
             tokens_BND = block(tokens_BND)
-        logits_BK: torch.Tensor = self.head(self.pooling(self.norm(tokens_BND)))
-        return logits_BK
+        encoded_BND: torch.Tensor = self.norm(tokens_BND)
+        return encoded_BND

@@ -12,6 +12,7 @@ _PACKAGES: dict[str, set[str]] = {
     "files": set(),
     "layers": set(),
     "metrics": set(),
+    "plugin_kinds": set(),
     "plugin_system": set(),
     "plugin_system.contract": {"plugin_system", "models", "data"},
     "models": {"plugin_system", "models.pretrained"},
@@ -33,6 +34,7 @@ _PACKAGES: dict[str, set[str]] = {
         "plugin_system",
     },
     "training": {
+        "plugin_system",
         "layers",
         "metrics",
         "models",
@@ -57,19 +59,38 @@ _PACKAGES: dict[str, set[str]] = {
         "evaluation",
         "metrics",
         "models",
+        "probing",
         "data",
         "plugin_system",
+        "workers",
+        "run_memory",
+    },
+    "pretraining": {
+        "training",
+        "evaluation",
+        "metrics",
+        "models",
+        "data",
         "workers",
         "run_memory",
     },
     "prediction": {"packaging", "data"},
     "registry": {"packaging", "evaluation", "metrics", "models", "data", "tracking"},
     "automation": {"prediction", "registry", "packaging", "data"},
-    "browsing": {"registry", "packaging", "evaluation", "metrics", "data", "tracking"},
+    "browsing": {
+        "registry",
+        "packaging",
+        "evaluation",
+        "pretraining",
+        "metrics",
+        "data",
+        "tracking",
+    },
     "visual_guide": {"plugin_system", "models"},
 }
 _ROOT: dict[str, set[str]] = {
     # a module directly in `pipeline`, and the packages that it may import; all others import none
+    "plugin_api": {"plugin_kinds"},  # the public face of the kinds
     "config_files": {"plugin_system"},  # reads the names of plugins before their settings
     "plugin_checks": {"plugin_system", "plugin_system.contract"},  # the public face of the contract
 }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -288,6 +289,15 @@ class ModuleChecks(ABC):
             images = shape.images(batch, seed=batch)
             found = np.asarray(session.run(None, {"images": images.numpy()})[0])
             _require_close(torch.from_numpy(found), module(images), "The ONNX outputs differ.")
+
+
+def require_gradients(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
+    """Fail the running check unless every parameter has a gradient that is not all zero."""
+    for name, parameter in parameters:
+        require(
+            parameter.grad is not None and bool((parameter.grad != 0).any()),
+            f"The parameter {name} gets no gradient. Check what blocks it.",
+        )
 
 
 def _has_parameters(module: nn.Module) -> bool:

@@ -28,7 +28,7 @@ _OWN = ("pipeline", "flows", "plugins")
 
 @dataclass(frozen=True)
 class SettingsChecks:
-    """Conformance checks shared by all four kinds of plugins."""
+    """Conformance checks shared by all kinds of plugins."""
 
     plugin: Plugin
     settings: PluginConfig | None

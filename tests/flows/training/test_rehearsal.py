@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,20 @@ def test_a_run_that_would_fail_late_fails_in_its_rehearsal(tmp_path: Path, photo
     done = patchline("run", photos, "--rehearse", *flags, cwd=tmp_path)
     assert done.code == 2
     assert "patch_size 5 does not divide the 32x32 image" in done.err
+
+
+def test_images_without_labels_are_rehearsed(tmp_path: Path, photos: Path) -> None:
+    """A folder without class folders is pre-trained on, tested and packaged as an encoder."""
+    folder = tmp_path / "unlabelled"
+    folder.mkdir()
+    for number, file in enumerate(sorted(photos.rglob("*.png"))):
+        shutil.copy(file, folder / f"{number}.png")
+    done = patchline("run", folder, "--rehearse", "--objective.name", "mae", cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert "images without labels: " in done.err
+    refused = patchline("run", folder, "--rehearse", cwd=tmp_path)
+    assert refused.code == 2
+    assert "has no class folder with files in it" in refused.err
 
 
 @pytest.mark.slow

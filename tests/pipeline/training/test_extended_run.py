@@ -39,7 +39,7 @@ def _extending(make_job: MakeJob, first: TrainingJob, folder: Path, epochs: int)
     return job.model_copy(update={"extends": extends})
 
 
-def _curve(result: TrainResult) -> list[tuple[int, float, float]]:
+def _curve(result: TrainResult) -> list[tuple[int, float, float | None]]:
     return [(each.step, each.train_loss, each.validation_accuracy) for each in result.history]
 
 

@@ -79,8 +79,9 @@ def test_the_settings_decide_the_loss_of_a_training(make_job: MakeJob, tmp_path:
     job = make_job(tmp_path, training={"class_weights": "balanced", "loss": "bce"})
     training = Training(job, EventWriter(tmp_path / "events.jsonl"))
     labels = training.data.labels[training.data.training.rows]
-    assert training.step.class_weights_K is not None
-    expected = balanced_class_weights(labels, len(job.classes))
-    assert torch.equal(training.step.class_weights_K, expected)
-    plain = Training(make_job(tmp_path / "plain"), EventWriter(tmp_path / "plain.jsonl"))
-    assert plain.step.class_weights_K is None
+    logits = torch.randn(len(labels), len(job.classes))
+    targets, settings = torch.from_numpy(labels), job.config.training
+    weights = balanced_class_weights(labels, len(job.classes))
+    expected = training_loss(logits, targets, settings, weights)
+    assert torch.equal(training.objective.loss(logits, targets), expected)
+    assert not torch.equal(training_loss(logits, targets, settings), expected)

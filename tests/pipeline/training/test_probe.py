@@ -81,8 +81,8 @@ def test_only_the_head_changes_and_it_learns(make_job: MakeJob, tmp_path: Path) 
     data = open_data(job)
     logits_NK = predict_logits(model, data.images, data.validation_rows, job.image)
     right_N = logits_NK.argmax(1).numpy() == data.labels[data.validation_rows]
-    assert np.isclose(right_N.mean(), result.best_validation_accuracy)
-    assert result.history[0].train_accuracy > 0.6
+    assert np.isclose(right_N.mean(), result.best_validation_accuracy or 0)
+    assert (result.history[0].train_accuracy or 0) > 0.6
     assert result.probe is not None
     assert result.probe.images == len(data.images)
     rows, cpu = np.arange(len(data.images)), torch.device("cpu")

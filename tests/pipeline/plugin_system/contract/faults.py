@@ -17,7 +17,7 @@ OF_SETTINGS = {
     "settings_survive_json",
     "imports_only_the_public_api",
 }
-"""The checks that all four kinds share."""
+"""The checks that all kinds share."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a person should know about scanned data: files left out, empty classes, small splits."""
+"""What a person should know about the files of a source: left out, too few, missing classes."""
 
 from __future__ import annotations
 
@@ -15,16 +15,8 @@ _NAMED_FILES = 20
 _FEW_IMAGES = 50
 
 
-def notes_on_scan(manifest: pd.DataFrame, listing: ImageListing) -> list[str]:
-    """Return the source's own notes, then what was left out and which classes are empty."""
-    return [
-        *listing.notes,
-        *_notes_on_files(manifest),
-        *_notes_on_empty_classes(manifest, listing),
-    ]
-
-
-def _notes_on_files(manifest: pd.DataFrame) -> list[str]:
+def notes_on_files(manifest: pd.DataFrame) -> list[str]:
+    """Name the files that are damaged, and those that are no images."""
     notes = []
     for status, words in (
         ("damaged", ("is damaged", "are damaged")),
@@ -46,7 +38,7 @@ def _notes_on_files(manifest: pd.DataFrame) -> list[str]:
 
 
 def notes_on_size(rows: pd.DataFrame) -> list[str]:
-    """Return a note for each split that is too small for precise metrics."""
+    """Say what follows from few validation or test images."""
     counts = rows["split"].value_counts()
     words = {
         "validation": "the best epoch and the calibration vary a lot",
@@ -59,7 +51,7 @@ def notes_on_size(rows: pd.DataFrame) -> list[str]:
     ]
 
 
-def _notes_on_empty_classes(manifest: pd.DataFrame, listing: ImageListing) -> list[str]:
+def notes_on_empty_classes(manifest: pd.DataFrame, listing: ImageListing) -> list[str]:
     """Name the class folders without images; the model will not know these classes."""
     labelled = manifest[manifest["label"] != ""]
     foreign = labelled["status"] == "foreign"

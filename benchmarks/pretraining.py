@@ -1,0 +1,225 @@
+"""What pre-training is worth: without labels, and on other classes.
+
+python -m benchmarks.pretraining mae FOLDER [--limit 20m] [--keep DIR]
+python -m benchmarks.pretraining halves FOLDER [--limit 10m] [--keep DIR]
+
+FOLDER holds `train` and `test` with a folder for each class, such as CIFAR-10.
+
+`mae` trains a masked autoencoder on all training images without their labels. A logistic regression
+on 100 labelled images of each class then reads three kinds of features of the same images: the
+pre-trained encoder's, those of the same encoder with random weights, and the pixels.
+
+`halves` trains on the first half of the classes. Then 100 images of each other class are trained on
+twice, for the same time (a fifth of the limit): from these weights, and from random ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from benchmarks.measured_runs import machine
+from pipeline import config_files, quiet_libraries
+from pipeline.config import RunConfig
+from pipeline.data import ingestion
+from pipeline.data.decoding import decode_image, resize_image
+from pipeline.data.ingestion import IngestedData, PreparedData
+from pipeline.initial_weights.stage import starting_point
+from pipeline.metrics.intervals import proportion
+from pipeline.models.inference import predict_logits
+from pipeline.models.model_building import build_model
+from pipeline.models.model_files import load_model
+from pipeline.plugin_api import ImageSpec
+from pipeline.probing.features import features_of
+from pipeline.probing.linear_fit import fit_head
+from pipeline.probing.linear_head import linear_head
+from pipeline.training.config import duration_seconds
+from pipeline.training.launching import job_of
+from pipeline.training.machine import MODULE
+from pipeline.training.train_result import TrainResult
+from pipeline.workers.event_log import Event
+from pipeline.workers.worker_process import run_worker
+
+Array = np.ndarray[Any, Any]
+_LABELLED, _TESTED = 100, 200
+"""Images of each class."""
+_SHORTER = 5
+_ENCODER: dict[str, Any] = {
+    "name": "vit",
+    "embed_dim": 192,
+    "depth": 6,
+    "num_heads": 3,
+    "mlp_dim": 768,
+    "pooling": "average",
+    "patch_embedding": {"name": "conv", "patch_size": 4},
+}
+_MAE: dict[str, Any] = {
+    "model": _ENCODER,
+    "objective": {"name": "mae", "decoder_dim": 96},
+    "augmentation": {"name": "standard"},
+    "optimizer": {"learning_rate": 1e-3, "beta2": 0.95},
+}
+_SUPERVISED: dict[str, Any] = {
+    "model": {**_ENCODER, "name": "vit", "patch_embedding": {"name": "hybrid"}},
+    "augmentation": {"name": "standard"},
+    "optimizer": {"name": "muon", "learning_rate": 2e-3},
+}
+
+
+class Images(NamedTuple):
+    """Decoded images (N, H, W, C) and their classes."""
+
+    pixels: Array
+    labels_N: Array
+
+
+def main() -> None:
+    """Run the chosen comparison."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("comparison", choices=("mae", "halves"))
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--limit", default="20m", help="of the pre-training")
+    parser.add_argument("--keep", type=Path, default=Path("pretraining"))
+    arguments = parser.parse_args()
+    quiet_libraries.apply()
+    print(machine(), flush=True)
+    compare = _mae if arguments.comparison == "mae" else _halves
+    compare(arguments.folder.resolve(), arguments.limit, arguments.keep.resolve())
+
+
+def _mae(folder: Path, limit: str, keep: Path) -> None:
+    changes = config_files.merged(_MAE, {"training": {"time_limit": limit}})
+    config, data, prepared = _prepared(folder / "train", keep, changes)
+    trained = _train(config, data, prepared, keep / "mae")
+    print(
+        f"masked autoencoder: {trained.epochs:.1f} epochs, {trained.steps} steps in "
+        f"{trained.seconds:.0f} s, {trained.images_per_second:.0f} images/s; validation loss "
+        f"{trained.best_validation_loss or 0:.3f}",
+        flush=True,
+    )
+    classes = sorted(each.name for each in (folder / "train").iterdir())
+    labelled = _images(folder / "train", classes, _LABELLED, prepared.image)
+    tests = _images(folder / "test", classes, _TESTED, prepared.image)
+    torch.manual_seed(0)
+    untrained = build_model(config.model, prepared.image, 0).eval()
+    encoders = {"pre-trained encoder": load_model(trained.best)[0], "random encoder": untrained}
+    for name, encoder in encoders.items():
+        kept = keep / "features" / f"{name.replace(' ', '_')}_{trained.steps}"
+        _say(name, *(_features(encoder, each, prepared.image, kept) for each in (labelled, tests)))
+    _say("pixels", *((each.pixels.reshape(len(each.pixels), -1) / 255, each.labels_N)
+                     for each in (labelled, tests)))  # fmt: skip
+
+
+def _say(name: str, labelled: tuple[Array, Array], tests: tuple[Array, Array]) -> None:
+    """Fit a head as `training.trainable head` does, and print its accuracy."""
+    features_ND, labels_N = labelled
+    nothing = features_ND[:0].astype(np.float32), labels_N[:0]
+    fitted = fit_head(features_ND.astype(np.float32), labels_N, *nothing, int(labels_N.max()) + 1)
+    answers_M = (tests[0] @ fitted.weight_KD.T + fitted.bias_K).argmax(1)
+    found = proportion(int((answers_M == tests[1]).sum()), len(answers_M))
+    print(
+        f"{name}: {found.value:.1%} of {found.n} test images ({found.low:.1%} to {found.high:.1%}) "
+        f"with a head on {len(labels_N)} labelled images",
+        flush=True,
+    )
+
+
+def _features(
+    encoder: torch.nn.Module, images: Images, spec: ImageSpec, folder: Path
+) -> tuple[Array, Array]:
+    features = features_of(
+        encoder,
+        linear_head(encoder, 1),
+        images.pixels,
+        np.arange(len(images.pixels)),
+        spec,
+        folder / str(len(images.pixels)),
+        device=torch.device("cpu"),
+        precision="float32",
+    )
+    return np.asarray(features), images.labels_N
+
+
+def _halves(folder: Path, limit: str, keep: Path) -> None:
+    classes = sorted(each.name for each in (folder / "train").iterdir())
+    half = len(classes) // 2
+    first = _linked(folder / "train", keep / "first", classes[:half], None)
+    second = _linked(folder / "train", keep / "second", classes[half:], _LABELLED)
+    tests = _linked(folder / "test", keep / "tests", classes[half:], None)
+    short = f"{duration_seconds(limit) / _SHORTER:g}s"
+    changes = config_files.merged(_SUPERVISED, {"training": {"time_limit": limit}})
+    before = _train(*_prepared(first, keep, changes), keep / "halves-first")
+    print(f"pre-trained: {before.best_validation_accuracy or 0:.1%} of its own validation images")
+    changes = config_files.merged(_SUPERVISED, {"training": {"time_limit": short}})
+    start = {"init": str(before.best / "model.safetensors")}
+    warm = {"model": start, "training": {"trainable": "all"}}
+    slower = {"optimizer": {"learning_rate": 1e-3}}
+    for name, more in (("random weights", {}), ("pre-trained", config_files.merged(warm, slower))):
+        config, data, prepared = _prepared(second, keep, config_files.merged(changes, more))
+        trained = _train(config, data, prepared, keep / f"halves-{name.replace(' ', '-')}")
+        images = _images(tests, classes[half:], _TESTED * 2, prepared.image)
+        model = load_model(trained.best)[0]
+        rows = np.arange(len(images.pixels))
+        logits_NK = predict_logits(model, images.pixels, rows, prepared.image).numpy()
+        right = int((logits_NK.argmax(1) == images.labels_N).sum())
+        found = proportion(right, len(rows))
+        print(
+            f"{name}: {found.value:.1%} of {found.n} test images ({found.low:.1%} to "
+            f"{found.high:.1%}) after {trained.epochs:.1f} epochs in {trained.seconds:.0f} s",
+            flush=True,
+        )
+
+
+def _linked(source: Path, target: Path, classes: list[str], each: int | None) -> Path:
+    """Return a folder with links to the first images of some classes."""
+    shutil.rmtree(target, ignore_errors=True)
+    for name in classes:
+        (target / name).mkdir(parents=True)
+        for file in sorted((source / name).iterdir())[:each]:
+            (target / name / file.name).symlink_to(file)
+    return target
+
+
+def _prepared(
+    images: Path, keep: Path, changes: dict[str, Any]
+) -> tuple[RunConfig, IngestedData, PreparedData]:
+    asked = config_files.merged({"name": "pretraining", "data": {"path": str(images)}}, changes)
+    config, workspace = config_files.validated(asked), keep / "work"
+    data = ingestion.ingest(config, workspace)
+    if config.model.init:
+        config = starting_point(config, "pretraining", workspace).config
+    config = ingestion.resolve(config, data)
+    return config, data, ingestion.prepare(config, data, workspace)
+
+
+def _train(
+    config: RunConfig, data: IngestedData, prepared: PreparedData, folder: Path
+) -> TrainResult:
+    job = job_of(config, data, prepared, folder, "benchmark", folder.parent / "work")
+    return run_worker(MODULE, job.folder, job, TrainResult, _show)
+
+
+def _show(event: Event) -> None:
+    if event["kind"] == "metrics" and "validation/loss" in event["values"]:
+        values = event["values"]
+        print(f"  epoch {values['epoch']:.1f}: validation loss {values['validation/loss']:.3f}")
+
+
+def _images(folder: Path, classes: list[str], each: int, spec: ImageSpec) -> Images:
+    """Decode the first images of each class."""
+    pixels, labels = [], []
+    for label, name in enumerate(classes):
+        for file in sorted((folder / name).iterdir())[:each]:
+            decoded = decode_image(file.read_bytes(), spec.channels)
+            pixels.append(resize_image(decoded, spec.height, spec.width, spec.resize))
+            labels.append(label)
+    return Images(np.stack(pixels), np.array(labels))
+
+
+if __name__ == "__main__":
+    main()

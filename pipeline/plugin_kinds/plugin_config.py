@@ -1,0 +1,93 @@
+"""What all kinds of plugins share: settings, the format of the images, the version of the API."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Self, TypeVar
+
+from pipeline.section import Section
+
+API_VERSION = 1
+"""Incremented when plugins written for the previous API would no longer work."""
+
+
+class ImageSpec(Section):
+    """The format of a model's input images, after decoding and resizing."""
+
+    channels: Literal[1, 3]
+    """1 for greyscale, 3 for RGB."""
+
+    height: int
+    """Pixels."""
+
+    width: int
+    """Pixels."""
+
+    mean: tuple[float, ...]
+    """Per channel, of the training split, on the scale 0 to 1."""
+
+    std: tuple[float, ...]
+    """Per channel, of the training split, on the scale 0 to 1."""
+
+    resize: Literal["crop", "squash"]
+    """How an image of another shape is resized: scale and crop, or squash."""
+
+
+@dataclass(frozen=True)
+class DataTraits:
+    """Properties of the data, known once it has been read; they fill in settings left open."""
+
+    channels: int
+    height: int
+    width: int
+    num_classes: int
+    mirror_symmetric: bool
+    """Whether a mirrored image still shows its class (False for digits and letters)."""
+
+
+class PluginConfig(Section):
+    """Base class for the settings of a plugin."""
+
+    def resolved_for(self, _traits: DataTraits) -> Self:
+        """Return the settings with everything that depends on the data filled in.
+
+        Called once, before training. Raise `ConfigError` for a setting that does not fit the
+        images; its message names the value, the rule and the remedy.
+        """
+        return self
+
+
+C = TypeVar("C", bound=PluginConfig)
+P = TypeVar("P")
+
+
+def accepts_exceptions(plugin_class: type[P]) -> type[P]:
+    """Accept `exceptions=`, the former name of `expected_failed_checks=`, for one release."""
+    initialise: Callable[..., None] = plugin_class.__init__
+
+    @functools.wraps(initialise)
+    def accept(
+        self: P, *args: Any, exceptions: Mapping[str, str] | None = None, **named: Any
+    ) -> None:
+        if exceptions is not None:
+            warnings.warn(_RENAMED, DeprecationWarning, stacklevel=2)
+            named["expected_failed_checks"] = exceptions
+        initialise(self, *args, **named)
+
+    def exceptions(plugin: Any) -> Mapping[str, str]:
+        warnings.warn(_RENAMED, DeprecationWarning, stacklevel=2)
+        expected: Mapping[str, str] = plugin.expected_failed_checks
+        return expected
+
+    setattr(plugin_class, "__init__", accept)  # noqa: B010 - mypy refuses the assignment
+    setattr(plugin_class, "exceptions", property(exceptions))  # noqa: B010 - the same
+    return plugin_class
+
+
+_RENAMED = (
+    "exceptions is now called expected_failed_checks. The old name will stop working in the next "
+    "release; rename it."
+)

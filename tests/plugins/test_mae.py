@@ -1,0 +1,166 @@
+"""The masked autoencoder: the published loss, nothing leaks, and every ViT can be its encoder."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from pipeline import config_files
+from pipeline.config import RunConfig
+from pipeline.errors import ConfigError
+from pipeline.models.model_building import build_model
+from pipeline.plugin_api import DataTraits, ImageSpec
+from pipeline.plugin_system.plugin_settings import resolve_settings
+from pipeline.training.objectives import build_objective
+from plugins.objectives.mae_module import MaskedAutoencoder
+
+IMAGE = ImageSpec(
+    channels=3, height=32, width=48, mean=(0.5,) * 3, std=(0.25,) * 3, resize="squash"
+)
+SMALL = {"embed_dim": 32, "depth": 2, "num_heads": 2, "mlp_dim": 48}
+ENCODERS = ("vit", "vit_registers", "simple_vit", "rope_vit", "vit_small_data")
+
+
+def _config(model: dict[str, Any], objective: dict[str, Any]) -> RunConfig:
+    flags = {"model": {**SMALL, **model}, "objective": {"name": "mae", **objective}}
+    traits = DataTraits(3, IMAGE.height, IMAGE.width, 5, mirror_symmetric=True)
+    return resolve_settings(config_files.requested(None, flags=flags), traits)
+
+
+def _module(model: dict[str, Any] | None = None, **objective: Any) -> MaskedAutoencoder:
+    config = _config(model or {}, objective)
+    torch.manual_seed(0)
+    built = build_model(config.model, IMAGE, 0)
+    module = build_objective(config, IMAGE, 0).training_module(built)
+    assert isinstance(module, MaskedAutoencoder)
+    return module.eval()
+
+
+def _images(batch: int = 3) -> torch.Tensor:
+    shape = (batch, IMAGE.channels, IMAGE.height, IMAGE.width)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("normalized", [True, False])
+@torch.no_grad()
+def test_the_loss_is_the_published_one(*, normalized: bool) -> None:
+    """The squared error of hidden patches alone, normalised as in section 4.1 of the paper."""
+    module, images = _module(normalized_pixels=normalized), _images()
+    order, visible = module._drawn(images)
+    predicted = module._predicted(images, order, visible)
+    size = (module.patch_height, module.patch_width)
+    columns = torch.nn.functional.unfold(images, size, stride=size)  # channels, then pixels
+    patches = columns.shape[2]
+    target = columns.reshape(len(images), 3, -1, patches).permute(0, 3, 2, 1).flatten(2)
+    if normalized:
+        target = (target - target.mean(-1, keepdim=True)) / (
+            target.var(-1, keepdim=True) + 1e-6
+        ).sqrt()
+    error = (predicted - target).square().mean(-1)
+    hidden = torch.ones_like(error).scatter(1, order[:, :visible], 0.0)
+    assert torch.allclose(module(images).mean(), (error * hidden).sum() / hidden.sum())
+
+
+@pytest.mark.parametrize("embedding", ["conv", "conv_stem", "overlap", "shifted", "hybrid"])
+@torch.no_grad()
+def test_hidden_pixels_do_not_leak(embedding: str) -> None:
+    """Other pixels in the hidden patches change no prediction, whatever the embedding sees."""
+    module = _module({"patch_embedding": {"name": embedding}})
+    images = _images()
+    order, visible = module._drawn(images)
+    hidden = module._hidden(order, visible)
+    other = torch.where(hidden, 9.0, module._patches(images))
+    changed = module._joined(other, module.grid)
+    assert not torch.equal(images, changed)
+    expected = module._predicted(images, order, visible)
+    assert torch.equal(module._predicted(changed, order, visible), expected)
+    all_seen = module._joined(torch.where(~hidden, 9.0, module._patches(images)), module.grid)
+    assert not torch.allclose(module._predicted(all_seen, order, visible), expected)
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+@torch.no_grad()
+def test_visible_patches_are_encoded_at_their_places(name: str) -> None:
+    """All patches, named in any order, give the tokens of the whole image in that order."""
+    model: Any = _module({"name": name}).model
+    images = _images()
+    whole = model.encode(images)
+    rows, columns = model.patch_embedding.grid
+    patches = rows * columns
+    prefix = whole.shape[1] - patches
+    places = torch.stack([torch.randperm(patches) for _ in images])
+    found = model.encode(images, places)
+    pairs = zip(whole, places, strict=True)
+    expected = torch.stack([tokens[prefix + order] for tokens, order in pairs])
+    assert torch.allclose(found[:, prefix:], expected, atol=1e-5)
+    assert torch.allclose(found[:, :prefix], whole[:, :prefix], atol=1e-5)
+    few = model.encode(images, places[:, :5])
+    assert few.shape == (len(images), prefix + 5, whole.shape[2])
+
+
+@torch.no_grad()
+def test_patches_and_images_are_the_same_pixels() -> None:
+    """Cutting and joining is exact, and a patch holds the pixels of its place."""
+    module, images = _module(), _images()
+    patches = module._patches(images)
+    assert torch.equal(module._joined(patches, module.grid), images)
+    height, width = module.patch_height, module.patch_width
+    own = images[1, :, height : 2 * height, 2 * width : 3 * width]
+    columns = module.grid[1]
+    assert torch.equal(patches[1, columns + 2], own.permute(1, 2, 0).flatten())
+
+
+@torch.no_grad()
+def test_the_mask_is_drawn_in_training_alone() -> None:
+    """In training each image and step has its own hidden patches, of the number that is set."""
+    module, images = _module(mask_ratio=0.6), _images(4)
+    (order, visible), (again, _) = module._drawn(images), module._drawn(images)
+    assert torch.equal(order, again)
+    assert (order[0] == order).all()
+    module.train()
+    drawn, _ = module._drawn(images)
+    patches = order.shape[1]
+    assert visible == patches - round(0.6 * patches)
+    assert len({tuple(row) for row in drawn.tolist()}) == 4
+    assert (drawn.sort(dim=1).values == torch.arange(patches)).all()
+
+
+@torch.no_grad()
+def test_pictures_show_what_was_visible() -> None:
+    """Visible patches are unchanged in both pictures; hidden ones are not."""
+    module, images = _module(), _images()
+    shown, filled = module.reconstructed(images)
+    hidden = module._hidden(*module._drawn(images)).expand(-1, -1, module._patches(images).shape[2])
+    for picture in (shown, filled):
+        same = module._patches(picture) == module._patches(images)
+        assert same[~hidden].all()
+        assert same[hidden].float().mean() < 0.01  # black pixels may have been black
+
+
+@pytest.mark.parametrize(
+    ("model", "objective", "words"),
+    [
+        ({"name": "cct"}, {}, "cannot encode visible patches alone. Set model.name to vit,"),
+        ({}, {"decoder_dim": 36, "decoder_heads": 5}, "decoder_heads 5 does not divide"),
+    ],
+)
+def test_what_does_not_fit_is_a_sentence(
+    model: dict[str, Any], objective: dict[str, Any], words: str
+) -> None:
+    """A model that cannot hide patches, and a decoder that cannot be built, are refused."""
+    with pytest.raises(ConfigError, match=words):
+        _module(model, **objective)
+
+
+@pytest.mark.parametrize(
+    "training",
+    [{"folds": 3}, {"refit": True}, {"mixup": 0.2}, {"class_weights": "balanced"}],
+    ids=lambda value: next(iter(value)),
+)
+def test_settings_that_need_labels_are_refused(training: dict[str, Any]) -> None:
+    """The error names the setting and the objective."""
+    [key] = training
+    with pytest.raises(ConfigError, match=f"training.{key} is .*, but objective.name mae"):
+        config_files.requested(None, flags={"objective": {"name": "mae"}, "training": training})
