@@ -82,6 +82,7 @@ class ImageTable:
     def __init__(self, config: TableConfig, context: SourceContext) -> None:
         self.config = config
         self.path, self.work_dir = context.path, context.work_dir
+        self.needs_labels = context.needs_labels
 
     def list_images(self) -> ImageListing:
         """Return one image for each row; raise `DataError` if the table cannot be used."""
@@ -102,7 +103,7 @@ class ImageTable:
             mirror_symmetric=config.mirror_symmetric,
             notes=[*_guess_note(file, columns), *places.notes],
         )
-        images, left_out, rows = _rows(table, columns, places)
+        images, left_out, rows = _rows(table, columns, places, needs_labels=self.needs_labels)
         if not images:
             raise DataError(
                 f"{file} gives no image a label in column '{columns.label}'. Choose another "
@@ -172,7 +173,7 @@ def _own_columns(table: Table, columns: Columns, rows: list[int]) -> dict[str, l
 
 
 def _rows(
-    table: Table, columns: Columns, places: _Places
+    table: Table, columns: Columns, places: _Places, *, needs_labels: bool
 ) -> tuple[list[ListedImage], list[LeftOutFile], list[int]]:
     """Return the images, what is left out with the reason, and the row of each image."""
     labels = _labels(table, columns.label)
@@ -183,7 +184,7 @@ def _rows(
     left_out: dict[str, LeftOutFile] = {}
     for row, path in enumerate(places.paths):
         shown = path or places.shown[row] or f"row {row + 1}"
-        if path is None or not labels[row]:
+        if path is None or (needs_labels and not labels[row]):
             reason = places.missing if path is None else _NO_LABEL
             left_out[shown] = LeftOutFile(shown, reason, "damaged" if path is None else "foreign")
             continue
