@@ -29,6 +29,7 @@ from pipeline.models.model_description import (
     ModelDescription,
     load_description,
 )
+from pipeline.models.pretrained.companion_files import COMPANION_FILES
 from pipeline.registry import package_download, registered_models
 from pipeline.run_memory import interrupted_runs, stage_keys
 from pipeline.tracking.tracked_run import FOLDER_TAG
@@ -42,8 +43,6 @@ if TYPE_CHECKING:
 OWN_CHAMPION = "champion"
 """The champion of the run's own model, if there is one."""
 OWN_LAYOUT = "Patchline"
-_BESIDE = ("config.json", "preprocessor_config.json", "open_clip_config.json")
-"""Files of a model hub that say more about the weights."""
 _CODE = ("pipeline.models.pretrained", "pipeline.initial_weights.finding")
 
 
@@ -155,7 +154,7 @@ def _of_name(
 def _of_file(reference: str, file: Path, num_heads: int | None, workspace: Path) -> InitialWeights:
     """Convert a file, unless the workspace has the converted weights already."""
     sha256 = digest_of(file).sha256
-    beside = [file.with_name(name) for name in _BESIDE]
+    beside = [file.with_name(name) for name in COMPANION_FILES]
     digests = [digest_of(each).sha256 for each in beside if each.is_file()]
     code = " ".join([stage_keys.code(*_CODE), *digests, str(num_heads or "")]).strip()
     kept = _kept(workspace, sha256)
