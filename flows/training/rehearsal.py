@@ -30,10 +30,10 @@ from pipeline.packaging.clean_process_check import check_package
 from pipeline.packaging.model_card import CardFacts
 from pipeline.packaging.packaged_model import PackagedModel
 from pipeline.planning.facts import Plan
-from pipeline.planning.plan import duration
 from pipeline.registry import registered_models, registration
 from pipeline.run_memory.stage_memory import StageMemory
 from pipeline.section import Section
+from pipeline.terminal_words import duration
 from pipeline.tracking.tracked_run import TrackedRun
 from pipeline.training.config import duration_seconds
 from pipeline.training.launching import job_of
