@@ -17,43 +17,17 @@ import argparse
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import torch
-from torch import nn
 
+from benchmarks.frozen_networks import Array, Network, chosen_images, features, network_of
 from benchmarks.measured_runs import machine
-from pipeline import config_files, quiet_libraries
-from pipeline.data.decoding import decode_image, resize_image
-from pipeline.initial_weights.loading import load_into
-from pipeline.initial_weights.record import InitialWeights, kept_folder
-from pipeline.initial_weights.stage import starting_point
+from pipeline import quiet_libraries
 from pipeline.metrics.intervals import mean_of_repeats
-from pipeline.models.model_building import build_model
-from pipeline.plugin_api import DataTraits, ImageSpec
-from pipeline.plugin_system.plugin_settings import resolve_settings
-from pipeline.probing.features import features_of
 from pipeline.probing.linear_fit import fit_head
-from pipeline.probing.linear_head import linear_head
 
-Array = np.ndarray[Any, Any]
 _NO_ROWS = 0
-
-
-class Images(NamedTuple):
-    """Files with their classes."""
-
-    files: list[Path]
-    labels_N: Array
-
-
-class Network(NamedTuple):
-    """A model with trained weights, and what its images are like."""
-
-    model: nn.Module
-    image: ImageSpec
-    sha256: str
 
 
 class Draw(NamedTuple):
@@ -73,7 +47,7 @@ def main() -> None:
     given_split = (arguments.folder / "train").is_dir()
     parent = arguments.folder / "train" if given_split else arguments.folder
     classes = arguments.classes or sorted(each.name for each in parent.iterdir() if each.is_dir())
-    network = _network(arguments.weights, len(classes), arguments.keep)
+    network = network_of(arguments.weights, len(classes), arguments.keep)
     draws = (_given_split if given_split else _divided)(arguments, network, classes)
     ours, theirs = [], []
     for number, draw in enumerate(draws):
@@ -109,22 +83,22 @@ def _given_split(
 ) -> Iterator[Draw]:
     """Draw training images from one split; the test images are those of the other."""
     each = arguments.tests // len(classes)
-    tests = _chosen(arguments.folder / "test", classes, [each] * len(classes), 0)
-    test_features = _features(network, tests, classes, arguments.keep / "tests")
+    tests = chosen_images(arguments.folder / "test", classes, [each] * len(classes), 0)
+    test_MD = features(network, tests, len(classes), arguments.keep / "tests")
     for seed in range(arguments.draws):
         counts = [arguments.images] * len(classes)
-        draw = _chosen(arguments.folder / "train", classes, counts, seed)
-        features = _features(network, draw, classes, arguments.keep / f"draw-{seed}")
-        yield Draw(features, draw.labels_N, test_features, tests.labels_N)
+        draw = chosen_images(arguments.folder / "train", classes, counts, seed)
+        features_ND = features(network, draw, len(classes), arguments.keep / f"draw-{seed}")
+        yield Draw(features_ND, draw.labels_N, test_MD, tests.labels_N)
 
 
 def _divided(arguments: argparse.Namespace, network: Network, classes: list[str]) -> Iterator[Draw]:
     """Divide the same images of each class in another way for each draw."""
     share, more = divmod(arguments.tests, len(classes))
     counts = [arguments.images + share + (label < more) for label in range(len(classes))]
-    images = _chosen(arguments.folder, classes, counts, 0)
+    images = chosen_images(arguments.folder, classes, counts, 0)
     folder = arguments.keep / f"divided-{'-'.join(classes)}-{len(images.files)}"
-    features = _features(network, images, classes, folder)
+    features_ND = features(network, images, len(classes), folder)
     for seed in range(arguments.draws):
         order = np.random.default_rng(seed).permutation(len(images.files))
         labels = images.labels_N[order]
@@ -132,70 +106,9 @@ def _divided(arguments: argparse.Namespace, network: Network, classes: list[str]
         training = np.concatenate(first)
         tests = np.setdiff1d(order, training)
         yield Draw(
-            *(features[training], images.labels_N[training]),
-            *(features[tests], images.labels_N[tests]),
+            *(features_ND[training], images.labels_N[training]),
+            *(features_ND[tests], images.labels_N[tests]),
         )
-
-
-def _network(file: Path, num_classes: int, folder: Path) -> Network:
-    config = config_files.requested(None, flags={"model": {"init": str(file)}})
-    start = starting_point(config, "few", folder.resolve())
-    if not isinstance(start.weights, InitialWeights):
-        raise TypeError(f"{file} holds no weights")
-    data, found = start.config.data, start.weights
-    size, channels = data.image_size or 0, data.channels or 3
-    traits = DataTraits(channels, size, size, num_classes, mirror_symmetric=True)
-    choice = resolve_settings(start.config, traits).model
-    image = ImageSpec(
-        channels=channels,
-        height=size,
-        width=size,
-        mean=data.mean or (),
-        std=data.std or (),
-        resize="crop",
-    )
-    model = build_model(choice, image, num_classes)
-    load_into(model, found, kept_folder(folder.resolve(), found.sha256), ())
-    return Network(model.eval(), image, found.sha256)
-
-
-def _chosen(folder: Path, classes: list[str], counts: list[int], seed: int) -> Images:
-    """Return a number of images of each class, the same ones for the same seed."""
-    random, files, labels = np.random.default_rng(seed), [], []
-    for label, (name, count) in enumerate(zip(classes, counts, strict=True)):
-        there = sorted((folder / name).iterdir())
-        if len(there) < count:
-            raise SystemExit(f"{folder / name} has {len(there)} images, and {count} are needed")
-        files += [there[position] for position in random.permutation(len(there))[:count]]
-        labels += [label] * count
-    return Images(files, np.array(labels))
-
-
-def _features(network: Network, images: Images, classes: list[str], folder: Path) -> Array:
-    """Return the features of the images, computed once."""
-    spec = network.image
-    pixels = np.stack(
-        [
-            resize_image(
-                decode_image(file.read_bytes(), spec.channels), spec.height, spec.width, "crop"
-            )
-            for file in images.files
-        ]
-    )
-    began = time.monotonic()
-    features = features_of(
-        network.model,
-        linear_head(network.model, len(classes)),
-        pixels,
-        np.arange(len(pixels)),
-        spec,
-        folder / network.sha256[:16],
-        device=torch.device("cpu"),
-        precision="float32",
-    )
-    seconds = time.monotonic() - began
-    print(f"{len(pixels)} features in {seconds:.0f} s, {len(pixels) / seconds:.1f}/s", flush=True)
-    return np.asarray(features)
 
 
 def _ours(draw: Draw, classes: int) -> tuple[float, float, float]:
