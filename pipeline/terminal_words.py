@@ -1,4 +1,4 @@
-"""Text for a terminal: names from outside made harmless, paths and programs ready to paste."""
+"""Text for people: names from outside made harmless, paths ready to paste, durations."""
 
 from __future__ import annotations
 
@@ -57,6 +57,15 @@ def pasted_program(name: str) -> tuple[str, str]:
     if activate.exists():
         return name, f"source {pasted_path(str(activate))}"
     return pasted_path(str(beside)), ""
+
+
+def duration(seconds: float) -> str:
+    """Return seconds as a person says them: 40 s, 5 min, 2.5 h; at least 1 s."""
+    if seconds < 90:  # noqa: PLR2004 - shorter in seconds
+        return f"{max(1.0, seconds):.0f} s"
+    if seconds < 90 * 60:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
 
 
 def _ansi_quoted(character: str) -> str:

@@ -25,7 +25,6 @@ from pipeline.workspace import WORKSPACE
 
 if TYPE_CHECKING:
     from pipeline.browsing.run_summary import RunSummary
-    from pipeline.data.ingestion import IngestedData
 
 
 def build(arguments: list[str]) -> Callable[..., None]:
@@ -167,46 +166,15 @@ def _train(training: Callable[[], RunSummary], began: float, *, as_json: bool) -
 def _print_plan(config: RunConfig) -> None:
     import yaml
 
-    from pipeline.data import ingestion
+    from flows.training.dry_run import dry_run
 
     with shown(), worker_start.prepared_workers():
         if config.preset:
             prewarm.training()
-            prewarm.planning()
-        display().stage(f"Reading the data ({config.data.path or config.data.source})")
-        data = ingestion.ingest(config, WORKSPACE.resolve(), display().advance, remember=False)
-        for words in data.findings():
-            display().note(words)
-        if config.model.init:
-            config = _initialized(config, data)
-        config, lines = _planned(config, data)
-    resolved = ingestion.resolve(config, data)
-    for line in lines:
+        found = dry_run(config, WORKSPACE.resolve())
+    for line in found.plan.lines() if found.plan else ():
         print(f"# {line}")
-    print(yaml.safe_dump(resolved.model_dump(mode="json"), sort_keys=False), end="")
-
-
-def _initialized(config: RunConfig, data: IngestedData) -> RunConfig:
-    """Return the config that follows its initial weights, and show what they are."""
-    from pipeline.initial_weights.stage import starting_point
-
-    display().stage(f"Finding the initial weights ({config.model.init})")
-    start = starting_point(config, data.name, WORKSPACE.resolve())
-    for line in start.notes():
-        display().note(line)
-    return start.config
-
-
-def _planned(config: RunConfig, data: IngestedData) -> tuple[RunConfig, list[str]]:
-    """Return the config with its preset filled in, and the plan in words."""
-    if config.preset is None:
-        return config, []
-    from pipeline.planning import stage as planning
-    from pipeline.run_memory.stage_memory import StageMemory
-
-    display().stage("Planning the training")
-    plan = planning.planned(config, data, StageMemory(WORKSPACE.resolve()), display().note)
-    return planning.with_plan(config, plan), plan.lines()
+    print(yaml.safe_dump(found.config.model_dump(mode="json"), sort_keys=False), end="")
 
 
 def _rehearse(config: RunConfig, *, as_json: bool) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from flows.progress import display, show_event
+from flows.training.dry_run import dry_run
 from pipeline.config import RunConfig
 from pipeline.data import ingestion
 from pipeline.data import manifest as manifests
@@ -24,19 +25,17 @@ from pipeline.data.ingestion import IngestedData, PreparedData
 from pipeline.errors import PackagingError
 from pipeline.evaluation import evaluating
 from pipeline.evaluation.evaluating import Evaluated
-from pipeline.initial_weights import stage as initial_weights
 from pipeline.packaging import stage as packaging_stage
 from pipeline.packaging.clean_process_check import check_package
 from pipeline.packaging.model_card import CardFacts
 from pipeline.packaging.packaged_model import PackagedModel
-from pipeline.planning import stage as planning
 from pipeline.planning.facts import Plan
-from pipeline.planning.plan import duration
 from pipeline.pretraining import stage as pretraining
 from pipeline.pretraining.stage import PretrainingEvaluated
 from pipeline.registry import registered_models, registration
 from pipeline.run_memory.stage_memory import StageMemory
 from pipeline.section import Section
+from pipeline.terminal_words import duration
 from pipeline.tracking.tracked_run import TrackedRun
 from pipeline.training.config import duration_seconds
 from pipeline.training.launching import job_of
@@ -102,8 +101,10 @@ def rehearse(config: RunConfig) -> Rehearsal:
         tempfile.TemporaryDirectory(dir=workspace, prefix=".building-") as scratch,
     ):
         prewarm.training()
-        stages = _Stages()
-        data, config, plan = _read(config, workspace, stages)
+        found = dry_run(config, workspace)
+        for line in found.plan.lines() if found.plan else ():
+            display().note(line)
+        stages, data, config = _Stages({"read": found.reading_seconds}), found.data, found.config
         folder = Path(scratch).resolve()
         few = _subset(data, config, folder)
         with stages.stage("prepare", f"Decoding {sum(few.counts.values()):,} images"):
@@ -117,34 +118,8 @@ def rehearse(config: RunConfig) -> Rehearsal:
             evaluated = _evaluate(config, few, prepared, trained, folder, memory)
         with stages.stage("package", "Packaging the model and checking the package"):
             _package(config, few, prepared, trained, evaluated, folder, memory)
-    training, whole = _estimated(config, data, few, plan, trained, stages.seconds)
+    training, whole = _estimated(config, data, few, found.plan, trained, stages.seconds)
     return Rehearsal(seconds=time.monotonic() - began, run_seconds=whole, training_seconds=training)
-
-
-def _read(
-    config: RunConfig, workspace: Path, stages: _Stages
-) -> tuple[IngestedData, RunConfig, Plan | None]:
-    if config.preset:
-        prewarm.planning()
-    ingestion.check_source(config, workspace)
-    with stages.stage("read", f"Reading the data ({config.data.path or config.data.source})"):
-        data = ingestion.ingest(config, workspace, display().advance, remember=False)
-    for words in data.findings():
-        display().note(words)
-    if config.model.init:
-        display().stage(f"Finding the initial weights ({config.model.init})")
-        start = initial_weights.starting_point(config, data.name, workspace)
-        for line in start.notes():
-            display().note(line)
-        config = start.config
-    plan = None
-    if config.preset:
-        display().stage("Planning the training")
-        plan = planning.planned(config, data, StageMemory(workspace), display().note)
-        for line in plan.lines():
-            display().note(line)
-        config = planning.with_plan(config, plan)
-    return data, ingestion.resolve(config, data), plan
 
 
 def _subset(data: IngestedData, config: RunConfig, folder: Path) -> IngestedData:

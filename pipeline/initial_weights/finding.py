@@ -29,6 +29,7 @@ from pipeline.models.model_description import (
     ModelDescription,
     load_description,
 )
+from pipeline.models.pretrained.companion_files import COMPANION_FILES
 from pipeline.registry import package_download, registered_models
 from pipeline.run_memory import interrupted_runs, stage_keys
 from pipeline.tracking.tracked_run import FOLDER_TAG
@@ -42,8 +43,6 @@ if TYPE_CHECKING:
 OWN_CHAMPION = "champion"
 """The champion of the run's own model, if there is one."""
 OWN_LAYOUT = "Patchline"
-_BESIDE = ("config.json", "preprocessor_config.json", "open_clip_config.json")
-"""Files of a model hub that say more about the weights."""
 _CODE = ("pipeline.models.pretrained", "pipeline.initial_weights.finding")
 
 
@@ -155,12 +154,15 @@ def _of_name(
 def _of_file(reference: str, file: Path, num_heads: int | None, workspace: Path) -> InitialWeights:
     """Convert a file, unless the workspace has the converted weights already."""
     sha256 = digest_of(file).sha256
-    beside = [file.with_name(name) for name in _BESIDE]
+    beside = [file.with_name(name) for name in COMPANION_FILES]
     digests = [digest_of(each).sha256 for each in beside if each.is_file()]
     code = " ".join([stage_keys.code(*_CODE), *digests, str(num_heads or "")]).strip()
     kept = _kept(workspace, sha256)
-    if kept is not None and kept.code == code and kept.reference == reference:
-        return kept
+    if kept is not None and kept.code == code:
+        found = kept.model_copy(update={"reference": reference})
+        if found != kept:
+            _write_record(found, workspace)
+        return found
     from pipeline.models.pretrained.layouts import convert
 
     converted = convert(file, num_heads=num_heads)
@@ -201,6 +203,12 @@ def _keep(found: InitialWeights, weights: Mapping[str, torch.Tensor], workspace:
     folder = kept_folder(workspace, found.sha256)
     with storage_errors(folder):
         write_tensors(folder / TENSORS_FILE, weights)
+    _write_record(found, workspace)
+
+
+def _write_record(found: InitialWeights, workspace: Path) -> None:
+    folder = kept_folder(workspace, found.sha256)
+    with storage_errors(folder):
         write_text(folder / RECORD_FILE, found.model_dump_json(indent=2) + "\n")
 
 
@@ -248,8 +256,12 @@ def _of_training(trained: _Trained, workspace: Path) -> InitialWeights:
         )
     file = trained.folder / WEIGHTS_FILE
     found = _trained_record(trained, description, digest_of(file).sha256)
-    weights, _ = read_tensors(file)
-    _keep(found, weights, workspace)
+    kept = _kept(workspace, found.sha256)
+    if kept is None or kept.layout != OWN_LAYOUT:
+        weights, _ = read_tensors(file)
+        _keep(found, weights, workspace)
+    elif found != kept:
+        _write_record(found, workspace)
     return found
 
 

@@ -21,11 +21,8 @@ from torch import nn
 from pipeline.errors import ConfigError
 from pipeline.files.sealed_files import read_tensors
 from pipeline.initial_weights.record import TENSORS_FILE, InitialWeights
-from pipeline.models.pretrained.resizing import (
-    adapted_channels,
-    resized_kernel,
-    resized_positions,
-)
+from pipeline.layers.grid_resizing import resized_positions
+from pipeline.models.pretrained.resizing import adapted_channels, resized_kernel
 from pipeline.probing.linear_head import linear_head
 
 Action = Literal["used", "resized", "matched by class", "initialized", "not used"]

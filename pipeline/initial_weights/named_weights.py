@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 from pipeline.errors import ConfigError, PluginError
 from pipeline.initial_weights.recipe import split_name
+from pipeline.models.pretrained.companion_files import COMPANION_FILES
 
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 """Files of a repository of weights, in order of preference."""
-_BESIDE = ("config.json", "preprocessor_config.json")
 _SHOWN = 300
 
 
@@ -169,9 +169,9 @@ def _download(reference: str) -> dict[str, str]:
     file = next((each for each in _WEIGHTS if each in there), None)
     if file is None:
         return {"error": f"the repository {repository} has none of {', '.join(_WEIGHTS)}"}
-    for beside in _BESIDE:
-        if beside in there:
-            hub.hf_hub_download(repository, beside)
+    for companion in COMPANION_FILES:
+        if companion in there:
+            hub.hf_hub_download(repository, companion)
     stated = (card.card_data or {}).get("license") or license_name
     return {"file": hub.hf_hub_download(repository, file), "license": str(stated or "")}
 

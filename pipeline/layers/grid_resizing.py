@@ -1,6 +1,6 @@
 """Interpolate values from one grid of patches to another (arXiv 2010.11929, section 3.2).
 
-Shapes: N = rows * columns positions, D values each.
+Shapes: N = rows * columns positions, D values each, P prefix tokens (class token, registers).
 """
 
 from __future__ import annotations
@@ -25,3 +25,22 @@ def resized_grid(
         values_1Dhw.float(), size=new_grid, mode="bicubic", antialias=True, align_corners=False
     )
     return resized_1Dhw.flatten(2).transpose(1, 2).to(values_1ND.dtype)
+
+
+def resized_positions(
+    positions_1ND: torch.Tensor,
+    prefix_tokens: int,
+    grid: tuple[int, int],
+    new_grid: tuple[int, int],
+) -> torch.Tensor:
+    """Interpolate the positions of the patches to another grid: (1, P + rows * columns, D).
+
+    The first `prefix_tokens` positions are kept.
+
+    Raises:
+        ValueError: if the other positions do not fill the grid.
+    """
+    if grid == new_grid:
+        return positions_1ND
+    prefix_1PD, patches_1ND = positions_1ND.tensor_split([prefix_tokens], dim=1)
+    return torch.cat([prefix_1PD, resized_grid(patches_1ND, grid, new_grid)], dim=1)

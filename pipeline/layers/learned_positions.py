@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from pipeline.layers.grid_resizing import resized_grid
+from pipeline.layers.grid_resizing import resized_positions
 
 
 class LearnedPositionEmbedding(nn.Module):
@@ -39,7 +39,4 @@ class LearnedPositionEmbedding(nn.Module):
 
     def on_grid(self, grid: tuple[int, int]) -> torch.Tensor:
         """Return the vectors for a grid: (1, P + rows * columns, D)."""
-        if grid == self.grid:
-            return self.positions_1ND
-        prefix_1PD, places_1ND = self.positions_1ND.tensor_split([self.prefix_tokens], dim=1)
-        return torch.cat([prefix_1PD, resized_grid(places_1ND, self.grid, grid)], dim=1)
+        return resized_positions(self.positions_1ND, self.prefix_tokens, self.grid, grid)

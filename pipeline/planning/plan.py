@@ -25,6 +25,7 @@ from pipeline.planning.tiers import (
     tokens,
 )
 from pipeline.presets import PRESETS
+from pipeline.terminal_words import duration
 
 Settings = dict[str, Any]
 TRAINING_SHARE = 0.9
@@ -223,15 +224,6 @@ def _kept(asked: Asked) -> list[str]:
     prefixes = ("model", "optimizer", "training", "augmentation", "data.image_size")
     keys = [key for key in sorted(asked.values) if key.startswith(prefixes)]
     return [f"kept as set: {', '.join(keys)}"] if keys else []
-
-
-def duration(seconds: float) -> str:
-    """Return seconds as a person says them: 40 s, 5 min, 2.5 h."""
-    if seconds < 90:  # noqa: PLR2004 - shorter in seconds
-        return f"{seconds:.0f} s"
-    if seconds < 90 * 60:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"
 
 
 def _number(value: float) -> str:

@@ -21,6 +21,7 @@ from pipeline.models.stored_logits import save_logits
 from pipeline.probing.features import FeatureStore, seconds_per_image, suitable_batch_size
 from pipeline.probing.linear_fit import FittedHead, fit_head
 from pipeline.probing.linear_head import linear_head
+from pipeline.terminal_words import duration
 from pipeline.training.best_weights import FINAL
 from pipeline.training.device import make_repeatable
 from pipeline.training.initial_model import description_of, initial_model
@@ -35,8 +36,6 @@ from pipeline.workers.event_log import EventWriter
 FEATURES_FOLDER = "features"
 """In the workspace."""
 Array = np.ndarray[Any, Any]
-_SECONDS_SHOWN = 90
-_MINUTE = 60
 
 
 def probe(job: TrainingJob, events: EventWriter) -> TrainResult:
@@ -114,7 +113,8 @@ def _features(
     began, left = time.monotonic(), store.remaining()
     if left:
         each = seconds_per_image(model, data.images, rows, job.image, device, precision)
-        message = f"computing the features of {left:,} images takes {_about(each * left)}"
+        seconds = duration(each * left)
+        message = f"computing the features of {left:,} images takes about {seconds}"
         events.write("note", message=message)
     features_ND = store.features(lambda done, of: events.progress(done, of, "features"))
     return features_ND, max(time.monotonic() - began, 1e-9)
@@ -131,12 +131,6 @@ def _key(job: TrainingJob, model: nn.Module, head: nn.Linear) -> str:
             digest.update(name.encode())
             digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()[:32]
-
-
-def _about(seconds: float) -> str:
-    if seconds <= _SECONDS_SHOWN:
-        return f"about {max(1, round(seconds))} s"
-    return f"about {round(seconds / _MINUTE)} min"
 
 
 def _fitted(

@@ -11,7 +11,7 @@ import pytest
 
 from flows import progress
 from flows.commands import predict
-from pipeline.terminal_words import pasted_path, visible
+from pipeline.terminal_words import duration, pasted_path, visible
 
 ODD = "a\x1b[2J\n\r\x9b\u202eb\x7f\udcff.png"
 
@@ -53,3 +53,12 @@ def test_a_pasted_path_names_its_file(
             ["bash", "-c", f"cat {words}"], capture_output=True, text=True, check=False
         )
         assert answer.stdout == "found", answer.stderr
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.2, "1 s"), (89.4, "89 s"), (90, "2 min"), (5399, "90 min"), (5400, "1.5 h")],
+)
+def test_a_duration_has_one_fitting_unit(seconds: float, words: str) -> None:
+    """Seconds up to 90, minutes up to 90, then hours; a short moment is 1 s."""
+    assert duration(seconds) == words

@@ -25,6 +25,7 @@ _PACKAGES: dict[str, set[str]] = {
     "run_memory": {"plugin_system", "tracking"},
     "probing": {"models"},
     "initial_weights": {
+        "layers",
         "models",
         "models.pretrained",
         "probing",

@@ -1,6 +1,7 @@
-"""What the files beside a weight file say: `config.json` and `preprocessor_config.json`.
+"""What the files beside a weight file say, such as `config.json`.
 
 Libraries keep there what the tensors do not show: attention heads, activation, pixel statistics.
+This module does not import torch.
 """
 
 from __future__ import annotations
@@ -10,13 +11,16 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipeline.errors import ConfigError
-from pipeline.layers.activations import ActivationName
+
+if TYPE_CHECKING:
+    from pipeline.layers.activations import ActivationName
 
 CONFIG_FILE, PREPROCESSOR_FILE = "config.json", "preprocessor_config.json"
 OPEN_CLIP_FILE = "open_clip_config.json"
+COMPANION_FILES = (CONFIG_FILE, PREPROCESSOR_FILE, OPEN_CLIP_FILE)
 _ACTIVATIONS: dict[str, ActivationName] = {
     "gelu": "gelu",
     "gelu_tanh": "gelu_tanh",

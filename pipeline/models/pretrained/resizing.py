@@ -1,33 +1,12 @@
-"""Adapt weights to another grid, patch size or number of channels.
+"""Adapt a patch kernel to another patch size or number of channels.
 
-Shapes: N tokens, P prefix tokens among them, D embedding, C channels; h, w a patch.
+Shapes: D embedding, C channels; h, w a patch.
 """
 
 from __future__ import annotations
 
 import torch
 from torch.nn import functional
-
-from pipeline.layers.grid_resizing import resized_grid
-
-
-def resized_positions(
-    positions_1ND: torch.Tensor,
-    prefix_tokens: int,
-    grid: tuple[int, int],
-    new_grid: tuple[int, int],
-) -> torch.Tensor:
-    """Interpolate the positions of the patches to another grid: (1, P + rows * columns, D).
-
-    The first `prefix_tokens` positions are kept (arXiv 2010.11929, section 3.2).
-
-    Raises:
-        ValueError: if the other positions do not fill the grid.
-    """
-    if grid == new_grid:
-        return positions_1ND
-    prefix_1PD, patches_1ND = positions_1ND.tensor_split([prefix_tokens], dim=1)
-    return torch.cat([prefix_1PD, resized_grid(patches_1ND, grid, new_grid)], dim=1)
 
 
 def resized_kernel(kernel_DChw: torch.Tensor, new_size: tuple[int, int]) -> torch.Tensor:

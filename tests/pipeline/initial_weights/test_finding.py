@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from pipeline import config_files
 from pipeline.errors import ConfigError, PipelineError
 from pipeline.initial_weights.finding import find
 from pipeline.initial_weights.loading import load_into
-from pipeline.initial_weights.record import kept_folder
+from pipeline.initial_weights.record import TENSORS_FILE, kept_folder, load_record
 from pipeline.initial_weights.stage import starting_point
 from pipeline.models.model_building import build_model
 from pipeline.models.model_description import ModelDescription
@@ -58,6 +59,18 @@ def test_a_file_of_another_library_gives_its_logits(tmp_path: Path) -> None:
     assert start.tags()["patchline.initial_weights"].startswith("small.safetensors (")
 
 
+def _saved(folder: Path) -> Path:
+    """Save a small model as a run does, and return its folder."""
+    flags = {"model": {"name": "cct", "embed_dim": 24, "depth": 1, "num_heads": 2, "mlp_dim": 24}}
+    choice = config_files.validated(flags).model
+    image = ImageSpec(channels=1, height=16, width=16, mean=(0.2,), std=(0.3,), resize="squash")
+    description = ModelDescription(
+        model=choice, plugins=(), classes=CLASSES, image=image, run_id="0" * 32
+    )
+    save_model(folder, build_model(choice, image, 7), description)
+    return folder
+
+
 def test_weights_are_kept(tmp_path: Path) -> None:
     """A recorded digest is enough after the file is gone; another file is refused."""
     file, workspace = written(tmp_path / "small.safetensors"), tmp_path / "work"
@@ -78,15 +91,39 @@ def test_weights_are_kept(tmp_path: Path) -> None:
         find(str(file), workspace, "x", sha256=first.sha256)
 
 
+def test_a_moved_file_is_not_converted_again(tmp_path: Path) -> None:
+    """Only the record changes: it names the new path, and the tensors are those written before."""
+    file, workspace = written(tmp_path / "small.safetensors"), tmp_path / "work"
+    first = find(str(file), workspace, "x")
+    assert first is not None
+    tensors = kept_folder(workspace, first.sha256) / TENSORS_FILE
+    before = tensors.stat()
+    moved = find(str(file.rename(tmp_path / "moved.safetensors")), workspace, "x")
+    assert moved == first.model_copy(update={"reference": str(tmp_path / "moved.safetensors")})
+    assert load_record(tensors.parent) == moved
+    assert _identity(tensors.stat()) == _identity(before)
+
+
+def _identity(found: os.stat_result) -> tuple[int, int]:
+    return found.st_ino, found.st_mtime_ns
+
+
+def test_weights_of_ours_are_written_once(tmp_path: Path) -> None:
+    """A model that is found under another path keeps its tensors, and the record follows."""
+    saved, workspace = _saved(tmp_path / "saved"), tmp_path / "work"
+    first = find(str(saved / "model.safetensors"), workspace, "x")
+    assert first is not None
+    tensors = kept_folder(workspace, first.sha256) / TENSORS_FILE
+    before = tensors.stat()
+    moved = find(str(saved.rename(tmp_path / "moved") / "model.safetensors"), workspace, "x")
+    assert moved is not None
+    assert load_record(tensors.parent).reference == moved.reference != first.reference
+    assert _identity(tensors.stat()) == _identity(before)
+
+
 def test_a_model_of_ours_is_recognized(tmp_path: Path) -> None:
     """The file beside a `model.json` keeps its plugin, settings and names of classes."""
-    flags = {"model": {"name": "cct", "embed_dim": 24, "depth": 1, "num_heads": 2, "mlp_dim": 24}}
-    choice = config_files.validated(flags).model
-    image = ImageSpec(channels=1, height=16, width=16, mean=(0.2,), std=(0.3,), resize="squash")
-    description = ModelDescription(
-        model=choice, plugins=(), classes=CLASSES, image=image, run_id="0" * 32
-    )
-    save_model(tmp_path / "saved", build_model(choice, image, 7), description)
+    _saved(tmp_path / "saved")
     found = find(str(tmp_path / "saved" / "model.safetensors"), tmp_path / "work", "x")
     assert found is not None
     assert (found.settings["name"], found.settings["embed_dim"]) == ("cct", 24)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from timm.layers import resample_abs_pos_embed
 
-from pipeline.layers.grid_resizing import resized_grid
+from pipeline.layers.grid_resizing import resized_grid, resized_positions
 
 
 @pytest.mark.parametrize("grid", [(7, 7), (4, 9)])
@@ -46,3 +46,21 @@ def test_refuses_values_that_do_not_fill_the_grid() -> None:
     """Too many values for a grid are refused with both numbers."""
     with pytest.raises(ValueError, match="13 values do not fill a grid of 3x4"):
         resized_grid(torch.zeros(1, 13, 6), (3, 4), (2, 2))
+
+
+@pytest.mark.parametrize("prefix_tokens", [0, 1, 3])
+@pytest.mark.parametrize("new_grid", [(4, 4), (10, 10), (5, 9)])
+def test_positions_equal_timms(prefix_tokens: int, new_grid: tuple[int, int]) -> None:
+    """Positions of patches are interpolated as in timm; those of other tokens are kept."""
+    positions_1ND = torch.randn(1, prefix_tokens + 49, 8)
+    expected = resample_abs_pos_embed(
+        positions_1ND, list(new_grid), num_prefix_tokens=prefix_tokens
+    )
+    found = resized_positions(positions_1ND, prefix_tokens, (7, 7), new_grid)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+
+def test_positions_of_the_same_grid_are_not_copied() -> None:
+    """Positions of the same grid are returned as they are, so that they stay the parameter."""
+    positions_1ND = torch.randn(1, 10, 4)
+    assert resized_positions(positions_1ND, 1, (3, 3), (3, 3)) is positions_1ND

@@ -1,18 +1,13 @@
-"""Resizing positions and patch kernels, against timm and against what must stay the same."""
+"""Resizing patch kernels, against timm and against what must stay the same."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from timm.layers.patch_embed import resample_patch_embed
-from timm.layers.pos_embed import resample_abs_pos_embed
 from torch.nn import functional
 
-from pipeline.models.pretrained.resizing import (
-    adapted_channels,
-    resized_kernel,
-    resized_positions,
-)
+from pipeline.models.pretrained.resizing import adapted_channels, resized_kernel
 
 
 def _random(*shape: int) -> torch.Tensor:
@@ -37,28 +32,15 @@ def test_larger_patches_keep_their_tokens() -> None:
 
 
 def test_nothing_changes_at_the_same_size() -> None:
-    """Kernel, positions and channels of the same size are returned as they are."""
-    kernel_DChw, positions_1ND = _random(4, 3, 8, 8), _random(1, 10, 4)
+    """A kernel of the same size and channels is returned as it is."""
+    kernel_DChw = _random(4, 3, 8, 8)
     assert resized_kernel(kernel_DChw, (8, 8)) is kernel_DChw
-    assert resized_positions(positions_1ND, 1, (3, 3), (3, 3)) is positions_1ND
     assert adapted_channels(kernel_DChw, 3) is kernel_DChw
 
 
 def test_a_kernel_keeps_its_precision() -> None:
     """A kernel in float16 stays in float16."""
     assert resized_kernel(_random(4, 3, 8, 8).half(), (6, 6)).dtype == torch.float16
-
-
-@pytest.mark.parametrize("prefix_tokens", [0, 1, 3])
-@pytest.mark.parametrize("new_grid", [(4, 4), (10, 10), (5, 9)])
-def test_positions_equal_timms(prefix_tokens: int, new_grid: tuple[int, int]) -> None:
-    """Positions of patches are interpolated as in timm; those of other tokens are kept."""
-    positions_1ND = _random(1, prefix_tokens + 49, 8)
-    expected = resample_abs_pos_embed(
-        positions_1ND, list(new_grid), num_prefix_tokens=prefix_tokens
-    )
-    found = resized_positions(positions_1ND, prefix_tokens, (7, 7), new_grid)
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize(("present", "channels"), [(3, 1), (1, 3), (1, 4)])

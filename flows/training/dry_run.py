@@ -1,0 +1,67 @@
+"""Read the data of a run and resolve its settings, without a flow and without training."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from flows.progress import display
+from pipeline.config import RunConfig
+from pipeline.data import ingestion
+from pipeline.data.ingestion import IngestedData
+from pipeline.initial_weights.stage import starting_point
+from pipeline.planning import stage as planning
+from pipeline.planning.facts import Plan
+from pipeline.run_memory.stage_memory import StageMemory
+from pipeline.workers import prewarm
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """What a run would train on, and with which settings."""
+
+    data: IngestedData
+    config: RunConfig
+    """Resolved."""
+    plan: Plan | None
+    """None without a preset."""
+    reading_seconds: float
+
+
+def dry_run(config: RunConfig, workspace: Path) -> DryRun:
+    """Read the data, find the initial weights, plan the training, and resolve the settings.
+
+    The stages and their notes are displayed; the caller displays the plan.
+
+    Args:
+        config: of the run, not resolved.
+        workspace: the folder `.patchline`; the split is not remembered in it.
+
+    Raises:
+        PipelineError: if the data, the weights or the settings cannot be used.
+    """
+    if config.preset:
+        prewarm.planning()
+    ingestion.check_source(config, workspace)
+    display().stage(f"Reading the data ({config.data.path or config.data.source})")
+    began = time.monotonic()
+    data = ingestion.ingest(config, workspace, display().advance, remember=False)
+    seconds = time.monotonic() - began
+    _show(data.findings())
+    if config.model.init:
+        display().stage(f"Finding the initial weights ({config.model.init})")
+        start = starting_point(config, data.name, workspace)
+        _show(start.notes())
+        config = start.config
+    plan = None
+    if config.preset:
+        display().stage("Planning the training")
+        plan = planning.planned(config, data, StageMemory(workspace), display().note)
+        config = planning.with_plan(config, plan)
+    return DryRun(data, ingestion.resolve(config, data), plan, seconds)
+
+
+def _show(notes: list[str]) -> None:
+    for note in notes:
+        display().note(note)
