@@ -71,7 +71,7 @@ def test_a_resumed_pretraining_ends_at_the_same_bits(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Masks, encoder and decoder go on as if nothing had happened."""
+    """Masks, encoder and decoder continue as if nothing had happened."""
     monkeypatch.setattr(checkpoint, "_PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(checkpoint, "_SHARE", math.inf)
     job = make_job(tmp_path, **MAE)
