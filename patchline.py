@@ -95,6 +95,7 @@ class Settings(TypedDict, total=False):
     data: Section
     augmentation: Section
     model: Section
+    objective: Section
     optimizer: Section
     training: Section
     evaluation: Section
