@@ -268,7 +268,7 @@ def test_the_folder_beats_the_path_in_the_file(
     ("arguments", "words"),
     [
         (("nowhere",), "There is no folder nowhere."),
-        (("run.yaml",), "run.yaml is not a folder."),
+        (("run.yaml",), "run.yaml is a file, and only folders are watched."),
         (("photos/across",), "has no class folder"),
         (("one",), "has only one class"),
         (("..",), "contains the working directory"),
