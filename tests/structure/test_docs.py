@@ -14,7 +14,7 @@ _LISTING = re.compile(r"<!-- file: (\S+) -->\n```\w+\n(.*?)^```$", re.MULTILINE 
 _LINK = re.compile(r"\]\((?!https?:)([^)#]+)\)")
 
 
-_TRAINING = ("settings.md", "resume.md", "getting_started.md", "fine_tune.md")
+_TRAINING = ("settings.md", "resume.md", "getting_started.md", "fine_tune.md", "pretrain.md")
 """Pages beside README whose commands train: for the slow suite."""
 
 
