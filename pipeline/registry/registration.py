@@ -29,6 +29,7 @@ from pipeline.registry.registered_models import (
 )
 from pipeline.section import Section
 from pipeline.tracking import provenance
+from pipeline.tracking.held_signals import signals_held
 from pipeline.tracking.tracked_run import TrackedRun
 from pipeline.tracking.tracking_store import client
 
@@ -145,7 +146,8 @@ def _new_version(
     }
     # `register_model` also writes the link back from the logged model. The tags are in the same
     # call, so that a kill leaves no version without them.
-    with contextlib.redirect_stderr(io.StringIO()):  # it prints what the caller reports anyway
+    # It prints what the caller reports anyway.
+    with contextlib.redirect_stderr(io.StringIO()), signals_held():
         version = mlflow.register_model(f"models:/{model_id}", name, tags=all_tags)
     return str(version.version)
 

@@ -15,6 +15,7 @@ from pipeline.errors import PipelineError, ServerAwayError, TrackingError
 from pipeline.files.atomic_files import storage_errors
 from pipeline.files.file_locks import locked
 from pipeline.redaction import redacted, split_credentials
+from pipeline.tracking.held_signals import holding_client
 from pipeline.workspace import WORKSPACE, make_folder
 
 if TYPE_CHECKING:
@@ -110,14 +111,18 @@ def client() -> MlflowClient:
     logging.getLogger("alembic").setLevel(logging.ERROR)
     try:
         database = sqlite_file()
+        if uri.startswith(("http://", "https://")):  # the server completes what it has begun
+            from mlflow import MlflowClient
+
+            return _answering_client(MlflowClient)
         if database is None:
-            return _answering_client()
+            return _answering_client(holding_client())
         lock = database.parent / WORKSPACE / "mlflow.lock"
         with storage_errors(database):
             make_folder(lock.parent)
             lock.touch()  # fails at once if the folder may not be written
         with locked(lock):  # processes that create a SQLite file together would crash each other
-            return _answering_client()
+            return _answering_client(holding_client())
     except PipelineError:
         raise
     except Exception as error:
@@ -148,10 +153,8 @@ def all_runs(condition: str) -> Iterator[Run]:
             return
 
 
-def _answering_client() -> MlflowClient:
-    from mlflow import MlflowClient
-
-    created = MlflowClient()
+def _answering_client(kind: type[MlflowClient]) -> MlflowClient:
+    created = kind()
     with _impatient():
         created.search_experiments(max_results=1)
     return created

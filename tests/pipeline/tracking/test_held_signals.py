@@ -1,0 +1,89 @@
+"""A signal in the middle of a transaction waits until the database is whole again."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy
+from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
+
+from pipeline.tracking.held_signals import signals_held
+from pipeline.tracking.tracking_store import client
+
+
+@contextmanager
+def _ctrl_c_in_a_commit() -> Iterator[None]:
+    """Press Ctrl-C in the next commit of any database of this process."""
+    pressed: list[bool] = []
+
+    def press(_: Any) -> None:
+        if not pressed:
+            pressed.append(True)
+            signal.raise_signal(signal.SIGINT)
+
+    sqlalchemy.event.listen(sqlalchemy.Engine, "commit", press)
+    try:
+        yield
+    finally:
+        sqlalchemy.event.remove(sqlalchemy.Engine, "commit", press)
+
+
+@pytest.mark.usefixtures("own_store")
+def test_ctrl_c_in_a_transaction_comes_after_it() -> None:
+    """The interrupted call has written, Ctrl-C is no error of the store, and nothing is locked."""
+    store = client()
+    run = store.create_run("0").info.run_id
+    with pytest.raises(KeyboardInterrupt), _ctrl_c_in_a_commit():
+        store.log_metric(run, "loss", 1.0, step=1)
+    assert [found.value for found in store.get_metric_history(run, "loss")] == [1.0]
+    store.set_terminated(run, "KILLED")
+    assert store.get_run(run).info.status == "KILLED"
+
+
+@pytest.mark.usefixtures("own_store")
+def test_without_the_hold_it_would_be_lost() -> None:
+    """MLflow's own client loses the metric, so the test above can fail."""
+    client()
+    plain = MlflowClient(f"sqlite:///{Path.cwd()}/mlflow.db")
+    run = plain.create_run("0").info.run_id
+    with pytest.raises((KeyboardInterrupt, MlflowException)), _ctrl_c_in_a_commit():
+        plain.log_metric(run, "loss", 1.0, step=1)
+    assert plain.get_metric_history(run, "loss") == []
+
+
+def test_a_second_ctrl_c_takes_effect_at_once() -> None:
+    """Whoever does not want to wait for a slow store presses twice."""
+    reached = []
+    with pytest.raises(KeyboardInterrupt), signals_held():  # noqa: PT012 - what is reached counts
+        signal.raise_signal(signal.SIGINT)
+        reached.append(1)
+        signal.raise_signal(signal.SIGINT)
+        reached.append(2)
+    assert reached == [1]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_blocks_may_be_nested_and_used_in_threads() -> None:
+    """The outermost block decides; a thread, which gets no signals, holds nothing."""
+    reached = []
+    with pytest.raises(KeyboardInterrupt), signals_held():  # noqa: PT012 - what is reached counts
+        with signals_held():
+            signal.raise_signal(signal.SIGINT)
+        reached.append("outer")
+    assert reached == ["outer"]
+
+    def work() -> None:
+        with signals_held():
+            reached.append("thread")
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert reached == ["outer", "thread"]
