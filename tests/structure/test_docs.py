@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
+from cyclopts import CycloptsError
 
+from flows.commands.application import application
 from tests.structure.pages import PAGES, ROOT, blocks, commands, execute
 
 _LISTING = re.compile(r"<!-- file: (\S+) -->\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\((?!https?:)([^)#]+)\)")
 
 
-_TRAINING = ("settings.md", "resume.md", "getting_started.md", "fine_tune.md", "pretrain.md")
-"""Pages beside README whose commands train: for the slow suite."""
+_TRAINING = (
+    *("README.md", "settings.md", "resume.md", "getting_started.md", "fine_tune.md", "pretrain.md"),
+)
+"""Pages whose commands train for minutes: for the slow suite."""
+_SHELL = {"|", "||", "&&", ";", "&", ">", ">>", "<"}
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +49,35 @@ def test_every_command_of_a_page_works(page: Path, garden: Path, described: set[
             described.add(command)
 
 
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if page.name != "write_a_plugin.md"],  # its plugin is not installed
+    ids=lambda page: page.name,
+)
+def test_every_command_of_a_page_exists(
+    page: Path, garden: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each `patchline` command of a page, of a slow one too, has these arguments and flags."""
+    monkeypatch.chdir(garden)
+    for command in commands(page):
+        words = shlex.shlex(command, posix=True, punctuation_chars=True)
+        words.whitespace_split = True
+        arguments = list(takewhile(lambda word: word not in _SHELL, words))
+        if arguments[:1] == ["patchline"] and "--plugin" not in arguments:
+            _parse(arguments[1:])
+
+
+def _parse(arguments: list[str]) -> None:
+    app = application(arguments)
+    app.parse_args(arguments, exit_on_error=False, print_error=False)
+
+
+def test_a_command_that_does_not_exist_is_noticed() -> None:
+    """The check of commands fails on a flag that no command has."""
+    with pytest.raises(CycloptsError, match="--lerning-rate"):
+        _parse(["run", "flowers", "--lerning-rate", "1"])
+
+
 def test_the_python_examples_work(garden: Path) -> None:
     """The example of serving answers from the registered model; that of the models runs."""
     for example in blocks(ROOT / "docs/reference/models.md", "python"):
@@ -56,6 +92,7 @@ def test_the_python_examples_work(garden: Path) -> None:
         execute([sys.executable, "-c", example], garden)
 
 
+@pytest.mark.slow
 def test_the_python_page_works(garden: Path) -> None:
     """The examples of docs/how_to/python.md, one after the other as in a notebook."""
     cells = blocks(ROOT / "docs/how_to/python.md", "python")

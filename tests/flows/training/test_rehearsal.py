@@ -34,6 +34,7 @@ def test_a_run_that_would_fail_late_fails_in_its_rehearsal(tmp_path: Path, photo
     assert "patch_size 5 does not divide the 32x32 image" in done.err
 
 
+@pytest.mark.slow
 def test_images_without_labels_are_rehearsed(tmp_path: Path, photos: Path) -> None:
     """A folder without class folders is pre-trained on, tested and packaged as an encoder."""
     folder = tmp_path / "unlabelled"
