@@ -98,7 +98,8 @@ def assemble(*, preset_name: str | None, file: Path | None, flags: Settings) -> 
     preset = settings.pop("preset", None) if preset_name is None else preset_name
     settings.pop("preset", None)
     chosen = _assembled(settings, flags)
-    if reference := _in_section(chosen, "model", "init"):
+    reference = _in_section(chosen, "model", "init")
+    if reference and not (preset and recipe.is_published(str(reference))):  # else the plan decides
         trainable = _in_section(chosen, "training", "trainable")
         chosen = merged(recipe.settings_for(str(reference), trainable), chosen)
     if preset is None:

@@ -48,6 +48,11 @@ def is_file(reference: str) -> bool:
     return path.suffix.lower() in _SUFFIXES or path.exists()
 
 
+def is_published(reference: str) -> bool:
+    """Return whether initial weights are a file or published ones, not a model of Patchline's."""
+    return is_file(reference) or is_name(reference)
+
+
 def settings_for(reference: str, trainable: object) -> dict[str, dict[str, Any]]:
     """Return the settings for initial weights, as nested settings.
 
@@ -55,7 +60,7 @@ def settings_for(reference: str, trainable: object) -> dict[str, dict[str, Any]]
         reference: as in `model.init`.
         trainable: as in `training.trainable`, None if it is not set.
     """
-    if not (is_file(reference) or is_name(reference)):
+    if not is_published(reference):
         return {} if trainable == "head" else WARM_START
     return {"training": {"trainable": "head"}} if trainable in (None, "head") else FINE_TUNING
 

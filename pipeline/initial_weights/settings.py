@@ -39,7 +39,9 @@ def with_initial_weights(config: RunConfig, found: InitialWeights) -> RunConfig:
         "download": config.model.download,
     }
     model = config_files.merged(found.settings, {**chosen, **reference})
-    trainable = config.training.trainable or ("head" if found.kind == "file" else "all")
+    trainable = config.training.trainable
+    if trainable is None and (found.kind != "file" or config.preset is None):
+        trainable = "head" if found.kind == "file" else "all"
     changes = {
         "data": _of_images(config, found),
         "training": {"trainable": trainable},
@@ -133,5 +135,5 @@ def _keeping(settings: Settings, keys: list[str]) -> Settings:
     preset = settings.get("preset")
     if preset is None:
         return settings
-    kept = {*preset["keep"], *keys, "training.trainable", "data.image_size"}
+    kept = {*preset["keep"], *keys, "data.image_size"}
     return {**settings, "preset": {**preset, "keep": sorted(kept)}}

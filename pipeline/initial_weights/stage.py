@@ -30,10 +30,11 @@ class StartingPoint(Section):
         found = self.weights
         if found is None:
             return ["the model has no champion yet: training starts from random weights"]
-        trained = _TRAINED[self.config.training.trainable or "all"]
+        trainable = self.config.training.trainable
+        trained = f"; training {_TRAINED[trainable]}" if trainable else ""  # a plan decides later
         size = f"{found.image_size}x{found.image_size} pixels"
         return [
-            f"initial weights: {found.origin} ({found.layout}, {size}); training {trained}",
+            f"initial weights: {found.origin} ({found.layout}, {size}){trained}",
             *found.notes,
         ]
 

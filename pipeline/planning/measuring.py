@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from pipeline.models.model_building import build_model
 from pipeline.planning.facts import Speed
 from pipeline.planning.measuring_job import MeasuredCandidate, Measurement, MeasuringJob
 from pipeline.plugin_api import ImageSpec
+from pipeline.probing.features import seconds_per_image
 from pipeline.training.device import make_repeatable
 from pipeline.training.machine import choose_device, look
 from pipeline.training.precision import MOST_SECONDS, Chooser
@@ -30,7 +32,8 @@ def measure(job: MeasuringJob, events: EventWriter) -> Measurement:
     """Measure the candidates in their order until the budget is used; the first one always."""
     began, speeds = time.monotonic(), []
     for number, candidate in enumerate(job.candidates):
-        step = _step_seconds(job, candidate)
+        measured = _features_seconds if candidate.features_only else _step_seconds
+        step = measured(job, candidate)
         speeds.append(Speed(candidate=candidate.name, images_per_second=step.images / step.seconds))
         events.progress(number + 1, len(job.candidates), "candidate")
         left = job.budget_seconds - (time.monotonic() - began)
@@ -65,6 +68,20 @@ def _step_seconds(job: MeasuringJob, candidate: MeasuredCandidate) -> _Step:
         if len(taken) >= _FEWEST_STEPS and used > _SHARE_OF_ONE * job.budget_seconds:
             break
     return _Step(batch, sum(taken) / len(taken))
+
+
+def _features_seconds(job: MeasuringJob, candidate: MeasuredCandidate) -> _Step:
+    """Measure an image's pass without gradients."""
+    config, image = candidate.config, _image(candidate)
+    device = torch.device(choose_device(config.training, look()))
+    make_repeatable(config.training.threads)
+    torch.manual_seed(0)
+    model = build_model(config.model, image, job.num_classes).to(device).eval()
+    seconds = min(MOST_SECONDS, _SHARE_OF_ONE * job.budget_seconds)
+    precision = Chooser(config, image, job.num_classes, model, job.workspace).choose(seconds)
+    images = np.zeros((_BATCH, image.height, image.width, image.channels), np.uint8)
+    rows = np.arange(_BATCH, dtype=np.int64)
+    return _Step(1, seconds_per_image(model, images, rows, image, device, precision.name))
 
 
 def _image(candidate: MeasuredCandidate) -> ImageSpec:

@@ -18,6 +18,8 @@ class MeasuredCandidate(Section):
     name: str
     config: RunConfig
     """Resolved against the data."""
+    features_only: bool = False
+    """Whether to measure passes without gradients instead of training steps."""
 
 
 class MeasuringJob(Section):

@@ -20,7 +20,9 @@ from pipeline.data import ingestion
 from pipeline.data.ingestion import IngestedData
 from pipeline.errors import WorkerError
 from pipeline.files.atomic_files import write_text
+from pipeline.initial_weights import recipe
 from pipeline.planning.facts import DataFacts, MachineFacts, Plan, PlanFacts
+from pipeline.planning.fine_tuning import FEATURES, fine_tuning_plan
 from pipeline.planning.measuring_job import MODULE, MeasuredCandidate, Measurement, MeasuringJob
 from pipeline.planning.plan import candidates, plan
 from pipeline.plugin_system.plugin_settings import checked_plugins
@@ -35,6 +37,7 @@ from pipeline.workspace import make_folder
 STAGE = "plan"
 JSON_FILE, TEXT_FILE = "plan.json", "plan.txt"
 _MOST_SECONDS, _SHARE_OF_LIMIT = 4.0, 0.05
+_CODE = ("__main__", "plan", "fine_tuning")
 _KEPT_SECTIONS = ("augmentation", "model", "optimizer", "training")
 OnNote = Callable[[str], None]
 
@@ -63,6 +66,7 @@ def planned(
         measure: measures the candidates, and may use a folder.
     """
     facts, asked = known_facts(config, data), asked_settings(config)
+    make = fine_tuning_plan if _starts_from_published(config) else plan
     key = ingredients(facts, asked, data)
     known = memory.recall(STAGE, key, Plan)
     if known is not None:
@@ -73,12 +77,12 @@ def planned(
         measured = measure(job, memory.workspace)
     except WorkerError as error:
         on_note(f"the training speed could not be measured and is estimated: {error}")
-        return plan(facts, asked)
+        return make(facts, asked)
     machine = facts.machine
     if machine.device == "cuda" and measured.accelerator_gib:
         machine = machine.model_copy(update={"memory_gib": measured.accelerator_gib})
     facts = facts.model_copy(update={"speeds": measured.speeds, "machine": machine})
-    made = plan(facts, asked)
+    made = make(facts, asked)
     memory.remember(STAGE, made, memory.workspace / "plans", key)
     return made
 
@@ -169,7 +173,7 @@ def ingredients(facts: PlanFacts, asked: Mapping[str, Any], data: IngestedData) 
         "data": data.fingerprint,
         "facts": facts.model_dump_json(),
         "settings": json.dumps(asked, sort_keys=True),
-        "code": stage_keys.code(f"{MODULE}.__main__", f"{MODULE}.plan", "pipeline.layers"),
+        "code": stage_keys.code(*(f"{MODULE}.{name}" for name in _CODE), "pipeline.layers"),
     }
 
 
@@ -177,17 +181,32 @@ def measuring_job(
     config: RunConfig, data: IngestedData, facts: PlanFacts, asked: Mapping[str, Any]
 ) -> MeasuringJob:
     """Return the candidates for a run, and how long measuring them may take."""
+    if _starts_from_published(config):
+        settings = {"training": {"trainable": "head"}}
+        whole = _resolved(config, data, settings)
+        return _job(
+            config, data, [MeasuredCandidate(name=FEATURES, config=whole, features_only=True)]
+        )
+    unmeasured = plan(facts, asked).settings
+    known = [
+        MeasuredCandidate(
+            name=each.name, config=_resolved(config, data, {**unmeasured, **each.settings})
+        )
+        for each in candidates(facts, asked)
+    ]
+    return _job(config, data, known)
+
+
+def _starts_from_published(config: RunConfig) -> bool:
+    """Return whether training starts from a file or published weights, not from a model of ours."""
+    return bool(config.model.init) and recipe.is_published(str(config.model.init))
+
+
+def _job(config: RunConfig, data: IngestedData, known: list[MeasuredCandidate]) -> MeasuringJob:
     limit = config.training.time_limit
     seconds = duration_seconds(limit) * _SHARE_OF_LIMIT if limit else _MOST_SECONDS
-    unmeasured = plan(facts, asked).settings
     return MeasuringJob(
-        candidates=tuple(
-            MeasuredCandidate(
-                name=each.name,
-                config=_resolved(config, data, {**unmeasured, **each.settings}),
-            )
-            for each in candidates(facts, asked)
-        ),
+        candidates=tuple(known),
         num_classes=len(data.classes),
         images=data.counts["train"],
         budget_seconds=min(_MOST_SECONDS, seconds),

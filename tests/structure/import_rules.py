@@ -47,6 +47,8 @@ _PACKAGES: dict[str, set[str]] = {
         "probing",
     },
     "planning": {
+        "initial_weights",
+        "probing",
         "training",
         "models",
         "data",

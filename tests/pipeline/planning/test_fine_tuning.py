@@ -1,0 +1,111 @@
+"""The plan for published weights: the head alone unless there are images and time for more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torchvision.models import VisionTransformer
+
+from pipeline.config_files import requested
+from pipeline.data.ingestion import ingest
+from pipeline.initial_weights.stage import starting_point
+from pipeline.planning import stage
+from pipeline.planning.facts import DataFacts, Plan, PlanFacts, Speed
+from pipeline.planning.fine_tuning import FEATURES, fine_tuning_plan
+from pipeline.planning.measuring import measure
+from pipeline.run_memory.stage_memory import StageMemory
+from pipeline.workers.event_log import EventWriter
+from tests.conftest import write_photos
+
+
+def made(speed: float, images: int = 3000, classes: int = 5, **asked: Any) -> Plan:
+    """Return the plan of a balanced run, half an hour."""
+    data = DataFacts(
+        training_images=images, validation_images=images // 10, test_images=images // 10,
+        classes=classes, median_side=224,
+    )  # fmt: skip
+    speeds = (Speed(candidate=FEATURES, images_per_second=speed),) if speed else ()
+    settings = {key.replace("__", "."): value for key, value in asked.items()}
+    return fine_tuning_plan(PlanFacts(preset="balanced", data=data, speeds=speeds), settings)
+
+
+def test_a_slow_machine_trains_the_head_alone() -> None:
+    """3,000 photographs at 2 images/s: features for half an hour, all weights for hours."""
+    plan = made(2.0)
+    assert plan.settings == {"training": {"trainable": "head"}}
+    assert "take about 30 min" in plan.reasons[0]
+    assert "would take about 4.5 h" in plan.reasons[1]
+    assert "longer than 30 minutes" in plan.reasons[1]
+
+
+def test_a_fast_machine_trains_all_weights_as_long_as_the_time_allows() -> None:
+    """A GPU trains for all ten epochs, a slower one for as many as fit."""
+    fast, slower = made(400.0), made(50.0)
+    assert fast.settings["training"] == {"epochs": 10, "batch_size": 32} | {
+        "trainable": "head_then_all"
+    }
+    assert fast.settings["optimizer"]["layer_decay"] == 0.75
+    assert 3 <= slower.settings["training"]["epochs"] < 10
+    assert "kept only if it is significantly better" in fast.reasons[1]
+
+
+def test_few_images_train_the_head_alone() -> None:
+    """With eight images of a class, all weights would learn them by heart."""
+    plan = made(400.0, images=40)
+    assert plan.settings == {"training": {"trainable": "head"}}
+    assert "fewer than 20 per class" in plan.reasons[1]
+
+
+def test_the_time_limit_is_the_time_for_all_weights() -> None:
+    """A limit of the user replaces the preset's half hour, and stays."""
+    assert made(10.0).settings["training"]["trainable"] == "head"
+    longer = made(10.0, training__time_limit="3h")
+    assert longer.settings["training"]["trainable"] == "head_then_all"
+    assert "time_limit" not in longer.settings["training"]
+    assert "for 3h" in longer.summary[1]
+
+
+@pytest.mark.parametrize("trainable", ["all", "head", "head_then_all"])
+def test_what_is_set_stays(trainable: str) -> None:
+    """The plan fills in the rest of what the user has chosen."""
+    plan = made(400.0, training__trainable=trainable, optimizer__learning_rate=3e-5)
+    assert "trainable" not in plan.settings.get("training", {})
+    assert "learning_rate" not in plan.settings.get("optimizer", {})
+    assert bool(plan.settings) == (trainable != "head")
+    assert "as set" in plan.reasons[0]
+
+
+def test_without_a_measurement_the_head_alone_is_trained() -> None:
+    """If the measuring process dies, the plan takes the choice that costs least."""
+    assert made(0.0).settings == {"training": {"trainable": "head"}}
+
+
+def test_a_file_and_a_preset_are_planned_with_the_real_model(tmp_path: Path) -> None:
+    """The weights' own model is measured; what it is made for is kept, and the head is chosen."""
+    torch.manual_seed(0)
+    weights = VisionTransformer(
+        image_size=32, patch_size=8, num_layers=2, num_heads=2, hidden_dim=32, mlp_dim=64
+    ).state_dict()
+    save_file(weights, tmp_path / "vit.safetensors")
+    photos = write_photos(tmp_path / "photos", images=10)
+    model = {"init": str(tmp_path / "vit.safetensors"), "num_heads": 2}
+    asked = requested(str(photos), preset_name="quick", flags={"model": model})
+    assert asked.training.trainable is None
+    memory = StageMemory(tmp_path / "work")
+    data = ingest(asked, memory.workspace)
+    start = starting_point(asked, "photos", memory.workspace)
+    assert start.config.training.trainable is None
+    assert "training" not in start.notes()[0]
+    events = EventWriter(tmp_path / "events.jsonl")
+    plan = stage.planned(
+        start.config, data, memory, lambda _: None, lambda job, _: measure(job, events)
+    )
+    events.close()
+    config = stage.with_plan(start.config, plan)
+    assert config.training.trainable == "head"
+    assert (config.data.image_size, config.model.settings["embed_dim"]) == (32, 32)
+    assert config.preset is None
