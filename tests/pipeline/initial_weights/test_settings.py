@@ -103,10 +103,11 @@ def test_weights_of_other_channels_are_refused() -> None:
 
 
 def test_a_plan_keeps_what_follows_from_the_weights() -> None:
-    """A preset must not choose another model, image size or part to train."""
+    """A preset must not choose another model or image size; it chooses what is trained."""
     config = with_initial_weights(asked("quick"), FOUND)
     assert config.preset is not None
-    assert {"model.embed_dim", "data.image_size", "training.trainable"} <= set(config.preset.keep)
+    assert {"model.embed_dim", "data.image_size"} <= set(config.preset.keep)
+    assert config.training.trainable is None  # planned with the images and the time
 
 
 def test_the_recipe_depends_on_what_is_trained() -> None:
