@@ -10,7 +10,9 @@ from pipeline.files.data_names import DataKind, data_kind
 from pipeline.section import Section
 
 _SOURCES: dict[DataKind, str] = {"folder": "image_folder", "archive": "archive", "table": "table"}
-SHORT_OPTIONS = ("image_column", "label_column", "split_column", "group_column", "image_folder")
+SHORT_OPTIONS = (
+    *("image_column", "label_column", "split_column", "group_column", "image_folder", "download"),
+)
 """Settings of a source that may stand beside `data.path` instead of below `data.options`."""
 Fraction = Annotated[float, Field(gt=0, lt=0.9)]
 Mean = Annotated[float, Field(ge=0, le=1)]

@@ -1,0 +1,81 @@
+"""Data sets of torchvision: their own images, labels and splits, copied once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torchvision import datasets
+
+from pipeline.config_files import requested
+from pipeline.data import manifest as manifests
+from pipeline.data.decoding import decode_image
+from pipeline.data.image_root import root_image_bytes
+from pipeline.data.ingestion import ingest
+from pipeline.errors import DataError
+from pipeline.plugin_api import SourceContext
+from plugins.data_sources import torchvision as source
+
+
+def listed(path: str, work: Path, **settings: Any) -> Any:
+    """Return what the source lists for the name behind `torchvision:`."""
+    config = source.TorchvisionConfig(**settings)
+    return source.plugin.build(config, SourceContext(path, work)).list_images()
+
+
+@pytest.fixture
+def mnist(tmp_path: Path) -> str:
+    """Return the name of a small data set in MNIST's own files."""
+    assert source.plugin.example is not None
+    return source.plugin.example(tmp_path)
+
+
+def test_images_labels_and_splits_are_those_of_torchvision(mnist: str, tmp_path: Path) -> None:
+    """Every image comes back bit for bit, with its class and its split."""
+    listing = listed(mnist, tmp_path / "work")
+    root = Path(mnist).parent
+    for split, train in (("train", True), ("test", False)):
+        expected = datasets.MNIST(str(root), train=train)
+        images = [image for image in listing.images if image.split == split]
+        assert len(images) == len(expected)
+        by_number = {int(Path(image.path).stem): image for image in images}
+        for number in range(len(expected)):
+            pixels, label = expected[number]
+            assert by_number[number].label == expected.classes[label]
+            with root_image_bytes(listing.root, by_number[number].path) as data:
+                assert np.array_equal(decode_image(data, 1)[:, :, 0], np.asarray(pixels))
+    assert not listing.mirror_symmetric
+
+
+def test_one_argument_is_enough(mnist: str, tmp_path: Path) -> None:
+    """`torchvision:FOLDER/MNIST` is read like any data; a second time nothing is copied."""
+    config = requested(f"torchvision:{mnist}", preset_name=None, file=None, flags={})
+    assert config.data.source == "torchvision"
+    found = ingest(config, tmp_path / "work")
+    assert (found.name, found.greyscale) == ("mnist", True)
+    assert found.counts["test"] + found.counts["train"] + found.counts["validation"] == len(
+        manifests.usable(manifests.load(found.manifest_file))
+    )
+    [archive] = (tmp_path / "work").rglob("MNIST-*.zip")
+    made = archive.stat().st_mtime_ns
+    assert ingest(config, tmp_path / "work").fingerprint == found.fingerprint
+    assert archive.stat().st_mtime_ns == made
+
+
+def test_what_is_missing_is_said(tmp_path: Path) -> None:
+    """Unknown names, missing files and a missing network are sentences with a remedy."""
+    with pytest.raises(DataError, match="Did you mean torchvision:CIFAR10"):
+        listed("cifar-10", tmp_path)
+    with pytest.raises(DataError, match=r"no complete files in .*--data\.download"):
+        listed(str(tmp_path / "CIFAR10"), tmp_path)
+
+
+@pytest.mark.parametrize("name", source.NAMES)
+def test_every_name_is_a_class_that_takes_the_splits(name: str, tmp_path: Path) -> None:
+    """Each data set is opened with arguments that torchvision knows: only its files are missing."""
+    assert hasattr(datasets, name)
+    with pytest.raises(DataError, match=r"no complete files|needs the package") as raised:
+        listed(str(tmp_path / name), tmp_path)
+    assert not isinstance(raised.value.__cause__, TypeError | ValueError), raised.value.__cause__
