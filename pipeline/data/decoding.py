@@ -30,7 +30,7 @@ MAX_PIXELS = 178_956_970
 MAX_SIDE = 1_000_000
 """Images with a longer side are refused."""
 
-_COPIED_FORMATS = {"WEBP", "AVIF", "JPEG2000"}
+_COPIED_FORMATS = {"WEBP", "AVIF", "JPEG2000", "HEIF"}
 """Their decoders hold several copies of the image, so they may have a quarter of the pixels."""
 _TRAILING_BYTES = 64  # some cameras write a little behind the end marker
 _JPEG_START, _JPEG_END = b"\xff\xd8\xff", b"\xff\xd9"
@@ -204,10 +204,18 @@ def _opened(data: bytes) -> Image.Image:
     name = format_of(data[:HEAD_BYTES])
     if name is None:
         raise UndecodableImageError(why_not_read(data[:HEAD_BYTES]))
+    if name == "HEIF":
+        _register_heif()
     try:
         return Image.open(io.BytesIO(data), formats=(name,))
     except KeyError:
         raise UndecodableImageError(f"this Pillow reads no {name} files") from None
+
+
+def _register_heif() -> None:
+    from pillow_heif import register_heif_opener
+
+    register_heif_opener(thumbnails=False)
 
 
 def _decode_fast(data: bytes, channels: int, frame: JpegFrame | None) -> Pixels | None:

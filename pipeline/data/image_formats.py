@@ -6,6 +6,9 @@ no file can reach a decoder that starts a program, as PostScript's does.
 
 from __future__ import annotations
 
+import functools
+import importlib.util
+
 HEAD_BYTES = 64
 """Number of bytes at the start of a file that are needed to recognise its format."""
 
@@ -24,8 +27,9 @@ _STARTS: tuple[tuple[bytes, str], ...] = (
     *((b"P%d" % number, "PPM") for number in range(1, 7)),
 )
 _FTYP_BRANDS = {b"avif": "AVIF", b"avis": "AVIF"}
-READ_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "AVIF", "JPEG2000")
-"""Pillow's names of the supported formats; a multi-picture object (MPO) is a JPEG."""
+READ_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "AVIF", "JPEG2000", "HEIF")
+"""Pillow's names of the supported formats; a multi-picture object (MPO) is a JPEG. HEIF, which
+phones write as .heic, needs the package pillow-heif."""
 
 _REFUSED_STARTS: tuple[tuple[bytes, str], ...] = (
     (b"%!PS", "PostScript"),
@@ -68,7 +72,9 @@ def format_of(head: bytes) -> str | None:
         return "WEBP"
     if head[_BOX_TYPE] == b"ftyp":
         # An AVIF file may have a generic major brand and list its own as a compatible brand.
-        return "AVIF" if _FTYP_BRANDS.keys() & _brands(head) else None
+        if _FTYP_BRANDS.keys() & _brands(head):
+            return "AVIF"
+        return "HEIF" if _HEIF_BRANDS & _brands(head) and reads_heif() else None
     return next((name for start, name in _STARTS if head.startswith(start)), None)
 
 
@@ -90,7 +96,15 @@ def why_not_read(head: bytes) -> str:
     name = refused_format(head)
     if name is None:
         return "not an image that can be read"
+    if name == "HEIF":
+        return "HEIF files (.heic) need pillow-heif; install it, or convert the file to JPEG"
     return f"{name} files are not read; convert it to PNG or JPEG"
+
+
+@functools.cache
+def reads_heif() -> bool:
+    """Return whether the package is installed that reads the photographs of many phones."""
+    return importlib.util.find_spec("pillow_heif") is not None
 
 
 def _brands(head: bytes) -> set[bytes]:

@@ -27,7 +27,7 @@ ARCHIVE_SUFFIXES = (
 )  # fmt: skip
 IMAGE_SUFFIXES = frozenset({
     ".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".avif",
-    ".jfif", ".jp2", ".j2k",
+    ".jfif", ".jp2", ".j2k", ".heic", ".heif",
 })  # fmt: skip
 TABLE_SUFFIXES = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson")
 
