@@ -197,6 +197,7 @@ def evaluate(
     split: Literal["auto", "all", "train", "validation", "test"] = "auto",
     seen_images: bool = False,
     common_classes: bool = False,
+    columns: Mapping[str, str] | None = None,
     evaluation: Section | None = None,
 ) -> Evaluation:
     """Report on a registered model on any labelled images, as `patchline evaluate` does.
@@ -209,6 +210,7 @@ def evaluate(
             all images.
         seen_images: evaluate also on images used for training or model selection.
         common_classes: leave out images of classes that the model does not know.
+        columns: those of a table that cannot be guessed, such as `{"label_column": "species"}`.
         evaluation: settings of the report, those of the section `evaluation` of a run.
 
     Raises:
@@ -217,13 +219,15 @@ def evaluate(
     """
     with session(), shown():
         from flows.commands.evaluate import evaluate_model
+        from pipeline.data.config import TableColumns
         from pipeline.evaluation.config import EvaluationConfig
         from pipeline.registry.version_evaluation import EvaluationChoices
 
         report = checked(EvaluationConfig, evaluation or {}, "evaluation")
         given = {"split": split, "seen_images": seen_images, "common_classes": common_classes}
         choices = checked(EvaluationChoices, {**given, "report": report})
-        found, tracked = evaluate_model(model, os.fspath(data), choices)
+        columns = checked(TableColumns, columns or {}, "columns").model_dump(exclude_none=True)
+        found, tracked = evaluate_model(model, os.fspath(data), choices, columns)
     return Evaluation(
         path=found.html,
         metrics=found.report.metrics,

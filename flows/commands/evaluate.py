@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
 
 from flows.closing.close_runs import tell_closed
 from flows.commands.switches import Json, Switch
 from flows.progress import display, shown
 from pipeline.config import RunConfig
-from pipeline.config_files import data_settings
+from pipeline.config_files import data_settings, merged, validated
+from pipeline.data.config import TableColumns
 from pipeline.errors import ConfigError
 from pipeline.evaluation.config import EvaluationConfig, SplitChoice
 from pipeline.metrics.names import METRICS
@@ -38,6 +42,7 @@ def evaluate(
     common_classes: Switch = False,
     out: Path | None = None,
     as_json: Json = False,
+    table: Annotated[TableColumns | None, Parameter(name="--data")] = None,
     evaluation: EvaluationConfig | None = None,
 ) -> None:
     """Evaluate a registered model on labelled images and write a report.
@@ -57,6 +62,8 @@ def evaluate(
         Leave out images of classes that the model does not have.
     out
         Folder for a copy of the report.
+    table
+        Columns of a table, where they cannot be guessed.
     evaluation
         Contents of the report.
     """
@@ -68,17 +75,24 @@ def evaluate(
         common_classes=common_classes,
         report=evaluation or EvaluationConfig(),
     )
-    _print_evaluation(model, data, choices, out=out, as_json=as_json)
+    columns = table.model_dump(exclude_none=True) if table else {}
+    _print_evaluation(model, data, choices, columns, out=out, as_json=as_json)
 
 
 def _print_evaluation(
-    model: str, data: str, choices: EvaluationChoices, *, out: Path | None, as_json: bool
+    model: str,
+    data: str,
+    choices: EvaluationChoices,
+    columns: Mapping[str, str],
+    *,
+    out: Path | None,
+    as_json: bool,
 ) -> None:
     """Evaluate in a new MLflow run, and print the metrics."""
     if out is not None and out.exists() and not out.is_dir():
         raise ConfigError(f"--out {out} is a file. Set it to a folder for the report.")
     with shown():
-        found, run = evaluate_model(model, data, choices)
+        found, run = evaluate_model(model, data, choices, columns)
     if out is not None:
         shutil.copytree(found.html.parent, out, dirs_exist_ok=True)
     if as_json:
@@ -88,7 +102,7 @@ def _print_evaluation(
 
 
 def evaluate_model(
-    model: str, data: str, choices: EvaluationChoices
+    model: str, data: str, choices: EvaluationChoices, columns: Mapping[str, str]
 ) -> tuple[VersionEvaluation, tracked_run.TrackedRun]:
     """Evaluate a registered model in a new MLflow run.
 
@@ -96,6 +110,7 @@ def evaluate_model(
         model: names the model, as the command's MODEL does.
         data: names the images, as the command's DATA does.
         choices: which images, and what the report shows.
+        columns: of a table, as the settings of a run name them: `label_column`.
 
     Returns:
         The evaluation, and the MLflow run that holds it.
@@ -103,7 +118,8 @@ def evaluate_model(
     from pipeline.data import ingestion
     from pipeline.registry.version_evaluation import choose_images, evaluate_version
 
-    config = RunConfig.model_validate(data_settings(data, None))
+    named = merged(data_settings(data, None), {"data": dict(columns)})
+    config = validated(named)
     workspace = WORKSPACE.resolve()
     ingestion.check_source(config, workspace, to_train=False)
     tell_closed()

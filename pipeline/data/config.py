@@ -19,6 +19,22 @@ Mean = Annotated[float, Field(ge=0, le=1)]
 Deviation = Annotated[float, Field(gt=0, le=1)]
 
 
+class TableColumns(Section):
+    """Which columns of a table are read."""
+
+    image_column: str | None = None
+    """Column with the images, or with their paths or names; by default guessed."""
+
+    label_column: str | None = None
+    """Column with the labels; by default guessed."""
+
+    split_column: str | None = None
+    """Column with train, validation or test; by default a column split with such values."""
+
+    image_folder: str | None = None
+    """Folder that relative paths start from; by default the table's folder."""
+
+
 class DataConfig(Section):
     """Where images come from, what size they get, and how they are split."""
 

@@ -98,6 +98,29 @@ def test_the_predictions_are_those_of_predict(command: Command, tmp_path: Path) 
         assert answer["probability"] == pytest.approx(probability, abs=1e-5)
 
 
+def test_the_columns_of_a_table_can_be_chosen(command: Command, store: Path) -> None:
+    """Where two columns could be labels, the flag decides; a wrong one is a sentence."""
+    files = sorted((store / "photos").rglob("*.png"))
+    table = pd.DataFrame(
+        {
+            "file": [str(file) for file in files],
+            "color": ["warm" if number % 2 else "cold" for number in range(len(files))],
+            "species": [file.parent.name for file in files],
+        }
+    )
+    table.to_csv(store / "known.csv", index=False)
+    columns = ("--data.image-column", "file", "--data.label-column")
+    code, out, err = command("evaluate", "stripes", "known.csv", *columns, "species", "--json")
+    assert code == 0, err
+    assert json.loads(out)["images"] == 24
+    code, _, err = command("evaluate", "stripes", "known.csv", *columns, "kind")
+    assert code == 2
+    assert "kind" in err
+    code, _, err = command("evaluate", "stripes", "photos", "--data.label-column", "species")
+    assert code == 2
+    assert "label_column" in err
+
+
 def test_other_classes_are_named_one_by_one(command: Command, tmp_path: Path) -> None:
     """Nothing is evaluated on classes that do not fit, unless the common ones are asked for."""
     other = write_photos(tmp_path / "other", classes=4, images=3, side=24)
