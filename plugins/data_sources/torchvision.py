@@ -186,8 +186,8 @@ def _write_example(folder: Path) -> str:
     raw.mkdir(parents=True)
     labels_N = np.arange(6, dtype=np.uint8) % 2
     images_NHW = np.arange(6 * 28 * 28, dtype=np.uint32).reshape(6, 28, 28).astype(np.uint8)
-    for split in ("train", "t10k"):
-        for kind, content in (("images-idx3", images_NHW), ("labels-idx1", labels_N)):
+    for split, images in (("train", images_NHW), ("t10k", 255 - images_NHW)):
+        for kind, content in (("images-idx3", images), ("labels-idx1", labels_N)):
             header = bytes([0, 0, 8, content.ndim]) + np.array(content.shape, ">i4").tobytes()
             (raw / f"{split}-{kind}-ubyte").write_bytes(header + content.tobytes())
     return str(folder / "MNIST")
