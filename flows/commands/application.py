@@ -139,6 +139,12 @@ COMMANDS = (
         "Start a run of a schedule now, in addition to its scheduled times.",
     ),
     Command(
+        "data inspect",
+        "data_inspect:build",
+        "Report on the data alone: counts, damage, duplicates, leakage, imbalance.",
+        composed=True,
+    ),
+    Command(
         "data preview",
         "data_preview:build",
         "Draw training images before and after augmentation, as one picture.",
