@@ -65,12 +65,12 @@ def read_exclusion(file: Path) -> Exclusion:
     try:
         return Exclusion(file.name, _reasons(text, setting), text)
     except csv.Error as error:
-        raise DataError(f"{setting}, which is not a CSV table ({error}). Save it as CSV.") from error
+        raise DataError(
+            f"{setting}, which is not a CSV table ({error}). Save it as CSV."
+        ) from error
 
 
-def with_exclusion(
-    manifest: pd.DataFrame, exclusion: Exclusion
-) -> tuple[pd.DataFrame, list[str]]:
+def with_exclusion(manifest: pd.DataFrame, exclusion: Exclusion) -> tuple[pd.DataFrame, list[str]]:
     """Return the manifest with the files of a table excluded, and notes on them."""
     here = manifest["path"].isin(exclusion.reasons)
     usable = here & (manifest["status"] == "ok")

@@ -117,9 +117,7 @@ def _empty_row(listed: ListedImage) -> _Row:
     )
 
 
-def _describe(
-    root: Path, listed: ListedImage, on_image: OnImage | None, *, wanted: bool
-) -> _Row:
+def _describe(root: Path, listed: ListedImage, on_image: OnImage | None, *, wanted: bool) -> _Row:
     row = _empty_row(listed)
     if row["path"] != listed.path:
         row["status"], row["reason"] = "damaged", "its name is not UTF-8; rename it"

@@ -28,9 +28,7 @@ def findings_on_classes(
     return [*_small(rows, counts, needed_splits), *_imbalance(counts), *_empty(empty)]
 
 
-def _small(
-    rows: pd.DataFrame, counts: Mapping[str, int], needed_splits: int
-) -> list[Finding]:
+def _small(rows: pd.DataFrame, counts: Mapping[str, int], needed_splits: int) -> list[Finding]:
     units = pd.Series(
         united(known(rows, FILE), known(rows, PIXELS), known(rows, GROUP)), index=rows.index
     )

@@ -1,4 +1,4 @@
-"""Findings about single files: damage, wrong names, unusual formats, and images with little in them.
+"""Findings about single files: damage, wrong names, unusual formats, images that show little.
 
 Each function returns the findings of its kinds, none if there is nothing to say.
 """
@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import PurePosixPath
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from pipeline.files.data_names import IMAGE_SUFFIXES
 from pipeline.inspection.finding import TITLES, Finding, Kind, Severity
+
+Array = np.ndarray[Any, Any]
 
 _TRUNCATED = "the file ends too early"
 """The decoder's reason for an incomplete image."""
@@ -79,10 +82,8 @@ def findings_on_size(rows: pd.DataFrame) -> list[Finding]:
     """Return images much smaller, larger or more elongated than the others."""
     if len(rows) < _FEWEST_TO_COMPARE:
         return []
-    width, height = rows["width"].astype(float), rows["height"].astype(float)
-    odd = _far(np.log(width * height) / 2, _SIZE_FACTOR) | _far(
-        np.log(width / height), _SHAPE_FACTOR
-    )
+    width, height = np.log(rows["width"].to_numpy()), np.log(rows["height"].to_numpy())
+    odd = _far((width + height) / 2, _SIZE_FACTOR) | _far(width - height, _SHAPE_FACTOR)
     outliers = rows[odd]
     sizes = outliers["width"].astype(str) + "x" + outliers["height"].astype(str) + " pixels"
     return _finding(
@@ -121,11 +122,11 @@ def findings_on_light(rows: pd.DataFrame) -> list[Finding]:
     ]  # fmt: skip
 
 
-def _far(values: pd.Series[float], factor: float) -> pd.Series[bool]:
-    """Return which logarithms are further from their median than a factor and the usual spread."""
-    distances = (values - values.median()).abs()
-    limit = max(float(np.log(factor)), _DEVIATIONS * float(distances.median()))
-    return distances > limit
+def _far(logarithms: Array, factor: float) -> Array:
+    """Return which values are further from their median than a factor and the usual spread."""
+    distances = np.abs(logarithms - np.median(logarithms))
+    far: Array = distances > max(np.log(factor), _DEVIATIONS * np.median(distances))
+    return far
 
 
 _WORDS: dict[Kind, tuple[str, str]] = {

@@ -66,8 +66,6 @@ def _earlier_answers(file: Path) -> dict[tuple[str, str], str]:
         return {}
     try:
         with file.open(encoding="utf-8-sig", newline="") as opened:
-            return {
-                (row[PATH], row["kind"]): row[EXCLUDE] or "" for row in csv.DictReader(opened)
-            }
+            return {(row[PATH], row["kind"]): row[EXCLUDE] or "" for row in csv.DictReader(opened)}
     except (OSError, ValueError, KeyError, csv.Error):
         return {}

@@ -5,6 +5,7 @@ The images are not opened a second time, and per image about 800 bytes are kept.
 
 from __future__ import annotations
 
+import math
 import threading
 from typing import Any, NamedTuple
 
@@ -31,7 +32,7 @@ class Thumbnails(NamedTuple):
     luma_NHW: Array
     chroma_NHWC: Array
 
-    def take(self, rows: Array) -> Thumbnails:
+    def take(self, rows: Array | slice) -> Thumbnails:
         """Return the thumbnails of some rows."""
         return Thumbnails(self.luma_NHW[rows], self.chroma_NHWC[rows])
 
@@ -86,7 +87,7 @@ def _light(grey_HW: Array) -> tuple[float, float, float]:
     values = np.arange(256)
     mean = float(shares @ values)
     brightest = int(np.searchsorted(np.cumsum(shares), 0.99))
-    contrast = float(np.sqrt(max(0.0, shares @ (values - mean) ** 2)))
+    contrast = math.sqrt(float(shares @ (values - mean) ** 2))
     some = shares[shares > 0]
     return brightest, contrast, float(-(some * np.log2(some)).sum())
 

@@ -16,9 +16,7 @@ _BY_IMPORTANCE = {"test": 0, "validation": 1, "train": 2, "": 3}
 """Of several copies, the one in the first of these splits is kept."""
 
 
-def findings_on_duplicates(
-    rows: pd.DataFrame, given: pd.Series[str], near: Array
-) -> list[Finding]:
+def findings_on_duplicates(rows: pd.DataFrame, given: pd.Series[str], near: Array) -> list[Finding]:
     """Return the exact and near duplicates, those in several splits, and those with two labels.
 
     Args:
@@ -27,7 +25,7 @@ def findings_on_duplicates(
         near: a number for each row, equal for images that are nearly the same.
     """
     exact = content_numbers(rows)[0]
-    nearly = pd.Series(near, index=rows.index)
+    nearly = pd.Series(near.astype(int), index=rows.index, dtype="int64")
     return [
         *_leakage(rows, given, exact, nearly),
         *_conflicts(rows, exact, nearly),
@@ -36,7 +34,7 @@ def findings_on_duplicates(
     ]
 
 
-def _exact(rows: pd.DataFrame, exact: pd.Series[int]) -> list[Finding]:
+def _exact(rows: pd.DataFrame, exact: pd.Series[Any]) -> list[Finding]:
     places = _shared(exact)
     if not places.any():
         return []
@@ -52,7 +50,7 @@ def _exact(rows: pd.DataFrame, exact: pd.Series[int]) -> list[Finding]:
     ]  # fmt: skip
 
 
-def _near(rows: pd.DataFrame, exact: pd.Series[int], nearly: pd.Series[int]) -> list[Finding]:
+def _near(rows: pd.DataFrame, exact: pd.Series[Any], nearly: pd.Series[Any]) -> list[Finding]:
     places = _several(exact, nearly)
     if not places.any():
         return []
@@ -69,7 +67,7 @@ def _near(rows: pd.DataFrame, exact: pd.Series[int], nearly: pd.Series[int]) -> 
 
 
 def _leakage(
-    rows: pd.DataFrame, given: pd.Series[str], exact: pd.Series[int], nearly: pd.Series[int]
+    rows: pd.DataFrame, given: pd.Series[str], exact: pd.Series[Any], nearly: pd.Series[Any]
 ) -> list[Finding]:
     grouped = known(rows, GROUP)
     groups = grouped.where(grouped != "")
@@ -100,7 +98,7 @@ def _leakage(
     ]  # fmt: skip
 
 
-def _conflicts(rows: pd.DataFrame, exact: pd.Series[int], nearly: pd.Series[int]) -> list[Finding]:
+def _conflicts(rows: pd.DataFrame, exact: pd.Series[Any], nearly: pd.Series[Any]) -> list[Finding]:
     same = _several(rows["label"], exact)
     alike = _several(rows["label"], nearly) & ~same
     if not (same | alike).any():
@@ -141,7 +139,7 @@ def _groups(
 
 
 def _all_but_one(
-    rows: pd.DataFrame, numbers: pd.Series[int], places: pd.Series[bool]
+    rows: pd.DataFrame, numbers: pd.Series[Any], places: pd.Series[bool]
 ) -> tuple[str, ...]:
     """Return the copies that can go, unless they have conflicting labels: nobody knows which."""
     ordered = rows[places & ~_several(rows["label"], numbers)]
@@ -151,7 +149,7 @@ def _all_but_one(
 
 
 def _outside_test(
-    rows: pd.DataFrame, numbers: pd.Series[int], places: pd.Series[bool]
+    rows: pd.DataFrame, numbers: pd.Series[Any], places: pd.Series[bool]
 ) -> tuple[str, ...]:
     """Return the images whose copies are in a more important split."""
     ranks = rows.loc[places, "split"].map(_BY_IMPORTANCE)

@@ -20,7 +20,7 @@ def terminal_report(result: Inspection) -> Iterator[RenderableType]:
     from rich.text import Text
 
     yield Text(_overview(result), style="bold")
-    yield Text(f"{_looks(result)}\n", style="dim")
+    yield Text("\n".join(looks(result)) + "\n", style="dim")
     yield _classes(result)
     for note in result.notes:
         yield Text(f"note: {visible(note)}", style="dim")
@@ -46,10 +46,10 @@ def _overview(result: Inspection) -> str:
     return f"{visible(result.name)}: {result.images:,} images{classes}{rest}"
 
 
-def _looks(result: Inspection) -> str:
-    """Return sizes, color modes and shapes in a line."""
+def looks(result: Inspection) -> list[str]:
+    """Return sizes, color modes and shapes in a line, then where the splits come from."""
     if result.sizes is None:
-        return "No image can be read."
+        return ["No image can be read"]
     sides = (result.sizes.min, result.sizes.median, result.sizes.max)
     size = f"{sides[0]}" if sides[0] == sides[2] else f"{sides[0]} to {sides[2]}, median {sides[1]}"
     parts = [
@@ -57,7 +57,7 @@ def _looks(result: Inspection) -> str:
         ", ".join(f"{count:,} {mode}" for mode, count in result.modes.items()),
         ", ".join(f"{count:,} {shape}" for shape, count in result.aspect_ratios.items()),
     ]
-    return f"{'; '.join(parts)}\nSplits: {result.split_origin}"
+    return ["; ".join(parts), f"Splits: {result.split_origin}"]
 
 
 def _classes(result: Inspection) -> RenderableType:
@@ -70,7 +70,7 @@ def _classes(result: Inspection) -> RenderableType:
     shown = sorted(result.classes, key=lambda label: -result.classes[label])
     for label in shown[:_MOST_CLASSES]:
         counts = [result.class_splits[label][name] for name in result.splits]
-        table.add_row(visible(label) or "–", *(f"{each:,}" for each in (*counts, sum(counts))))
+        table.add_row(visible(label) or "-", *(f"{each:,}" for each in (*counts, sum(counts))))
     if len(shown) > _MOST_CLASSES:
         table.add_row(f"and {len(shown) - _MOST_CLASSES:,} smaller ones")
     totals = [*result.splits.values(), result.images]
