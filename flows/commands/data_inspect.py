@@ -99,7 +99,7 @@ def _print(found: Inspected, folder: Path) -> None:
         console.print(part)
     table = pasted_path(str(folder / TABLE))
     lines = [
-        f"Page with the images: {visible(pasted_path(str(folder / PAGE)))}",
+        f"\nPage with the images: {visible(pasted_path(str(folder / PAGE)))}",
         f"Table of findings:    {visible(table)}",
     ]
     if found.result.findings:

@@ -181,7 +181,7 @@ def ingest(
         manifest, more = exclusion.with_exclusion(manifest, excluded)
         notes, exclude = [*notes, *more], excluded.kept_copy(workspace)
     check_images(manifest, listing.root, labelled=labelled)
-    if "leakage" not in data.accept:
+    if labelled and "leakage" not in data.accept:
         check_leakage(manifest)
     wanted = split.wanted_splits(manifest, data.validation_fraction, data.test_fraction)
     split_origin = split.origin(manifest, wanted)

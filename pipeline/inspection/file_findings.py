@@ -132,7 +132,10 @@ def _far(logarithms: Array, factor: float) -> Array:
 _WORDS: dict[Kind, tuple[str, str]] = {
     "foreign": ("is not an image of a class", "are not images of a class"),
     "unreadable": ("cannot be decoded", "cannot be decoded"),
-    "truncated": ("ends too early", "end too early"),
+    "truncated": (
+        "is incomplete: its file ends too early",
+        "are incomplete: their files end too early",
+    ),
     "wrong_extension": (
         "has another format than its name says",
         "have another format than their names say",

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
+from threadpoolctl import threadpool_limits
 
 from pipeline.data.same_images import content_numbers
 from pipeline.inspection.measures import Thumbnails
@@ -86,15 +87,16 @@ def matches(
     count = len(thumbnails.luma_NHW)
     if count < 2:  # noqa: PLR2004 - nothing to compare
         return
-    index = VectorIndex(vectors(thumbnails, SEARCHES[0].view))
-    for number, search in enumerate(SEARCHES):
-        if on_progress:
-            on_progress(_LABEL, number, len(SEARCHES))
-        looked_up = vectors(thumbnails, search.view)
-        whole, part = index.search(looked_up, search.similarity, _MOST_CANDIDATES)
-        values = aligned(thumbnails, whole, part, search)
-        good = values >= least
-        yield np.stack([whole[good], part[good]]), values[good]
+    with threadpool_limits(1):
+        index = VectorIndex(vectors(thumbnails, SEARCHES[0].view))
+        for number, search in enumerate(SEARCHES):
+            if on_progress:
+                on_progress(_LABEL, number, len(SEARCHES))
+            looked_up = vectors(thumbnails, search.view)
+            whole, part = index.search(looked_up, search.similarity, _MOST_CANDIDATES)
+            values = aligned(thumbnails, whole, part, search)
+            good = values >= least
+            yield np.stack([whole[good], part[good]]), values[good]
     if on_progress:
         on_progress(_LABEL, len(SEARCHES), len(SEARCHES))
 

@@ -44,7 +44,7 @@ def _exact(rows: pd.DataFrame, exact: pd.Series[Any]) -> list[Finding]:
         _finding(
             "exact_duplicate", "note", groups,
             f"{_images(places.sum())} have the same pixels as another: {extra:,} more than needed.",
-            "Keeps copies in the same split, but trains on each of them. Exclude all but one.",
+            "Trains on every copy, so these images count more than others. Exclude all but one.",
             exclude=_all_but_one(rows, exact, places),
         )
     ]  # fmt: skip

@@ -47,17 +47,19 @@ def _overview(result: Inspection) -> str:
 
 
 def looks(result: Inspection) -> list[str]:
-    """Return sizes, color modes and shapes in a line, then where the splits come from."""
+    """Return sizes, shapes and color modes, and where the splits come from, a line each."""
     if result.sizes is None:
         return ["No image can be read"]
     sides = (result.sizes.min, result.sizes.median, result.sizes.max)
     size = f"{sides[0]}" if sides[0] == sides[2] else f"{sides[0]} to {sides[2]}, median {sides[1]}"
-    parts = [
-        f"shorter side {size} pixels",
-        ", ".join(f"{count:,} {mode}" for mode, count in result.modes.items()),
-        ", ".join(f"{count:,} {shape}" for shape, count in result.aspect_ratios.items()),
+    shapes = ", ".join(f"{count:,} {shape}" for shape, count in result.aspect_ratios.items())
+    modes = ", ".join(f"{count:,} {mode}" for mode, count in result.modes.items())
+    return [
+        f"Shorter side: {size} pixels",
+        f"Shapes: {shapes}",
+        f"Color modes: {modes}",
+        f"Splits: {result.split_origin}",
     ]
-    return ["; ".join(parts), f"Splits: {result.split_origin}"]
 
 
 def _classes(result: Inspection) -> RenderableType:

@@ -3,7 +3,7 @@
 The vectors are assigned to cells by spherical k-means, trained on a sample; a query is compared
 with the vectors in the cells whose centres are nearest: an inverted file, as in Jegou, Douze and
 Schmid 2011 (Product quantization for nearest neighbor search, section IV). Each thread works on
-cells of its own, with a matrix library that uses one thread.
+cells of its own; the matrix library had better use one thread (`near_duplicates.matches`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 Array = np.ndarray[Any, Any]
 
@@ -56,7 +55,7 @@ class VectorIndex:
             asked = queries[ends[cell] : ends[cell + 1]]
             return list(self._in_cell(cell, queries_ND, asked, threshold, most))
 
-        with threadpool_limits(1), ThreadPoolExecutor(os.cpu_count()) as pool:
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
             found = [hits for each in pool.map(in_cell, range(len(ends) - 1)) for hits in each]
         rows, places, similarities = (np.concatenate(parts) for parts in zip(*found, strict=True))
         rows, places, _ = _best(rows, places, similarities, most)
@@ -71,7 +70,7 @@ class VectorIndex:
             different = queries_ND[start : start + _BLOCK] @ -self._centres.T
             return np.argpartition(different, self._probes - 1, axis=1)[:, : self._probes]
 
-        with threadpool_limits(1), ThreadPoolExecutor(os.cpu_count()) as pool:
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
             return np.concatenate(list(pool.map(nearest, range(0, len(queries_ND), _BLOCK))))
 
     def _in_cell(
