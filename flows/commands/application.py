@@ -145,6 +145,11 @@ COMMANDS = (
         composed=True,
     ),
     Command(
+        "data diff",
+        "data_diff:diff",
+        "Show which images were added, removed, changed or relabelled from A to B.",
+    ),
+    Command(
         "data preview",
         "data_preview:build",
         "Draw training images before and after augmentation, as one picture.",

@@ -33,9 +33,11 @@ def test_marked_images_are_excluded_with_their_reason(photos: Path, tmp_path: Pa
     data = ingested(photos, table)
     assert data.class_counts["down"] == 19
     rows = manifests.load(data.manifest_file).set_index("path")
-    assert rows.loc["down/003.png", ["status", "reason", "split"]].tolist() == [
-        *("excluded", "dark", ""),
-    ]
+    assert tuple(rows.loc["down/003.png", ["status", "reason", "split"]]) == (
+        "excluded",
+        "dark",
+        "",
+    )
     assert (rows["status"] == "excluded").sum() == 1
     assert "1 image was excluded by findings.csv" in data.notes
     assert "1 file of findings.csv is not in the data: gone.png" in data.notes

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFilter
 
-from pipeline.config_files import validated
+from pipeline.config import RunConfig
 from pipeline.inspection.finding import KINDS, Inspection
 from pipeline.inspection.findings_table import write_table
 from pipeline.inspection.inspecting import Inspected, inspect_data
@@ -49,7 +49,9 @@ def garden(folder: Path, images: int = 12) -> Path:
 
 def inspected(folder: Path, **data: object) -> Inspected:
     """Return what the inspection of a folder found."""
-    config = validated({"data": {"source": "image_folder", "path": str(folder), **data}})
+    config = RunConfig.model_validate(
+        {"data": {"source": "image_folder", "path": str(folder), **data}}
+    )
     return inspect_data(config, folder.parent / "work")
 
 
@@ -225,7 +227,8 @@ def test_archive_is_inspected_without_unpacking(tmp_path: Path) -> None:
     _dark(folder)
     archive = shutil.make_archive(str(tmp_path / "photos"), "zip", folder)
     found = inspect_data(
-        validated({"data": {"source": "archive", "path": archive}}), tmp_path / "work"
+        RunConfig.model_validate({"data": {"source": "archive", "path": archive}}),
+        tmp_path / "work",
     )
     assert [finding.kind for finding in found.result.findings] == ["dark"]
     write_page(found, tmp_path / "page.html")
