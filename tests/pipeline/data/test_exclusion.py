@@ -59,7 +59,7 @@ def test_resolved_config_names_a_copy_of_the_table(photos: Path, tmp_path: Path)
 
 
 def test_class_of_which_all_images_are_excluded_is_gone(photos: Path, tmp_path: Path) -> None:
-    """The run goes on without the class, as if its folder were not there."""
+    """The run leaves out the class, as if its folder were not there."""
     lines = [f"down/{number:03d}.png,yes" for number in range(20)]
     data = ingested(photos, written(tmp_path / "findings.csv", "path,exclude", *lines))
     assert data.classes == ("across", "rising")
