@@ -64,11 +64,12 @@ class VectorIndex:
     def _probed(self, queries_ND: Array) -> Array:
         """Return the cells of each query: (queries, probes)."""
         if self._probes == len(self._centres):
-            return np.tile(np.arange(self._probes), (len(queries_ND), 1))
+            return np.tile(np.arange(self._probes, dtype=np.int32), (len(queries_ND), 1))
 
         def nearest(start: int) -> Array:
             different = queries_ND[start : start + _BLOCK] @ -self._centres.T
-            return np.argpartition(different, self._probes - 1, axis=1)[:, : self._probes]
+            near = np.argpartition(different, self._probes - 1, axis=1)[:, : self._probes]
+            return near.astype(np.int32)  # a copy: a view would keep all columns in memory
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             return np.concatenate(list(pool.map(nearest, range(0, len(queries_ND), _BLOCK))))

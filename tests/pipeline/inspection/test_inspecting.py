@@ -197,7 +197,7 @@ def test_copies_in_two_given_splits_are_an_error(tmp_path: Path) -> None:
 
 
 def test_mirror_image_in_another_split_and_class_is_a_warning(tmp_path: Path) -> None:
-    """A near duplicate across splits with another label leaks and conflicts; a run does not stop."""
+    """A near duplicate across splits with another label leaks and conflicts; no run stops."""
     folder = garden(tmp_path / "garden")
     mirrored = Image.open(folder / "train/day/03.png").transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     mirrored.save(folder / "test/night/odd.png")
