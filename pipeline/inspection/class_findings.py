@@ -25,7 +25,8 @@ def findings_on_classes(
         needed_splits: number of splits that the images of every class are divided into.
     """
     counts = {str(label): int(count) for label, count in rows["label"].value_counts().items()}
-    return [*_small(rows, counts, needed_splits), *_imbalance(counts), *_empty(empty)]
+    small = _small(rows, counts, needed_splits) if counts else []
+    return [*small, *_imbalance(counts), *_empty(empty)]
 
 
 def _small(rows: pd.DataFrame, counts: Mapping[str, int], needed_splits: int) -> list[Finding]:

@@ -12,7 +12,6 @@ import pandas as pd
 from pipeline.config import RunConfig
 from pipeline.data import exclusion, ingestion, split
 from pipeline.data import manifest as manifests
-from pipeline.data.ingestion import ScannedData
 from pipeline.data.leakage import given_splits
 from pipeline.errors import DataError
 from pipeline.inspection.class_findings import findings_on_classes
@@ -58,35 +57,31 @@ def inspect_data(
     """
     measures = ImageMeasures()
     scanned = ingestion.scan(config, workspace, on_progress, measures.add)
-    manifest, notes = scanned.manifest, list(_own_notes(scanned))
+    # files that are left out and empty classes, which scanned.notes name too, are findings here
+    manifest, notes = scanned.manifest, list(scanned.source_notes)
     if config.data.exclude is not None:
         excluded = exclusion.read_exclusion(Path(config.data.exclude))
         manifest, more = exclusion.with_exclusion(manifest, excluded)
         notes += more
     assigned, origin, more = _with_splits(manifest, scanned.name, config, workspace)
     rows = manifests.usable(assigned)
-    given = given_splits(manifest).reset_index(drop=True)
-    measured = pd.concat([rows, measures.table(rows["path"])], axis=1)
-    near = near_duplicates(measures.thumbnails(rows["path"]), rows, on_progress)
-    labelled = ingestion.uses_labels(config)
-    wanted = split.wanted_splits(
-        manifest, config.data.validation_fraction, config.data.test_fraction
-    )
-    found = [
-        *findings_on_status(manifest),
-        *findings_on_format(measured),
-        *findings_on_size(rows),
-        *findings_on_light(measured),
-        *findings_on_duplicates(rows, given, near),
-        *(findings_on_classes(rows, scanned.empty_classes, len(wanted) + 1) if labelled else ()),
-    ]
+    found = findings_on_status(manifest)
+    if len(rows):
+        measured = pd.concat([rows, measures.table(rows["path"])], axis=1)
+        near = near_duplicates(measures.thumbnails(rows["path"]), rows, on_progress)
+        given = given_splits(manifest).reset_index(drop=True)
+        found += [
+            *findings_on_format(measured),
+            *findings_on_size(rows),
+            *findings_on_light(measured),
+            *findings_on_duplicates(rows, given, near),
+        ]
+    if ingestion.uses_labels(config):
+        data = config.data
+        wanted = split.wanted_splits(manifest, data.validation_fraction, data.test_fraction)
+        found += findings_on_classes(rows, scanned.empty_classes, len(wanted) + 1)
     result = _result(scanned.name, assigned, origin, _sorted(found), (*notes, *more))
     return Inspected(result, scanned.root, assigned)
-
-
-def _own_notes(scanned: ScannedData) -> tuple[str, ...]:
-    """Return the source's notes; files that are left out and empty classes are findings here."""
-    return scanned.source_notes
 
 
 def _with_splits(
@@ -94,6 +89,8 @@ def _with_splits(
 ) -> tuple[pd.DataFrame, str, list[str]]:
     """Return the manifest as a run would split it; if it could not, with the source's splits."""
     data = config.data
+    if manifests.usable(manifest).empty:
+        return manifest, "no image can be read", ["a run stops: no image can be read"]
     wanted = split.wanted_splits(manifest, data.validation_fraction, data.test_fraction)
     try:
         assigned, _ = ingestion.assign_splits(

@@ -21,7 +21,8 @@ def terminal_report(result: Inspection) -> Iterator[RenderableType]:
 
     yield Text(_overview(result), style="bold")
     yield Text("\n".join(looks(result)) + "\n", style="dim")
-    yield _classes(result)
+    if result.classes:
+        yield _classes(result)
     for note in result.notes:
         yield Text(f"note: {visible(note)}", style="dim")
     yield Text(f"\n{verdict(result)}\n", style="bold")

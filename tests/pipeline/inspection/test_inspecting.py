@@ -221,6 +221,18 @@ def test_class_that_is_too_small_to_split_is_an_error(tmp_path: Path) -> None:
     assert result.splits == {"unassigned": 26}
 
 
+def test_folder_without_a_readable_image_is_reported(tmp_path: Path) -> None:
+    """Where nothing can be read, the files are named all the same, on the page too."""
+    for label in ("day", "night"):
+        (tmp_path / "garden" / label).mkdir(parents=True)
+        (tmp_path / "garden" / label / "odd.jpg").write_text("words")
+    found = inspected(tmp_path / "garden")
+    [finding] = found.result.findings
+    assert finding.files == ("day/odd.jpg", "night/odd.jpg")
+    assert found.result.images == 0
+    write_page(found, tmp_path / "page.html")
+
+
 def test_archive_is_inspected_without_unpacking(tmp_path: Path) -> None:
     """The images of a zip file are measured and drawn in place."""
     folder = garden(tmp_path / "garden")
