@@ -139,6 +139,17 @@ COMMANDS = (
         "Start a run of a schedule now, in addition to its scheduled times.",
     ),
     Command(
+        "data inspect",
+        "data_inspect:build",
+        "Report on the data alone: counts, damage, duplicates, leakage, imbalance.",
+        composed=True,
+    ),
+    Command(
+        "data diff",
+        "data_diff:diff",
+        "Show which images were added, removed, changed or relabelled from A to B.",
+    ),
+    Command(
         "data preview",
         "data_preview:build",
         "Draw training images before and after augmentation, as one picture.",

@@ -76,6 +76,12 @@ class DataConfig(Section):
     workers: Annotated[int, Field(ge=0, le=64)] = 0
     """Number of data-loader workers; the result does not depend on it."""
 
+    accept: tuple[Literal["leakage"], ...] = ()
+    """Problems of the data that do not stop the run: leakage, images in several splits."""
+
+    exclude: str | None = None
+    """CSV table of files to leave out, such as the edited findings of patchline data inspect."""
+
     min_new_images: Annotated[int, Field(ge=1)] = 1
     """Minimum number of new images in a watched folder to start a training run."""
 

@@ -63,6 +63,15 @@ def manifest_of_last_run(
             return None
 
 
+def manifest_of_run(run_id: str) -> pd.DataFrame | None:
+    """Return the manifest of a run; None if it is missing from the store.
+
+    Raises:
+        TrackingError: if the store does not respond.
+    """
+    return _manifest(client(), run_id)
+
+
 def _manifest(store: MlflowClient, run_id: str) -> pd.DataFrame | None:
     from mlflow.exceptions import MlflowException
 

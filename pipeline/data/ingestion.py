@@ -12,12 +12,18 @@ import numpy as np
 import pandas as pd
 
 from pipeline.config import RunConfig
-from pipeline.data import earlier_manifests, prepared_store, split, split_memory
+from pipeline.data import earlier_manifests, exclusion, prepared_store, split, split_memory
 from pipeline.data import manifest as manifests
+from pipeline.data.class_checks import check_images, one_class
 from pipeline.data.decoding import UndecodableImageError
 from pipeline.data.image_root import image_on_disk
-from pipeline.data.ingestion_notes import notes_on_empty_classes, notes_on_files, notes_on_size
-from pipeline.data.leakage import notes_on_leakage
+from pipeline.data.ingestion_notes import (
+    empty_classes,
+    notes_on_empty_classes,
+    notes_on_files,
+    notes_on_size,
+)
+from pipeline.data.leakage import check_leakage, notes_on_leakage
 from pipeline.errors import ConfigError, DataError, PluginError
 from pipeline.files.atomic_files import storage_errors
 from pipeline.files.data_names import IMAGE_SUFFIXES
@@ -61,6 +67,8 @@ class IngestedData(Section):
     """What a person should know: files left out, small splits, leakage."""
     split_origin: str = ""
     """Where the splits come from: `test and validation split off from train`."""
+    exclude: Path | None = None
+    """A copy of the table of excluded files, named by its content."""
 
     def findings(self) -> list[str]:
         """Return how many images there are and how they are split, then what is unusual."""
@@ -86,6 +94,9 @@ class ScannedData:
     root: Path
     manifest: pd.DataFrame
     notes: tuple[str, ...]
+    source_notes: tuple[str, ...]
+    """Those of the notes that the source itself has given."""
+    empty_classes: tuple[str, ...]
 
 
 class PreparedData(Section):
@@ -104,26 +115,39 @@ def check_source(config: RunConfig, workspace: Path, *, to_train: bool = True) -
     """
     listing = _listing(config, workspace)
     labels = {listed.label for listed in listing.images} - {""}
-    if to_train and len(labels) == 1 and _uses_labels(config):
-        raise _one_class(listing, labels)
+    if to_train and len(labels) == 1 and uses_labels(config):
+        raise one_class(listing.root, labels)
     return SourceCounts(files=len(listing.images), classes=len(labels))
 
 
 def scan(
-    config: RunConfig, workspace: Path, on_progress: StageProgress | None = None
+    config: RunConfig,
+    workspace: Path,
+    on_progress: StageProgress | None = None,
+    on_image: manifests.OnImage | None = None,
 ) -> ScannedData:
     """List the source and describe every file, without splitting; one class is enough.
+
+    Args:
+        config: the source.
+        workspace: the folder `.patchline`.
+        on_progress: called while the images are read.
+        on_image: called for each decoded image, in the thread that has decoded it.
 
     Raises:
         DataError: if the source cannot be read.
     """
     listing = _listing(config, workspace)
-    manifest = manifests.scan(listing, _labelled(on_progress, "Reading images"))
+    labelled = uses_labels(config)
+    reading = _labelled(on_progress, "Reading images")
+    manifest = manifests.scan(listing, reading, labelled=labelled, on_image=on_image)
     return ScannedData(
         name=listing.name,
         root=listing.root,
         manifest=manifest,
-        notes=tuple(_notes(manifest, listing)),
+        notes=tuple(_notes(manifest, listing, labelled=labelled)),
+        source_notes=tuple(listing.notes),
+        empty_classes=tuple(empty_classes(manifest, listing)) if labelled else (),
     )
 
 
@@ -147,17 +171,21 @@ def ingest(
     """
     listing = _listing(config, workspace)
     scan_progress = _labelled(on_progress, "Reading images")
-    labelled = _uses_labels(config)
+    labelled = uses_labels(config)
     manifest = manifests.scan(listing, scan_progress, labelled=labelled)
-    notes = _notes(manifest, listing, labelled=labelled)
-    if labelled:
-        _check_classes(manifest, listing)
-    elif manifests.usable(manifest).empty:
-        raise DataError(f"{listing.root} has no readable image. Name a folder with images.")
     data = config.data
+    notes = _notes(manifest, listing, labelled=labelled)
+    exclude = None
+    if data.exclude is not None:
+        excluded = exclusion.read_exclusion(Path(data.exclude).expanduser())
+        manifest, more = exclusion.with_exclusion(manifest, excluded)
+        notes, exclude = [*notes, *more], excluded.kept_copy(workspace)
+    check_images(manifest, listing.root, labelled=labelled)
+    if labelled and "leakage" not in data.accept:
+        check_leakage(manifest)
     wanted = split.wanted_splits(manifest, data.validation_fraction, data.test_fraction)
     split_origin = split.origin(manifest, wanted)
-    manifest, split_notes = _split(
+    manifest, split_notes = assign_splits(
         manifest, config, wanted, listing.name, workspace, remember=remember
     )
     fingerprint = manifests.fingerprint(manifest)
@@ -178,10 +206,11 @@ def ingest(
         example_image=_example(rows, listing.root, workspace / "sources" / "examples"),
         notes=(*notes, *split_notes, *notes_on_leakage(rows), *notes_on_size(rows)),
         split_origin=split_origin,
+        exclude=exclude,
     )
 
 
-def _split(
+def assign_splits(
     manifest: pd.DataFrame,
     config: RunConfig,
     wanted: dict[str, float],
@@ -241,7 +270,12 @@ def resolve(config: RunConfig, data: IngestedData) -> RunConfig:
     sections = {
         "name": config.name or (data.name if data.classes else f"{data.name}-encoder"),
         "data": config.data.model_copy(
-            update={"image_size": size, "channels": channels, "path": _absolute(config)}
+            update={
+                "image_size": size,
+                "channels": channels,
+                "path": _absolute(config),
+                "exclude": str(data.exclude) if data.exclude else None,
+            }
         ),
     }
     return resolved.model_copy(update=sections)
@@ -299,7 +333,7 @@ def _listing(config: RunConfig, workspace: Path) -> ImageListing:
     with plugin_loader.plugin_errors(
         "data_source", config.data.source, "failed to list its images"
     ):
-        labelled = _uses_labels(config)
+        labelled = uses_labels(config)
         context = SourceContext(config.data.path, work_dir, needs_labels=labelled)
         listing = plugin.build(options, context).list_images()
     if not isinstance(listing, ImageListing):
@@ -319,7 +353,8 @@ def _listing(config: RunConfig, workspace: Path) -> ImageListing:
     return replace(listing, images=[image._replace(label="") for image in listing.images])
 
 
-def _uses_labels(config: RunConfig) -> bool:
+def uses_labels(config: RunConfig) -> bool:
+    """Return whether the objective of a run uses labels."""
     return plugin_loader.load_objective(config.objective.name).uses_labels
 
 
@@ -336,27 +371,6 @@ def _labelled(on_progress: StageProgress | None, label: str) -> Callable[[int, i
     if on_progress is None:
         return None
     return lambda done, total: on_progress(label, done, total)
-
-
-def _check_classes(manifest: pd.DataFrame, listing: ImageListing) -> None:
-    labelled = manifest[(manifest["label"] != "") & (manifest["status"] != "foreign")]
-    readable = set(manifests.usable(manifest)["label"])
-    for label in sorted(set(labelled["label"])):
-        if label not in readable:
-            files = labelled.loc[labelled["label"] == label]
-            raise DataError(
-                f"Class '{label}' has no readable image ({files.iloc[0]['path']}: "
-                f"{files.iloc[0]['reason']}). Repair its files, or remove the class."
-            )
-    if len(readable) == 1:
-        raise _one_class(listing, readable)
-
-
-def _one_class(listing: ImageListing, labels: set[str]) -> DataError:
-    return DataError(
-        f"{listing.root} has only one class, '{next(iter(labels))}'. A classifier needs at "
-        "least two folders of images, one for each class, or two labels in a table."
-    )
 
 
 def _notes(manifest: pd.DataFrame, listing: ImageListing, *, labelled: bool = True) -> list[str]:

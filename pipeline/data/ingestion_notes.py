@@ -51,12 +51,17 @@ def notes_on_size(rows: pd.DataFrame) -> list[str]:
     ]
 
 
-def notes_on_empty_classes(manifest: pd.DataFrame, listing: ImageListing) -> list[str]:
-    """Name the class folders without images; the model will not know these classes."""
+def empty_classes(manifest: pd.DataFrame, listing: ImageListing) -> list[str]:
+    """Return the classes whose folders have no image, sorted."""
     labelled = manifest[manifest["label"] != ""]
     foreign = labelled["status"] == "foreign"
-    without = sorted(set(labelled.loc[foreign, "label"]) - set(labelled.loc[~foreign, "label"]))
-    empty = sorted({*listing.empty_classes, *without})
+    without = set(labelled.loc[foreign, "label"]) - set(labelled.loc[~foreign, "label"])
+    return sorted({*listing.empty_classes, *without})
+
+
+def notes_on_empty_classes(manifest: pd.DataFrame, listing: ImageListing) -> list[str]:
+    """Name the class folders without images; the model will not know these classes."""
+    empty = empty_classes(manifest, listing)
     if not empty:
         return []
     words = "class folder has" if len(empty) == 1 else "class folders have"

@@ -1,4 +1,9 @@
-"""Leakage: images and groups in more than one split, which make the test metrics optimistic."""
+"""Leakage: images and groups in more than one split, which make the test metrics optimistic.
+
+Where the data itself gives the splits, leakage stops a run unless it is accepted. The splits that
+Patchline makes keep copies and groups together; only images that were assigned before they became
+copies or members of a group can leak, and these are named and never stop a run.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,32 @@ import pandas as pd
 
 from pipeline.data.manifest import examples
 from pipeline.data.same_images import content_numbers
+from pipeline.data.split import movable_rows
+from pipeline.errors import DataError
+
+
+def check_leakage(manifest: pd.DataFrame) -> None:
+    """Refuse data whose own splits share images or groups.
+
+    Args:
+        manifest: with only the splits that the source gives.
+
+    Raises:
+        DataError: with the number of shared images and a few of them.
+    """
+    usable = manifest[manifest["status"] == "ok"]
+    found = notes_on_leakage(usable.assign(split=given_splits(manifest)))
+    if found:
+        raise DataError(
+            f"{found[0]}. `patchline data inspect` lists all of them. Exclude the copies with "
+            "--data.exclude, or accept them with --data.accept leakage."
+        )
+
+
+def given_splits(manifest: pd.DataFrame) -> pd.Series[str]:
+    """Return the split that the source fixes for each usable image; `train` if it fixes none."""
+    usable = manifest[manifest["status"] == "ok"]
+    return usable["split"].mask(movable_rows(manifest)[usable.index], "train")
 
 
 def notes_on_leakage(rows: pd.DataFrame) -> list[str]:

@@ -1,9 +1,9 @@
 """The manifest: one row for each file, and a fingerprint that is the data's version.
 
 Columns: path (relative, with forward slashes), label, split, group, sha256 (of the file), pixels
-(digest of the decoded image), width, height, mode, bytes, status (`ok`, `damaged`, `foreign`),
-reason. Manifests of earlier versions have no column `pixels`. Further columns of a table are kept
-as `column:NAME`.
+(digest of the decoded image), width, height, mode, bytes, status (`ok`, `damaged`, `foreign`,
+`excluded`), reason. Manifests of earlier versions have no column `pixels`. Further columns of a
+table are kept as `column:NAME`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TypedDict
 
 import pandas as pd
 
-from pipeline.data.decoding import UndecodableImageError, decoded, read_header
+from pipeline.data.decoding import Pixels, UndecodableImageError, decoded, read_header
 from pipeline.data.image_file import MAX_FILE_BYTES, too_large
 from pipeline.data.image_formats import HEAD_BYTES, format_of, refused_format
 from pipeline.data.image_root import open_image, root_image_bytes
@@ -37,6 +37,8 @@ OWN_COLUMN = "column:"
 _FINGERPRINTED = ["path", "label", "split", "group", "sha256", "status"]
 Progress = Callable[[int, int], None]
 """Called with the number of files done and the number of all files."""
+OnImage = Callable[[str, bytes, Pixels], None]
+"""Called in a thread with the path, the file and the decoded RGB image (H, W, 3)."""
 
 
 class _Row(TypedDict):
@@ -55,7 +57,11 @@ class _Row(TypedDict):
 
 
 def scan(
-    listing: ImageListing, on_progress: Progress | None = None, *, labelled: bool = True
+    listing: ImageListing,
+    on_progress: Progress | None = None,
+    *,
+    labelled: bool = True,
+    on_image: OnImage | None = None,
 ) -> pd.DataFrame:
     """Open every listed file once and describe it, sorted by path.
 
@@ -63,13 +69,14 @@ def scan(
         listing: what the source has found.
         on_progress: called after each file.
         labelled: whether an image without a class is foreign.
+        on_image: called for each decoded image, in the thread that has decoded it.
     """
     ordered = sorted(listing.images, key=lambda listed: listed.path)
     root = listing.root
     rows: list[_Row] = []
 
     def describe(listed: ListedImage) -> _Row:
-        return _describe(root, listed, wanted=bool(listed.label) or not labelled)
+        return _describe(root, listed, on_image, wanted=bool(listed.label) or not labelled)
 
     with ThreadPoolExecutor(max_workers=min(8, 2 * (os.cpu_count() or 1))) as pool:
         for row in pool.map(describe, ordered, chunksize=64):
@@ -110,19 +117,21 @@ def _empty_row(listed: ListedImage) -> _Row:
     )
 
 
-def _describe(root: Path, listed: ListedImage, *, wanted: bool) -> _Row:
+def _describe(root: Path, listed: ListedImage, on_image: OnImage | None, *, wanted: bool) -> _Row:
     row = _empty_row(listed)
     if row["path"] != listed.path:
         row["status"], row["reason"] = "damaged", "its name is not UTF-8; rename it"
         return row
     try:
-        _fill(row, root, listed, wanted=wanted)
+        _fill(row, root, listed, on_image, wanted=wanted)
     except UndecodableImageError as error:
         row["status"], row["reason"] = "damaged", str(error)
     return row
 
 
-def _fill(row: _Row, root: Path, listed: ListedImage, *, wanted: bool) -> None:
+def _fill(
+    row: _Row, root: Path, listed: ListedImage, on_image: OnImage | None, *, wanted: bool
+) -> None:
     """Complete a row; files that are not images or have no class are not read as images."""
     with open_image(root, listed.path) as (opened, row["bytes"]):
         head = opened.read(HEAD_BYTES)
@@ -145,6 +154,8 @@ def _fill(row: _Row, root: Path, listed: ListedImage, *, wanted: bool) -> None:
         row["width"], row["height"], row["mode"] = read_header(data)
         with decoded(data, channels=3) as image_HWC:
             row["pixels"] = pixel_digest(image_HWC)
+            if on_image:
+                on_image(row["path"], data, image_HWC)
 
 
 def _printable(name: str) -> str:

@@ -160,6 +160,20 @@ def resolve(reference: str) -> ModelReference:
     return ModelReference(model.name, chosen, str(version.source))
 
 
+def run_of(reference: ModelReference) -> str:
+    """Return the id of the run that trained a version.
+
+    Raises:
+        ModelReferenceError: if the registry does not know it.
+    """
+    run_id = client().get_model_version(reference.name, reference.version).run_id
+    if not run_id:
+        raise ModelReferenceError(
+            f"{reference.name}, version {reference.version}, has no run. Name another version."
+        )
+    return str(run_id)
+
+
 def check_name(name: str) -> None:
     """Check that a command was given a model name, not a reference.
 

@@ -58,6 +58,7 @@ _PACKAGES: dict[str, set[str]] = {
         "run_memory",
     },
     "evaluation": {"metrics", "models", "data", "workers", "run_memory"},
+    "inspection": {"evaluation", "data"},
     "packaging": {
         "evaluation",
         "metrics",

@@ -130,7 +130,7 @@ def test_folder_that_cannot_be_used_is_refused_in_a_sentence(
     folder = tmp_path / "given"
     make(folder)
     with pytest.raises(DataError) as raised:
-        ingested(folder)
+        ingested(folder, accept=["leakage"])
     sentence = str(raised.value)
     assert "\n" not in sentence
     assert sentence.endswith(".")
@@ -300,7 +300,7 @@ def test_class_missing_from_a_split_folder_does_not_shift_the_labels(tmp_path: P
     for part in ("train", "val", "test"):
         write_photos(folder / part, classes=3, images=4)
     shutil.rmtree(folder / "val" / "across")
-    data = ingested(folder)
+    data = ingested(folder, accept=["leakage"])
     assert data.classes == ("across", "down", "rising")
     manifest = manifests.load(data.manifest_file)
     assert (manifest["label"] == manifest["path"].str.split("/").str[1]).all()
@@ -308,12 +308,15 @@ def test_class_missing_from_a_split_folder_does_not_shift_the_labels(tmp_path: P
     assert set(validation["label"]) == {"down", "rising"}
 
 
-def test_image_in_two_given_splits_is_noted(tmp_path: Path) -> None:
-    """An image that the source puts into train and test is named as a leak."""
+def test_image_in_two_given_splits_stops_the_run_unless_accepted(tmp_path: Path) -> None:
+    """An image that the source puts into train and test is an error, and a note if accepted."""
     folder = tmp_path / "given"
     write_photos(folder / "train", classes=2, images=8)
     write_photos(folder / "test", classes=2, images=1)
-    notes = [note for note in ingested(folder).notes if "more than one split" in note]
+    with pytest.raises(DataError, match=r"2 images lie in more than .*--data\.accept leakage\."):
+        ingested(folder)
+    data = ingested(folder, accept=["leakage"])
+    notes = [note for note in data.notes if "more than one split" in note]
     assert len(notes) == 1
     assert notes[0].startswith("2 images lie")
     assert "test/across/000.png" in notes[0]
@@ -324,7 +327,7 @@ def test_missing_test_folder_is_split_off_from_train(tmp_path: Path) -> None:
     folder = tmp_path / "given"
     write_photos(folder / "train", classes=2, images=30)
     write_photos(folder / "val", classes=2, images=5)
-    data = ingested(folder)
+    data = ingested(folder, accept=["leakage"])
     assert data.counts["validation"] == 10
     assert data.counts["test"] > 0
     assert data.counts["train"] + data.counts["test"] == 60

@@ -1,0 +1,104 @@
+"""The command `patchline data diff`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flows.commands.switches import Json
+from flows.progress import display, shown
+from pipeline import config_files
+from pipeline.errors import DataError, ModelReferenceError
+from pipeline.plugin_system.plugin_loader import installed
+from pipeline.terminal_words import visible
+from pipeline.workspace import WORKSPACE
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from pipeline.data.data_diff import DataDiff
+
+_MOST_FILES = 5
+
+
+def diff(a: str, b: str, /, *, as_json: Json = False) -> None:
+    """Show which images were added, removed, changed or relabelled from A to B.
+
+    Parameters
+    ----------
+    a
+        A folder, archive, table or SOURCE:NAME; a model version such as flowers@champion or
+        flowers/3, or a run, for the data that it was trained with.
+    b
+        As A.
+    """
+    from pipeline.data.data_diff import compare
+
+    with shown():
+        found = compare(_manifest(a), _manifest(b))
+    if as_json:
+        content = {"a": a, "b": b, "same": found.same, **found.model_dump(mode="json")}
+        print(json.dumps(content, indent=2))
+    else:
+        print("\n".join(_lines(a, b, found)))
+
+
+def _manifest(named: str) -> pd.DataFrame:
+    """Return the manifest of data, or of the run that trained a version."""
+    from pipeline.data import ingestion
+    from pipeline.data.earlier_manifests import manifest_of_run
+
+    source = named.partition(":")[0]
+    if Path(named).exists() or source in {entry.name for entry in installed("data_source")}:
+        config = config_files.requested(named)
+        workspace = WORKSPACE.resolve()
+        ingestion.check_source(config, workspace, to_train=False)
+        display().stage(f"Reading the data ({named})")
+        return ingestion.scan(config, workspace, display().advance).manifest
+    display().stage(f"Finding the data of {named}")
+    run_id = _run_id(named)
+    manifest = manifest_of_run(run_id)
+    if manifest is None:
+        raise DataError(
+            f"The run {run_id[:8]} of {named} has no manifest in the tracking store. Name the data "
+            "itself, or another run."
+        )
+    return manifest
+
+
+def _run_id(named: str) -> str:
+    """Return the run that a user names by a model version or as a run."""
+    from pipeline.registry.registered_models import resolve, run_of
+    from pipeline.run_memory import interrupted_runs
+
+    if "@" in named or "/" in named:
+        try:
+            return run_of(resolve(named))
+        except ModelReferenceError as error:
+            raise DataError(
+                f"There is no folder or file {named}, and no such model version: {error}"
+            ) from error
+    return str(interrupted_runs.named(named, WORKSPACE.resolve() / "runs").info.run_id)
+
+
+def _lines(a: str, b: str, found: DataDiff) -> list[str]:
+    counted = f"{found.images_before:,} images in {visible(a)}, {found.images:,} in {visible(b)}"
+    if found.same:
+        return [f"{counted}: the same images with the same labels."]
+    parts = {
+        "added": list(found.added),
+        "removed": list(found.removed),
+        "changed": list(found.changed),
+        "moved": [f"{each.path} (was {each.before})" for each in found.moved],
+        "relabelled": [
+            f"{each.path} ({each.label_before} -> {each.label})" for each in found.relabelled
+        ],
+    }
+    lines = [f"{counted}; {found.unchanged:,} unchanged."]
+    for name, files in parts.items():
+        lines.append(f"{name:<10} {len(files):>9,}")
+        lines += [f"    {visible(each)}" for each in files[:_MOST_FILES]]
+        more = len(files) - _MOST_FILES
+        lines += [f"    and {more:,} more; --json lists all"] if more > 0 else []
+    return lines

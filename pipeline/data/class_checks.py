@@ -1,0 +1,54 @@
+"""Check that there are images to train on, and classes to tell apart."""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+from pathlib import Path
+
+import pandas as pd
+
+from pipeline.data import manifest as manifests
+from pipeline.data.exclusion import STATUS
+from pipeline.errors import DataError
+
+
+def check_images(manifest: pd.DataFrame, root: Path, *, labelled: bool) -> None:
+    """Refuse a manifest without usable images, or with unusable or too few classes.
+
+    Args:
+        manifest: of all files, split or not.
+        root: where they are.
+        labelled: whether there have to be classes.
+
+    Raises:
+        DataError: naming the class and its first file.
+    """
+    if labelled:
+        _check_classes(manifest, root)
+    elif manifests.usable(manifest).empty:
+        raise DataError(f"{root} has no readable image. Name a folder with images.")
+
+
+def one_class(root: Path, labels: AbstractSet[str]) -> DataError:
+    """Return the error for data with a single class."""
+    return DataError(
+        f"{root} has only one class, '{next(iter(labels))}'. A classifier needs at "
+        "least two folders of images, one for each class, or two labels in a table."
+    )
+
+
+def _check_classes(manifest: pd.DataFrame, root: Path) -> None:
+    left_out = manifest["status"].isin(["foreign", STATUS])
+    labelled = manifest[(manifest["label"] != "") & ~left_out]
+    readable = set(manifests.usable(manifest)["label"])
+    for label in sorted(set(labelled["label"])):
+        if label not in readable:
+            files = labelled.loc[labelled["label"] == label]
+            raise DataError(
+                f"Class '{label}' has no readable image ({files.iloc[0]['path']}: "
+                f"{files.iloc[0]['reason']}). Repair its files, or remove the class."
+            )
+    if len(readable) == 1:
+        raise one_class(root, readable)
+    if not readable and (manifest["status"] == STATUS).any():
+        raise DataError(f"{root} has no image left: all are excluded. Edit data.exclude.")

@@ -1,0 +1,117 @@
+"""Exclude images by a table, such as the edited findings of `patchline data inspect`.
+
+The table is a CSV file with the columns `path` and `exclude`; other columns are ignored. A row
+excludes the file at its path if `exclude` is yes. A run works with a copy of the table that is
+named by its content, so resuming and repeating it exclude the same images.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+
+from pipeline.data.manifest import examples
+from pipeline.errors import DataError
+from pipeline.files.atomic_files import storage_errors, write_text
+from pipeline.workspace import make_folder
+
+PATH, EXCLUDE = "path", "exclude"
+"""Columns of the table."""
+STATUS = "excluded"
+_YES, _NO = {"yes", "y", "true", "1", "x"}, {"", "no", "n", "false", "0"}
+_LONGEST_FIELD = 1 << 24
+
+
+class Exclusion(NamedTuple):
+    """The files that a table excludes."""
+
+    name: str
+    """The file name of the table."""
+    reasons: dict[str, str]
+    """Why, by path."""
+    text: str
+    """The table."""
+
+    def kept_copy(self, workspace: Path) -> Path:
+        """Write a copy of the table that is named by its content, unless it exists."""
+        digest = hashlib.sha256(self.text.encode()).hexdigest()[:16]
+        copy = workspace / "exclusions" / digest / self.name
+        if not copy.is_file() or copy.read_text("utf-8") != self.text:
+            with storage_errors(copy):
+                make_folder(copy.parent)
+            write_text(copy, self.text)
+        return copy
+
+
+def read_exclusion(file: Path) -> Exclusion:
+    """Read a table of files to exclude.
+
+    Raises:
+        DataError: if it cannot be read, lacks a column, or has an answer that is not yes or no.
+    """
+    setting = f"data.exclude is {file}"
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except FileNotFoundError as error:
+        raise DataError(f"{setting}, but there is no such file. Check the path.") from error
+    except (OSError, ValueError) as error:
+        raise DataError(f"{setting}, which cannot be read ({error}). Save it as CSV.") from error
+    csv.field_size_limit(_LONGEST_FIELD)
+    try:
+        return Exclusion(file.name, _reasons(text, setting), text)
+    except csv.Error as error:
+        raise DataError(
+            f"{setting}, which is not a CSV table ({error}). Save it as CSV."
+        ) from error
+
+
+def with_exclusion(manifest: pd.DataFrame, exclusion: Exclusion) -> tuple[pd.DataFrame, list[str]]:
+    """Return the manifest with the files of a table excluded, and notes on them."""
+    here = manifest["path"].isin(exclusion.reasons)
+    usable = here & (manifest["status"] == "ok")
+    manifest = manifest.copy()
+    manifest.loc[usable, "reason"] = manifest.loc[usable, "path"].map(exclusion.reasons)
+    manifest.loc[usable, "status"] = STATUS
+    count = int(usable.sum())
+    notes = [f"{count:,} image{' was' if count == 1 else 's were'} excluded by {exclusion.name}"]
+    absent = sorted(exclusion.reasons.keys() - set(manifest["path"]))
+    if absent:
+        notes.append(
+            f"{len(absent):,} file{'' if len(absent) == 1 else 's'} of {exclusion.name} "
+            f"{'is' if len(absent) == 1 else 'are'} not in the data: {examples(absent)}"
+        )
+    return manifest, notes
+
+
+def _reasons(text: str, setting: str) -> dict[str, str]:
+    lines = csv.reader(io.StringIO(text, newline=""), delimiter=_delimiter(text))
+    names = [name.strip().lower() for name in next(lines, [])]
+    for needed in (PATH, EXCLUDE):
+        if needed not in names:
+            raise DataError(
+                f"{setting}, which has no column '{needed}' (its columns: "
+                f"{', '.join(names) or 'none'}). Use the findings.csv of `patchline data inspect`."
+            )
+    reasons: dict[str, str] = {}
+    for cells in lines:
+        row = dict(zip(names, cells, strict=False))
+        answer = row.get(EXCLUDE, "").strip().lower()
+        if answer in _YES:
+            reasons.setdefault(row[PATH], row.get("kind", "") or "excluded by the table")
+        elif answer not in _NO:
+            raise DataError(
+                f"{setting}, which says '{answer}' in the column '{EXCLUDE}' near line "
+                f"{lines.line_num}. Write yes or no."
+            )
+    return reasons
+
+
+def _delimiter(text: str) -> str:
+    """Return the character between the columns; some spreadsheets write semicolons."""
+    first = text.partition("\n")[0]
+    return max(",;\t", key=first.count)

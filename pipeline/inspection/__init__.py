@@ -1,0 +1,1 @@
+"""Inspection of data before training: damage, duplicates, leakage, imbalance, odd images."""

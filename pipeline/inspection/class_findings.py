@@ -1,0 +1,105 @@
+"""Findings about classes: imbalance, classes that are too small, and classes without images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pandas as pd
+
+from pipeline.data.manifest import examples
+from pipeline.data.same_images import FILE, GROUP, PIXELS, known, united
+from pipeline.inspection.finding import TITLES, Finding
+
+_IMBALANCE = 10
+_FEW_IMAGES = 10
+
+
+def findings_on_classes(
+    rows: pd.DataFrame, empty: Sequence[str], needed_splits: int
+) -> list[Finding]:
+    """Return what is unusual about the classes.
+
+    Args:
+        rows: the usable images, as the source lists them, before they are split.
+        empty: classes without an image.
+        needed_splits: number of splits that the images of every class are divided into.
+    """
+    counts = {str(label): int(count) for label, count in rows["label"].value_counts().items()}
+    small = _small(rows, counts, needed_splits) if counts else []
+    return [*small, *_imbalance(counts), *_empty(empty)]
+
+
+def _small(rows: pd.DataFrame, counts: Mapping[str, int], needed_splits: int) -> list[Finding]:
+    units = pd.Series(
+        united(known(rows, FILE), known(rows, PIXELS), known(rows, GROUP)), index=rows.index
+    )
+    different = units.groupby(rows["label"]).nunique()
+    stopping = [label for label in counts if different[label] < needed_splits]
+    small = sorted(label for label in counts if counts[label] < _FEW_IMAGES or label in stopping)
+    if not small:
+        return []
+    named = examples([f"{label} ({counts[label]})" for label in small], 5)
+    one = len(small) == 1
+    action = (
+        f"Stops: every class needs {needed_splits} different images, one for each split. Add "
+        "images, or remove the class."
+        if stopping
+        else "Trains on them, but their metrics say little. Add images, or merge classes."
+    )
+    return [
+        Finding(
+            kind="small_class",
+            severity="error" if stopping else "warning",
+            count=len(small),
+            files=tuple(rows.loc[rows["label"].isin(small), "path"]),
+            action=action,
+            title=TITLES["small_class"],
+            summary=f"{len(small):,} class{' has' if one else 'es have'} fewer than {_FEW_IMAGES} "
+            f"images: {named}.",
+            classes=tuple(small),
+        )
+    ]
+
+
+def _imbalance(counts: Mapping[str, int]) -> list[Finding]:
+    if len(counts) < 2:  # noqa: PLR2004 - nothing to compare
+        return []
+    largest = max(counts, key=lambda label: counts[label])
+    rare = sorted(label for label in counts if counts[label] * _IMBALANCE <= counts[largest])
+    if not rare:
+        return []
+    named = examples([f"{label} ({counts[label]:,})" for label in rare], 5)
+    return [
+        Finding(
+            kind="imbalance",
+            severity="warning",
+            count=len(rare),
+            files=(),
+            action="Trains on the classes as they are, so the model prefers the large ones. Judge "
+            "it by balanced accuracy, and add images of the small classes.",
+            title=TITLES["imbalance"],
+            summary=f"{len(rare):,} class{' has' if len(rare) == 1 else 'es have'} at most a tenth "
+            f"of the images of {largest} ({counts[largest]:,}): {named}.",
+            classes=tuple(rare),
+        )
+    ]
+
+
+def _empty(empty: Sequence[str]) -> list[Finding]:
+    if not empty:
+        return []
+    one = len(empty) == 1
+    return [
+        Finding(
+            kind="empty_class",
+            severity="warning",
+            count=len(empty),
+            files=(),
+            action="Trains without them, so the model never predicts them. Add images, or delete "
+            "the folders.",
+            title=TITLES["empty_class"],
+            summary=f"{len(empty):,} class folder{' has' if one else 's have'} no image: "
+            f"{examples(empty, 5)}.",
+            classes=tuple(empty),
+        )
+    ]

@@ -1,0 +1,184 @@
+"""Findings about single files: damage, wrong names, unusual formats, images that show little.
+
+Each function returns the findings of its kinds, none if there is nothing to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import PurePosixPath
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from pipeline.files.data_names import IMAGE_SUFFIXES
+from pipeline.inspection.finding import TITLES, Finding, Kind, Severity
+
+Array = np.ndarray[Any, Any]
+
+_TRUNCATED = "the file ends too early"
+"""The decoder's reason for an incomplete image."""
+_SUFFIXES = {
+    "JPEG": {".jpg", ".jpeg", ".jpe", ".jfif", ".mpo"},
+    "PNG": {".png", ".apng"},
+    "GIF": {".gif"},
+    "BMP": {".bmp", ".dib"},
+    "WEBP": {".webp"},
+    "TIFF": {".tif", ".tiff"},
+    "PPM": {".ppm", ".pgm", ".pbm", ".pnm"},
+    "AVIF": {".avif"},
+    "JPEG2000": {".jp2", ".j2k", ".jpx", ".jpc", ".jpf"},
+}
+_USUAL_MODES = {"RGB", "L"}
+_USUAL_SHARE = 0.2
+_FEWEST_TO_COMPARE = 10
+_SIZE_FACTOR, _SHAPE_FACTOR, _DEVIATIONS = 4.0, 3.0, 6.0
+_BLANK_CONTRAST, _BLANK_ENTROPY = 4.0, 0.1
+_DARK, _DARK_MOST = 64.0, 0.2
+_BLURRED, _BLURRED_PART = 0.3, 1 / 3
+
+
+def findings_on_status(manifest: pd.DataFrame) -> list[Finding]:
+    """Return what is left out of every run: foreign, unreadable and truncated files."""
+    damaged = manifest[manifest["status"] == "damaged"]
+    early = damaged["reason"] == _TRUNCATED
+    foreign = manifest[manifest["status"] == "foreign"]
+    left_out = "Leaves them out of every run."
+    return [
+        *_finding("foreign", "note", foreign, _files, f"{left_out} Nothing needs to be done."),
+        *_finding("unreadable", "warning", damaged[~early], _images,
+                  f"{left_out} Repair or delete the files."),
+        *_finding("truncated", "warning", damaged[early], _images,
+                  f"{left_out} Copy or download the files again."),
+    ]  # fmt: skip
+
+
+def findings_on_format(rows: pd.DataFrame) -> list[Finding]:
+    """Return images with another format than their names say, and unusual color modes.
+
+    Args:
+        rows: the usable images, with the column `format`.
+    """
+    suffixes = rows["path"].map(lambda path: PurePosixPath(path).suffix.lower())
+    named = [
+        suffix in IMAGE_SUFFIXES and suffix not in _SUFFIXES.get(format_, ())
+        for suffix, format_ in zip(suffixes, rows["format"], strict=True)
+    ]
+    wrong = rows[np.array(named, dtype=bool)]
+    shares = rows["mode"].value_counts(normalize=True)
+    usual = _USUAL_MODES | {str(mode) for mode, share in shares.items() if share >= _USUAL_SHARE}
+    unusual = rows[~rows["mode"].isin(usual)]
+    return [
+        *_finding("wrong_extension", "note", wrong.assign(reason="is " + wrong["format"]), _images,
+                  "Reads them by their content. Rename them for other programs."),
+        *_finding("unusual_mode", "note", unusual.assign(reason="mode " + unusual["mode"]), _images,
+                  "Converts them to the channels of the run; transparency becomes white, and 16 "
+                  "bits become 8. Check that they look right."),
+    ]  # fmt: skip
+
+
+def findings_on_size(rows: pd.DataFrame) -> list[Finding]:
+    """Return images much smaller, larger or more elongated than the others."""
+    if len(rows) < _FEWEST_TO_COMPARE:
+        return []
+    width, height = np.log(rows["width"].to_numpy()), np.log(rows["height"].to_numpy())
+    odd = _far((width + height) / 2, _SIZE_FACTOR) | _far(width - height, _SHAPE_FACTOR)
+    outliers = rows[odd]
+    sizes = outliers["width"].astype(str) + "x" + outliers["height"].astype(str) + " pixels"
+    return _finding(
+        "size_outlier", "note", outliers.assign(reason=sizes), _images,
+        "Resizes them like all others, so they are enlarged, or lose detail or their edges. Check "
+        "that they belong to the data.",
+    )  # fmt: skip
+
+
+def findings_on_light(rows: pd.DataFrame) -> list[Finding]:
+    """Return blank, dark and blurred images; an image is reported under the first that fits.
+
+    Args:
+        rows: the usable images, with the columns of their measures.
+    """
+    blank = (rows["contrast"] < _BLANK_CONTRAST) | (rows["entropy"] < _BLANK_ENTROPY)
+    dark = ~blank & (rows["brightest"] < _DARK)
+    if dark.mean() > _DARK_MOST:  # dark by nature, such as night skies
+        dark &= False
+    others = rows.loc[~blank & ~dark, "sharpness"]
+    limit = min(_BLURRED, float(others.median()) * _BLURRED_PART) if len(others) else 0.0
+    blurred = ~blank & ~dark & (rows["sharpness"] < limit)
+    if len(others) < _FEWEST_TO_COMPARE:
+        blurred &= False
+    trained = "Trains on them like all others."
+    found = _finding(
+        "blank", "warning", rows[blank], _images,
+        "Trains on them like all others, although they show nothing. Exclude them.",
+    )  # fmt: skip
+    return [
+        *(each.model_copy(update={"exclude": each.files}) for each in found),
+        *_finding("dark", "note", rows[dark], _images,
+                  f"{trained} Exclude those that cannot be recognized."),
+        *_finding("blurred", "note", rows[blurred], _images,
+                  f"{trained} Exclude those that cannot be recognized."),
+    ]  # fmt: skip
+
+
+def _far(logarithms: Array, factor: float) -> Array:
+    """Return which values are further from their median than a factor and the usual spread."""
+    distances = np.abs(logarithms - np.median(logarithms))
+    far: Array = distances > max(np.log(factor), _DEVIATIONS * np.median(distances))
+    return far
+
+
+_WORDS: dict[Kind, tuple[str, str]] = {
+    "foreign": ("is not an image of a class", "are not images of a class"),
+    "unreadable": ("cannot be decoded", "cannot be decoded"),
+    "truncated": (
+        "is incomplete: its file ends too early",
+        "are incomplete: their files end too early",
+    ),
+    "wrong_extension": (
+        "has another format than its name says",
+        "have another format than their names say",
+    ),
+    "unusual_mode": ("has an unusual color mode", "have an unusual color mode"),
+    "size_outlier": (
+        "has a size or shape unlike the others",
+        "have a size or shape unlike the others",
+    ),
+    "blank": ("shows a single color", "show a single color"),
+    "dark": ("is almost black", "are almost black"),
+    "blurred": (
+        "is much less sharp than the others",
+        "are much less sharp than the others",
+    ),
+}
+
+
+def _files(count: int) -> str:
+    return f"{count:,} file{'' if count == 1 else 's'}"
+
+
+def _images(count: int) -> str:
+    return f"{count:,} image{'' if count == 1 else 's'}"
+
+
+def _finding(
+    kind: Kind, severity: Severity, rows: pd.DataFrame, counted: Callable[[int], str], action: str
+) -> list[Finding]:
+    """Return the finding about these rows; none if there are no rows."""
+    if rows.empty:
+        return []
+    files = tuple(rows["path"])
+    reasons = zip(files, rows["reason"], strict=True)
+    return [
+        Finding(
+            kind=kind,
+            severity=severity,
+            count=len(files),
+            files=files,
+            action=action,
+            title=TITLES[kind],
+            summary=f"{counted(len(files))} {_WORDS[kind][len(files) != 1]}.",
+            details={path: reason for path, reason in reasons if reason},
+        )
+    ]

@@ -1,0 +1,109 @@
+"""What an inspection found: kinds, how bad each is, and the result that holds all of them."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from pydantic import Field
+
+from pipeline.section import Section
+
+Kind = Literal[
+    "foreign", "unreadable", "truncated", "wrong_extension", "unusual_mode", "size_outlier",
+    "exact_duplicate", "near_duplicate", "leakage", "label_conflict", "imbalance", "small_class",
+    "empty_class", "dark", "blurred", "blank",
+]  # fmt: skip
+KINDS: tuple[Kind, ...] = get_args(Kind)
+Severity = Literal["error", "warning", "note"]
+SEVERITIES: tuple[Severity, ...] = get_args(Severity)
+"""An error stops a run; a warning lowers the quality of the model or of its metrics."""
+TITLES: dict[Kind, str] = {
+    "foreign": "Files that are not images of a class",
+    "unreadable": "Unreadable images",
+    "truncated": "Truncated images",
+    "wrong_extension": "Wrong file extensions",
+    "unusual_mode": "Unusual color modes",
+    "size_outlier": "Unusual sizes",
+    "exact_duplicate": "Exact duplicates",
+    "near_duplicate": "Near duplicates",
+    "leakage": "Leakage between splits",
+    "label_conflict": "Conflicting labels",
+    "imbalance": "Imbalanced classes",
+    "small_class": "Small classes",
+    "empty_class": "Empty classes",
+    "dark": "Dark images",
+    "blurred": "Blurred images",
+    "blank": "Blank images",
+}
+
+
+class Finding(Section):
+    """Everything of one kind that was found."""
+
+    kind: Kind
+    severity: Severity
+    count: int
+    """Number of files, or of classes for `imbalance` and `empty_class`."""
+    files: tuple[str, ...]
+    """All files, as paths of the manifest; empty if the finding is about classes alone."""
+    action: str
+    """What Patchline does about it, and what the user can do."""
+    title: str
+    summary: str
+    """What was found, in a sentence."""
+    classes: tuple[str, ...] = ()
+    """The classes that the finding is about, if it is about classes."""
+    groups: tuple[tuple[str, ...], ...] = ()
+    """The files that belong together, for duplicates, leakage and conflicting labels."""
+    details: dict[str, str] = Field(default_factory=dict)
+    """What is special about a file, by path."""
+    exclude: tuple[str, ...] = ()
+    """The files that are best excluded; the table of findings marks them so."""
+
+
+class Range(Section):
+    """The smallest, the median and the largest value, in pixels."""
+
+    min: int
+    median: int
+    max: int
+
+
+class Sizes(Range):
+    """The shorter sides of the images; widths and heights are listed beside them."""
+
+    width: Range
+    height: Range
+
+
+class Inspection(Section):
+    """The result of an inspection; its JSON is what `patchline data inspect --json` prints."""
+
+    name: str
+    """The source's name of the data."""
+    images: int
+    """Usable images."""
+    files: int
+    """All files, usable or not."""
+    classes: dict[str, int]
+    """Usable images by class."""
+    splits: dict[str, int]
+    """Usable images by split."""
+    class_splits: dict[str, dict[str, int]]
+    """Usable images by class and split."""
+    split_origin: str
+    """Where the splits come from."""
+    sizes: Sizes | None
+    """None without a usable image."""
+    modes: dict[str, int]
+    """Usable images by color mode."""
+    aspect_ratios: dict[str, int]
+    """Usable images by shape: `square`, `landscape`, `portrait`."""
+    fingerprint: str
+    """The data's version."""
+    findings: tuple[Finding, ...]
+    notes: tuple[str, ...] = ()
+
+    def worst(self, severity: Severity) -> list[Finding]:
+        """Return the findings of a severity."""
+        return [finding for finding in self.findings if finding.severity == severity]

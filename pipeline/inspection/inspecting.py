@@ -1,0 +1,163 @@
+"""Inspect data: read it once, split it as a run would, and collect what is unusual."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from pipeline.config import RunConfig
+from pipeline.data import exclusion, ingestion, split
+from pipeline.data import manifest as manifests
+from pipeline.data.leakage import given_splits
+from pipeline.errors import DataError
+from pipeline.inspection.class_findings import findings_on_classes
+from pipeline.inspection.file_findings import (
+    findings_on_format,
+    findings_on_light,
+    findings_on_size,
+    findings_on_status,
+)
+from pipeline.inspection.finding import KINDS, SEVERITIES, Finding, Inspection, Range, Sizes
+from pipeline.inspection.measures import ImageMeasures
+from pipeline.inspection.near_duplicates import near_duplicates
+from pipeline.inspection.same_image_findings import findings_on_duplicates
+
+_SQUARE = 1.05
+_NO_SPLIT = "unassigned"
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Inspected:
+    """The result of an inspection, with what its page and its table need."""
+
+    result: Inspection
+    root: Path
+    """The folder or archive that the paths are relative to."""
+    manifest: pd.DataFrame
+    """With the splits of a run."""
+
+
+def inspect_data(
+    config: RunConfig, workspace: Path, on_progress: Progress | None = None
+) -> Inspected:
+    """Inspect the data of a run.
+
+    Args:
+        config: the source and the split settings.
+        workspace: the folder `.patchline`; the splits are not remembered in it.
+        on_progress: called while the images are read and compared.
+
+    Raises:
+        DataError: if the source cannot be read.
+    """
+    measures = ImageMeasures()
+    scanned = ingestion.scan(config, workspace, on_progress, measures.add)
+    # files that are left out and empty classes, which scanned.notes name too, are findings here
+    manifest, notes = scanned.manifest, list(scanned.source_notes)
+    if config.data.exclude is not None:
+        excluded = exclusion.read_exclusion(Path(config.data.exclude))
+        manifest, more = exclusion.with_exclusion(manifest, excluded)
+        notes += more
+    assigned, origin, more = _with_splits(manifest, scanned.name, config, workspace)
+    rows = manifests.usable(assigned)
+    found = findings_on_status(manifest)
+    if len(rows):
+        measured = pd.concat([rows, measures.table(rows["path"])], axis=1)
+        near = near_duplicates(measures.thumbnails(rows["path"]), rows, on_progress)
+        given = given_splits(manifest).reset_index(drop=True)
+        found += [
+            *findings_on_format(measured),
+            *findings_on_size(rows),
+            *findings_on_light(measured),
+            *findings_on_duplicates(rows, given, near),
+        ]
+    if ingestion.uses_labels(config):
+        data = config.data
+        wanted = split.wanted_splits(manifest, data.validation_fraction, data.test_fraction)
+        found += findings_on_classes(rows, scanned.empty_classes, len(wanted) + 1)
+    result = _result(scanned.name, assigned, origin, _sorted(found), (*notes, *more))
+    return Inspected(result, scanned.root, assigned)
+
+
+def _with_splits(
+    manifest: pd.DataFrame, name: str, config: RunConfig, workspace: Path
+) -> tuple[pd.DataFrame, str, list[str]]:
+    """Return the manifest as a run would split it; if it could not, with the source's splits."""
+    data = config.data
+    if manifests.usable(manifest).empty:
+        return manifest, "no image can be read", ["a run stops: no image can be read"]
+    wanted = split.wanted_splits(manifest, data.validation_fraction, data.test_fraction)
+    try:
+        assigned, _ = ingestion.assign_splits(
+            manifest, config, wanted, name, workspace, remember=False
+        )
+    except DataError as error:
+        unassigned = (manifest["status"] == "ok") & (manifest["split"] == "")
+        return (
+            manifest.assign(split=manifest["split"].mask(unassigned, _NO_SPLIT)),
+            "as given by the data; a run cannot split it",
+            [f"a run stops: {error}"],
+        )
+    return assigned, split.origin(manifest, wanted), []
+
+
+def _sorted(found: list[Finding]) -> tuple[Finding, ...]:
+    order = {severity: place for place, severity in enumerate(SEVERITIES)}
+    return tuple(sorted(found, key=lambda each: (order[each.severity], KINDS.index(each.kind))))
+
+
+def _result(
+    name: str,
+    manifest: pd.DataFrame,
+    origin: str,
+    findings: tuple[Finding, ...],
+    notes: tuple[str, ...],
+) -> Inspection:
+    rows = manifests.usable(manifest)
+    table = pd.crosstab(rows["label"], rows["split"])
+    names = [each for each in (*split.SPLITS, _NO_SPLIT) if each in table]
+    return Inspection(
+        name=name,
+        images=len(rows),
+        files=len(manifest),
+        classes=_counts(rows["label"]),
+        splits={each: int(table[each].sum()) for each in names},
+        class_splits={
+            str(label): {each: int(counts[each]) for each in names}
+            for label, counts in table.iterrows()
+        },
+        split_origin=origin,
+        sizes=_sizes(rows) if len(rows) else None,
+        modes=_counts(rows["mode"]),
+        aspect_ratios=_shapes(rows),
+        fingerprint=manifests.fingerprint(manifest),
+        findings=findings,
+        notes=notes,
+    )
+
+
+def _counts(values: pd.Series[str]) -> dict[str, int]:
+    return {str(name): int(count) for name, count in values.value_counts().sort_index().items()}
+
+
+def _sizes(rows: pd.DataFrame) -> Sizes:
+    sides = {name: _range(rows[name]) for name in ("width", "height")}
+    shorter = _range(rows[["width", "height"]].min(axis=1))
+    return Sizes(**shorter.model_dump(), **sides)
+
+
+def _range(values: pd.Series[int]) -> Range:
+    return Range(min=int(values.min()), median=int(values.median()), max=int(values.max()))
+
+
+def _shapes(rows: pd.DataFrame) -> dict[str, int]:
+    ratio = rows["width"] / rows["height"]
+    shapes = np.select(
+        [ratio > _SQUARE, ratio < 1 / _SQUARE], ["landscape", "portrait"], default="square"
+    )
+    return _counts(pd.Series(shapes, dtype=object))

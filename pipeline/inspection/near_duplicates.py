@@ -1,0 +1,143 @@
+"""Find images that are crops, mirror images, rescaled or re-encoded versions of one another.
+
+Candidates are found by the vectors of `picture_vectors`: the whole images are indexed, and the
+images, their mirror images and their crops are looked up. A candidate counts if its pixels match
+once the crop is aligned as well as possible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+from threadpoolctl import threadpool_limits
+
+from pipeline.data.same_images import content_numbers
+from pipeline.inspection.measures import Thumbnails
+from pipeline.inspection.picture_vectors import View, fine_vectors, vectors
+from pipeline.inspection.vector_search import VectorIndex
+
+Array = np.ndarray[Any, Any]
+Progress = Callable[[str, int, int], None]
+
+
+class Search(NamedTuple):
+    """A view of the images that is looked up, and how similar its candidates have to be."""
+
+    view: View
+    similarity: float
+    shifts: tuple[float, ...]
+    """By how much the aligned part may begin elsewhere, in fractions of a side."""
+    sides: tuple[float, ...]
+    """How long the sides of the aligned part may be."""
+
+
+_FINE = (-0.045, -0.03, -0.015, 0.0, 0.015, 0.03, 0.045)
+SEARCHES = (
+    Search(View(0, 0, 1), 0.86, (0.0,), (1.0,)),
+    Search(View(0, 0, 1, mirrored=True), 0.86, (0.0,), (1.0,)),
+    *(
+        Search(View(top, left, 0.8), 0.76, _FINE, (0.78, 0.8, 0.82))
+        for top in (0.02, 0.1, 0.18)
+        for left in (0.02, 0.1, 0.18)
+    ),
+    *(
+        Search(View(top, left, 0.9), 0.8, _FINE, (0.87, 0.9, 0.93))
+        for top in (0.02, 0.08)
+        for left in (0.02, 0.08)
+    ),
+)
+_MOST_CANDIDATES = 3
+_MATCH = 0.94
+"""Two images whose aligned vectors are at least this similar count as nearly the same."""
+_PROMISING = 0.75
+"""Candidates that match less than this in a few places are not aligned any further."""
+_BLOCK = 2_048
+_LABEL = "Comparing images"
+
+
+def near_duplicates(
+    thumbnails: Thumbnails, rows: pd.DataFrame, on_progress: Progress | None = None
+) -> Array:
+    """Return a number for each image, equal for images that are nearly or exactly the same.
+
+    Args:
+        thumbnails: of the images.
+        rows: of the manifest, to know exact copies, of which one is compared.
+        on_progress: called while the views are looked up.
+    """
+    exact = content_numbers(rows)[0].to_numpy()
+    _, first, contents = np.unique(exact, return_index=True, return_inverse=True)
+    pairs = [pair for pair, _ in matches(thumbnails.take(first), on_progress)]
+    a, b = np.concatenate(pairs, axis=1) if pairs else np.zeros((2, 0), np.int64)
+    graph = coo_array((np.ones(len(a), np.bool_), (a, b)), shape=(len(first), len(first)))
+    _, numbers = connected_components(graph, directed=False)
+    found: Array = numbers[contents]
+    return found
+
+
+def matches(
+    thumbnails: Thumbnails, on_progress: Progress | None = None, least: float = _MATCH
+) -> Iterator[tuple[Array, Array]]:
+    """Yield pairs of rows (2, P) that nearly show the same, and how well they match, by view."""
+    count = len(thumbnails.luma_NHW)
+    if count < 2:  # noqa: PLR2004 - nothing to compare
+        return
+    with threadpool_limits(1):
+        index = VectorIndex(vectors(thumbnails, SEARCHES[0].view))
+        for number, search in enumerate(SEARCHES):
+            if on_progress:
+                on_progress(_LABEL, number, len(SEARCHES))
+            looked_up = vectors(thumbnails, search.view)
+            whole, part = index.search(looked_up, search.similarity, _MOST_CANDIDATES)
+            values = aligned(thumbnails, whole, part, search)
+            good = values >= least
+            yield np.stack([whole[good], part[good]]), values[good]
+    if on_progress:
+        on_progress(_LABEL, len(SEARCHES), len(SEARCHES))
+
+
+def aligned(thumbnails: Thumbnails, whole: Array, part: Array, search: Search) -> Array:
+    """Return how well parts of some images match other images: correlation, from -1 to 1.
+
+    Args:
+        thumbnails: of the images.
+        whole: rows of the images that a part is taken of.
+        part: rows of the images that the part is compared with.
+        search: where the part is.
+    """
+    found = np.full(len(whole), -1.0, np.float32)
+    coarse = search._replace(shifts=search.shifts[::3], sides=(search.view.side,))
+    for start in range(0, len(whole), _BLOCK):
+        rows = np.arange(start, min(start + _BLOCK, len(whole)))
+        for step in (coarse, search):
+            values = _aligned(thumbnails, whole[rows], part[rows], step)
+            found[rows] = np.maximum(found[rows], values)
+            rows = rows[found[rows] >= _PROMISING]
+    return found
+
+
+def _aligned(thumbnails: Thumbnails, whole: Array, part: Array, search: Search) -> Array:
+    original = thumbnails.take(whole)
+    wanted = fine_vectors(thumbnails.take(part), View(0, 0, 1))
+    found = np.full(len(whole), -1.0, np.float32)
+    for side in search.sides:
+        for top, left in _places(search, side):
+            view = View(top, left, side, search.view.mirrored)
+            found = np.maximum(found, (wanted * fine_vectors(original, view)).sum(axis=1))
+    return found
+
+
+def _places(search: Search, side: float) -> Iterator[tuple[float, float]]:
+    """Yield where a part of this size may begin."""
+    room = 1 - side
+    centre = (search.view.side - side) / 2
+    tops, lefts = (
+        sorted({round(min(max(first + centre + shift, 0), room), 4) for shift in search.shifts})
+        for first in (search.view.top, search.view.left)
+    )
+    yield from ((top, left) for top in tops for left in lefts)

@@ -1,0 +1,110 @@
+"""Write the result of an inspection as one HTML page with pictures, in the design of the report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+
+from pipeline.data.decoding import UndecodableImageError, decode_image
+from pipeline.data.image_root import root_image_bytes
+from pipeline.evaluation.html_page import render, thumbnail
+from pipeline.files.atomic_files import write_text
+from pipeline.inspection.finding import Finding
+from pipeline.inspection.inspecting import Inspected
+from pipeline.inspection.terminal_report import looks, verdict
+from pipeline.terminal_words import visible
+
+_MOST_IMAGES, _MOST_GROUPS, _MOST_OF_GROUP = 12, 6, 4
+_MOST_NAMES, _MOST_CLASSES = 200, 500
+_TINY_SIDE = 48
+_NOT_SHOWN = {"foreign", "unreadable", "truncated", "small_class"}
+"""Kinds whose files cannot be shown, or need not be."""
+
+
+class _Picture(NamedTuple):
+    path: str
+    label: str
+    split: str
+    detail: str
+    picture: str
+    """A data URI."""
+    tiny: bool
+
+
+class _Shown(NamedTuple):
+    """A finding with its pictures."""
+
+    finding: Finding
+    groups: list[list[_Picture]]
+    """The pictures of each group of files that belong together; one group if there are none."""
+    more: str
+    """What the pictures leave out."""
+    names: list[tuple[str, str]]
+    """Files and what is special about them."""
+    unnamed: int
+
+
+def write_page(found: Inspected, file: Path) -> None:
+    """Write the page: a single file without scripts, links to other files, or a network."""
+    result = found.result
+    known = found.manifest.drop_duplicates("path").set_index("path")
+    labels = sorted(result.classes, key=lambda label: -result.classes[label])
+    text = render(
+        "inspection.html.j2",
+        result=result,
+        title=f"{visible(result.name)}: data inspection",
+        verdict=verdict(result),
+        looks=looks(result),
+        notes=[visible(note) for note in result.notes],
+        findings=[_shown(finding, known, found.root) for finding in result.findings],
+        labels=[(label, visible(label) or "-") for label in labels[:_MOST_CLASSES]],
+        more_classes=max(0, len(labels) - _MOST_CLASSES),
+        most=max(result.classes.values(), default=1),
+    )
+    write_text(file, text)
+
+
+def _shown(finding: Finding, known: pd.DataFrame, root: Path) -> _Shown:
+    groups: list[list[_Picture]] = []
+    more = ""
+    if finding.kind not in _NOT_SHOWN:
+        wanted = [group[:_MOST_OF_GROUP] for group in finding.groups[:_MOST_GROUPS]]
+        left = len(finding.groups) - len(wanted)
+        more = f"{left:,} more groups are in the table of findings." if left else ""
+        if not finding.groups:
+            wanted = [finding.files[:_MOST_IMAGES]]
+        details = finding.details
+        shown = [
+            [_picture(path, details.get(path, ""), known, root) for path in group]
+            for group in wanted
+        ]
+        groups = [pictures for group in shown if (pictures := [each for each in group if each])]
+    return _Shown(
+        finding=finding,
+        groups=groups,
+        more=more,
+        names=[
+            (visible(path), visible(finding.details.get(path, "")))
+            for path in finding.files[:_MOST_NAMES]
+        ],
+        unnamed=max(0, len(finding.files) - _MOST_NAMES),
+    )
+
+
+def _picture(path: str, detail: str, known: pd.DataFrame, root: Path) -> _Picture | None:
+    """Return an image with its caption; None if it cannot be read any more."""
+    try:
+        with root_image_bytes(root, path) as data:
+            pixels = decode_image(data, 3)
+    except UndecodableImageError:
+        return None
+    return _Picture(
+        path=visible(path),
+        label=visible(str(known.loc[path, "label"])),
+        split=str(known.loc[path, "split"]),
+        detail=visible(detail),
+        picture=thumbnail(pixels),
+        tiny=max(pixels.shape[:2]) <= _TINY_SIDE,
+    )

@@ -1,0 +1,184 @@
+"""Findings about images that occur more than once: duplicates, leakage, conflicting labels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from pipeline.data.same_images import GROUP, content_numbers, known
+from pipeline.inspection.finding import TITLES, Finding, Severity
+
+Array = np.ndarray[Any, Any]
+_BY_IMPORTANCE = {"test": 0, "validation": 1, "train": 2, "": 3}
+"""Of several copies, the one in the first of these splits is kept."""
+
+
+def findings_on_duplicates(rows: pd.DataFrame, given: pd.Series[str], near: Array) -> list[Finding]:
+    """Return the exact and near duplicates, those in several splits, and those with two labels.
+
+    Args:
+        rows: the usable images with their splits, indexed from 0.
+        given: the splits that the source fixes.
+        near: a number for each row, equal for images that are nearly the same.
+    """
+    exact = content_numbers(rows)[0]
+    nearly = pd.Series(near.astype(int), index=rows.index, dtype="int64")
+    return [
+        *_leakage(rows, given, exact, nearly),
+        *_conflicts(rows, exact, nearly),
+        *_exact(rows, exact),
+        *_near(rows, exact, nearly),
+    ]
+
+
+def _exact(rows: pd.DataFrame, exact: pd.Series[Any]) -> list[Finding]:
+    places = _shared(exact)
+    if not places.any():
+        return []
+    groups = _groups(rows, exact, places)
+    extra = int(places.sum()) - len(groups)
+    return [
+        _finding(
+            "exact_duplicate", "note", groups,
+            f"{_images(places.sum())} have the same pixels as another: {extra:,} more than needed.",
+            "Trains on every copy, so these images count more than others. Exclude all but one.",
+            exclude=_all_but_one(rows, exact, places),
+        )
+    ]  # fmt: skip
+
+
+def _near(rows: pd.DataFrame, exact: pd.Series[Any], nearly: pd.Series[Any]) -> list[Finding]:
+    places = _several(exact, nearly)
+    if not places.any():
+        return []
+    groups = _groups(rows, nearly, places)
+    return [
+        _finding(
+            "near_duplicate", "note", groups,
+            f"{_images(places.sum())} in {len(groups):,} group{'' if len(groups) == 1 else 's'} "
+            "look like another image that was cropped, mirrored, rescaled or saved again.",
+            "Treats them as different images, which may get into different splits. Exclude all but "
+            "one, or name groups in a table (data.group_column).",
+        )
+    ]  # fmt: skip
+
+
+def _leakage(
+    rows: pd.DataFrame, given: pd.Series[str], exact: pd.Series[Any], nearly: pd.Series[Any]
+) -> list[Finding]:
+    grouped = known(rows, GROUP)
+    groups = grouped.where(grouped != "")
+    same = _several(rows["split"], exact)
+    group = _several(rows["split"], groups)
+    alike = _several(rows["split"], nearly)
+    every = same | group | alike
+    if not every.any():
+        return []
+    parts = [
+        (same, "have the same pixels as an image of another split"),
+        (group & ~same, "belong to a group that is in several splits"),
+        (alike & ~same & ~group, "are near duplicates of an image of another split"),
+    ]
+    told = "; ".join(f"{_images(here.sum())} {words}" for here, words in parts if here.any())
+    stops = bool((_several(given, exact) | _several(given, groups)).any())
+    return [
+        _finding(
+            "leakage", "error" if stops else "warning",
+            [*_groups(rows, exact, same), *_groups(rows, groups, group & ~same),
+             *_groups(rows, nearly, alike & ~same & ~group)],
+            f"{told}. The metrics on them are optimistic.",
+            "Stops the run. Exclude the copies outside the test split, or accept it with "
+            "--data.accept leakage." if stops else
+            "Trains and evaluates as usual. Exclude the copies outside the test split.",
+            exclude=_outside_test(rows, exact, same) + _outside_test(rows, nearly, alike & ~same),
+        )
+    ]  # fmt: skip
+
+
+def _conflicts(rows: pd.DataFrame, exact: pd.Series[Any], nearly: pd.Series[Any]) -> list[Finding]:
+    same = _several(rows["label"], exact)
+    alike = _several(rows["label"], nearly) & ~same
+    if not (same | alike).any():
+        return []
+    parts = [(same, "have the same pixels"), (alike, "look nearly the same")]
+    told = "; ".join(
+        f"{_images(here.sum())} {words} as an image of another class"
+        for here, words in parts
+        if here.any()
+    )
+    return [
+        _finding(
+            "label_conflict", "warning",
+            [*_groups(rows, exact, same), *_groups(rows, nearly, alike)],
+            f"{told}.",
+            "Trains on all of them, so the model learns contradictions. Correct the labels, or "
+            "exclude the wrong ones.",
+        )
+    ]  # fmt: skip
+
+
+def _shared(numbers: pd.Series[Any]) -> pd.Series[bool]:
+    """Return which rows have a number that other rows have too."""
+    return numbers.groupby(numbers).transform("size") > 1
+
+
+def _several(values: pd.Series[Any], by: pd.Series[Any]) -> pd.Series[bool]:
+    """Return which rows belong to a number with several values; a missing number is nobody's."""
+    return values.groupby(by).transform("nunique") > 1
+
+
+def _groups(
+    rows: pd.DataFrame, numbers: pd.Series[Any], places: pd.Series[bool]
+) -> list[tuple[str, ...]]:
+    """Return the paths of the marked rows that have the same number, in manifest order."""
+    paths = rows.loc[places, "path"]
+    return [tuple(group) for _, group in paths.groupby(numbers[places], sort=False)]
+
+
+def _all_but_one(
+    rows: pd.DataFrame, numbers: pd.Series[Any], places: pd.Series[bool]
+) -> tuple[str, ...]:
+    """Return the copies that can go, unless they have conflicting labels: nobody knows which."""
+    ordered = rows[places & ~_several(rows["label"], numbers)]
+    ranks = ordered["split"].map(_BY_IMPORTANCE)
+    ordered = ordered.loc[ranks.sort_values(kind="stable").index]
+    return tuple(sorted(ordered.loc[numbers[ordered.index].duplicated(), "path"]))
+
+
+def _outside_test(
+    rows: pd.DataFrame, numbers: pd.Series[Any], places: pd.Series[bool]
+) -> tuple[str, ...]:
+    """Return the images whose copies are in a more important split."""
+    ranks = rows.loc[places, "split"].map(_BY_IMPORTANCE)
+    best = ranks.groupby(numbers[places]).transform("min")
+    return tuple(rows.loc[ranks.index[ranks > best], "path"])
+
+
+def _images(count: int) -> str:
+    return f"{count:,} images"
+
+
+def _finding(
+    kind: Any,
+    severity: Severity,
+    groups: Iterable[tuple[str, ...]],
+    summary: str,
+    action: str,
+    exclude: tuple[str, ...] = (),
+) -> Finding:
+    listed = tuple(groups)
+    files = tuple(dict.fromkeys(path for group in listed for path in group))
+    return Finding(
+        kind=kind,
+        severity=severity,
+        count=len(files),
+        files=files,
+        action=action,
+        title=TITLES[kind],
+        summary=summary,
+        groups=listed,
+        exclude=tuple(dict.fromkeys(exclude)),
+    )

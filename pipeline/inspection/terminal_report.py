@@ -1,0 +1,105 @@
+"""Show the result of an inspection in a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pipeline.inspection.finding import SEVERITIES, Finding, Inspection
+from pipeline.terminal_words import visible
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+_MOST_CLASSES, _MOST_FILES = 20, 3
+_STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
+
+
+def terminal_report(result: Inspection) -> Iterator[RenderableType]:
+    """Yield the overview, the classes, and each finding."""
+    from rich.text import Text
+
+    yield Text(_overview(result), style="bold")
+    yield Text("\n".join(looks(result)) + "\n", style="dim")
+    if result.classes:
+        yield _classes(result)
+    for note in result.notes:
+        yield Text(f"note: {visible(note)}", style="dim")
+    yield Text(f"\n{verdict(result)}\n", style="bold")
+    if result.findings:
+        yield _findings(result)
+
+
+def verdict(result: Inspection) -> str:
+    """Return the numbers of findings by severity: `1 error, 2 warnings`."""
+    counted = [
+        f"{count} {severity}{'' if count == 1 else 's'}"
+        for severity in SEVERITIES
+        if (count := len(result.worst(severity)))
+    ]
+    return ", ".join(counted) if counted else "No problem found."
+
+
+def _overview(result: Inspection) -> str:
+    classes = f" in {len(result.classes):,} classes" if set(result.classes) - {""} else ""
+    left_out = result.files - result.images
+    rest = f"; {left_out:,} other file{'' if left_out == 1 else 's'}" if left_out else ""
+    return f"{visible(result.name)}: {result.images:,} images{classes}{rest}"
+
+
+def looks(result: Inspection) -> list[str]:
+    """Return sizes, shapes and color modes, and where the splits come from, a line each."""
+    if result.sizes is None:
+        return ["No image can be read"]
+    sides = (result.sizes.min, result.sizes.median, result.sizes.max)
+    size = f"{sides[0]}" if sides[0] == sides[2] else f"{sides[0]} to {sides[2]}, median {sides[1]}"
+    shapes = ", ".join(f"{count:,} {shape}" for shape, count in result.aspect_ratios.items())
+    modes = ", ".join(f"{count:,} {mode}" for mode, count in result.modes.items())
+    return [
+        f"Shorter side: {size} pixels",
+        f"Shapes: {shapes}",
+        f"Color modes: {modes}",
+        f"Splits: {result.split_origin}",
+    ]
+
+
+def _classes(result: Inspection) -> RenderableType:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("class", overflow="fold", max_width=40)
+    for name in (*result.splits, "images"):
+        table.add_column(name, justify="right", no_wrap=True)
+    shown = sorted(result.classes, key=lambda label: -result.classes[label])
+    for label in shown[:_MOST_CLASSES]:
+        counts = [result.class_splits[label][name] for name in result.splits]
+        table.add_row(visible(label) or "-", *(f"{each:,}" for each in (*counts, sum(counts))))
+    if len(shown) > _MOST_CLASSES:
+        table.add_row(f"and {len(shown) - _MOST_CLASSES:,} smaller ones")
+    totals = [*result.splits.values(), result.images]
+    if len(shown) > 1:
+        table.add_row("all", *(f"{each:,}" for each in totals), style="bold")
+    return table
+
+
+def _findings(result: Inspection) -> RenderableType:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 1, 0), show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for finding in result.findings:
+        text = Text(f"{finding.title} ({finding.kind})\n", style="bold")
+        text.append(f"{visible(finding.summary)}\n", style="not bold")
+        text.append(f"{finding.action}", style="not bold italic")
+        if finding.files:
+            text.append(f"\n{_some(finding)}", style="not bold dim")
+        table.add_row(Text(finding.severity, style=_STYLES[finding.severity]), text)
+    return table
+
+
+def _some(finding: Finding) -> str:
+    named = [visible(path) for path in finding.files[:_MOST_FILES]]
+    more = len(finding.files) - len(named)
+    return ", ".join(named) + (f" and {more:,} more" if more else "")

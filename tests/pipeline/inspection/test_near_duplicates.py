@@ -1,0 +1,91 @@
+"""The search for near duplicates: planted ones are found, different images are not."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+from pipeline.inspection.measures import ImageMeasures
+from pipeline.inspection.near_duplicates import near_duplicates
+from pipeline.inspection.vector_search import VectorIndex
+from tests.pipeline.inspection.test_inspecting import scene
+
+Change = Callable[[Image.Image], Image.Image]
+IMAGES, SIDE = 40, 32
+
+
+def _jpeg(image: Image.Image) -> Image.Image:
+    encoded = io.BytesIO()
+    image.save(encoded, "JPEG", quality=30)
+    return Image.open(encoded)
+
+
+def _mirror(image: Image.Image) -> Image.Image:
+    return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+
+
+def _rescale(image: Image.Image) -> Image.Image:
+    return image.resize((24, 24)).resize((SIDE, SIDE))
+
+
+def _corner(image: Image.Image) -> Image.Image:
+    return image.crop((0, 6, 26, 32))
+
+
+def _centre(image: Image.Image) -> Image.Image:
+    return image.crop((3, 3, 29, 29)).resize((SIDE, SIDE))
+
+
+def _wide_crop(image: Image.Image) -> Image.Image:
+    return image.crop((2, 1, 31, 30))
+
+
+def groups_of(images: list[Image.Image]) -> list[set[int]]:
+    """Return the groups of images that are nearly the same, by their places."""
+    measures = ImageMeasures()
+    paths = pd.Series([str(number) for number in range(len(images))])
+    for path, image in zip(paths, images, strict=True):
+        measures.add(path, b"", np.asarray(image.convert("RGB")))
+    rows = pd.DataFrame({"path": paths, "sha256": paths, "pixels": paths})
+    numbers = pd.Series(near_duplicates(measures.thumbnails(paths), rows))
+    return [set(group.index) for _, group in numbers.groupby(numbers) if len(group) > 1]
+
+
+@pytest.mark.parametrize("change", [_jpeg, _mirror, _rescale, _corner, _centre, _wide_crop])
+def test_changed_copies_are_found_and_nothing_else(change: Change) -> None:
+    """Five changed copies among forty different images are five groups of two."""
+    images = [scene(number, SIDE) for number in range(IMAGES)]
+    copies = [change(images[place]) for place in range(5)]
+    assert groups_of([*images, *copies]) == [{place, IMAGES + place} for place in range(5)]
+
+
+def test_one_image_and_exact_copies_need_no_search() -> None:
+    """A single image is nobody's duplicate."""
+    assert groups_of([scene(1)]) == []
+
+
+def test_blank_images_are_not_near_duplicates_of_pictures() -> None:
+    """An image without details matches nothing that has some."""
+    images = [scene(number, SIDE) for number in range(5)]
+    assert groups_of([*images, Image.new("RGB", (SIDE, SIDE), (90, 90, 90))]) == []
+
+
+def test_search_in_cells_finds_what_comparing_all_finds() -> None:
+    """With many vectors, the cells hide few of the near ones; a vector never finds itself."""
+    generator = np.random.default_rng(0)
+    vectors = generator.normal(size=(6_000, 55)).astype(np.float32)
+    vectors[3_000:] = vectors[:3_000] + generator.normal(0, 0.3, (3_000, 55)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    rows, places = VectorIndex(vectors).search(vectors, 0.85, 3)
+    found = set(zip(rows.tolist(), places.tolist(), strict=True))
+    similar = vectors @ vectors.T
+    np.fill_diagonal(similar, 0)
+    wanted = set(zip(*(axis.tolist() for axis in np.nonzero(similar >= 0.85)), strict=True))
+    assert found <= wanted
+    assert len(found) >= 0.97 * len(wanted)
+    assert len(wanted) > 5_000
