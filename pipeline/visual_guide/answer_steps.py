@@ -80,8 +80,8 @@ def _journey(subject: Subject) -> Step:
         (
             (
                 "What if the model stopped early? After each block, the final norm and head are "
-                "applied to the tokens as they are. Only the last block was trained to be read so, but "
-                "the earlier ones show when the answer forms."
+                "applied to the tokens as they are. Only the last block was trained to be read "
+                "so, but the earlier ones show when the answer forms."
             ),
             f"“{leads[-1]}” leads from block {settled} on."
             if settled > 1
@@ -123,8 +123,8 @@ def answer_step(subject: Subject) -> Step:
     sentences = [
         (
             f"The head multiplies the vector with one learned row for each of the {len(classes)} "
-            "classes, which gives a logit each. Softmax turns the logits into probabilities that sum "
-            "to 1."
+            "classes, which gives a logit each. Softmax turns the logits into probabilities that "
+            "sum to 1."
         )
     ]
     temperature = subject.description.temperature
@@ -177,7 +177,6 @@ def _pooled(subject: Subject, figures: list[Figure]) -> tuple[list[Figure], str]
         with torch.inference_mode():
             weights_N = torch.softmax(pooling.importance(torch.from_numpy(normed_ND)), dim=0)[:, 0]
         shown = overlay(
-            subject,
             token_map(subject, weights_N.numpy()),
             "How much each token counts in the pooled vector",
             "Weights of the pooling",
@@ -209,8 +208,9 @@ def attribution_step(subject: Subject) -> Step:
     name = classes[found.label]
     sentences = [
         (
-            f"Training lowers the cross-entropy: minus the logarithm of the true label's probability. "
-            f"For “{name}” it is −ln {probability:.4f} = {-math.log(max(probability, 1e-45)):.4f} here."
+            "Training lowers the cross-entropy: minus the logarithm of the true label's "
+            f"probability. For “{name}” it is −ln {probability:.4f} = "
+            f"{-math.log(max(probability, 1e-45)):.4f} here."
         ),
         (
             "Its gradient says how it would change with each pixel. Multiplied with the pixel, it "
@@ -220,7 +220,6 @@ def attribution_step(subject: Subject) -> Step:
     ]
     figures: list[Figure] = [
         _signed(
-            subject,
             found.gradient_hw,
             f"Predicted rise of the cross-entropy for each of {rows} by {columns} parts",
             "Predicted by the gradient",
@@ -232,16 +231,15 @@ def attribution_step(subject: Subject) -> Step:
         worst = np.unravel_index(int(found.occlusion_hw.argmax()), found.occlusion_hw.shape)
         sentences += [
             (
-                f"So each of {rows} × {columns} parts was covered in turn, and the model asked again "
-                f"({found.seconds:.1f} s). Covering row {worst[0] + 1}, column {worst[1] + 1} harms "
-                f"most: the probability of “{name}” goes from {percent(probability)} to "
-                f"{percent(float(found.probabilities_hw[worst]))}."
+                f"So each of {rows} × {columns} parts was covered in turn, and the model asked "
+                f"again ({found.seconds:.1f} s). Covering row {worst[0] + 1}, column "
+                f"{worst[1] + 1} harms most: the probability of “{name}” goes from "
+                f"{percent(probability)} to {percent(float(found.probabilities_hw[worst]))}."
             ),
             _agreement(found.agreement),
         ]
         figures.append(
             _signed(
-                subject,
                 found.occlusion_hw,
                 f"Measured rise of the cross-entropy for each of {rows} by {columns} parts",
                 "Measured by covering",
@@ -259,7 +257,7 @@ def attribution_step(subject: Subject) -> Step:
     )
 
 
-def _signed(subject: Subject, values_hw: Array, alt: str, caption: str) -> Picture:
+def _signed(values_hw: Array, alt: str, caption: str) -> Picture:
     height, width = values_hw.shape
     limit = float(np.abs(values_hw).max())
     return Picture(

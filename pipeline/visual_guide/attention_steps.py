@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from pipeline.layers.attention import MultiHeadSelfAttention
 from pipeline.layers.locality_attention import LocalitySelfAttention
 from pipeline.layers.rotary_attention import RotarySelfAttention
 from pipeline.visual_guide.pictures import Picture, heat_uri, matrix_uri, sheet_uri, tiled
@@ -31,7 +32,7 @@ def token_map(subject: Subject, weights_N: Array) -> Array:
     return mapped
 
 
-def overlay(subject: Subject, values_hw: Array, alt: str, caption: str, live: str = "") -> Picture:
+def overlay(values_hw: Array, alt: str, caption: str, live: str = "") -> Picture:
     """Return a map of weights to lay on the image."""
     height, width = values_hw.shape
     return Picture(heat_uri(values_hw), alt, caption, "overlay", width, height, live)
@@ -48,18 +49,16 @@ def _queries_keys_values(subject: Subject) -> Step:
     N, head_dim = three["keys"].shape
     sentences = [
         (
-            "Each token is multiplied by three learned matrices. Its query says what it looks for, its "
-            "key what it offers, its value what it passes on."
+            "Each token is multiplied by three learned matrices. Its query says what it looks "
+            "for, its key what it offers, its value what it passes on."
         ),
         (
             f"A block has {subject.inside.num_heads} heads, each with its own three matrices and "
             f"{head_dim} numbers per token. Here is head {head + 1} of block 1."
         ),
     ]
-    attention = subject.model.get_submodule("blocks.0.attention")
-    if not isinstance(getattr(attention, "query_norm", None), type(None)) and any(
-        True for _ in attention.get_submodule("query_norm").parameters()
-    ):
+    attention = subject.modules(MultiHeadSelfAttention)[0]
+    if any(True for _ in attention.get_submodule("query_norm").parameters()):
         sentences.append("Queries and keys are normalised, so that the scores stay small.")
     if isinstance(attention, RotarySelfAttention):
         sentences.append("Queries and keys are shown after their rotation by place.")
@@ -95,13 +94,13 @@ def _scores(subject: Subject) -> Step:
     finite = np.isfinite(row_N)
     low, high = float(row_N[finite].min()), float(row_N[finite].max())
     head_dim = values.query_BHNd.shape[-1]
-    name = subject.token_name
+    name = subject.the_token
     sentences = [
         (
             f"The query of a token is multiplied with the key of every token and divided by √d = "
             f"√{head_dim} = {head_dim**0.5:.2f}. A high score means: this is what I look for."
         ),
-        f"Of the {name}, the scores range from {low:.2f} to {high:.2f}.",
+        f"Of {name}, the scores range from {low:.2f} to {high:.2f}.",
     ]
     if subject.modules(LocalitySelfAttention):
         sentences.append(
@@ -115,10 +114,9 @@ def _scores(subject: Subject) -> Step:
         tuple(sentences),
         (
             overlay(
-                subject,
                 token_map(subject, shown),
-                f"Map of the scores of the {name} with every patch",
-                f"Scores of the {name} in block 1, head {subject.head + 1}: bright is high",
+                f"Map of the scores of {name} with every patch",
+                f"Scores of {name} in block 1, head {subject.head + 1}: bright is high",
                 "scores",
             ),
         ),
@@ -129,7 +127,7 @@ def _scores(subject: Subject) -> Step:
 
 def _softmax(subject: Subject) -> Step:
     weights_NN = subject.inside.blocks[0].attention.weights_BHNN[0, subject.head].numpy()
-    row_N, name = weights_NN[subject.token], subject.token_name
+    row_N, name = weights_NN[subject.token], subject.the_token
     return Step(
         "softmax",
         "Softmax: the scores become shares of attention",
@@ -138,14 +136,13 @@ def _softmax(subject: Subject) -> Step:
                 "The exponential of each score is divided by the sum over the row. So every token "
                 "hands out exactly 1 of attention: the whole, shared among all tokens."
             ),
-            f"The row of the {name} sums to {row_N.sum():.4f}.",
+            f"The row of {name} sums to {row_N.sum():.4f}.",
         ),
         (
             overlay(
-                subject,
                 token_map(subject, row_N),
-                f"Map of the attention of the {name} in block 1, head {subject.head + 1}",
-                f"Attention of the {name} in block 1, head {subject.head + 1}",
+                f"Map of the attention of {name} in block 1, head {subject.head + 1}",
+                f"Attention of {name} in block 1, head {subject.head + 1}",
                 "attention",
             ),
             Bars(
@@ -185,8 +182,8 @@ def _weighted_sum(subject: Subject) -> Step:
         "The weighted sum of values",
         (
             (
-                f"The {subject.token_name} now takes the value of each token times its share, and adds "
-                "them all up. What gets much attention leaves a strong mark."
+                f"Now {subject.the_token} takes the value of each token times its share, and "
+                "adds them all up. What gets much attention leaves a strong mark."
             ),
         ),
         (
@@ -214,15 +211,16 @@ def _heads(subject: Subject) -> Step:
         "All heads side by side",
         (
             (
-                "Every head looks in its own way: at neighbours, at similar patches, or everywhere. "
-                f"These are the {len(maps)} heads of one block for the {subject.token_name}."
+                "Every head looks in its own way: at neighbours, at similar patches, or "
+                f"everywhere. These are the {len(maps)} heads of one block for "
+                f"{subject.the_token}."
             ),
         ),
         (
             Picture(
                 sheet_uri(sheet),
-                f"A map of the attention of the {subject.token_name} for each head of block 1",
-                f"Attention of the {subject.token_name} in block 1, head 1 to {len(maps)}; each "
+                f"A map of the attention of {subject.the_token} for each head of block 1",
+                f"Attention of {subject.the_token} in block 1, head 1 to {len(maps)}; each "
                 "map is scaled to its own maximum",
                 width=sheet.shape[1],
                 height=sheet.shape[0],
@@ -257,7 +255,7 @@ def _concatenated(subject: Subject) -> Step:
                 f"The {mixed_ANd.shape[2]} numbers of each head are written side by side, "
                 f"{joined_ND.shape[1]} in all, and a learned matrix mixes them into "
                 f"{subject.inside.patch_tokens.shape[1]} again. This is the attention's answer for "
-                f"each token, here for the {subject.token_name}."
+                f"each token, here for {subject.the_token}."
             ),
         ),
         tuple(

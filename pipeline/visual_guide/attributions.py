@@ -9,6 +9,7 @@ Shapes: C channels, H height, W width, K classes; h, w the grid of cells.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -152,4 +153,4 @@ def _by_occlusion(
 
 def _spans(side: int, parts: int) -> list[slice]:
     edges = [round(part * side / parts) for part in range(parts + 1)]
-    return [slice(start, end) for start, end in zip(edges[:-1], edges[1:], strict=True)]
+    return [slice(start, end) for start, end in itertools.pairwise(edges)]

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from pipeline.layers.layer_scale import LayerScale
+from pipeline.layers.mlp import MLP
 from pipeline.visual_guide.attention_steps import overlay, token_map
 from pipeline.visual_guide.pictures import Picture, matrix_uri, sheet_uri, tiled
 from pipeline.visual_guide.story import Array, Chart, Line, Shape, Step, Subject, shape_of
@@ -41,9 +42,9 @@ def _residual(subject: Subject) -> Step:
         figures.append(_strip((before_ND + branch_ND)[token], "The sum, z′₁"))
     sentences = [
         (
-            "Before attention, each token is normalised, so that its numbers have a common scale. What "
-            "attention answers is not the new token: it is added to the old one. This is the residual "
-            f"connection, shown for the {subject.token_name}."
+            "Before attention, each token is normalised, so that its numbers have a common scale. "
+            "What attention answers is not the new token: it is added to the old one. This is the "
+            f"residual connection, shown for {subject.the_token}."
         ),
     ]
     scales = [m for m in subject.modules(LayerScale) if isinstance(m, LayerScale)]
@@ -100,19 +101,19 @@ def _mlp(subject: Subject) -> Step:
         )
     token = subject.token
     negative = float((hidden_NM[token] < 0).mean())
-    activation = type(subject.model.get_submodule("blocks.0.mlp.activation")).__name__
+    activation = type(subject.modules(MLP)[0].get_submodule("activation")).__name__
     return Step(
         "mlp",
         "The MLP: each token thinks for itself",
         (
             (
-                f"After the tokens have looked at each other, each is transformed alone: expanded from "
-                f"{output_ND.shape[1]} to {hidden_NM.shape[1]} numbers, sent through {activation}, and "
-                "contracted again. The result is added to the token."
+                "After the tokens have looked at each other, each is transformed alone: expanded "
+                f"from {output_ND.shape[1]} to {hidden_NM.shape[1]} numbers, sent through "
+                f"{activation}, and contracted again. The result is added to the token."
             ),
             (
-                f"{activation} keeps positive numbers and presses negative ones towards 0. For the "
-                f"{subject.token_name} in block 1, {negative:.0%} of them are negative."
+                f"{activation} keeps positive numbers and presses negative ones towards 0. For "
+                f"{subject.the_token} in block 1, {negative:.0%} of them are negative."
             ),
         ),
         (
@@ -141,16 +142,16 @@ def _all_blocks(subject: Subject) -> Step:
         f"The block is repeated {layers} times",
         (
             (
-                f"Each of the {layers} blocks has its own learned matrices. The picture shows where the "
-                f"{subject.token_name} looks: one row for each block, one column for each of the "
-                f"{heads} heads."
+                f"Each of the {layers} blocks has its own learned matrices. The picture shows "
+                f"where {subject.the_token} looks: one row for each block, one column for "
+                f"each of the {heads} heads."
             ),
         ),
         (
             Picture(
                 sheet_uri(sheet),
-                f"Attention of the {subject.token_name}, {layers} blocks by {heads} heads",
-                f"Attention of the {subject.token_name}: block 1 at the top, block {layers} at "
+                f"Attention of {subject.the_token}, {layers} blocks by {heads} heads",
+                f"Attention of {subject.the_token}: block 1 at the top, block {layers} at "
                 "the bottom; each map is scaled to its own maximum",
                 width=sheet.shape[1],
                 height=sheet.shape[0],
@@ -171,10 +172,13 @@ def _reach(subject: Subject) -> Step:
     inside = subject.inside
     distances_LA = subject.distances_LA
     first = len(inside.prefix)
-    row_N = (
-        subject.rollout_NN[0] if "class token" in inside.prefix else subject.rollout_NN.mean(axis=0)
-    )
+    row_N = subject.rollout_row
     reader = "class token" if "class token" in inside.prefix else "tokens, on average"
+    share = (
+        f" They have {row_N[first:].sum():.1%} of the whole; the rest is the class token's own."
+        if first
+        else ""
+    )
     dots = tuple(
         (float(layer + 1), float(distance))
         for layer, heads in enumerate(distances_LA)
@@ -186,14 +190,13 @@ def _reach(subject: Subject) -> Step:
         "How far attention reaches, and where it adds up",
         (
             (
-                "Each dot is a head: how many patches away it looks on average. Low dots are local, "
-                "like a convolution; high ones take in the whole image."
+                "Each dot is a head: how many patches away it looks on average. Low dots are "
+                "local, like a convolution; high ones take in the whole image."
             ),
             (
-                "Rollout follows attention through all blocks: per block, the heads are averaged, the "
-                "token itself is added for the residual connection, and the blocks are multiplied. The "
-                f"map shows which patches reach the {reader} at the end; they have "
-                f"{row_N[first:].sum():.1%} of the whole."
+                "Rollout follows attention through all blocks: per block, the heads are averaged, "
+                "the token itself is added for the residual connection, and the blocks are "
+                f"multiplied. The map shows which patches reach the {reader} at the end.{share}"
             ),
         ),
         (
@@ -206,7 +209,6 @@ def _reach(subject: Subject) -> Step:
                 "block",
             ),
             overlay(
-                subject,
                 token_map(subject, row_N),
                 f"Rollout: how much of each patch reaches the {reader}",
                 "Attention rollout",

@@ -1,15 +1,11 @@
-"""The first half of the guide: from an image to the sequence that enters the Transformer."""
+"""The first steps of the guide: from an image to one token for each patch."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
 from torch import nn
-from torch.nn import functional
 
-from pipeline.layers.learned_positions import LearnedPositionEmbedding
-from pipeline.layers.rotary_attention import RotarySelfAttention, grid_positions
-from pipeline.layers.sine_cosine_positions import SineCosinePositionEmbedding
 from pipeline.visual_guide import receptive_field
 from pipeline.visual_guide.pictures import (
     SIGNED,
@@ -25,22 +21,18 @@ from pipeline.visual_guide.story import Array, Shape, Step, Subject, shape_of
 
 _FILTERS = 28
 """As many as in figure 7 of arXiv 2010.11929."""
-_MOST_MAPS = 14
-"""Maps of positions along a side, at most."""
 _NAMED_CLASSES = 12
+_NAMED_LAYERS = 4
 
 
 def embedding_steps(subject: Subject) -> list[Step]:
-    """Return the steps up to the input of the first block."""
+    """Return the steps from the image to the patches' tokens."""
     return [
         image_step(subject),
         _patches(subject),
         _flattening(subject),
         _projection(subject),
         _tokens(subject),
-        _class_token(subject),
-        _positions(subject),
-        _input(subject),
     ]
 
 
@@ -60,8 +52,8 @@ def example_step(subject: Subject) -> Step:
         (
             f"This is {subject.name}. {truth}",
             (
-                f"The model has learned from labelled examples to tell {len(classes)} classes apart: "
-                f"{listed}{more}."
+                f"The model has learned from labelled examples to tell {len(classes)} classes "
+                f"apart: {listed}{more}."
             ),
         ),
         (subject.photo,),
@@ -83,8 +75,8 @@ def image_step(subject: Subject) -> Step:
         "The image becomes numbers",
         (
             (
-                f"The image is {resized} to {height} × {width} pixels. Each pixel is {colours} from 0 "
-                "to 255."
+                f"The image is {resized} to {height} × {width} pixels. Each pixel is {colours} "
+                "from 0 to 255."
             ),
             (
                 "From each value the mean of the training images is subtracted, and the result is "
@@ -167,8 +159,8 @@ def _no_patches(subject: Subject) -> Step:
         (
             (
                 f"This model's patch embedding reads areas of {least}{high} × {wide} pixels, which "
-                f"overlap. It still makes one token for each place of a grid of {rows} × {columns}, "
-                "numbered from the top left."
+                f"overlap. It still makes one token for each place of a grid of {rows} × "
+                f"{columns}, numbered from the top left."
             ),
             "From here on, “patch” means such a place.",
         ),
@@ -186,9 +178,8 @@ def _flattening(subject: Subject) -> Step:
             ("The layers of the patch embedding read the image's pixels where they are.",),
             applies=False,
         )
-    patch = _shown_patch(subject)
+    patch = int(projection.flat_nP.std(dim=1).argmax())  # the one with the most to see
     flat_P = projection.flat_nP[patch].numpy()
-    channels = projection.weight_DCpq.shape[1]
     return Step(
         "flattening",
         "A patch becomes a row of numbers",
@@ -211,40 +202,14 @@ def _flattening(subject: Subject) -> Step:
         (
             shape_of("xₚ", projection.flat_nP[patch], "p² C"),
             shape_of("all patches", projection.flat_nP, "n × p² C"),
-        )
-        if channels
-        else (),
+        ),
     )
-
-
-def _shown_patch(subject: Subject) -> int:
-    """Return the patch that is shown first: the one with the most to see."""
-    assert subject.projection is not None
-    return int(subject.projection.flat_nP.std(dim=1).argmax())
 
 
 def _projection(subject: Subject) -> Step:
     projection = subject.projection
     if projection is None:
-        kinds = [
-            f"{type(module).__name__} {tuple(module.weight.shape)}"
-            for module in subject.model.get_submodule("patch_embedding").modules()
-            if isinstance(module, nn.Conv2d | nn.Linear)
-        ]
-        listed = ", then ".join(kinds[:4]) + (f", and {len(kinds) - 4} more" * (len(kinds) > 4))
-        return Step(
-            "projection",
-            "Convolutions instead of one linear projection",
-            (
-                (
-                    "The tokens are not one linear map of flattened patches. They are computed by: "
-                    f"{listed or 'layers of its own'}."
-                ),
-            ),
-            (_matrix(subject, subject.inside.patch_tokens, "tokens"),),
-            (shape_of("tokens", subject.inside.patch_tokens, "n × D"),),
-            applies=False,
-        )
+        return _convolutions(subject)
     weight_DCpq = projection.weight_DCpq
     embed_dim, channels, high, wide = weight_DCpq.shape
     components = _components(weight_DCpq)
@@ -254,12 +219,12 @@ def _projection(subject: Subject) -> Step:
         "Each patch is projected to a vector",
         (
             (
-                f"The row of {weight_DCpq[0].numel()} numbers is multiplied by a learned matrix E. The "
-                f"result is a vector of D = {embed_dim} numbers, the patch's token."
+                f"The row of {weight_DCpq[0].numel()} numbers is multiplied by a learned matrix E. "
+                f"The result is a vector of D = {embed_dim} numbers, the patch's token."
             ),
             (
-                "Each column of E is a filter: a small picture that the patch is compared with. The "
-                f"{len(components)} main patterns among the filters are shown {what}."
+                "Each column of E is a filter: a small picture that the patch is compared with. "
+                f"The {len(components)} main patterns among the filters are shown {what}."
             ),
             (
                 f"The same map is a convolution with {embed_dim} filters of {high} × {wide} pixels "
@@ -282,6 +247,47 @@ def _projection(subject: Subject) -> Step:
     )
 
 
+def _convolutions(subject: Subject) -> Step:
+    """Return the step of an embedding that is not one linear map."""
+    inside = subject.inside
+    layers = [
+        f"{len(module.weight)} filters of {' × '.join(map(str, module.weight.shape[1:]))}"
+        for module in subject.model.get_submodule("patch_embedding").modules()
+        if isinstance(module, nn.Conv2d | nn.Linear)
+    ]
+    shown, more = layers[:_NAMED_LAYERS], len(layers) - _NAMED_LAYERS
+    listed = ", then ".join(shown) + (f", and {more} more layers" if more > 0 else "")
+    maps_Dhw = inside.patch_tokens.T.reshape(-1, *inside.grid)[:_FILTERS].numpy()
+    limits = np.maximum(np.abs(maps_Dhw).max(axis=(1, 2), keepdims=True), 1e-12)
+    sheet = tiled(maps_Dhw / (2 * limits) + 0.5, 7)
+    return Step(
+        "projection",
+        "Layers of filters instead of one projection",
+        (
+            (
+                "The tokens are not one linear map of flattened patches. The patch embedding has "
+                f"several layers{': ' + listed if listed else ''}."
+            ),
+            (
+                f"Each filter of the last layer answers at every place of the image: these are the "
+                f"first {len(maps_Dhw)} of {inside.patch_tokens.shape[1]} answers. A token is "
+                "what all of them say about one place."
+            ),
+        ),
+        (
+            Picture(
+                sheet_uri(sheet, SIGNED),
+                f"The first {len(maps_Dhw)} numbers of the tokens, each as a map of the image",
+                "Orange is positive, blue negative; each map is scaled to its own maximum",
+                width=sheet.shape[1],
+                height=sheet.shape[0],
+            ),
+        ),
+        (shape_of("feature map", inside.patch_tokens.T.reshape(-1, *inside.grid), "D × h × w"),),
+        applies=False,
+    )
+
+
 def _components(weight_DCpq: torch.Tensor) -> Array:
     """Return the first principal components of the filters, scaled from 0 to 1: (k, p, p, C)."""
     centred = weight_DCpq.flatten(1) - weight_DCpq.flatten(1).mean(dim=0)
@@ -300,7 +306,8 @@ def _filters_uri(components_kpqC: Array) -> str:
     return png_uri(np.concatenate([np.nan_to_num(sheet) * 255, alpha], axis=-1).astype(np.uint8))
 
 
-def _matrix(subject: Subject, tokens: torch.Tensor, what: str) -> Picture:
+def matrix_picture(subject: Subject, tokens: torch.Tensor, what: str) -> Picture:
+    """Return the picture of a matrix with one row for each token."""
     rows, columns = tokens.shape
     return Picture(
         matrix_uri(tokens.numpy()),
@@ -321,189 +328,10 @@ def _tokens(subject: Subject) -> Step:
         "All patches together are a matrix",
         (
             (
-                f"The {n} tokens are the rows of one matrix. From here on the model sees no pixels, "
-                f"only these {n} × {embed_dim} numbers."
+                f"The {n} tokens are the rows of one matrix. From here on the model sees no "
+                f"pixels, only these {n} × {embed_dim} numbers."
             ),
         ),
-        (_matrix(subject, tokens_nD, "The patches' tokens"),),
+        (matrix_picture(subject, tokens_nD, "The patches' tokens"),),
         (shape_of("tokens", tokens_nD, "n × D"),),
-    )
-
-
-def _class_token(subject: Subject) -> Step:
-    inside = subject.inside
-    joined_ND = subject.part("class_token")
-    if "class token" not in inside.prefix or joined_ND is None:
-        return Step(
-            "class-token",
-            "No class token joins",
-            (
-                (
-                    "The published ViT adds one learned token that collects the answer. This model "
-                    "has none: in the end it combines the patches themselves."
-                ),
-            ),
-            applies=False,
-        )
-    registers = [name for name in inside.prefix if name.startswith("register")]
-    sentences = [
-        (
-            "One more token is placed before the patches. It belongs to no patch: its numbers are "
-            "learned, and they are the same for every image. In the end, the answer is read from it."
-        ),
-    ]
-    if registers:
-        sentences.append(
-            f"Later, {len(registers)} register tokens join as well. They are learned too, give the "
-            "model room for notes, and are dropped at the end."
-        )
-    vector = joined_ND[:1]
-    return Step(
-        "class-token",
-        "The class token joins",
-        tuple(sentences),
-        (
-            Picture(
-                matrix_uri(vector),
-                f"The {vector.shape[1]} numbers of the class token",
-                "The class token",
-                look="strip",
-                width=vector.shape[1],
-            ),
-        ),
-        (shape_of("sequence", joined_ND, "(n + 1) × D"),),
-    )
-
-
-# -- positions -------------------------------------------------------------------------------------
-
-
-def _positions(subject: Subject) -> Step:
-    inside = subject.inside
-    vectors = _position_vectors(subject)
-    rotary = [m for m in subject.modules(RotarySelfAttention) if isinstance(m, RotarySelfAttention)]
-    if vectors is None and rotary:
-        return _rotary(subject, rotary[0])
-    if vectors is None:
-        return Step(
-            "positions",
-            "No positions are added",
-            (
-                (
-                    "The tokens are not told where they come from. What the model knows about places "
-                    "is what the patch embedding has left in the tokens."
-                ),
-            ),
-            applies=False,
-        )
-    learned = bool(subject.modules(LearnedPositionEmbedding))
-    kind = "learned" if learned else "fixed: sines and cosines of row and column"
-    patches_nD = vectors[-inside.num_patches :]
-    sentences = [
-        (
-            "Attention itself ignores the order of the tokens. So to each token a vector is added "
-            f"that says where its patch lies. These vectors are {kind}."
-        ),
-        (
-            "Each small map compares the vector of one place with all others: bright is similar. "
-            "Places near each other, or in the same row or column, often have similar vectors."
-        ),
-    ]
-    if rotary:
-        sentences.append(
-            "In addition, queries and keys are rotated by their place (rotary positions)."
-        )
-    return Step(
-        "positions",
-        "Position embeddings are added",
-        tuple(sentences),
-        (_similarity(patches_nD, inside.grid),),
-        (shape_of("E_pos", vectors, "tokens × D"),),
-    )
-
-
-def _position_vectors(subject: Subject) -> torch.Tensor | None:
-    for module in subject.modules(LearnedPositionEmbedding, SineCosinePositionEmbedding):
-        if isinstance(module, LearnedPositionEmbedding):
-            return module.on_grid(subject.inside.grid)[0].detach()
-        if isinstance(module, SineCosinePositionEmbedding):
-            return module.positions_1ND[0]
-    return None
-
-
-def _similarity(patches_nD: torch.Tensor, grid: tuple[int, int]) -> Picture:
-    rows, columns = grid
-    unit = functional.normalize(patches_nD, dim=1)
-    maps = (unit @ unit.T).numpy().reshape(rows, columns, rows, columns)
-    every = -(-max(grid) // _MOST_MAPS)
-    shown = maps[::every, ::every]
-    sheet = tiled(shown.reshape(-1, rows, columns), shown.shape[1])
-    lowest = float(np.nanmin(sheet))
-    note = f" (every {every}th place)" if every > 1 else ""
-    return Picture(
-        sheet_uri((sheet - lowest) / max(1e-9, 1 - lowest)),
-        "For each place of the grid, a map of how similar its position vector is to all others",
-        f"One map for each place{note}; cosine similarity from {lowest:.2f} (dark) to 1 (bright)",
-        width=sheet.shape[1],
-        height=sheet.shape[0],
-    )
-
-
-def _rotary(subject: Subject, attention: RotarySelfAttention) -> Step:
-    rows, columns = subject.inside.grid
-    places_N2 = grid_positions(subject.inside.grid)
-    middle_2 = torch.tensor([(columns - 1) // 2, (rows - 1) // 2])
-    x_N, y_N = (places_N2 - middle_2).T
-    x_AF, y_AF = attention.frequencies_2HF.detach()
-    angles_ANF = x_N[None, :, None] * x_AF[:, None] + y_N[None, :, None] * y_AF[:, None]
-    maps_Ahw = angles_ANF.cos().mean(dim=-1).reshape(-1, rows, columns).numpy()
-    across = min(len(maps_Ahw), 6)
-    sheet = tiled(maps_Ahw, across)
-    return Step(
-        "positions",
-        "Positions are rotations, not vectors that are added",
-        (
-            (
-                "Nothing is added to the tokens. Instead, each query and key is rotated by an angle "
-                "that depends on its row and column, in every block. So a score depends on how far "
-                "apart two patches are."
-            ),
-            (
-                "Each map shows, for one head of block 1, how much of the match between two equal "
-                "patches is left if one of them is moved from the middle to another place."
-            ),
-        ),
-        (
-            Picture(
-                sheet_uri((sheet + 1) / 2, SIGNED),
-                "For each head, a map of the match that rotation leaves by distance",
-                f"One map for each of the {len(maps_Ahw)} heads: orange is a full match, blue the "
-                "opposite",
-                width=sheet.shape[1],
-                height=sheet.shape[0],
-            ),
-        ),
-        (shape_of("frequencies", attention.frequencies_2HF, "2 × heads × d / 2"),),
-        applies=False,
-    )
-
-
-def _input(subject: Subject) -> Step:
-    inside = subject.inside
-    tokens_ND = inside.blocks[0].tokens_in_BND[0]
-    P = len(inside.prefix)
-    registers = sum(name.startswith("register") for name in inside.prefix)
-    parts = [f"{inside.num_patches} patches"]
-    parts += ["1 class token"] if "class token" in inside.prefix else []
-    parts += [f"{registers} register{'s' * (registers > 1)}"] if registers else []
-    sentences = [f"This matrix enters the first block: {', '.join(parts)}."]
-    if isinstance(getattr(subject.model, "embedding_norm", None), nn.LayerNorm | nn.RMSNorm):
-        sentences.append("Before that, each row is normalised once, as in CLIP.")
-    return Step(
-        "input",
-        "The input of the Transformer",
-        tuple(sentences),
-        (_matrix(subject, tokens_ND, "The input of the first block"),),
-        (shape_of("z₀", tokens_ND, f"(n + {P}) × D" if P else "n × D"),),
-        equation=1,
     )

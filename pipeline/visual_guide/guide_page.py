@@ -20,6 +20,7 @@ from pipeline.visual_guide.depth_steps import depth_steps
 from pipeline.visual_guide.embedding_steps import embedding_steps, example_step, image_step
 from pipeline.visual_guide.page_data import page_data
 from pipeline.visual_guide.pictures import HEAT, SIGNED, photo_uri
+from pipeline.visual_guide.sequence_steps import sequence_steps
 from pipeline.visual_guide.story import Figure, Step, Subject
 
 
@@ -38,6 +39,7 @@ def steps_of(subject: Subject) -> list[Step]:
     return [
         example_step(subject),
         *embedding_steps(subject),
+        *sequence_steps(subject),
         *attention_steps(subject),
         *depth_steps(subject),
         *answer_steps(subject),

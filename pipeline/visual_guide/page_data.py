@@ -58,7 +58,6 @@ def _image(subject: Subject, steps: list[Step], most_bytes: int) -> dict[str, An
         return data
     inside, attention_LANN = traced.transformer, traced.transformer.attention()
     queries = stored_queries(inside.grid, len(inside.prefix), attention_LANN.shape, most_bytes)
-    row_N = subject.rollout_NN[0] if inside.prefix else subject.rollout_NN.mean(axis=0)
     data |= {
         "grid": list(inside.grid),
         "prefix": list(inside.prefix),
@@ -71,7 +70,7 @@ def _image(subject: Subject, steps: list[Step], most_bytes: int) -> dict[str, An
         "scores": pack(
             inside.blocks[0].attention.scores_BHNN[0, subject.head].numpy()[queries]
         )._asdict(),
-        "rollout": _numbers(row_N),
+        "rollout": _numbers(subject.rollout_row),
     }
     if inside.readouts_LK is not None:
         data["readouts"] = _numbers(inside.readouts_LK)

@@ -27,6 +27,7 @@ _LARGEST_PHOTO = 720
 _JPEG_QUALITY = 88
 _SMALL = 64
 _LEVELS = 48
+_SHOWN_WIDTH, _LARGEST_CELL = 640, 28
 
 Look = Literal["photo", "overlay", "signed", "map", "matrix", "strip"]
 
@@ -48,6 +49,11 @@ class Picture:
     """Rows of values."""
     live: str = ""
     """What the script draws in its place, if it runs: the name of a view in `explain.js.j2`."""
+
+    @property
+    def shown_width(self) -> int:
+        """Pixels on the page: a whole number for each value, so that all look the same."""
+        return self.width * max(1, min(_LARGEST_CELL, _SHOWN_WIDTH // self.width))
 
 
 def coloured(values: Array, colours: tuple[tuple[int, int, int], ...] = HEAT) -> Array:

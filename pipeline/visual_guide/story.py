@@ -125,9 +125,18 @@ class Subject:
         return self.description.classes[self.traced.predicted]
 
     @property
-    def token_name(self) -> str:
-        """The token that is shown first."""
-        return self.inside.token_name(self.token)
+    def the_token(self) -> str:
+        """The token that is shown first, within a sentence: `the class token`, `patch 17`."""
+        name = self.inside.token_name(self.token)
+        return f"the {name}" if self.token < len(self.inside.prefix) else name
+
+    @property
+    def rollout_row(self) -> Array:
+        """How much of each token reaches the class token, or without one the average token."""
+        if "class token" in self.inside.prefix:
+            return self.rollout_NN[0]
+        mean_N: Array = self.rollout_NN.mean(axis=0)
+        return mean_N
 
     def modules(self, *kinds: type[nn.Module]) -> list[nn.Module]:
         """Return the model's parts of certain classes."""
