@@ -58,9 +58,11 @@ def explain(
     if as_json:
         print(json.dumps(_as_json(page, answers, name), indent=2))
         return
+    from pipeline.visual_guide.answer_steps import percent
+
     for answer in answers:
         truth = f"; true label: {answer.true_label}" if answer.true_label else ""
-        line = f"{answer.image}  {answer.label} {answer.probability:.1%}{truth}"
+        line = f"{answer.image}  {answer.label} {percent(answer.probability)}{truth}"
         print(visible(line))
     print(visible(f"page: {page}"))
 
