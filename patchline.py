@@ -1,4 +1,4 @@
-"""The Python API of Patchline: train, load, evaluate, explain and promote from a program or notebook.
+"""The Python API of Patchline: train, load, evaluate, explain and promote from a program.
 
     import patchline
 

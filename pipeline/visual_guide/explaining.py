@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,7 +27,7 @@ from pipeline.visual_guide.guide_page import render_guide
 from pipeline.visual_guide.patch_projection import projection_of
 from pipeline.visual_guide.pictures import Picture, photo_uri
 from pipeline.visual_guide.story import Subject
-from pipeline.visual_guide.traced_image import Pixels, TracedImage, trace
+from pipeline.visual_guide.traced_image import Pixels, trace
 
 MOST_IMAGES = 2
 Progress = Callable[[str, int, int], None]
@@ -117,7 +118,9 @@ def explain(
 
 def write_guide(subjects: Sequence[Subject], model_name: str, out: Path) -> None:
     """Write the page; the file is whole or absent."""
-    description = subjects[0].description
+    first, *others = subjects
+    subjects = [first, *(replace(each, token=first.token, head=first.head) for each in others)]
+    description = first.description
     plugins = ", ".join(f"{each.name} ({each.distribution})" for each in description.plugins)
     made_of = f" Model: {plugins}." if plugins else ""
     run = f" Run: {description.run_id[:8]}." if description.run_id else ""
@@ -162,10 +165,10 @@ def subject_of(
         height=height,
     )
     subject = Subject(model, description, traced, image.name, photo, true, found)
-    return subject if inside is None else _with_inside(subject, traced)
+    return subject if inside is None else _with_inside(subject)
 
 
-def _with_inside(subject: Subject, traced: TracedImage) -> Subject:
+def _with_inside(subject: Subject) -> Subject:
     inside = subject.inside
     rows, columns = inside.grid
     middle = len(inside.prefix) + rows // 2 * columns + columns // 2
@@ -174,18 +177,12 @@ def _with_inside(subject: Subject, traced: TracedImage) -> Subject:
     with torch.inference_mode():
         projection = projection_of(
             subject.model.get_submodule("patch_embedding"),
-            traced.input_CHW,
+            subject.traced.input_CHW,
             inside.patch_tokens,
             inside.grid,
         )
-    return Subject(
-        subject.model,
-        subject.description,
-        traced,
-        subject.name,
-        subject.photo,
-        subject.true_label,
-        subject.attributions,
+    return replace(
+        subject,
         projection=projection,
         token=token,
         head=most_selective_head(attention_LANN[0, :, token]),

@@ -134,9 +134,10 @@ class Subject:
     def rollout_row(self) -> Array:
         """How much of each token reaches the class token, or without one the average token."""
         if "class token" in self.inside.prefix:
-            return self.rollout_NN[0]
-        mean_N: Array = self.rollout_NN.mean(axis=0)
-        return mean_N
+            own: Array = self.rollout_NN[0]
+            return own
+        mean: Array = self.rollout_NN.mean(axis=0)
+        return mean
 
     def modules(self, *kinds: type[nn.Module]) -> list[nn.Module]:
         """Return the model's parts of certain classes."""

@@ -77,7 +77,7 @@ def make_model(
 ) -> tuple[nn.Module, ModelDescription]:
     """Return a model with random weights, far from uniform attention, and its description."""
     image = ImageSpec(
-        channels=channels,  # type: ignore[arg-type]  # 1 or 3
+        channels=channels,
         height=side,
         width=side,
         mean=(0.4,) * channels,
