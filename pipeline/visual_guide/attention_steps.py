@@ -142,7 +142,8 @@ def _softmax(subject: Subject) -> Step:
             overlay(
                 token_map(subject, row_N),
                 f"Map of the attention of {name} in block 1, head {subject.head + 1}",
-                f"Attention of {name} in block 1, head {subject.head + 1}",
+                f"Attention of {name} in block 1, head {subject.head + 1}"
+                + _elsewhere(subject, row_N),
                 "attention",
             ),
             Bars(
@@ -155,6 +156,15 @@ def _softmax(subject: Subject) -> Step:
         equation=6,
         views=("tokens", "layers", "heads"),
     )
+
+
+def _elsewhere(subject: Subject, row_N: Array) -> str:
+    """Return how much attention the map does not show, for its caption."""
+    first = len(subject.inside.prefix)
+    if not first:
+        return ""
+    whose = "the class token" if first == 1 else "tokens that are no patches"
+    return f"; {row_N[:first].sum():.1%} goes to {whose}"
 
 
 def _largest(subject: Subject, row_N: Array) -> tuple[Bar, ...]:

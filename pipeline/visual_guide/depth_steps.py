@@ -80,7 +80,7 @@ def _lengths(subject: Subject) -> Chart:
         for name, values in series
     )
     return Chart(
-        "Length of the tokens before block 1 and after each block: every block adds to them",
+        "Length of the tokens, as vectors, before block 1 (at 0) and after each block",
         "; ".join(f"{n}: from {v[0]:.2f} to {v[-1]:.2f}" for n, v in series),
         lines,
         float(max(v.max() for _, v in series)),

@@ -94,7 +94,7 @@ def image_step(subject: Subject) -> Step:
                 height=height,
             ),
         ),
-        (shape_of("x", subject.traced.input_CHW, "C × H × W"),),
+        (shape_of("image", subject.traced.input_CHW, "C × H × W"),),
     )
 
 

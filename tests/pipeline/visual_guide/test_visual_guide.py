@@ -160,7 +160,7 @@ def test_two_images_stand_side_by_side(tmp_path: Path) -> None:
 def test_a_greyscale_image_gets_a_page(tmp_path: Path) -> None:
     """One channel, 8 by 8 pixels: as small as the digits."""
     guide = make_guide({"name": "vit", "depth": 1}, tmp_path, channels=1, side=8, label=None)
-    assert guide.shapes["x"] == (1, 8, 8)
+    assert guide.shapes["image"] == (1, 8, 8)
     assert "Its true label is not known here." in guide.html
     assert guide.numbers["true"] is None
 
