@@ -193,7 +193,8 @@ class Browser:
 
     def console(self) -> list[str]:
         """Return the messages in the console since the last call."""
-        return [str(entry["message"]) for entry in self._driver.get_log("browser")]
+        entries = self._driver.get_log("browser")  # type: ignore[no-untyped-call]
+        return [str(entry["message"]) for entry in entries]
 
     def picture(self, file: Path) -> None:
         """Save what the window shows as a PNG file."""
