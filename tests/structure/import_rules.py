@@ -63,6 +63,7 @@ _PACKAGES: dict[str, set[str]] = {
         "probing",
         "data",
         "plugin_system",
+        "visual_guide",
         "workers",
         "run_memory",
     },
