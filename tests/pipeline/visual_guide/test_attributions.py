@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from scipy.stats import spearmanr
 from torch import nn
 
 from pipeline.visual_guide.attention_statistics import mean_distances, rank_correlation, rollout
@@ -78,3 +79,10 @@ def test_a_constant_map_has_no_rank_correlation() -> None:
     """Opposite orders have -1."""
     assert rank_correlation(np.arange(4), np.ones(4)) is None
     assert rank_correlation(np.arange(4), -np.arange(4)) == pytest.approx(-1)
+
+
+def test_equal_values_share_their_rank() -> None:
+    """The rank correlation is scipy's, with ties."""
+    first, second = np.random.default_rng(1).integers(0, 5, (2, 6, 6))
+    expected = spearmanr(first.ravel(), second.ravel()).statistic
+    assert rank_correlation(first, second) == pytest.approx(expected)
