@@ -29,7 +29,6 @@ from pipeline.visual_guide.pictures import Picture, photo_uri
 from pipeline.visual_guide.story import Subject
 from pipeline.visual_guide.traced_image import Pixels, trace
 
-MOST_IMAGES = 2
 Progress = Callable[[str, int, int], None]
 
 
