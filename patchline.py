@@ -1,4 +1,4 @@
-"""The Python API of Patchline: train, load, evaluate and promote from a notebook or a program.
+"""The Python API of Patchline: train, load, evaluate, explain and promote from a program.
 
     import patchline
 
@@ -25,6 +25,7 @@ from flows.python_api.session import checked, plain, session
 from pipeline.browsing.notebook_results import (
     Decision,
     Evaluation,
+    Explanation,
     Report,
     Run,
     decision_of,
@@ -53,6 +54,7 @@ __all__ = [
     "DataError",
     "Decision",
     "Evaluation",
+    "Explanation",
     "MetricEstimate",
     "Model",
     "ModelReferenceError",
@@ -64,6 +66,7 @@ __all__ = [
     "Settings",
     "UserError",
     "evaluate",
+    "explain",
     "load",
     "models",
     "promote",
@@ -238,6 +241,43 @@ def evaluate(
         images=len(found.selection.rows),
         notes=found.selection.notes,
     )
+
+
+def explain(
+    model: str,
+    *images: str | Path,
+    label: str | Sequence[str] = (),
+    out: str | Path | None = None,
+    occlusion: bool = True,
+) -> Explanation:
+    """Show how a trained model sees an image, step by step, as `patchline explain` does.
+
+    Args:
+        model: NAME, NAME@ALIAS, NAME/VERSION or models:/NAME@ALIAS; a bare NAME means its champion.
+            Or a training run: its MLflow id, its name, or `last`.
+        images: an image file, or two to compare side by side.
+        label: true label of the image, or a sequence for two; by default the name of the image's
+            folder, if it is one of the classes.
+        out: the HTML file to write; by default explain-IMAGE.html in the working directory.
+        occlusion: cover parts of the image in turn to measure what the answer depends on.
+
+    Raises:
+        ModelReferenceError: if there is no such model, version, alias or run.
+        DataError: if an image cannot be read.
+        ConfigError: for no image, more than two, or a label that is not a class.
+    """
+    with session(), shown():
+        from flows.commands.explain import explain_images
+
+        page, answers, name = explain_images(
+            model,
+            [Path(image) for image in images],
+            labels=[label] if isinstance(label, str) else label,
+            out=None if out is None else Path(out),
+            occlusion=occlusion,
+        )
+    first = answers[0]
+    return Explanation(page, first.label, first.probability, name, first.true_label)
 
 
 def promote(

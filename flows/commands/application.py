@@ -98,6 +98,11 @@ COMMANDS = (
         "Evaluate a registered model on labelled images and write a report.",
     ),
     Command(
+        "explain",
+        "explain:explain",
+        "Show how a trained model sees an image, step by step, in one HTML file.",
+    ),
+    Command(
         "models",
         "models:models",
         "List registered models with their versions, aliases and metrics.",

@@ -31,6 +31,7 @@ from pipeline.errors import DataError, PipelineError
 from pipeline.evaluation.evaluating import Evaluated
 from pipeline.files.atomic_files import write_text
 from pipeline.initial_weights.stage import StartingPoint
+from pipeline.packaging.chosen_images import EXPLANATIONS
 from pipeline.packaging.job import Package
 from pipeline.planning import stage as planning
 from pipeline.planning.facts import Plan
@@ -269,6 +270,8 @@ def _train_and_register(
         card = stages.card_facts(config, data, trained, evaluated.report.metrics)
         inputs = (config, data, prepared, trained, evaluated, card, run, memory)
         package: Package = stages.step(stages.package_model, *inputs, after=evaluated)
+        for file in sorted((package.folder / EXPLANATIONS).glob("*.html")):
+            tracked_run.log_file(run, file, EXPLANATIONS)
     with state.stage("register", f"Registering '{config.name}'"):
         named = (run, model_id, str(config.name), package, _prefect_tags())
         registered: Registered = stages.step(stages.register_model, *named, after=package)

@@ -34,17 +34,7 @@ class Report:
 
     def _repr_html_(self) -> str:
         """Return a frame with the report, in which no script runs."""
-        name = html.escape(_relative(self.path))
-        try:
-            page = self.path.read_text(encoding="utf-8")
-        except OSError:
-            return f"<p>The report {name} is gone.</p>"
-        if len(page) > _MOST_INLINE_BYTES:
-            return f"<p>The report is too large to show here. Open {name} in a browser.</p>"
-        return (
-            f'<iframe sandbox srcdoc="{html.escape(_own_links(page))}" title="Report {name}" '
-            f'style="{_FRAME}"></iframe>'
-        )
+        return _framed(self.path)
 
 
 @dataclass(frozen=True, repr=False)
@@ -61,6 +51,28 @@ class Evaluation(Report):
     images: int = 0
     notes: tuple[str, ...] = ()
     """What was left out, and why."""
+
+
+@dataclass(frozen=True, repr=False)
+class Explanation:
+    """The visual guide to an image in a trained model, shown inline by a notebook."""
+
+    path: Path
+    label: str
+    """The most probable class of the first image."""
+    probability: float
+    model: str
+    """NAME/VERSION, or the run."""
+    true_label: str | None = None
+    """None if it is not known."""
+
+    def __repr__(self) -> str:
+        """Return the answer, and where the page is."""
+        return f"Explanation({self.label} {self.probability:.2%}, {_relative(self.path)})"
+
+    def _repr_html_(self) -> str:
+        """Return a frame with the page; its own script may run, but not reach the notebook."""
+        return _framed(self.path, "allow-scripts")
 
 
 @dataclass(frozen=True, repr=False)
@@ -189,6 +201,22 @@ def decision_of(promotion: Promotion) -> Decision:
         reason=promotion.reason,
         gates=promotion.gates,
         report=Report(Path(promotion.report)) if promotion.report else None,
+    )
+
+
+def _framed(path: Path, allowed: str = "") -> str:
+    """Return a frame with a page, or where it is if it is too large to be kept in a notebook."""
+    name = html.escape(_relative(path))
+    try:
+        page = path.read_text(encoding="utf-8")
+    except OSError:
+        return f"<p>The report {name} is gone.</p>"
+    if len(page) > _MOST_INLINE_BYTES:
+        return f"<p>The report is too large to show here. Open {name} in a browser.</p>"
+    sandbox = f'sandbox="{allowed}"' if allowed else "sandbox"
+    return (
+        f'<iframe {sandbox} srcdoc="{html.escape(_own_links(page))}" title="Report {name}" '
+        f'style="{_FRAME}"></iframe>'
     )
 
 

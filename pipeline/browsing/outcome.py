@@ -11,6 +11,7 @@ from pipeline.data.ingestion import IngestedData
 from pipeline.evaluation.evaluating import Evaluated
 from pipeline.initial_weights.recipe import shown
 from pipeline.metrics.names import METRICS
+from pipeline.packaging.chosen_images import EXPLANATIONS
 from pipeline.packaging.model_card import escaped
 from pipeline.pretraining.stage import PretrainingEvaluated
 from pipeline.registry.promotion import Promotion
@@ -104,6 +105,17 @@ def promotion_sentence(promotion: Promotion | None) -> str:
     return f"At the end of the run, it was {decided}: {escaped(promotion.reason)}."
 
 
+def _explanations(run: TrackedRun) -> dict[str, str]:
+    """Return the pages that explain a prediction; they are missing if they could not be made."""
+    folder = run.folder / "package" / EXPLANATIONS
+    titles = {"surest_right": "Surest right prediction", "worst_wrong": "Worst wrong prediction"}
+    return {
+        f"{title}, explained": addresses.artifact_path(run, f"{EXPLANATIONS}/{page}.html")
+        for page, title in titles.items()
+        if (folder / f"{page}.html").is_file()
+    }
+
+
 def links(outcome: Outcome | EncoderOutcome, base: str = "") -> str:
     """Return links to the related pages.
 
@@ -114,6 +126,7 @@ def links(outcome: Outcome | EncoderOutcome, base: str = "") -> str:
     run, registered = outcome.run, outcome.registered
     paths = {
         "Report": addresses.report_path(run),
+        **_explanations(run),
         "Curves and images, compared with other runs": saved_views.path(
             run.experiment_id, saved_views.CURVES
         ),

@@ -8,6 +8,7 @@ from pathlib import Path
 from pipeline.config import RunConfig
 from pipeline.data.ingestion import IngestedData, PreparedData
 from pipeline.evaluation.evaluating import Evaluated, model_ingredients
+from pipeline.packaging.chosen_images import ChosenImage, choose_images
 from pipeline.packaging.job import Package, PackagingJob
 from pipeline.packaging.model_card import CardFacts
 from pipeline.run_memory import stage_keys
@@ -47,7 +48,16 @@ def package_run(
         ingredients,
         Package,
         folder,
-        lambda: package_model(trained.best, data, prepared, temperature, folder, on_event, card),
+        lambda: package_model(
+            trained.best,
+            data,
+            prepared,
+            temperature,
+            folder,
+            on_event,
+            card,
+            choose_images(evaluated.folder / "predictions.parquet"),
+        ),
     )
 
 
@@ -89,10 +99,12 @@ def package_model(
     folder: Path,
     on_event: Callable[[Event], None],
     card: CardFacts | None = None,
+    explained: tuple[ChosenImage, ...] = (),
 ) -> Package:
     """Write the package of a trained model and compare the two on real test images.
 
-    `card` holds facts for the model card that are not in the model's description.
+    `card` holds facts for the model card that are not in the model's description; `explained` are
+    test images whose predictions are explained on pages beside the package's files.
 
     Raises:
         PackagingError: if the model cannot be exported, or a probability differs by more than 1e-4.
@@ -104,5 +116,6 @@ def package_model(
         temperature=temperature,
         folder=folder,
         card=card or CardFacts(),
+        explained=explained,
     )
     return run_worker("pipeline.packaging", folder.parent / "packaging", job, Package, on_event)

@@ -33,6 +33,11 @@ def report_path(run: TrackedRun) -> str:
     return f"{_run(run)}/artifacts/report/report.html?{_LAYOUT}"
 
 
+def artifact_path(run: TrackedRun, name: str) -> str:
+    """Return a file of a run, shown among its artifacts, inside the MLflow UI."""
+    return f"{_run(run)}/artifacts/{name}?{_LAYOUT}"
+
+
 def run_path(run: TrackedRun) -> str:
     """Return the page of a run inside the MLflow UI."""
     return f"{_run(run)}?{_LAYOUT}"

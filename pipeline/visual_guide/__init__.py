@@ -1,1 +1,1 @@
-"""Pictures of what a part of a model does to a photograph."""
+"""The visual guide to one image in a trained model, and pictures of patch embeddings."""

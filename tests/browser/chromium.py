@@ -160,6 +160,42 @@ class Browser:
         """Leave out what the page says with this text in it."""
         self._driver.execute_script(_HIDING, text)
 
+    def attribute(self, selector: str, name: str) -> str:
+        """Return an attribute of the first element that a CSS selector finds."""
+        return str(self._driver.find_element("css selector", selector).get_attribute(name))
+
+    def press_keys(self, selector: str, *names: str) -> None:
+        """Press keys, by their names in JavaScript, on the first element of a CSS selector."""
+        from selenium.webdriver.common.keys import Keys
+
+        known = {
+            "ArrowLeft": Keys.ARROW_LEFT,
+            "ArrowRight": Keys.ARROW_RIGHT,
+            "Home": Keys.HOME,
+        }
+        element = self._driver.find_element("css selector", selector)
+        for name in names:
+            element.send_keys(known[name])
+
+    def barriers(self, axe: str) -> list[str]:
+        """Return what the source of axe finds on the page that keeps people out."""
+        self._driver.execute_script(axe)
+        script = (
+            "const done = arguments[0]; axe.run(document).then(found => done(found.violations))"
+        )
+        found = self._driver.execute_async_script(script)
+        return [f"{each['id']}: {each['nodes'][0]['target']}" for each in found]
+
+    def overflow(self) -> int:
+        """Return by how many pixels the page is wider than the window."""
+        script = "return document.documentElement.scrollWidth - window.innerWidth"
+        return max(0, int(self._driver.execute_script(script)))
+
+    def console(self) -> list[str]:
+        """Return the messages in the console since the last call."""
+        entries = self._driver.get_log("browser")  # type: ignore[no-untyped-call]
+        return [str(entry["message"]) for entry in entries]
+
     def picture(self, file: Path) -> None:
         """Save what the window shows as a PNG file."""
         self._driver.save_screenshot(str(file))
@@ -186,6 +222,7 @@ def browser(width: int = 1400, height: int = 900) -> Iterator[Browser]:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         options = Options()
         options.binary_location = str(shutil.which("chromium"))
+        options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
         for flag in (*_FLAGS, f"--user-data-dir={profile}"):
             options.add_argument(flag)
         driver = Chrome(options=options, service=Service(str(shutil.which("chromedriver"))))

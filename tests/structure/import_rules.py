@@ -66,6 +66,7 @@ _PACKAGES: dict[str, set[str]] = {
         "probing",
         "data",
         "plugin_system",
+        "visual_guide",
         "workers",
         "run_memory",
     },
@@ -90,7 +91,7 @@ _PACKAGES: dict[str, set[str]] = {
         "data",
         "tracking",
     },
-    "visual_guide": {"plugin_system", "models"},
+    "visual_guide": {"plugin_system", "layers", "models", "data"},
 }
 _ROOT: dict[str, set[str]] = {
     # a module directly in `pipeline`, and the packages that it may import; all others import none

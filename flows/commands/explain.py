@@ -1,0 +1,172 @@
+"""The command `patchline explain`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from flows.closing.close_runs import tell_closed
+from flows.commands.switches import Json
+from flows.progress import display, shown
+from pipeline.errors import ConfigError, ModelReferenceError
+from pipeline.terminal_words import visible
+from pipeline.workspace import WORKSPACE
+
+if TYPE_CHECKING:
+    from pipeline.visual_guide.explaining import Answer
+
+_MOST_IMAGES = 2
+
+
+class _TrainedModel(NamedTuple):
+    """A trained model that a user names."""
+
+    name: str
+    folder: Path
+    """Holds `model.safetensors` and `model.json`."""
+
+
+def explain(
+    model: str,
+    /,
+    *images: Path,
+    label: tuple[str, ...] = (),
+    out: Path | None = None,
+    occlusion: bool = True,
+    as_json: Json = False,
+) -> None:
+    """Show how a trained model sees an image, step by step, in one HTML file.
+
+    Parameters
+    ----------
+    model
+        NAME, NAME@ALIAS, NAME/VERSION or models:/NAME@ALIAS; NAME alone means its champion. Or a
+        training run: its MLflow id, name, or `last`.
+    images
+        An image file, or two to compare side by side.
+    label
+        True label of the image; repeat it for the second one. By default the name of the image's
+        folder, if it is one of the classes.
+    out
+        File to write, by default explain-IMAGE.html in this folder.
+    occlusion
+        Cover parts of the image in turn to measure what the answer depends on.
+    """
+    page, answers, name = explain_images(model, images, labels=label, out=out, occlusion=occlusion)
+    if as_json:
+        print(json.dumps(_as_json(page, answers, name), indent=2))
+        return
+    from pipeline.visual_guide.answer_steps import percent
+
+    for answer in answers:
+        truth = f"; true label: {answer.true_label}" if answer.true_label else ""
+        line = f"{answer.image}  {answer.label} {percent(answer.probability)}{truth}"
+        print(visible(line))
+    print(visible(f"page: {page}"))
+
+
+def explain_images(
+    model: str,
+    images: Sequence[Path],
+    *,
+    labels: Sequence[str] = (),
+    out: Path | None = None,
+    occlusion: bool = True,
+) -> tuple[Path, list[Answer], str]:
+    """Write the visual guide; return its path, the answers, and the model's name.
+
+    Raises:
+        ConfigError: if there is no image, more than two, or a label without an image.
+        DataError: if an image cannot be read.
+        ModelReferenceError: if there is no such model.
+    """
+    _check(images, labels, out)
+    tell_closed()
+    trained = _trained(model)
+    from pipeline.visual_guide import explaining
+
+    page = out or Path(f"explain-{'-'.join(image.stem for image in images)}.html")
+    given = [*labels, *([None] * len(images))]
+    with shown():
+        display().stage(f"Explaining {' and '.join(map(str, images))} with {trained.name}")
+        answers = explaining.explain(
+            trained.folder,
+            list(zip(images, given, strict=False)),
+            page,
+            trained.name,
+            occlusion=occlusion,
+            on_progress=display().advance,
+        )
+    return page, answers, trained.name
+
+
+def _check(images: Sequence[Path], labels: Sequence[str], out: Path | None) -> None:
+    if not 1 <= len(images) <= _MOST_IMAGES:
+        raise ConfigError(
+            f"explain takes one image, or two to compare, and not {len(images)}. Give the path of "
+            "an image file."
+        )
+    if len(labels) > len(images):
+        raise ConfigError(
+            f"--label is given {len(labels)} times for {len(images)} image"
+            f"{'s' * (len(images) > 1)}. Give at most one for each image."
+        )
+    if out is not None and out.is_dir():
+        raise ConfigError(f"--out {out} is a folder. Set it to the HTML file to write.")
+
+
+def _trained(reference: str) -> _TrainedModel:
+    """Return the trained model of a version or a run.
+
+    Raises:
+        ModelReferenceError: if there is neither.
+    """
+    from pipeline.registry import package_download, registered_models
+    from pipeline.run_memory import interrupted_runs
+    from pipeline.tracking.tracked_run import FOLDER_TAG
+
+    try:
+        version = registered_models.resolve(reference)
+    except ModelReferenceError:
+        if any(sign in reference for sign in "@/:"):
+            raise
+        try:
+            run = interrupted_runs.named(reference, WORKSPACE.resolve() / "runs")
+        except ConfigError:
+            run = None
+        if run is None:
+            raise
+        folder = Path(run.data.tags.get(FOLDER_TAG, "")) / "package"
+        return _checked(_TrainedModel(f"run {run.info.run_id[:8]}", folder))
+    folder = package_download.package_folder(version) / "artifacts"
+    return _checked(_TrainedModel(f"{version.name}/{version.version}", folder))
+
+
+def _checked(trained: _TrainedModel) -> _TrainedModel:
+    from pipeline.models.model_description import WEIGHTS_FILE, load_description
+
+    if not (trained.folder / WEIGHTS_FILE).is_file():
+        raise ModelReferenceError(
+            f"{trained.name} has no {WEIGHTS_FILE} on this machine, which holds its weights. Name "
+            "a finished run, or a version that Patchline has packaged."
+        )
+    if not load_description(trained.folder).classes:
+        raise ModelReferenceError(
+            f"{trained.name} is an encoder without classes, so it gives no answer to explain. "
+            "Train a classifier from it with `patchline run DATA --model.init`."
+        )
+    return trained
+
+
+def _as_json(page: Path, answers: Sequence[Answer], name: str) -> dict[str, Any]:
+    first = answers[0]
+    return {
+        "model": name,
+        "image": first.image,
+        "label": first.label,
+        "probability": first.probability,
+        "page": str(page),
+        "images": [answer._asdict() for answer in answers],
+    }

@@ -1,0 +1,154 @@
+"""What the visual guide is made of: steps, each with sentences, shapes and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import nn
+
+from pipeline.models.model_description import ModelDescription
+from pipeline.visual_guide.attributions import Attributions
+from pipeline.visual_guide.patch_projection import PatchProjection
+from pipeline.visual_guide.pictures import Picture
+from pipeline.visual_guide.traced_image import TracedImage, TracedTransformer
+
+Array = np.ndarray[Any, Any]
+
+
+class Shape(NamedTuple):
+    """The shape of a tensor of this step, read from the tensor itself."""
+
+    name: str
+    sizes: tuple[int, ...]
+    meaning: str
+    """The same with letters, as in the paper."""
+
+
+class Bar(NamedTuple):
+    """A row of a bar chart."""
+
+    name: str
+    share: float
+    """Length of the bar, 0 to 1."""
+    value: str
+    marked: bool = False
+
+
+@dataclass(frozen=True)
+class Bars:
+    """A bar chart that is also a table."""
+
+    caption: str
+    rows: tuple[Bar, ...]
+    live: str = ""
+
+
+class Line(NamedTuple):
+    """A line of a chart; without a line, only its dots are drawn."""
+
+    name: str
+    points: tuple[tuple[float, float], ...]
+    joined: bool = True
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Lines over the layers."""
+
+    caption: str
+    alt: str
+    lines: tuple[Line, ...]
+    top: float
+    """The largest value of the vertical axis, which begins at 0."""
+    unit: str
+    percent: bool = False
+
+
+Figure = Picture | Bars | Chart
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of the guide."""
+
+    key: str
+    title: str
+    sentences: tuple[str, ...]
+    figures: tuple[Figure, ...] = ()
+    shapes: tuple[Shape, ...] = ()
+    equation: int = 0
+    """Number of the equation of arXiv 2010.11929 that stands beside the step; 0 for none."""
+    applies: bool = True
+    """False if the model has no such part; the sentences then say what it does instead."""
+    views: tuple[str, ...] = ()
+    """Controls that the step offers if the script runs: `tokens`, `layers`, `heads`."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An image, a model, and everything that was computed: what the steps are written about."""
+
+    model: nn.Module
+    description: ModelDescription
+    traced: TracedImage
+    name: str
+    """The image, as the page calls it."""
+    photo: Picture
+    """The image before it was resized."""
+    true_label: int | None
+    attributions: Attributions
+    projection: PatchProjection | None = None
+    token: int = 0
+    """The token that is shown first: the class token, or a patch in the middle."""
+    head: int = 0
+    """The head that is shown first, of the first block."""
+    rollout_NN: Array = field(default_factory=lambda: np.zeros((0, 0)))
+    distances_LA: Array = field(default_factory=lambda: np.zeros((0, 0)))
+
+    @property
+    def inside(self) -> TracedTransformer:
+        """The values inside the model.
+
+        Raises:
+            ValueError: for a model whose inside is not known.
+        """
+        if self.traced.transformer is None:
+            raise ValueError(self.traced.why_closed)
+        return self.traced.transformer
+
+    @property
+    def predicted(self) -> str:
+        """The most probable class."""
+        return self.description.classes[self.traced.predicted]
+
+    @property
+    def the_token(self) -> str:
+        """The token that is shown first, within a sentence: `the class token`, `patch 17`."""
+        name = self.inside.token_name(self.token)
+        return f"the {name}" if self.token < len(self.inside.prefix) else name
+
+    @property
+    def rollout_row(self) -> Array:
+        """How much of each token reaches the class token, or without one the average token."""
+        if "class token" in self.inside.prefix:
+            own: Array = self.rollout_NN[0]
+            return own
+        mean: Array = self.rollout_NN.mean(axis=0)
+        return mean
+
+    def modules(self, *kinds: type[nn.Module]) -> list[nn.Module]:
+        """Return the model's parts of certain classes."""
+        return [module for module in self.model.modules() if isinstance(module, kinds)]
+
+    def part(self, name: str) -> Array | None:
+        """Return the output of a part of the model, if the part exists."""
+        found: Mapping[str, Any] = self.inside.parts
+        return found[name].numpy() if name in found else None
+
+
+def shape_of(name: str, tensor: Any, meaning: str) -> Shape:
+    """Return the shape of a tensor or array."""
+    return Shape(name, tuple(int(size) for size in tensor.shape), meaning)

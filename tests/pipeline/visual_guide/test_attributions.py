@@ -1,0 +1,88 @@
+"""What an answer depends on, and what attention adds up to: known cases."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import spearmanr
+from torch import nn
+
+from pipeline.visual_guide.attention_statistics import mean_distances, rank_correlation, rollout
+from pipeline.visual_guide.attributions import attribute, cell_grid
+
+
+class Corner(nn.Module):
+    """Answers class 1 the more, the brighter the top left quarter is."""
+
+    def forward(self, images_BCHW: torch.Tensor) -> torch.Tensor:
+        half = images_BCHW.shape[-1] // 2
+        evidence_B = images_BCHW[:, 0, :half, :half].mean(dim=(1, 2))
+        return torch.stack([-evidence_B, evidence_B], dim=1)
+
+
+def test_both_maps_find_the_part_that_decides() -> None:
+    """Only the cell that the model looks at changes the answer, by covering and by gradient."""
+    found = attribute(Corner(), torch.ones(3, 8, 8), 1, (2, 2))
+    assert found.occlusion_hw is not None
+    assert found.probabilities_hw is not None
+    before = 1 / (1 + np.exp(-2.0))
+    np.testing.assert_allclose(found.probabilities_hw, [[0.5, before], [before, before]], rtol=1e-5)
+    rise = -np.log(0.5) + np.log(before)
+    np.testing.assert_allclose(found.occlusion_hw, [[rise, 0], [0, 0]], atol=1e-6)
+    np.testing.assert_allclose(found.gradient_hw, [[2 * (1 - before), 0], [0, 0]], atol=1e-6)
+    assert found.agreement == pytest.approx(1)
+
+
+def test_covering_can_be_left_out() -> None:
+    """Then there is nothing to compare the gradient with."""
+    found = attribute(Corner(), torch.ones(3, 8, 8), 1, (2, 2), occlusion=False)
+    assert found.occlusion_hw is None
+    assert found.agreement is None
+
+
+@pytest.mark.parametrize(
+    ("size", "patches", "cells"),
+    [
+        ((224, 224), (14, 14), (7, 7)),
+        ((8, 8), (4, 4), (4, 4)),
+        ((512, 512), (32, 32), (8, 8)),
+        ((224, 224), (13, 13), (7, 7)),
+        ((32, 48), None, (8, 8)),
+    ],
+)
+def test_cells_are_whole_patches(
+    size: tuple[int, int], patches: tuple[int, int] | None, cells: tuple[int, int]
+) -> None:
+    """At most 8 along a side, whole patches where that leaves enough of them."""
+    assert cell_grid(size, patches) == cells
+
+
+def test_attention_to_oneself_reaches_no_distance() -> None:
+    """Attention to the right neighbour reaches 1 patch; the class token has no place."""
+    itself = np.eye(5)
+    neighbour = np.eye(5)
+    neighbour[1:, 1:] = [[0, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 1], [0, 0, 1, 0]]
+    distances = mean_distances(np.stack([itself, neighbour])[None], (2, 2))
+    np.testing.assert_allclose(distances, [[0, 1]])
+
+
+def test_a_rollout_s_rows_sum_to_one() -> None:
+    """Whatever the attention is; with the identity alone, every token stays itself."""
+    weights = np.random.default_rng(0).random((3, 2, 6, 6))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    np.testing.assert_allclose(rollout(weights).sum(axis=1), 1)
+    np.testing.assert_allclose(rollout(np.broadcast_to(np.eye(6), (3, 2, 6, 6))), np.eye(6))
+
+
+def test_a_constant_map_has_no_rank_correlation() -> None:
+    """Opposite orders have -1."""
+    assert rank_correlation(np.arange(4), np.ones(4)) is None
+    assert rank_correlation(np.arange(4), -np.arange(4)) == pytest.approx(-1)
+
+
+def test_equal_values_share_their_rank() -> None:
+    """The rank correlation is scipy's, with ties."""
+    first, second = np.random.default_rng(1).integers(0, 5, (2, 6, 6))
+    expected = spearmanr(first.ravel(), second.ravel()).statistic
+    assert rank_correlation(first, second) == pytest.approx(expected)
