@@ -52,6 +52,8 @@ SEARCHES = (
     ),
 )
 _MOST_CANDIDATES = 3
+LEAST_SIDE = 16
+"""Pixels; different images with fewer on a side, such as scanned digits, look alike."""
 _MATCH = 0.94
 """Two images whose aligned vectors are at least this similar count as nearly the same."""
 _PROMISING = 0.75
@@ -67,12 +69,15 @@ def near_duplicates(
 
     Args:
         thumbnails: of the images.
-        rows: of the manifest, to know exact copies, of which one is compared.
+        rows: of the manifest, to know exact copies, of which one is compared, and the sizes; images
+            below 16 pixels on a side are compared with none.
         on_progress: called while the views are looked up.
     """
     exact = content_numbers(rows)[0].to_numpy()
     _, first, contents = np.unique(exact, return_index=True, return_inverse=True)
-    pairs = [pair for pair, _ in matches(thumbnails.take(first), on_progress)]
+    sides = rows[["width", "height"]].min(axis=1).to_numpy()[first]
+    large = np.flatnonzero(sides >= LEAST_SIDE)
+    pairs = [large[pair] for pair, _ in matches(thumbnails.take(first[large]), on_progress)]
     a, b = np.concatenate(pairs, axis=1) if pairs else np.zeros((2, 0), np.int64)
     graph = coo_array((np.ones(len(a), np.bool_), (a, b)), shape=(len(first), len(first)))
     _, numbers = connected_components(graph, directed=False)
