@@ -16,7 +16,7 @@ from pipeline import config_files
 from pipeline.config import RunConfig
 from pipeline.errors import ConfigError
 from pipeline.terminal_words import pasted_path, visible
-from pipeline.workspace import WORKSPACE
+from pipeline.workspace import WORKSPACE, make_folder
 
 if TYPE_CHECKING:
     from pipeline.inspection.inspecting import Inspected
@@ -83,7 +83,7 @@ def _inspected(asked: RunConfig, out: Path | None) -> tuple[Inspected, Path]:
         below = workspace / "inspections" / f"{result.name}-{result.fingerprint[:8]}"
         folder = below if out is None else out.resolve()
         with storage_errors(folder):
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
         write_page(found, folder / PAGE)
         write_table(result, found.manifest, folder / TABLE)
     return found, folder

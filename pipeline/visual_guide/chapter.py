@@ -25,6 +25,7 @@ from pipeline.visual_guide.explaining import read_image, subject_of
 from pipeline.visual_guide.guide_page import steps_of
 from pipeline.visual_guide.pictures import Picture
 from pipeline.visual_guide.story import Bars, Chart, Step, Subject
+from pipeline.workspace import make_folder
 
 PAGE, PICTURES = Path("docs/visual_guide.md"), Path("images/visual_guide")
 """The chapter, and the folder of its pictures beside it."""
@@ -64,7 +65,7 @@ def write_chapter(subject: Subject, page: Path) -> None:
     if marked != list(steps):
         raise ValueError(f"{page} has markers for {marked}, but the steps are {list(steps)}")
     folder = page.parent / PICTURES
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     write_overview(subject, steps, folder / OVERVIEW)
 
     def filled(match: re.Match[str]) -> str:
