@@ -1,7 +1,7 @@
 """What pre-training is worth: without labels, and on other classes.
 
 python -m benchmarks.pretraining mae FOLDER [--limit 20m] [--keep DIR]
-python -m benchmarks.pretraining halves FOLDER [--limit 10m] [--keep DIR]
+python -m benchmarks.pretraining halves FOLDER [--limit 10m] [--fine-tuning 2m] [--keep DIR]
 
 FOLDER holds `train` and `test` with a folder for each class, such as CIFAR-10.
 
@@ -10,7 +10,8 @@ on 100 labelled images of each class then reads three kinds of features of the s
 pre-trained encoder's, those of the same encoder with random weights, and the pixels.
 
 `halves` trains on the first half of the classes. Then 100 images of each other class are trained on
-twice, for the same time (a fifth of the limit): from these weights, and from random ones.
+twice, for the same time (by default a fifth of the limit): from these weights, and from random
+ones.
 """
 
 from __future__ import annotations
@@ -106,12 +107,17 @@ def main() -> None:
     parser.add_argument("comparison", choices=("mae", "halves"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--limit", default="20m", help="of the pre-training")
+    parser.add_argument("--fine-tuning", help="time for the second half")
     parser.add_argument("--keep", type=Path, default=Path("pretraining"))
     arguments = parser.parse_args()
     quiet_libraries.apply()
     print(machine(), flush=True)
-    compare = _mae if arguments.comparison == "mae" else _halves
-    compare(arguments.folder.resolve(), arguments.limit, arguments.keep.resolve())
+    folder, keep = arguments.folder.resolve(), arguments.keep.resolve()
+    if arguments.comparison == "mae":
+        _mae(folder, arguments.limit, keep)
+    else:
+        short = arguments.fine_tuning or f"{duration_seconds(arguments.limit) / _SHORTER:g}s"
+        _halves(folder, arguments.limit, short, keep)
 
 
 def _mae(folder: Path, limit: str, keep: Path) -> None:
@@ -167,13 +173,12 @@ def _features(
     return np.asarray(features), images.labels_N
 
 
-def _halves(folder: Path, limit: str, keep: Path) -> None:
+def _halves(folder: Path, limit: str, short: str, keep: Path) -> None:
     classes = sorted(each.name for each in (folder / "train").iterdir())
     half = len(classes) // 2
     first = _linked(folder / "train", keep / "first", classes[:half], None)
     second = _linked(folder / "train", keep / "second", classes[half:], _LABELLED)
     tests = _linked(folder / "test", keep / "tests", classes[half:], None)
-    short = f"{duration_seconds(limit) / _SHORTER:g}s"
     changes = config_files.merged(_SUPERVISED, {"training": {"time_limit": limit}})
     before = _train(*_prepared(first, keep, changes), keep / "halves-first")
     print(f"pre-trained: {before.best_validation_accuracy or 0:.1%} of its own validation images")
