@@ -15,7 +15,8 @@ import pandas as pd
 
 from benchmarks.measured_runs import machine
 from pipeline import quiet_libraries
-from pipeline.evaluation.evaluating import calibrated, write_report
+from pipeline.evaluation.calibrated_predictions import calibrated
+from pipeline.evaluation.evaluating import write_report
 from pipeline.evaluation.html_report import ReportPage
 from pipeline.evaluation.predictions import Predictions
 from pipeline.evaluation.report import evaluate

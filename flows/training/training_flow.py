@@ -28,10 +28,10 @@ from pipeline.config import RunConfig
 from pipeline.data import ingestion, prepare_stage
 from pipeline.data.ingestion import IngestedData, PreparedData
 from pipeline.errors import DataError, PipelineError
+from pipeline.evaluation.chosen_images import EXPLANATIONS
 from pipeline.evaluation.evaluating import Evaluated
 from pipeline.files.atomic_files import write_text
 from pipeline.initial_weights.stage import StartingPoint
-from pipeline.packaging.chosen_images import EXPLANATIONS
 from pipeline.packaging.job import Package
 from pipeline.planning import stage as planning
 from pipeline.planning.facts import Plan
@@ -264,14 +264,14 @@ def _train_and_register(
         registration.log_report_metrics(run, model_id, evaluated.report, data.name)
         if evaluated.report.warning:
             display().note(evaluated.report.warning)
-        for file in sorted(evaluated.folder.iterdir()):
-            tracked_run.log_file(run, file, "report")
+        pages = evaluated.folder / EXPLANATIONS
+        for kind, folder in (("report", evaluated.folder), (f"report/{EXPLANATIONS}", pages)):
+            for file in sorted(folder.glob("*.*")):
+                tracked_run.log_file(run, file, kind)
     with state.stage("package", "Packaging the model and checking the package"):
         card = stages.card_facts(config, data, trained, evaluated.report.metrics)
         inputs = (config, data, prepared, trained, evaluated, card, run, memory)
         package: Package = stages.step(stages.package_model, *inputs, after=evaluated)
-        for file in sorted((package.folder / EXPLANATIONS).glob("*.html")):
-            tracked_run.log_file(run, file, EXPLANATIONS)
     with state.stage("register", f"Registering '{config.name}'"):
         named = (run, model_id, str(config.name), package, _prefect_tags())
         registered: Registered = stages.step(stages.register_model, *named, after=package)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pipeline.browsing import saved_views
 from pipeline.config import AUTO, RunConfig
 from pipeline.data.ingestion import IngestedData
+from pipeline.evaluation.chosen_images import EXPLANATIONS, TITLES
 from pipeline.evaluation.evaluating import Evaluated
 from pipeline.initial_weights.recipe import shown
 from pipeline.metrics.names import METRICS
-from pipeline.packaging.chosen_images import EXPLANATIONS
 from pipeline.packaging.model_card import escaped
 from pipeline.pretraining.stage import PretrainingEvaluated
 from pipeline.registry.promotion import Promotion
@@ -105,13 +105,14 @@ def promotion_sentence(promotion: Promotion | None) -> str:
     return f"At the end of the run, it was {decided}: {escaped(promotion.reason)}."
 
 
-def _explanations(run: TrackedRun) -> dict[str, str]:
+def _explanations(outcome: Outcome | EncoderOutcome) -> dict[str, str]:
     """Return the pages that explain a prediction; they are missing if they could not be made."""
-    folder = run.folder / "package" / EXPLANATIONS
-    titles = {"surest_right": "Surest right prediction", "worst_wrong": "Worst wrong prediction"}
+    folder = outcome.evaluated.folder / EXPLANATIONS
     return {
-        f"{title}, explained": addresses.artifact_path(run, f"{EXPLANATIONS}/{page}.html")
-        for page, title in titles.items()
+        f"{title}, explained": addresses.artifact_path(
+            outcome.run, f"report/{EXPLANATIONS}/{page}.html"
+        )
+        for page, title in TITLES.items()
         if (folder / f"{page}.html").is_file()
     }
 
@@ -126,7 +127,7 @@ def links(outcome: Outcome | EncoderOutcome, base: str = "") -> str:
     run, registered = outcome.run, outcome.registered
     paths = {
         "Report": addresses.report_path(run),
-        **_explanations(run),
+        **_explanations(outcome),
         "Curves and images, compared with other runs": saved_views.path(
             run.experiment_id, saved_views.CURVES
         ),

@@ -11,12 +11,11 @@ import torch
 
 from pipeline.data import manifest as manifests
 from pipeline.data.prepared_store import open_images
-from pipeline.evaluation.predictions import (
-    FROM_MANIFEST,
-    PredictionJob,
-    PredictionResult,
-    save,
-)
+from pipeline.evaluation.calibrated_predictions import calibrated
+from pipeline.evaluation.explanations import explain_predictions
+from pipeline.evaluation.prediction_job import Explanations, PredictionJob, PredictionResult
+from pipeline.evaluation.predictions import FROM_MANIFEST, save
+from pipeline.models.model_files import load_model
 from pipeline.models.stored_logits import logits_of
 from pipeline.workers.event_log import EventWriter
 from pipeline.workers.worker_process import worker_main
@@ -38,7 +37,18 @@ def predict(job: PredictionJob, events: EventWriter) -> PredictionResult:
     seconds = time.monotonic() - began
     chosen = pd.concat(found).sort_values("row", kind="stable")
     save(chosen, job.file)
-    return PredictionResult(file=job.file, images=total, seconds=seconds)
+    return PredictionResult(
+        file=job.file, images=total, seconds=seconds, explanations=_explanations(job, chosen)
+    )
+
+
+def _explanations(job: PredictionJob, logits: pd.DataFrame) -> Explanations:
+    if job.explained is None:
+        return Explanations()
+    table, temperature = calibrated(logits, job.explained.classes)
+    model, description = load_model(job.model_folder)
+    description = description.model_copy(update={"temperature": temperature})
+    return explain_predictions(job.explained, model, description, open_images(job.store), table)
 
 
 def _report(events: EventWriter, before: int, total: int, done: int, _of_part: int) -> None:

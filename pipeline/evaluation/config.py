@@ -49,3 +49,7 @@ class EvaluationConfig(Section):
 
     small_sample: Annotated[int, Field(ge=1)] = 30
     """Slices with fewer images than this are marked as unreliable."""
+
+    explanations: bool = True
+    """In a run: show where the model looked in its worst errors, test whether such maps mean
+    anything, and write the visual guide to its surest right and its worst wrong prediction."""

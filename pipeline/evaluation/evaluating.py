@@ -6,29 +6,27 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from pipeline.config import RunConfig
 from pipeline.data.ingestion import IngestedData, PreparedData
 from pipeline.data.prepared_store import open_images
-from pipeline.evaluation.html_report import PixelsOf, ReportPage, write_html
+from pipeline.evaluation.calibrated_predictions import calibrated
+from pipeline.evaluation.chosen_images import EXPLANATIONS, TITLES
+from pipeline.evaluation.html_report import PixelsOf, ReportPage, WhereItLooked, write_html
 from pipeline.evaluation.plots import write_plots
-from pipeline.evaluation.predictions import (
+from pipeline.evaluation.prediction_job import (
+    ExplanationJob,
+    Explanations,
     HeldOut,
     PredictionJob,
     PredictionResult,
-    Predictions,
-    stacked,
-    with_probabilities,
 )
+from pipeline.evaluation.predictions import Predictions
 from pipeline.evaluation.predictions import save as save_predictions
 from pipeline.evaluation.report import EvaluationReport, evaluate, save
 from pipeline.files.file_digest import digest_of
 from pipeline.initial_weights.recipe import shown
-from pipeline.metrics.calibration import fit_temperature
-from pipeline.metrics.classification import softmax
-from pipeline.metrics.row_pieces import row_slices
 from pipeline.run_memory import stage_keys
 from pipeline.run_memory.stage_memory import Ingredients, StageMemory, kept
 from pipeline.section import Section
@@ -137,7 +135,7 @@ def _evaluated(
     predicted = run_worker(
         "pipeline.evaluation",
         folder.parent / "prediction",
-        _job(config, data, prepared, trained, folder.parent / "prediction" / "logits.parquet"),
+        _job(config, data, prepared, trained, folder),
         PredictionResult,
         on_event,
     )
@@ -151,7 +149,7 @@ def _evaluated(
         data_fingerprint=data.fingerprint,
         temperature=temperature,
         config=config.evaluation,
-    )
+    ).model_copy(update={"covering_test": predicted.explanations.test})
     images, rows = open_images(prepared.store), table["row"].to_numpy()
     preview = trained.best.parent / "augmentation_preview.png"
     html = write_report(
@@ -162,26 +160,9 @@ def _evaluated(
         folder,
         history=[record.model_dump() for record in trained.history],
         preview=preview if preview.exists() else None,
+        explanations=predicted.explanations,
     )
     return Evaluated(report=report, folder=folder, html=html)
-
-
-def calibrated(table: pd.DataFrame, classes: tuple[str, ...]) -> tuple[pd.DataFrame, float]:
-    """Fit the temperature on all images but the test split; return the table of predictions and it.
-
-    Args:
-        table: rows of the manifest with `logits`; without other images than test images, the
-            temperature is 1.
-        classes: the model's classes, in the order of its outputs.
-    """
-    validation = (table["split"] != "test").to_numpy()
-    labels = table.loc[validation, "label"].map({name: k for k, name in enumerate(classes)})
-    chosen = list(table.loc[validation, "logits"])
-    temperature = fit_temperature(np.stack(chosen), labels.to_numpy(np.int64)) if chosen else 1.0
-    probabilities_NK = np.empty((len(table), len(classes)), np.float32)
-    for rows in row_slices(probabilities_NK.shape):
-        probabilities_NK[rows] = softmax(stacked(table["logits"].iloc[rows]), temperature)
-    return with_probabilities(table, classes, probabilities_NK), temperature
 
 
 def write_report(
@@ -193,6 +174,7 @@ def write_report(
     *,
     history: Sequence[Mapping[str, Any]] = (),
     preview: Path | None = None,
+    explanations: Explanations | None = None,
 ) -> Path:
     """Write the page, the report as JSON, all predictions and the plots; return the page's path.
 
@@ -204,13 +186,32 @@ def write_report(
         folder: receives the files.
         history: training history.
         preview: preview image of the augmentation.
+        explanations: where the model looked; pages lie in `folder` already.
     """
     save_predictions(table, folder / "predictions.parquet")
     save(report, folder / "report.json")
     write_plots(report, pixels_of, folder, history)
     html = folder / "report.html"
-    write_html(report, page, pixels_of, html, history=history, preview=preview)
+    write_html(
+        report,
+        page,
+        pixels_of,
+        html,
+        history=history,
+        preview=preview,
+        looked=_looked(explanations or Explanations(), folder),
+    )
     return html
+
+
+def _looked(explanations: Explanations, folder: Path) -> WhereItLooked:
+    """Return what the page shows of the explanations; the maps are in it afterwards."""
+    maps = explanations.maps()
+    if explanations.maps_file is not None:
+        explanations.maps_file.unlink()
+    titles = {f"{EXPLANATIONS}/{page}.html": title for page, title in TITLES.items()}
+    found = {path: title for path, title in titles.items() if (folder / path).is_file()}
+    return WhereItLooked(maps, explanations.maps_kind, found)
 
 
 def _weights_facts(trained: TrainResult) -> dict[str, str]:
@@ -268,7 +269,11 @@ def _held_out(config: RunConfig, trained: TrainResult) -> tuple[HeldOut, ...]:
 
 
 def _job(
-    config: RunConfig, data: IngestedData, prepared: PreparedData, trained: TrainResult, file: Path
+    config: RunConfig,
+    data: IngestedData,
+    prepared: PreparedData,
+    trained: TrainResult,
+    folder: Path,
 ) -> Section:
     alone = trained.refit is None and trained.ensemble is None
     return PredictionJob(
@@ -278,7 +283,18 @@ def _job(
         splits=("validation", "test") if alone else ("test",),
         held_out=_held_out(config, trained),
         device=trained.device,
-        file=file,
+        file=folder.parent / "prediction" / "logits.parquet",
+        explained=_explained(config, data, folder) if config.evaluation.explanations else None,
+    )
+
+
+def _explained(config: RunConfig, data: IngestedData, folder: Path) -> ExplanationJob:
+    return ExplanationJob(
+        name=str(config.name),
+        classes=data.classes,
+        errors=config.evaluation.gallery_size,
+        seed=config.seed,
+        folder=folder / EXPLANATIONS,
     )
 
 

@@ -9,11 +9,14 @@ from typing import Any
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from pipeline.visual_guide.pictures import coloured
+
 Array = np.ndarray[Any, Any]
 
 _THUMBNAIL_SIDE = 160
 _LOSSLESS_SIDE = 48
 _JPEG_QUALITY = 84
+_TINT = 0.55
 _LARGE_PICTURE_BYTES = 300_000
 _LARGE_PICTURE_WIDTH = 1400
 _NO_BREAK = "\N{NO-BREAK SPACE}"
@@ -32,6 +35,7 @@ def render(template: str, **values: Any) -> str:
     environment.filters["decimal"] = lambda number: f"{number:.3f}"
     environment.filters["count"] = lambda number: f"{number:,}".replace(",", _NO_BREAK)
     environment.filters["plural"] = plural
+    environment.filters["points"] = lambda share: f"{100 * share:.1f} points"
     return environment.get_template(template).render(**values)
 
 
@@ -68,6 +72,23 @@ def thumbnail(pixels_HWC: Array) -> str:
         size = (max(1, round(width * scale)), max(1, round(height * scale)))
         pixels = cv2.resize(pixels, size, interpolation=cv2.INTER_AREA)
     return _data_uri("jpeg", _jpeg(pixels))
+
+
+def tinted(map_hw: Array, pixels_HWC: Array) -> Array:
+    """Return an image under the colours of a map, from its lowest value (dark) to its highest.
+
+    Args:
+        map_hw: each value colours its part of the image.
+        pixels_HWC: uint8, grey (one channel) or RGB.
+    """
+    import cv2
+
+    height, width = pixels_HWC.shape[:2]
+    span = float(np.ptp(map_hw)) or 1.0
+    colours_hwC = coloured((map_hw - map_hw.min()) / span)
+    colours_HWC = cv2.resize(colours_hwC, (width, height), interpolation=cv2.INTER_NEAREST)
+    mixed: Array = _TINT * colours_HWC + (1 - _TINT) * pixels_HWC.astype(np.float64)
+    return np.round(mixed).astype(np.uint8)
 
 
 def picture(file: Path) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from pipeline.evaluation.config import SLICE_COLUMNS
 from pipeline.evaluation.confusion_matrix import confused_pairs, shown_matrix
 from pipeline.evaluation.galleries import GalleryImage
-from pipeline.evaluation.html_page import picture, render, thumbnail
+from pipeline.evaluation.html_page import picture, render, thumbnail, tinted
 from pipeline.evaluation.report import EvaluationReport
 from pipeline.evaluation.slices import Slice
 from pipeline.evaluation.svg_charts import curve_charts, reliability_chart
@@ -20,7 +21,9 @@ from pipeline.metrics.classification import ClassMetrics
 from pipeline.metrics.intervals import MetricEstimate
 from pipeline.metrics.names import METRICS, MetricName
 from pipeline.section import Section
+from pipeline.visual_guide.covering_result import MapKind
 
+Array = np.ndarray[Any, Any]
 PixelsOf = Callable[[int], np.ndarray[Any, np.dtype[np.uint8]]]
 """Returns the image (H, W, C) of a row of the table of predictions."""
 
@@ -28,6 +31,12 @@ _KEY_METRICS = ("balanced_accuracy", "macro_f1", "mcc", "roc_auc", "log_loss", "
 _MOST_OPEN_CLASSES, _MOST_LISTED_CLASSES = 12, 500
 _OPEN_IMAGES = 12
 _MOST_NAMED_CLASSES = 5
+_MAP_WORDS = {
+    "attention": " The second picture shows where the model looked: bright parts got the most "
+    "attention (rollout, arXiv 2005.00928), dark ones the least.",
+    "gradient": " The second picture shows which parts support the predicted class, by gradient "
+    "times pixel: the brighter, the more. This model's attention cannot be read.",
+}
 
 
 class ReportPage(Section):
@@ -44,12 +53,22 @@ class ReportPage(Section):
     """The resolved config by dotted key."""
 
 
+class WhereItLooked(NamedTuple):
+    """Where the model looked in its worst errors, and pages that explain a prediction."""
+
+    maps: Mapping[int, Array] = MappingProxyType({})
+    """Maps (h, w) of at least 0, by row of the table of predictions."""
+    kind: MapKind = "attention"
+    pages: Mapping[str, str] = MappingProxyType({})
+    """Titles by path relative to the report."""
+
+
 class _Gallery(NamedTuple):
     key: str
     title: str
     words: str
-    images: list[tuple[GalleryImage, str]]
-    """Each image with its data URI."""
+    images: list[tuple[GalleryImage, str, str]]
+    """Each image with its data URI, and that of the map over it; the latter may be empty."""
 
 
 def write_html(
@@ -60,6 +79,7 @@ def write_html(
     *,
     history: Sequence[Mapping[str, Any]] = (),
     preview: Path | None = None,
+    looked: WhereItLooked | None = None,
 ) -> None:
     """Write the report.
 
@@ -70,7 +90,9 @@ def write_html(
         file: the HTML file to write.
         history: training history, for the training curves.
         preview: preview image of the augmentation.
+        looked: where the model looked.
     """
+    looked = looked or WhereItLooked()
     classes = sorted(report.by_class, key=_worst_first)
     text = render(
         "report.html.j2",
@@ -84,8 +106,9 @@ def write_html(
         worst=classes[:_MOST_OPEN_CLASSES],
         other_classes=classes[_MOST_OPEN_CLASSES:_MOST_LISTED_CLASSES],
         unlisted_classes=max(0, len(classes) - _MOST_LISTED_CLASSES),
-        galleries=[gallery for gallery in _galleries(report, pixels_of) if gallery.images],
+        galleries=[gallery for gallery in _galleries(report, pixels_of, looked) if gallery.images],
         open_images=_OPEN_IMAGES,
+        explained=looked.pages,
         chart=reliability_chart(report),
         calibration=_calibration_words(report.temperature),
         slices=_by_column(report.slices),
@@ -127,17 +150,27 @@ def _notes(report: EvaluationReport, page: ReportPage) -> list[str]:
     return found
 
 
-def _galleries(report: EvaluationReport, pixels_of: PixelsOf) -> list[_Gallery]:
-    def shown(images: Sequence[GalleryImage]) -> list[tuple[GalleryImage, str]]:
-        return [(image, thumbnail(pixels_of(image.position))) for image in images]
+def _galleries(
+    report: EvaluationReport, pixels_of: PixelsOf, looked: WhereItLooked
+) -> list[_Gallery]:
+    def shown(
+        images: Sequence[GalleryImage], maps: Mapping[int, Array] = MappingProxyType({})
+    ) -> list[tuple[GalleryImage, str, str]]:
+        found = []
+        for image in images:
+            pixels, seen_hw = pixels_of(image.position), maps.get(image.position)
+            over = "" if seen_hw is None else thumbnail(tinted(seen_hw, pixels))
+            found.append((image, thumbnail(pixels), over))
+        return found
 
     doubted = report.suspected_labels
     return [
         _Gallery(
             "confident-errors",
             "Most confident errors",
-            "Wrong predictions with the highest confidence first.",
-            shown(report.most_confident_errors),
+            "Wrong predictions with the highest confidence first."
+            + (_MAP_WORDS[looked.kind] if looked.maps else ""),
+            shown(report.most_confident_errors, looked.maps),
         ),
         _Gallery(
             "label-errors",

@@ -17,10 +17,8 @@ from typing import Any, Self
 import numpy as np
 import pandas as pd
 
-from pipeline.data.folds import rows_of_fold
 from pipeline.errors import DataError
 from pipeline.files.atomic_files import replacing
-from pipeline.section import Section
 
 Array = np.ndarray[Any, Any]
 
@@ -34,45 +32,6 @@ _MOST_PRECISE = 2**25
 """Up to so many probabilities (256 MiB) are converted to float64; more stay float32."""
 _ROWS_OF_MANY, _MANY_NUMBERS = 512, 1000
 """Row group size, used if a row has more probabilities than `_MANY_NUMBERS`."""
-
-
-class HeldOut(Section):
-    """A model, and images of the training and validation splits that it was not trained on."""
-
-    model_folder: Path
-    fold: int | None = None
-    """The fold of these images, counted from 1; None for the validation split."""
-    folds: int = 0
-    seed: int = 0
-    """The split seed, which decides the folds."""
-
-    def rows(self, table: pd.DataFrame) -> Array:
-        """Return the numbers of these images among the usable rows of a manifest."""
-        if self.fold is None:
-            return np.flatnonzero(table["split"] == "validation")
-        return rows_of_fold(table, self.fold, self.folds, self.seed)[1]
-
-
-class PredictionJob(Section):
-    """Input of the prediction worker."""
-
-    model_folder: Path
-    manifest_file: Path
-    store: Path
-    splits: tuple[str, ...]
-    device: str
-    file: Path
-    """The table to write; it has logits, but no probabilities yet."""
-    held_out: tuple[HeldOut, ...] = ()
-    """Other models and more images, for the calibration of a model that was trained on these."""
-
-
-class PredictionResult(Section):
-    """The table that was written, and the duration in seconds."""
-
-    file: Path
-    images: int
-    seconds: float
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ from pipeline.metrics.classification import (
 from pipeline.metrics.confusion_cells import ConfusionCells
 from pipeline.metrics.intervals import MetricEstimate
 from pipeline.section import Section
+from pipeline.visual_guide.covering_result import CoveringTest
 
 Array = np.ndarray[Any, Any]
 _MOST_INDENTED_CLASSES, _MOST_MATRIX_CLASSES = 100, 1000
@@ -75,6 +76,8 @@ class EvaluationReport(Section):
     slices: tuple[Slice, ...]
     undivided: dict[str, str]
     """Requested columns that have one value for all images, with that value."""
+    covering_test: CoveringTest | None = None
+    """Whether maps of attention and gradient mean anything for this model; only of runs."""
     config: EvaluationConfig
 
     @property

@@ -19,8 +19,6 @@ from pipeline.packaging.calibrated_onnx import (
     export_onnx,
     largest_difference,
 )
-from pipeline.packaging.chosen_images import EXPLANATIONS
-from pipeline.packaging.explanations import write_explanations
 from pipeline.packaging.job import Package, PackagingJob
 from pipeline.packaging.model_card import model_card
 from pipeline.packaging.standalone_file import write_model_server
@@ -54,10 +52,6 @@ def package(job: PackagingJob, _events: EventWriter) -> Package:
         check=f"{outputs} differ by at most {difference:.1g} on {len(rows)} test images",
     )
     write_text(job.folder / "model_card.md", card)
-    if description.classes:
-        pages = job.folder / EXPLANATIONS
-        name = job.card.name or "the model"
-        write_explanations(model, description, open_images(job.store), job.explained, pages, name)
     size = sum(file.stat().st_size for file in job.folder.iterdir() if file.is_file())
     return Package(
         folder=job.folder, largest_difference=difference, checked_images=len(rows), bytes=size

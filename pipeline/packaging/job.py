@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline.packaging.chosen_images import ChosenImage
 from pipeline.packaging.model_card import CardFacts
 from pipeline.section import Section
 
@@ -19,8 +18,6 @@ class PackagingJob(Section):
     folder: Path
     card: CardFacts = CardFacts()
     """Facts for the model card that are not in the model's description."""
-    explained: tuple[ChosenImage, ...] = ()
-    """Test images whose predictions are explained."""
 
 
 class Package(Section):

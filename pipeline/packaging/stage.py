@@ -8,7 +8,6 @@ from pathlib import Path
 from pipeline.config import RunConfig
 from pipeline.data.ingestion import IngestedData, PreparedData
 from pipeline.evaluation.evaluating import Evaluated, model_ingredients
-from pipeline.packaging.chosen_images import ChosenImage, choose_images
 from pipeline.packaging.job import Package, PackagingJob
 from pipeline.packaging.model_card import CardFacts
 from pipeline.run_memory import stage_keys
@@ -56,7 +55,6 @@ def package_run(
             folder,
             on_event,
             card,
-            choose_images(evaluated.folder / "predictions.parquet"),
         ),
     )
 
@@ -99,12 +97,10 @@ def package_model(
     folder: Path,
     on_event: Callable[[Event], None],
     card: CardFacts | None = None,
-    explained: tuple[ChosenImage, ...] = (),
 ) -> Package:
     """Write the package of a trained model and compare the two on real test images.
 
-    `card` holds facts for the model card that are not in the model's description; `explained` are
-    test images whose predictions are explained on pages beside the package's files.
+    `card` holds facts for the model card that are not in the model's description.
 
     Raises:
         PackagingError: if the model cannot be exported, or a probability differs by more than 1e-4.
@@ -116,6 +112,5 @@ def package_model(
         temperature=temperature,
         folder=folder,
         card=card or CardFacts(),
-        explained=explained,
     )
     return run_worker("pipeline.packaging", folder.parent / "packaging", job, Package, on_event)

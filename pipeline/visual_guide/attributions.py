@@ -4,7 +4,7 @@ Both return the rise of the cross-entropy, -log of a class's probability, for ea
 over the image. Covered pixels get the mean colour of the training images, which is 0 after
 normalisation.
 
-Shapes: C channels, H height, W width, K classes; h, w the grid of cells.
+Shapes: B batch, C channels, H height, W width, K classes; h, w the grid of cells.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def attribute(
         logits_BK = model(images_BCHW).float() / temperature
         return functional.cross_entropy(logits_BK, targets_B, reduction="none")
 
-    gradient_hw = _by_gradient(losses, input_CHW, grid)
+    [gradient_hw] = _by_gradient(losses, input_CHW[None], grid)
     if not occlusion:
         return Attributions(label, gradient_hw, None, None, 0.0)
     start = time.perf_counter()
@@ -111,20 +111,55 @@ def attribute(
     )
 
 
-def _by_gradient(
-    losses: Callable[[torch.Tensor], torch.Tensor], input_CHW: torch.Tensor, grid: tuple[int, int]
+def gradient_maps(
+    model: nn.Module,
+    inputs_BCHW: torch.Tensor,
+    labels_B: torch.Tensor | None,
+    grid: tuple[int, int],
 ) -> Array:
-    image_BCHW = input_CHW[None].clone().requires_grad_()
+    """Return the rise of the loss that the gradient predicts if a cell is covered, (B, h, w).
+
+    Args:
+        model: in evaluation mode; its images do not affect each other.
+        inputs_BCHW: normalised images.
+        labels_B: number of the class of each; None for the predicted ones.
+        grid: rows and columns of cells.
+    """
+
+    def losses(images_BCHW: torch.Tensor) -> torch.Tensor:
+        logits_BK = model(images_BCHW).float()
+        targets_B = logits_BK.argmax(dim=1) if labels_B is None else labels_B
+        return functional.cross_entropy(logits_BK, targets_B, reduction="none")
+
+    return _by_gradient(losses, inputs_BCHW, grid)
+
+
+def covered(input_CHW: torch.Tensor, cells_hw: Array) -> torch.Tensor:
+    """Return the normalised image with the marked cells of a grid in the mean colour."""
+    rows, columns = cells_hw.shape
+    _, height, width = input_CHW.shape
+    tall, wide = _spans(height, rows), _spans(width, columns)
+    result_CHW = input_CHW.clone()
+    for row, column in np.argwhere(cells_hw):
+        result_CHW[:, tall[row], wide[column]] = 0
+    return result_CHW
+
+
+def _by_gradient(
+    losses: Callable[[torch.Tensor], torch.Tensor], inputs_BCHW: torch.Tensor, grid: tuple[int, int]
+) -> Array:
+    """Return the rises of the loss (B, h, w)."""
+    images_BCHW = inputs_BCHW.clone().requires_grad_()
     with torch.enable_grad():
-        [gradient_BCHW] = torch.autograd.grad(losses(image_BCHW).sum(), image_BCHW)
+        [gradient_BCHW] = torch.autograd.grad(losses(images_BCHW).sum(), images_BCHW)
     # Covering a pixel changes it by minus its value, and so the loss by about minus the product.
-    rise_HW = -(gradient_BCHW * image_BCHW.detach())[0].sum(dim=0).numpy()
+    rise_BHW = -(gradient_BCHW * images_BCHW.detach()).sum(dim=1).numpy()
     rows, columns = grid
-    sums_hw = np.zeros(grid)
-    for row, tall in enumerate(_spans(rise_HW.shape[0], rows)):
-        for column, wide in enumerate(_spans(rise_HW.shape[1], columns)):
-            sums_hw[row, column] = rise_HW[tall, wide].sum()
-    return sums_hw
+    sums_Bhw = np.zeros((len(rise_BHW), *grid))
+    for row, tall in enumerate(_spans(rise_BHW.shape[1], rows)):
+        for column, wide in enumerate(_spans(rise_BHW.shape[2], columns)):
+            sums_Bhw[:, row, column] = rise_BHW[:, tall, wide].sum(axis=(1, 2))
+    return sums_Bhw
 
 
 def _by_occlusion(
@@ -135,16 +170,13 @@ def _by_occlusion(
 ) -> tuple[Array, float]:
     """Return the loss with each cell covered, and with none."""
     rows, columns = grid
-    _, height, width = input_CHW.shape
-    cells = [(tall, wide) for tall in _spans(height, rows) for wide in _spans(width, columns)]
+    cells = np.eye(rows * columns, dtype=bool).reshape(-1, rows, columns)
     found: list[float] = []
     with torch.inference_mode():
         before = float(losses(input_CHW[None])[0])
         for start in range(0, len(cells), _BATCH):
             batch = cells[start : start + _BATCH]
-            covered_BCHW = input_CHW[None].repeat(len(batch), 1, 1, 1)
-            for image_CHW, (tall, wide) in zip(covered_BCHW, batch, strict=True):
-                image_CHW[:, tall, wide] = 0
+            covered_BCHW = torch.stack([covered(input_CHW, cell_hw) for cell_hw in batch])
             found += losses(covered_BCHW).tolist()
             if on_progress:
                 on_progress(len(found), len(cells))

@@ -57,7 +57,7 @@ _PACKAGES: dict[str, set[str]] = {
         "tracking",
         "run_memory",
     },
-    "evaluation": {"metrics", "models", "data", "workers", "run_memory"},
+    "evaluation": {"metrics", "models", "data", "visual_guide", "workers", "run_memory"},
     "inspection": {"evaluation", "data"},
     "packaging": {
         "evaluation",
@@ -66,7 +66,6 @@ _PACKAGES: dict[str, set[str]] = {
         "probing",
         "data",
         "plugin_system",
-        "visual_guide",
         "workers",
         "run_memory",
     },
@@ -91,7 +90,7 @@ _PACKAGES: dict[str, set[str]] = {
         "data",
         "tracking",
     },
-    "visual_guide": {"plugin_system", "layers", "models", "data"},
+    "visual_guide": {"plugin_system", "layers", "metrics", "models", "data"},
 }
 _ROOT: dict[str, set[str]] = {
     # a module directly in `pipeline`, and the packages that it may import; all others import none

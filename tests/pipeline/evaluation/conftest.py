@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 
 from pipeline.evaluation import predictions
+from pipeline.evaluation.calibrated_predictions import calibrated
 from pipeline.evaluation.config import EvaluationConfig
-from pipeline.evaluation.evaluating import calibrated
 from pipeline.evaluation.predictions import Predictions
 from pipeline.evaluation.report import EvaluationReport, evaluate
 

@@ -12,7 +12,9 @@ from scipy.special import softmax
 from sklearn.metrics import log_loss
 
 from pipeline.evaluation import plots
-from pipeline.evaluation.evaluating import calibrated, write_report
+from pipeline.evaluation.calibrated_predictions import calibrated
+from pipeline.evaluation.chosen_images import EXPLANATIONS
+from pipeline.evaluation.evaluating import write_report
 from pipeline.evaluation.html_report import ReportPage
 from pipeline.evaluation.predictions import Predictions
 from pipeline.evaluation.report import EvaluationReport
@@ -81,5 +83,6 @@ def test_a_report_has_its_files_under_fixed_names(tmp_path: Path, epochs: int) -
 def test_a_real_run_has_its_files(finished_run: Run) -> None:
     """The run's report folder holds every file, and nothing half-made."""
     folder = Path(str(finished_run.summary["report"])).parent
-    assert {file.name for file in folder.iterdir()} == FILES | PICTURES | {plots.CURVES}
+    files = {file.name for file in folder.iterdir()}
+    assert files == FILES | PICTURES | {plots.CURVES, EXPLANATIONS}
     assert not (folder.parent / "prediction" / "logits.parquet").exists()

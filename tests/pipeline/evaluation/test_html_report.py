@@ -8,13 +8,15 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
-from pipeline.evaluation.html_report import ReportPage, write_html
+from pipeline.evaluation.html_report import ReportPage, WhereItLooked, write_html
 from pipeline.evaluation.report import EvaluationReport
 from pipeline.metrics.intervals import MetricEstimate
 from pipeline.metrics.names import METRICS
+from pipeline.visual_guide.covering_result import CoveredByMap, CoveringTest
 from tests.conftest import Run
 from tests.pipeline.evaluation.conftest import random_images, report_of
 
@@ -63,7 +65,7 @@ def _html(
     return (folder / "report.html").read_text(encoding="utf-8")
 
 
-def _check_self_contained(html: str) -> None:
+def _check_self_contained(html: str, folder: Path | None = None) -> None:
     page = _Page(html)
     assert html.startswith("<!doctype html>")
     forbidden = {"script", "link", "iframe", "object", "embed", "base", "form"}
@@ -74,6 +76,9 @@ def _check_self_contained(html: str) -> None:
     for reference in page.references:
         if reference.startswith("#"):
             assert reference[1:] in page.ids
+            continue
+        if folder is not None and reference.startswith("explanations/"):
+            assert (folder / reference).is_file()
             continue
         kind, _, data = reference.partition(",")
         start = STARTS[kind]
@@ -86,9 +91,11 @@ def _without_pictures(html: str) -> str:
 
 
 def test_the_report_of_a_real_run_needs_nothing_else(finished_run: Run) -> None:
-    """The page of a real run refers to no other file or host and holds no script."""
-    html = Path(str(finished_run.summary["report"])).read_text(encoding="utf-8")
-    _check_self_contained(html)
+    """The page of a real run holds no script, and links nothing but the guides beside it."""
+    file = Path(str(finished_run.summary["report"]))
+    html = file.read_text(encoding="utf-8")
+    _check_self_contained(html, file.parent)
+    assert 'href="explanations/surest_right.html"' in html
     pictures = [name for name in _Page(html).references if name.startswith("data:")]
     assert len(pictures) >= 2  # the galleries and the augmentation
     assert "validation" in html.partition("Training")[2]  # curves
@@ -264,3 +271,33 @@ def test_every_table_and_picture_has_words_for_those_who_do_not_see_it(tmp_path:
     assert '<html lang="en">' in html
     assert 'name="viewport"' in html
     assert "prefers-color-scheme: dark" in html
+
+
+def test_maps_stand_beside_the_errors_and_the_test_of_them_below(tmp_path: Path) -> None:
+    """Each error has a second picture; a map that does not beat chance is called that."""
+    covering = CoveringTest(
+        images=12,
+        cells=49,
+        covered_cells=10,
+        before=0.9,
+        random=0.7,
+        maps=(
+            CoveredByMap(kind="gradient", probability=0.4, advantage=_estimate(0.3, 0.2, 0.4)),
+            CoveredByMap(kind="attention", probability=0.7, advantage=_estimate(0.0, -0.1, 0.1)),
+        ),
+    )
+    report = report_of(tmp_path, CLASSES, accuracy=0.4)
+    plain = _html(tmp_path, report)
+    errors = [image.position for image in report.most_confident_errors]
+    looked = WhereItLooked({position: np.eye(4) for position in errors})
+    html = _html(tmp_path, report.model_copy(update={"covering_test": covering}), looked=looked)
+    _check_self_contained(html)
+    assert html.count("<img") == plain.count("<img") + len(errors)
+    assert "10 of 49 parts were covered" in _Page(html).text
+    rows = [_Page(row).text for row in html.partition('id="covering"')[2].split("</tr>")]
+    assert "30.0 points 20.0 points to 40.0 points means something" in rows[3]
+    assert "not clearly better than chance" in rows[4]
+
+
+def _estimate(value: float, low: float, high: float) -> MetricEstimate:
+    return MetricEstimate(value=value, low=low, high=high, n=12)

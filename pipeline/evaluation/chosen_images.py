@@ -1,14 +1,18 @@
-"""The test images of a run whose predictions are explained."""
+"""The test images of a run whose predictions are explained on a page of their own."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pipeline.section import Section
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 EXPLANATIONS = "explanations"
-"""Folder of the pages, in the package's folder and among the run's artifacts."""
-_COLUMNS = ["split", "path", "label", "predicted", "probability", "row"]
+"""Folder of the pages, beside the report."""
+TITLES = {"surest_right": "Surest right prediction", "worst_wrong": "Worst wrong prediction"}
+"""What the pages explain, by their name without `.html`."""
 
 
 class ChosenImage(Section):
@@ -22,15 +26,12 @@ class ChosenImage(Section):
     """Number of the image in the prepared store."""
 
 
-def choose_images(predictions_file: Path) -> tuple[ChosenImage, ...]:
+def choose_images(table: pd.DataFrame) -> tuple[ChosenImage, ...]:
     """Return the right test image with the highest probability, and the wrong one."""
-    import pandas as pd
-
-    table = pd.read_parquet(predictions_file, columns=_COLUMNS)
     test = table[table["split"] == "test"]
     right = test["label"] == test["predicted"]
     chosen = []
-    for page, rows in (("surest_right", test[right]), ("worst_wrong", test[~right])):
+    for page, rows in zip(TITLES, (test[right], test[~right]), strict=True):
         if len(rows):
             found = rows.sort_values("probability").iloc[-1]
             chosen.append(

@@ -1,0 +1,87 @@
+"""Input and output of the prediction worker: `PredictionJob` and `PredictionResult`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from pipeline.data.folds import rows_of_fold
+from pipeline.section import Section
+from pipeline.visual_guide.covering_result import CoveringTest, MapKind
+
+Array = np.ndarray[Any, Any]
+
+
+class HeldOut(Section):
+    """A model, and images of the training and validation splits that it was not trained on."""
+
+    model_folder: Path
+    fold: int | None = None
+    """The fold of these images, counted from 1; None for the validation split."""
+    folds: int = 0
+    seed: int = 0
+    """The split seed, which decides the folds."""
+
+    def rows(self, table: pd.DataFrame) -> Array:
+        """Return the numbers of these images among the usable rows of a manifest."""
+        if self.fold is None:
+            return np.flatnonzero(table["split"] == "validation")
+        return rows_of_fold(table, self.fold, self.folds, self.seed)[1]
+
+
+class Explanations(Section):
+    """What was made, as far as it could be."""
+
+    maps_file: Path | None = None
+    """For each of the worst errors, its row in the table of predictions and its map."""
+    maps_kind: MapKind = "attention"
+    test: CoveringTest | None = None
+
+    def maps(self) -> dict[int, Array]:
+        """Return the map (h, w) of each of the worst errors, by its row in the predictions."""
+        if self.maps_file is None:
+            return {}
+        with np.load(self.maps_file, allow_pickle=False) as stored:
+            return dict(zip(stored["positions"].tolist(), stored["maps"], strict=True))
+
+
+class ExplanationJob(Section):
+    """What to find out about where a model looked."""
+
+    name: str
+    """Of the model, for the titles of the pages."""
+    classes: tuple[str, ...]
+    errors: int
+    """How many of the worst errors get a map."""
+    seed: int
+    """Draws the random parts that the test covers."""
+    folder: Path
+    """Receives the pages and the maps."""
+
+
+class PredictionJob(Section):
+    """Input of the prediction worker."""
+
+    model_folder: Path
+    manifest_file: Path
+    store: Path
+    splits: tuple[str, ...]
+    device: str
+    file: Path
+    """The table to write; it has logits, but no probabilities yet."""
+    held_out: tuple[HeldOut, ...] = ()
+    """Other models and more images, for the calibration of a model that was trained on these."""
+    explained: ExplanationJob | None = None
+    """What to find out about where the model looked."""
+
+
+class PredictionResult(Section):
+    """The table that was written, and the duration in seconds."""
+
+    file: Path
+    images: int
+    seconds: float
+    explanations: Explanations = Explanations()

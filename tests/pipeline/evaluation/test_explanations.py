@@ -1,0 +1,68 @@
+"""What a run shows about why: which predictions, whose maps, and that it can fail alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+from pipeline.evaluation.calibrated_predictions import calibrated
+from pipeline.evaluation.chosen_images import choose_images
+from pipeline.evaluation.explanations import explain_predictions
+from pipeline.evaluation.galleries import confident_errors
+from pipeline.evaluation.prediction_job import ExplanationJob
+from pipeline.evaluation.predictions import Predictions
+from tests.pipeline.evaluation.conftest import predicted_rows
+from tests.pipeline.visual_guide.made_guides import CLASSES, SIDE, make_model
+
+
+def _table(predicted: list[str]) -> pd.DataFrame:
+    rows = {
+        "split": ["validation", "test", "test", "test", "test"],
+        "path": [f"{n}.png" for n in range(5)],
+        "label": ["rose"] * 5,
+        "predicted": predicted,
+        "probability": [0.99, 0.6, 0.9, 0.7, 0.8],
+        "row": [10, 11, 12, 13, 14],
+    }
+    return pd.DataFrame(rows)
+
+
+def test_the_surest_right_and_the_worst_wrong_test_image_are_chosen() -> None:
+    """Images of other splits do not count; without an error there is one page."""
+    mixed = choose_images(_table(["rose", "rose", "tulip", "rose", "tulip"]))
+    assert [(each.page, each.row) for each in mixed] == [("surest_right", 13), ("worst_wrong", 12)]
+    right = choose_images(_table(["rose"] * 5))
+    assert [(each.page, each.row) for each in right] == [("surest_right", 12)]
+
+
+class Broken(nn.Module):
+    def forward(self, images_BCHW: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError(f"no answer to {len(images_BCHW)} image")
+
+
+def test_a_model_that_cannot_be_explained_costs_only_the_explanations(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log says why. A model that can be gets two pages, a test, and a map of each error."""
+    table, _ = calibrated(predicted_rows(CLASSES), CLASSES)
+    model, description = make_model({"name": "vit", "depth": 1})
+    images = np.zeros((len(table), SIDE, SIDE, 3), np.uint8)
+    job = ExplanationJob(name="flowers", classes=CLASSES, errors=5, seed=0, folder=tmp_path / "no")
+    nothing = explain_predictions(job, Broken(), description, images, table)
+    assert (nothing.maps(), nothing.test) == ({}, None)
+    assert "Where the model looked could not be found out" in caplog.text
+    assert not (tmp_path / "no").exists()
+
+    job = job.model_copy(update={"folder": tmp_path / "yes"})
+    found = explain_predictions(job, model, description, images, table)
+    pages = {file.name for file in job.folder.glob("*.html")}
+    assert pages == {"surest_right.html", "worst_wrong.html"}
+    test = Predictions.of(table[table["split"] == "test"])
+    assert list(found.maps()) == test.positions[confident_errors(test)[:5]].tolist()
+    assert found.test is not None
+    assert found.test.images == len(test.labels_N)
