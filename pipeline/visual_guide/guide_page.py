@@ -18,7 +18,7 @@ from pipeline.visual_guide.answer_steps import (
 from pipeline.visual_guide.attention_steps import attention_steps
 from pipeline.visual_guide.depth_steps import depth_steps
 from pipeline.visual_guide.embedding_steps import embedding_steps, example_step, image_step
-from pipeline.visual_guide.page_data import page_data
+from pipeline.visual_guide.page_data import page_data, queries_of
 from pipeline.visual_guide.pictures import HEAT, SIGNED, photo_uri
 from pipeline.visual_guide.sequence_steps import sequence_steps
 from pipeline.visual_guide.story import Figure, Step, Subject
@@ -59,13 +59,10 @@ def render_guide(subjects: Sequence[Subject], model_name: str, colophon: str) ->
     )
     environment.filters["percent"] = percent
     names = " and ".join(subject.name for subject in subjects)
-    why = subjects[0].traced.why_closed
     return environment.get_template("explain.html.j2").render(
         title=f"How {model_name} sees {names}",
         lead=_lead(subjects[0]),
-        notes=[f"{why} So this page shows the image, the answer, and what it depends on."]
-        if why
-        else [],
+        notes=_notes(subjects),
         subjects=[_about(subject) for subject in subjects],
         steps=[_merged(both) for both in zip(*steps, strict=True)],
         data=Markup(page_data(list(subjects), steps)),  # noqa: S704 - JSON with < escaped
@@ -73,6 +70,24 @@ def render_guide(subjects: Sequence[Subject], model_name: str, colophon: str) ->
         signed=Markup(json.dumps(SIGNED)),  # noqa: S704
         colophon=colophon,
     )
+
+
+def _notes(subjects: Sequence[Subject]) -> list[str]:
+    """Return what a reader should know before the steps."""
+    traced = subjects[0].traced
+    inside = traced.transformer
+    if inside is None:
+        return [
+            f"{traced.why_closed} So this page shows the image, the answer, and what it depends on."
+        ]
+    stored = len(queries_of(inside, len(subjects)))
+    if stored == inside.num_tokens:
+        return []
+    note = (
+        f"To keep the file small, it holds the attention of {stored} of the {inside.num_tokens} "
+        "tokens, evenly spread over the image; picking a patch shows the nearest of them."
+    )
+    return [note]
 
 
 def _lead(subject: Subject) -> str:

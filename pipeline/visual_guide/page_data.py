@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipeline.visual_guide.story import Step, Subject
+from pipeline.visual_guide.traced_image import TracedTransformer
 
 Array = np.ndarray[Any, Any]
 
@@ -36,14 +37,14 @@ class PackedRows(NamedTuple):
 def page_data(subjects: list[Subject], steps: list[list[Step]]) -> str:
     """Return the numbers of one or two images as JSON that may stand in a script element."""
     images = [
-        _image(subject, own_steps, MOST_BYTES // len(subjects))
+        _image(subject, own_steps, len(subjects))
         for subject, own_steps in zip(subjects, steps, strict=True)
     ]
     text = json.dumps({"images": images}, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c")
 
 
-def _image(subject: Subject, steps: list[Step], most_bytes: int) -> dict[str, Any]:
+def _image(subject: Subject, steps: list[Step], images: int) -> dict[str, Any]:
     traced = subject.traced
     data: dict[str, Any] = {
         "classes": list(subject.description.classes),
@@ -57,7 +58,7 @@ def _image(subject: Subject, steps: list[Step], most_bytes: int) -> dict[str, An
     if traced.transformer is None:
         return data
     inside, attention_LANN = traced.transformer, traced.transformer.attention()
-    queries = stored_queries(inside.grid, len(inside.prefix), attention_LANN.shape, most_bytes)
+    queries = queries_of(inside, images)
     data |= {
         "grid": list(inside.grid),
         "prefix": list(inside.prefix),
@@ -79,6 +80,12 @@ def _image(subject: Subject, steps: list[Step], most_bytes: int) -> dict[str, An
     if subject.projection is not None and subject.projection.flat_nP.numel() <= _MOST_CLASS_VALUES:
         data["flat"] = pack(subject.projection.flat_nP.numpy())._asdict()
     return data
+
+
+def queries_of(inside: TracedTransformer, images: int) -> list[int]:
+    """Return the tokens whose attention a page about so many images stores."""
+    shape = (len(inside.blocks), inside.num_heads, inside.num_tokens, inside.num_tokens)
+    return stored_queries(inside.grid, len(inside.prefix), shape, MOST_BYTES // images)
 
 
 def stored_queries(

@@ -11,8 +11,18 @@ import pytest
 import torch
 
 from pipeline.layers.intermediate_values import IntermediateValues, recorded
+from pipeline.models.ensemble import Ensemble
+from pipeline.visual_guide import page_data
+from pipeline.visual_guide.explaining import ImageToExplain, subject_of, write_guide
 from pipeline.visual_guide.page_data import pack, stored_queries, unpack
-from tests.pipeline.visual_guide.made_guides import Addresses, Guide, make_guide, rows_of
+from tests.pipeline.visual_guide.made_guides import (
+    SIDE,
+    Addresses,
+    Guide,
+    make_guide,
+    make_model,
+    rows_of,
+)
 
 EMBEDDINGS = ("linear", "conv_stem", "overlap", "cct", "shifted", "flexi", "hybrid", "whitened")
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -83,6 +93,19 @@ def test_other_models_get_the_image_the_answer_and_the_attribution(
     guide = make_guide(CLOSED[name], tmp_path, side=side)
     assert guide.steps == ["example", "image", "answer", "attribution"]
     assert "did not build the layers of this model" in guide.html
+
+
+def test_an_ensemble_gets_the_same_short_page(tmp_path: Path) -> None:
+    """Its members are ViTs that could be shown, but the answer is that of all together."""
+    model, description = make_model({"name": "vit", "depth": 1})
+    ensemble = Ensemble([model, model], [1.0, 2.0]).eval()
+    pixels = np.random.default_rng(3).integers(0, 256, (SIDE, SIDE, 3), np.uint8)
+    subject = subject_of(ensemble, description, ImageToExplain("rose", pixels, pixels, "rose"))
+    write_guide([subject], "flowers/3", tmp_path / "guide.html")
+    html = (tmp_path / "guide.html").read_text(encoding="utf-8")
+    assert "This model is an ensemble: 2 networks that answer together" in html
+    assert html.count('<section class="step"') == 4
+    assert subject.attributions.occlusion_hw is not None
 
 
 def test_the_class_token_s_rows_are_exact(guide: Guide) -> None:
@@ -172,6 +195,16 @@ def test_a_large_grid_stores_fewer_rows() -> None:
     assert 25 <= len(queries) < 1025
     assert 12 * 12 * len(queries) * 1025 <= 6_500_000
     assert stored_queries((14, 14), 1, (12, 12, 197, 197), 6_500_000) == list(range(197))
+
+
+def test_a_page_says_that_not_every_patch_can_be_picked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Only where that is so."""
+    sentence = "picking a patch shows the nearest of them"
+    assert sentence not in make_guide({"name": "vit", "depth": 1}, tmp_path).html
+    monkeypatch.setattr(page_data, "MOST_BYTES", 100)
+    assert sentence in make_guide({"name": "vit", "depth": 1}, tmp_path).html
 
 
 def test_masked_scores_can_be_stored() -> None:
