@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tests.patience import patient
 
@@ -185,6 +185,10 @@ class Browser:
         )
         found = self._driver.execute_async_script(script)
         return [f"{each['id']}: {each['nodes'][0]['target']}" for each in found]
+
+    def answer_of(self, script: str) -> Any:
+        """Return what a script hands to its only argument, a function."""
+        return self._driver.execute_async_script(script)
 
     def overflow(self) -> int:
         """Return by how many pixels the page is wider than the window."""
