@@ -43,6 +43,8 @@ def sentence(error: ValidationError, model: type[BaseModel], prefix: str = "") -
     """
     first = error.errors()[0]
     path = [str(part) for part in first["loc"] if not str(part).startswith("function-")]
+    while path and path[-1].isdecimal():  # a value of a list
+        path.pop()
     dotted = ".".join([prefix, *path] if prefix else path)
     if first["type"] == "extra_forbidden":
         if "." in path[-1]:
@@ -56,6 +58,8 @@ def sentence(error: ValidationError, model: type[BaseModel], prefix: str = "") -
         return ConfigError(f"{dotted} is {first['input']!r}, but {reason}.")
     template = _RULES.get(first["type"])
     rule = template.format(**first.get("ctx", {})) if template else str(first["msg"])
+    if first["type"] == "literal_error" and " or " not in rule:
+        rule = rule.replace("one of ", "")
     limits = _range_text(model, path)
     remedy = f" Choose a value {limits}." if limits else ""
     if first["type"] == "missing":
@@ -74,7 +78,7 @@ def unknown_key(dotted: str, known: Iterable[str]) -> ConfigError:
     elif names:
         remedy = f"Available settings: {', '.join(before + name for name in names)}."
     else:
-        remedy = "There are no settings here. Remove it."
+        return ConfigError(f"There is no setting {dotted}: {parent} has none here. Remove it.")
     return ConfigError(f"There is no setting {dotted}. {remedy}")
 
 

@@ -71,7 +71,7 @@ def read_image(file: Path, description: ModelDescription, label: str | None) -> 
             pixels = resize_image(original, spec.height, spec.width, spec.resize)
             return ImageToExplain(file.name, np.array(original), np.array(pixels), label)
     except UndecodableImageError as error:
-        raise DataError(f"{file} could not be read: {error}. Give the path of an image.") from error
+        raise DataError(f"{file}: {error}. Give the path of an image.") from error
 
 
 def explain(

@@ -87,7 +87,7 @@ def test_two_images_are_compared_on_one_page(command: Command, tmp_path: Path) -
         (["stripes", IMAGE, IMAGE, IMAGE], "and not 3"),
         (["stripes", IMAGE, "--label", "left"], "left is not a class of the model"),
         (["stripes", IMAGE, "--label", "up", "--label", "up"], "--label is given 2 times"),
-        (["stripes", "nowhere.png"], "nowhere.png could not be read"),
+        (["stripes", "nowhere.png"], "nowhere.png: cannot be read"),
         (["stripes", IMAGE, "--out", "photos"], "photos is a folder"),
         (["stripe", IMAGE], "Did you mean 'stripes'?"),
         (["stripes@shampion", IMAGE], "Did you mean 'champion'"),
