@@ -135,8 +135,10 @@ def test_setting_like_no_other_is_answered_with_all() -> None:
 def test_setting_of_a_plugin_without_settings_is_answered_in_words() -> None:
     """Where there are no settings at all, the answer does not end in an empty list."""
     sentence = sentence_of({"augmentation": {"name": "none", "rotation": 4}})
-    assert sentence.startswith("There is no setting augmentation.rotation.")
-    assert "Available settings: ." not in sentence
+    assert sentence.startswith(
+        "There is no setting augmentation.rotation: augmentation has none here."
+    )
+    assert sentence.endswith("Remove it.")
 
 
 def test_sentence_about_several_settings_keeps_their_names() -> None:
