@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from pipeline.files.data_names import DataKind, data_kind
 from pipeline.section import Section
@@ -17,6 +18,23 @@ SHORT_OPTIONS = (
 Fraction = Annotated[float, Field(gt=0, lt=0.9)]
 Mean = Annotated[float, Field(ge=0, le=1)]
 Deviation = Annotated[float, Field(gt=0, le=1)]
+
+
+GROUP_NAME = "group"
+"""Name of the part that a group pattern captures, if it captures several."""
+
+
+def _captures_a_group(text: str) -> str:
+    try:
+        pattern = re.compile(text)
+    except re.error as error:
+        raise ValueError(f"that is not a regular expression ({error})") from error
+    if pattern.groups != 1 and GROUP_NAME not in pattern.groupindex:
+        raise ValueError(
+            f"it captures {pattern.groups} parts; put the part of the path that names the group in "
+            r"parentheses, such as (patient\d+)_, or name it, such as (?P<group>patient\d+)"
+        )
+    return text
 
 
 class TableColumns(Section):
@@ -72,6 +90,10 @@ class DataConfig(Section):
 
     split_seed: Annotated[int, Field(ge=0)] = 0
     """Seed of the split; independent of the training seed."""
+
+    group_pattern: Annotated[str, AfterValidator(_captures_a_group)] | None = None
+    """Regular expression with a part in parentheses; images in whose paths it captures the same
+    text, such as a patient, are never in different splits."""
 
     workers: Annotated[int, Field(ge=0, le=64)] = 0
     """Number of data-loader workers; the result does not depend on it."""

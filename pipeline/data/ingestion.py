@@ -16,6 +16,7 @@ from pipeline.data import earlier_manifests, exclusion, prepared_store, split, s
 from pipeline.data import manifest as manifests
 from pipeline.data.class_checks import check_images, one_class
 from pipeline.data.decoding import UndecodableImageError
+from pipeline.data.groups import with_groups
 from pipeline.data.image_root import image_on_disk
 from pipeline.data.ingestion_notes import (
     empty_classes,
@@ -348,6 +349,8 @@ def _listing(config: RunConfig, workspace: Path) -> ImageListing:
             f"The data source '{config.data.source}' named the data {listing.name!r}, which is not "
             "a valid name. Fix the plugin."
         ) from error
+    if config.data.group_pattern is not None:
+        listing = with_groups(listing, config.data.group_pattern)
     if labelled:
         return listing
     return replace(listing, images=[image._replace(label="") for image in listing.images])

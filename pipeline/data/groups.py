@@ -1,0 +1,50 @@
+"""Groups of images that belong together, by a regular expression on their paths."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pipeline.data.config import GROUP_NAME
+from pipeline.errors import ConfigError
+from pipeline.plugin_api import ImageListing
+
+_EXAMPLES = 2
+
+
+def with_groups(listing: ImageListing, text: str) -> ImageListing:
+    """Return a listing whose images are grouped by what a pattern captures in their paths.
+
+    Images in whose path the pattern is not found are in no group.
+
+    Raises:
+        ConfigError: if it is found in no path, or the source has named groups itself.
+    """
+    if any(image.group for image in listing.images):
+        raise ConfigError(
+            f"data.group_pattern is '{text}', but the data names groups itself. Leave out "
+            "data.group_pattern, or data.group_column if that names them."
+        )
+    pattern = re.compile(text)
+    name = GROUP_NAME if GROUP_NAME in pattern.groupindex else 1
+    found = [pattern.search(image.path) for image in listing.images]
+    names = [match[name] or "" if match else "" for match in found]
+    if not any(names):
+        paths = " or ".join(image.path for image in listing.images[:_EXAMPLES])
+        raise ConfigError(
+            f"data.group_pattern '{text}' is found in no path, such as {paths}. Change it: it is "
+            "searched for in the path below the data's folder, with forward slashes."
+        )
+    images = [
+        image._replace(group=group or None)
+        for image, group in zip(listing.images, names, strict=True)
+    ]
+    return replace(listing, images=images, notes=[*listing.notes, _note(names)])
+
+
+def _note(names: Sequence[str]) -> str:
+    grouped = [name for name in names if name]
+    alone = len(names) - len(grouped)
+    rest = f"; {alone:,} of them are in no group" if alone else ""
+    return f"{len(set(grouped)):,} groups of images by data.group_pattern{rest}"
