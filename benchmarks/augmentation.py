@@ -19,7 +19,8 @@ import numpy as np
 import torch
 
 from pipeline.config import PluginChoice
-from pipeline.data.loader import BatchOrder, TrainingImages, training_batches
+from pipeline.data.batch_order import BatchOrder
+from pipeline.data.loader import TrainingImages, training_batches
 from pipeline.plugin_api import ImageSpec
 
 _IMAGES = 4096

@@ -29,9 +29,10 @@ from benchmarks.measured_runs import machine
 from pipeline import config_files
 from pipeline.data import ingestion
 from pipeline.data import manifest as manifests
+from pipeline.data.near_duplicates.search import matches
+from pipeline.data.near_duplicates.thumbnails import Thumbnails
 from pipeline.data.same_images import content_numbers
-from pipeline.inspection.measures import ImageMeasures, Thumbnails
-from pipeline.inspection.near_duplicates import matches
+from pipeline.inspection.measures import ImageMeasures
 
 Array = np.ndarray[Any, Any]
 Pairs = dict[tuple[int, int], float]

@@ -95,6 +95,10 @@ class DataConfig(Section):
     """Regular expression with a part in parentheses; images in whose paths it captures the same
     text, such as a patient, are never in different splits."""
 
+    group_near_duplicates: bool = False
+    """Keep images that nearly show the same (crops, mirror images, rescaled or re-encoded copies)
+    in one split; they are searched for when the data is read."""
+
     workers: Annotated[int, Field(ge=0, le=64)] = 0
     """Number of data-loader workers; the result does not depend on it."""
 

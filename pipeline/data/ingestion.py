@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +16,6 @@ from pipeline.data import earlier_manifests, exclusion, prepared_store, split, s
 from pipeline.data import manifest as manifests
 from pipeline.data.class_checks import check_images, one_class
 from pipeline.data.decoding import UndecodableImageError
-from pipeline.data.groups import with_groups
 from pipeline.data.image_root import image_on_disk
 from pipeline.data.ingestion_notes import (
     empty_classes,
@@ -25,14 +24,14 @@ from pipeline.data.ingestion_notes import (
     notes_on_size,
 )
 from pipeline.data.leakage import check_leakage, notes_on_leakage
-from pipeline.errors import ConfigError, DataError, PluginError
-from pipeline.files.atomic_files import storage_errors
+from pipeline.data.near_duplicates.grouping import with_near_groups
+from pipeline.data.near_duplicates.thumbnails import ThumbnailCollector
+from pipeline.data.source_listing import listing_of, uses_labels
+from pipeline.errors import ConfigError, DataError
 from pipeline.files.data_names import IMAGE_SUFFIXES
-from pipeline.plugin_api import DataTraits, ImageListing, ImageSpec, SourceContext
-from pipeline.plugin_system import plugin_loader
+from pipeline.plugin_api import DataTraits, ImageListing, ImageSpec
 from pipeline.plugin_system.plugin_settings import resolve_settings
 from pipeline.section import Section
-from pipeline.workspace import make_folder
 
 _SIZES = (8, 16, 32, 64, 96)
 """Default image sizes; the largest that most images reach without enlarging is chosen."""
@@ -114,7 +113,7 @@ def check_source(config: RunConfig, workspace: Path, *, to_train: bool = True) -
     Raises:
         DataError: if there are no images, or only one class and `to_train` is set.
     """
-    listing = _listing(config, workspace)
+    listing = listing_of(config, workspace)
     labels = {listed.label for listed in listing.images} - {""}
     if to_train and len(labels) == 1 and uses_labels(config):
         raise one_class(listing.root, labels)
@@ -138,7 +137,7 @@ def scan(
     Raises:
         DataError: if the source cannot be read.
     """
-    listing = _listing(config, workspace)
+    listing = listing_of(config, workspace)
     labelled = uses_labels(config)
     reading = _labelled(on_progress, "Reading images")
     manifest = manifests.scan(listing, reading, labelled=labelled, on_image=on_image)
@@ -170,18 +169,9 @@ def ingest(
     Raises:
         DataError: if the images or labels cannot be used; nothing is saved then.
     """
-    listing = _listing(config, workspace)
-    scan_progress = _labelled(on_progress, "Reading images")
-    labelled = uses_labels(config)
-    manifest = manifests.scan(listing, scan_progress, labelled=labelled)
-    data = config.data
-    notes = _notes(manifest, listing, labelled=labelled)
-    exclude = None
-    if data.exclude is not None:
-        excluded = exclusion.read_exclusion(Path(data.exclude).expanduser())
-        manifest, more = exclusion.with_exclusion(manifest, excluded)
-        notes, exclude = [*notes, *more], excluded.kept_copy(workspace)
-    check_images(manifest, listing.root, labelled=labelled)
+    listing = listing_of(config, workspace)
+    labelled, data = uses_labels(config), config.data
+    manifest, notes, exclude = _read(config, listing, workspace, on_progress)
     if labelled and "leakage" not in data.accept:
         check_leakage(manifest)
     wanted = split.wanted_splits(manifest, data.validation_fraction, data.test_fraction)
@@ -209,6 +199,30 @@ def ingest(
         split_origin=split_origin,
         exclude=exclude,
     )
+
+
+def _read(
+    config: RunConfig, listing: ImageListing, workspace: Path, on_progress: StageProgress | None
+) -> tuple[pd.DataFrame, list[str], Path | None]:
+    """Return the manifest without splits of Patchline's own, notes, and what was excluded."""
+    labelled, data = uses_labels(config), config.data
+    thumbnails = ThumbnailCollector() if data.group_near_duplicates else None
+    manifest = manifests.scan(
+        listing,
+        _labelled(on_progress, "Reading images"),
+        labelled=labelled,
+        on_image=thumbnails.add if thumbnails is not None else None,
+    )
+    notes, exclude = _notes(manifest, listing, labelled=labelled), None
+    if data.exclude is not None:
+        excluded = exclusion.read_exclusion(Path(data.exclude).expanduser())
+        manifest, more = exclusion.with_exclusion(manifest, excluded)
+        notes, exclude = [*notes, *more], excluded.kept_copy(workspace)
+    check_images(manifest, listing.root, labelled=labelled)
+    if thumbnails is not None:
+        manifest, note = with_near_groups(manifest, thumbnails, on_progress)
+        notes.append(note)
+    return manifest, notes, exclude
 
 
 def assign_splits(
@@ -290,10 +304,7 @@ def prepare(
     *,
     fresh: bool = False,
 ) -> PreparedData:
-    """Decode the images into the store, unless it exists, and measure the training split.
-
-    With `fresh`, the images are always decoded.
-    """
+    """Decode the images into the store, unless it exists and `fresh` is not set; measure train."""
     rows = manifests.usable(manifests.load(data.manifest_file))
     size, channels = config.data.image_size, config.data.channels
     if size is None or channels is None:
@@ -323,42 +334,6 @@ def prepare(
 def default_image_size(median_side: int) -> int:
     """Return the largest of 8, 16, 32, 64 and 96 pixels that is at most the median side."""
     return max([size for size in _SIZES if size <= median_side], default=_SIZES[0])
-
-
-def _listing(config: RunConfig, workspace: Path) -> ImageListing:
-    plugin = plugin_loader.load_data_source(config.data.source)
-    options = plugin.config_class.model_validate(config.data.options)
-    work_dir = workspace / "sources" / config.data.source
-    with storage_errors(workspace.parent):
-        make_folder(work_dir)
-    with plugin_loader.plugin_errors(
-        "data_source", config.data.source, "failed to list its images"
-    ):
-        labelled = uses_labels(config)
-        context = SourceContext(config.data.path, work_dir, needs_labels=labelled)
-        listing = plugin.build(options, context).list_images()
-    if not isinstance(listing, ImageListing):
-        raise PluginError(
-            f"The data source '{config.data.source}' returned a {type(listing).__name__}, not an "
-            "ImageListing. Repair the plugin."
-        )
-    try:
-        RunConfig(name=listing.name)
-    except ValueError as error:
-        raise PluginError(
-            f"The data source '{config.data.source}' named the data {listing.name!r}, which is not "
-            "a valid name. Fix the plugin."
-        ) from error
-    if config.data.group_pattern is not None:
-        listing = with_groups(listing, config.data.group_pattern)
-    if labelled:
-        return listing
-    return replace(listing, images=[image._replace(label="") for image in listing.images])
-
-
-def uses_labels(config: RunConfig) -> bool:
-    """Return whether the objective of a run uses labels."""
-    return plugin_loader.load_objective(config.objective.name).uses_labels
 
 
 def _class_counts(rows: pd.DataFrame) -> dict[str, int]:

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from pipeline.config import PluginChoice
 from pipeline.data.augmentation import SeededAugmentation
+from pipeline.data.batch_order import row_of
 from pipeline.data.prepared_store import Pixels, open_images
 from pipeline.plugin_api import ImageSpec
 
@@ -26,7 +27,7 @@ class _LoadedBatch(NamedTuple):
     images_BHWC: torch.Tensor
     labels_B: torch.Tensor
     epoch: int
-    rows_B: torch.Tensor
+    draws_B: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class TrainingImages:
 
 
 class _StoredImages(Dataset[_LoadedBatch]):
-    """Fetch whole batches of (epoch, row) pairs; the store is opened lazily in each worker."""
+    """Fetch whole batches of (epoch, draw) pairs; the store is opened lazily in each worker."""
 
     def __init__(self, source: TrainingImages) -> None:
         self.source = source
@@ -64,52 +65,18 @@ class _StoredImages(Dataset[_LoadedBatch]):
             self._images = np.asarray(open_images(source.store))
             self._augment = source.augment()
         epoch = keys[0][0]
-        rows = [row for _, row in keys]
-        images_BHWC = self._augment.by_image(self._images[rows], epoch, rows)
+        draws = [draw for _, draw in keys]
+        rows = [row_of(draw, len(source.labels)) for draw in draws]
+        images_BHWC = self._augment.by_image(self._images[rows], epoch, draws)
         return _LoadedBatch(
             torch.from_numpy(images_BHWC),
             torch.from_numpy(source.labels[rows]),
             epoch,
-            torch.tensor(rows),
+            torch.tensor(draws),
         )
 
     def __getitem__(self, key: tuple[int, int]) -> _LoadedBatch:
         return self.__getitems__([key])
-
-
-class BatchOrder:
-    """Yield batches of (epoch, row) endlessly, from any step; the last of an epoch is smaller.
-
-    A single image left over joins the previous batch, because batch norm needs at least two.
-    """
-
-    def __init__(
-        self, rows: np.ndarray[Any, np.dtype[np.int64]], batch_size: int, seed: int, first_step: int
-    ) -> None:
-        self.rows = rows
-        self.batch_size = batch_size
-        self.seed = seed
-        self.first_step = first_step
-        whole, left_over = divmod(len(rows), batch_size)
-        joined = left_over == 1 and batch_size > 1
-        self.steps_per_epoch = max(1, whole + (left_over > 0 and not joined))
-
-    def images_at(self, step: int) -> int:
-        """Return the number of images in the batch of a step."""
-        batch = step % self.steps_per_epoch
-        last = batch + 1 == self.steps_per_epoch
-        return len(self.rows) - batch * self.batch_size if last else self.batch_size
-
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        epoch, skipped = divmod(self.first_step, self.steps_per_epoch)
-        while True:
-            order = np.random.default_rng([self.seed, epoch]).permutation(self.rows)
-            for batch in range(skipped, self.steps_per_epoch):
-                last = batch + 1 == self.steps_per_epoch
-                end = len(order) if last else (batch + 1) * self.batch_size
-                chosen = order[batch * self.batch_size : end]
-                yield [(epoch, int(row)) for row in chosen]
-            epoch, skipped = epoch + 1, 0
 
 
 def training_batches(
@@ -121,7 +88,7 @@ def training_batches(
     """Yield the batches of the training split endlessly, starting at the order's first step.
 
     Args:
-        order: which images are in which batch, as (epoch, row).
+        order: which images are in which batch, as (epoch, draw); see `batch_order`.
         source: the images and their augmentation.
         workers: number of data-loader workers; 0 loads in this process.
         device: where the batches are needed, and where whole batches are augmented; by default the
@@ -144,11 +111,11 @@ def _augmented(
 ) -> Iterator[Batch]:
     """Yield the batches on the device, with the batched part of the augmentation applied."""
     for batch in batches:
-        images_BHWC, labels_B, rows_B = (
+        images_BHWC, labels_B, draws_B = (
             tensor.to(device, non_blocking=True)
-            for tensor in (batch.images_BHWC, batch.labels_B, batch.rows_B)
+            for tensor in (batch.images_BHWC, batch.labels_B, batch.draws_B)
         )
-        yield augmentation.by_batch(images_BHWC, batch.epoch, rows_B), labels_B
+        yield augmentation.by_batch(images_BHWC, batch.epoch, draws_B), labels_B
 
 
 def _whole_batch(batch: Any) -> _LoadedBatch:

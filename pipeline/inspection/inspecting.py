@@ -13,6 +13,8 @@ from pipeline.config import RunConfig
 from pipeline.data import exclusion, ingestion, split
 from pipeline.data import manifest as manifests
 from pipeline.data.leakage import given_splits
+from pipeline.data.near_duplicates.search import near_duplicates
+from pipeline.data.source_listing import uses_labels
 from pipeline.errors import DataError
 from pipeline.inspection.class_findings import findings_on_classes
 from pipeline.inspection.file_findings import (
@@ -23,7 +25,6 @@ from pipeline.inspection.file_findings import (
 )
 from pipeline.inspection.finding import KINDS, SEVERITIES, Finding, Inspection, Range, Sizes
 from pipeline.inspection.measures import ImageMeasures
-from pipeline.inspection.near_duplicates import near_duplicates
 from pipeline.inspection.same_image_findings import findings_on_duplicates
 
 _SQUARE = 1.05
@@ -76,7 +77,7 @@ def inspect_data(
             *findings_on_light(measured),
             *findings_on_duplicates(rows, given, near),
         ]
-    if ingestion.uses_labels(config):
+    if uses_labels(config):
         data = config.data
         wanted = split.wanted_splits(manifest, data.validation_fraction, data.test_fraction)
         found += findings_on_classes(rows, scanned.empty_classes, len(wanted) + 1)

@@ -7,34 +7,20 @@ from __future__ import annotations
 
 import math
 import threading
-from typing import Any, NamedTuple
+from typing import Any
 
 import cv2
 import numpy as np
 import pandas as pd
 
 from pipeline.data.image_formats import HEAD_BYTES, format_of
+from pipeline.data.near_duplicates.thumbnails import ThumbnailCollector, Thumbnails, shrunk
 
-LUMA_SIDE, CHROMA_SIDE = 24, 8
-"""Pixels on a side of the thumbnails that near duplicates are found with."""
-_MEASURED_SIDE = 256
-"""Larger images are scaled down first, so that the measures do not depend on their size."""
 _TILES = 4
 _ROUNDING = 4.0
 """Energy of the Laplacian that rounding to 8 bits leaves in a smooth image."""
 COLUMNS = ["format", "brightest", "contrast", "entropy", "sharpness"]
 Array = np.ndarray[Any, Any]
-
-
-class Thumbnails(NamedTuple):
-    """The images in YCrCb, squeezed into small squares, in the order of a manifest's rows."""
-
-    luma_NHW: Array
-    chroma_NHWC: Array
-
-    def take(self, rows: Array | slice) -> Thumbnails:
-        """Return the thumbnails of some rows."""
-        return Thumbnails(self.luma_NHW[rows], self.chroma_NHWC[rows])
 
 
 class ImageMeasures:
@@ -44,19 +30,17 @@ class ImageMeasures:
         self._lock = threading.Lock()
         self._paths: dict[str, int] = {}
         self._values: list[tuple[str, float, float, float, float]] = []
-        self._luma, self._chroma = bytearray(), bytearray()
+        self._thumbnails = ThumbnailCollector()
 
     def add(self, path: str, data: bytes, image_HWC: Array) -> None:
         """Measure one image: its path, the file, and the decoded RGB pixels."""
-        small = _shrunk(image_HWC)
+        small = shrunk(image_HWC)
         grey = cv2.cvtColor(small, cv2.COLOR_RGB2GRAY)
         values = (format_of(data[:HEAD_BYTES]) or "", *_light(grey), _sharpness(grey))
-        luma, chroma = _thumbnail(small)
+        self._thumbnails.add_shrunk(path, small)
         with self._lock:
             self._paths[path] = len(self._values)
             self._values.append(values)
-            self._luma += luma.tobytes()
-            self._chroma += chroma.tobytes()
 
     def table(self, paths: pd.Series[str]) -> pd.DataFrame:
         """Return the columns `COLUMNS` for some images, in their order and with their index."""
@@ -65,19 +49,7 @@ class ImageMeasures:
 
     def thumbnails(self, paths: pd.Series[str]) -> Thumbnails:
         """Return the thumbnails of some images, in their order."""
-        places = np.array([self._paths[path] for path in paths], dtype=np.int64)
-        luma = np.frombuffer(self._luma, np.uint8).reshape(-1, LUMA_SIDE, LUMA_SIDE)
-        chroma = np.frombuffer(self._chroma, np.uint8).reshape(-1, CHROMA_SIDE, CHROMA_SIDE, 2)
-        return Thumbnails(luma[places], chroma[places])
-
-
-def _shrunk(image_HWC: Array) -> Array:
-    height, width = image_HWC.shape[:2]
-    scale = _MEASURED_SIDE / max(height, width)
-    if scale >= 1:
-        return np.ascontiguousarray(image_HWC)
-    size = (max(1, round(width * scale)), max(1, round(height * scale)))
-    return cv2.resize(np.ascontiguousarray(image_HWC), size, interpolation=cv2.INTER_AREA)
+        return self._thumbnails.of(paths)
 
 
 def _light(grey_HW: Array) -> tuple[float, float, float]:
@@ -106,11 +78,3 @@ def _sharpness(grey_HW: Array) -> float:
     coarse = cv2.resize(across**2 + down**2, tiles, interpolation=cv2.INTER_AREA)
     place = int(fine.argmax())
     return max(0.0, float(fine.flat[place]) - _ROUNDING) / (float(coarse.flat[place]) + _ROUNDING)
-
-
-def _thumbnail(image_HWC: Array) -> tuple[Array, Array]:
-    """Return luma and chroma; both sides are averaged separately, so the shape does not matter."""
-    colours = cv2.cvtColor(image_HWC, cv2.COLOR_RGB2YCrCb)
-    luma = cv2.resize(colours[:, :, 0], (LUMA_SIDE,) * 2, interpolation=cv2.INTER_AREA)
-    chroma = cv2.resize(colours, (CHROMA_SIDE,) * 2, interpolation=cv2.INTER_AREA)[:, :, 1:]
-    return luma, chroma

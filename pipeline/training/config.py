@@ -206,6 +206,10 @@ class TrainingConfig(Section):
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Fraction of the target probability spread over all classes (arXiv 1512.00567, section 7)."""
 
+    sampling: Literal["uniform", "balanced"] = "uniform"
+    """How often the images are drawn in an epoch: uniform draws each once; balanced draws every
+    class equally often, images of a rare class several times, each time augmented anew."""
+
     class_weights: Literal["none", "balanced"] = "none"
     """Weights of the classes in the training loss; balanced is the inverse of the class frequency
     in the training split, 1 on average over its images."""
@@ -236,6 +240,15 @@ class TrainingConfig(Section):
     ensemble: bool = False
     """Package the models of all folds as one model, which averages their probabilities, instead of
     training once more; needs folds."""
+
+    @model_validator(mode="after")
+    def _classes_are_balanced_once(self) -> Self:
+        if self.sampling == self.class_weights == "balanced":
+            raise ValueError(
+                "training.sampling and training.class_weights are both balanced, so rare classes "
+                "would count twice. Leave out one of them"
+            )
+        return self
 
     @model_validator(mode="after")
     def _extension_is_one_training(self) -> Self:

@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from pipeline.data.loader import BatchOrder, training_batches
+from pipeline.data.batch_order import BatchOrder, row_of
+from pipeline.data.loader import training_batches
 from pipeline.files.atomic_files import replacing, write_text
 from pipeline.training.train_step import Gradients
 from pipeline.training.training_data import TrainingData
@@ -97,8 +98,9 @@ def save_batch(
     `diverged_step_N.json` the step, its learning rate, loss and gradient norm, and the path of each
     image.
     """
-    again = BatchOrder(order.rows, order.batch_size, order.seed, first_step=diverged.step)
+    again = order.from_step(diverged.step)
     chosen = next(iter(again))
+    rows = [row_of(draw, len(data.paths)) for _, draw in chosen]
     images_BHWC, labels_B = next(training_batches(again, data.training, workers=0))
     name = f"diverged_step_{diverged.step + 1}"
     arrays, description = folder / f"{name}.npz", folder / f"{name}.json"
@@ -110,7 +112,7 @@ def save_batch(
         "learning_rate": diverged.learning_rate,
         "loss": str(diverged.loss),  # JSON has no nan
         "gradient_norm": str(diverged.norm),
-        "images": [{"path": data.paths[row], "label": data.class_of(row)} for _, row in chosen],
+        "images": [{"path": data.paths[row], "label": data.class_of(row)} for row in rows],
     }
     write_text(description, json.dumps(content, indent=2))
     return [arrays, description]

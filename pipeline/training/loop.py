@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import torch
 
-from pipeline.data.loader import Batch, BatchOrder, training_batches
+from pipeline.data.loader import Batch, training_batches
 from pipeline.errors import RunError
 from pipeline.training import best_weights, data_workers
 from pipeline.training.checkpoint import Checkpoints
@@ -60,8 +60,7 @@ class Training:
         self.threads = make_repeatable(self.group.own_threads(settings.threads)) * self.group.size
         self.device = self.group.own_device(choose_device(settings, look()))
         self.data = open_data(job)
-        rows = self.data.training.rows
-        self.order = BatchOrder(rows, settings.batch_size, job.config.seed, first_step=0)
+        self.order = self.data.order(settings, job.config.seed)
         model = initial_model(job, self.data, events).to(self.device)
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         chooser = Chooser(job.config, job.image, len(job.classes), model, job.workspace)

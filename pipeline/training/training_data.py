@@ -10,8 +10,10 @@ import numpy as np
 import torch
 
 from pipeline.data import manifest as manifests
+from pipeline.data.batch_order import BalancedOrder, BatchOrder
 from pipeline.data.loader import TrainingImages
 from pipeline.data.prepared_store import Pixels, open_images
+from pipeline.training.config import TrainingConfig
 from pipeline.training.job import TrainingJob
 from pipeline.training.losses import balanced_class_weights
 
@@ -37,6 +39,13 @@ class TrainingData:
     paths: tuple[str, ...]
     """Path of every row of the store, as in the manifest."""
     classes: tuple[str, ...]
+
+    def order(self, settings: TrainingConfig, seed: int) -> BatchOrder:
+        """Return the batches of a training, from its first step."""
+        rows, size = self.training.rows, settings.batch_size
+        if settings.sampling == "balanced":
+            return BalancedOrder(rows, size, seed, 0, self.labels)
+        return BatchOrder(rows, size, seed, first_step=0)
 
     def class_weights_K(self) -> torch.Tensor:  # noqa: N802 - the shape suffix
         """Return the balanced class weights of the training split."""

@@ -76,7 +76,7 @@ def test_no_group_straddles_the_splits(tmp_path: Path) -> None:
         settings = {"path": str(tmp_path / "photos"), "group_pattern": r"(patient\d+)_"}
         data = ingest(validated({"data": settings}), tmp_path / "work")
         rows = manifests.load(data.manifest_file)
-        return {group: set(of_group["split"]) for group, of_group in rows.groupby("group")}
+        return {str(group): set(of_group["split"]) for group, of_group in rows.groupby("group")}
 
     add("xyz")
     before = splits()

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.config import PluginChoice
-from pipeline.data.loader import Batch, BatchOrder, TrainingImages, training_batches
+from pipeline.data.batch_order import BalancedOrder, BatchOrder, row_of
+from pipeline.data.loader import Batch, TrainingImages, training_batches
 from pipeline.plugin_api import ImageSpec
 from tests.conftest import draw_photo
 
@@ -158,3 +159,43 @@ def test_resumed_batches_equal_the_uninterrupted_ones(either: TrainingImages) ->
 def test_number_of_loader_processes_changes_nothing(either: TrainingImages) -> None:
     """Two worker processes give the same batches as none, over the end of an epoch."""
     assert same(batches(either, 5, first_step=1, workers=2), batches(either, 5, first_step=1))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    counts=st.lists(st.integers(1, 30), min_size=1, max_size=6),
+    seed=st.integers(0, 1000),
+    first_step=st.integers(0, 30),
+)
+def test_balanced_draws_every_class_equally_often(
+    counts: list[int], seed: int, first_step: int
+) -> None:
+    """In each epoch classes differ by one draw at most, and images of a class likewise."""
+    labels = np.repeat(np.arange(len(counts)), counts)
+    rows = np.arange(len(labels))
+    order = BalancedOrder(rows, 4, seed, 0, labels)
+    epoch = list(islice(iter(order), order.steps_per_epoch))
+    draws = [draw for batch in epoch for _, draw in batch]
+    assert len(draws) == len(set(draws)) == len(rows)  # no draw is augmented like another
+    drawn = np.array([row_of(draw, len(labels)) for draw in draws])
+    assert np.ptp(np.bincount(labels[drawn])) <= 1
+    of_image = np.bincount(drawn, minlength=len(rows))
+    assert all(np.ptp(of_image[labels == label]) <= 1 for label in range(len(counts)))
+    again = list(islice(iter(order.from_step(first_step)), 3))
+    assert again == list(islice(iter(order), first_step + 3))[first_step:]
+
+
+def test_balanced_batches_are_the_same_for_any_workers(either: TrainingImages) -> None:
+    """An image drawn twice in an epoch is augmented twice, by whichever worker loads it."""
+    labels = np.zeros_like(either.labels)
+    labels[either.rows[:2]] = 1  # two images make up half of the epoch
+    source = replace(either, labels=labels)
+    order = BalancedOrder(source.rows, 4, source.seed, 0, labels)
+    alone, helped = (
+        list(islice(training_batches(order, source, workers), order.steps_per_epoch))
+        for workers in (0, 2)
+    )
+    assert same(alone, helped)
+    rare = torch.cat([images[labels_B == 1] for images, labels_B in alone])
+    assert len(rare) in (5, 6)  # of eleven
+    assert len({image.numpy().tobytes() for image in rare}) > 2

@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 from PIL import Image
 
+from pipeline.data.near_duplicates.search import near_duplicates
+from pipeline.data.near_duplicates.vector_search import VectorIndex
 from pipeline.inspection.measures import ImageMeasures
-from pipeline.inspection.near_duplicates import near_duplicates
-from pipeline.inspection.vector_search import VectorIndex
 from tests.pipeline.inspection.test_inspecting import scene
 
 Change = Callable[[Image.Image], Image.Image]

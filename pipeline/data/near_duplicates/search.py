@@ -16,10 +16,10 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from threadpoolctl import threadpool_limits
 
+from pipeline.data.near_duplicates.picture_vectors import View, fine_vectors, vectors
+from pipeline.data.near_duplicates.thumbnails import Thumbnails
+from pipeline.data.near_duplicates.vector_search import VectorIndex
 from pipeline.data.same_images import content_numbers
-from pipeline.inspection.measures import Thumbnails
-from pipeline.inspection.picture_vectors import View, fine_vectors, vectors
-from pipeline.inspection.vector_search import VectorIndex
 
 Array = np.ndarray[Any, Any]
 Progress = Callable[[str, int, int], None]

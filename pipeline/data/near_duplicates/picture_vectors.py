@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipeline.inspection.measures import Thumbnails
+from pipeline.data.near_duplicates.thumbnails import Thumbnails
 
 Array = np.ndarray[Any, Any]
 

@@ -1,0 +1,1 @@
+"""Images that show nearly the same: found by small thumbnails, and grouped for the splits."""

@@ -1,0 +1,59 @@
+"""Near duplicates as groups of a manifest, so that they are never in different splits or folds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from pipeline.data.manifest import usable
+from pipeline.data.near_duplicates.search import Progress, near_duplicates
+from pipeline.data.near_duplicates.thumbnails import ThumbnailCollector
+from pipeline.data.same_images import GROUP, content_numbers, known, united
+
+_NAME_DIGITS = 12
+
+
+def with_near_groups(
+    manifest: pd.DataFrame, thumbnails: ThumbnailCollector, on_progress: Progress | None = None
+) -> tuple[pd.DataFrame, str]:
+    """Return the manifest with images that nearly show the same in one group, and how many are.
+
+    Groups that near duplicates connect become one. A group has the first of the names that its
+    images had; without any, it is named by the first of their digests.
+
+    Args:
+        manifest: not yet split.
+        thumbnails: of all usable images.
+        on_progress: called while the images are compared.
+    """
+    rows = usable(manifest)
+    near_N = near_duplicates(thumbnails.of(rows["path"]), rows, on_progress)
+    groups = known(rows, GROUP)
+    units_N = united(groups, pd.Series(near_N.astype(str), index=rows.index))
+    contents_N = content_numbers(rows)[0].to_numpy()
+    together_N = _connects_several(near_N, contents_N)
+    changed_N = np.isin(units_N, units_N[together_N])
+    names = rows["sha256"].str[:_NAME_DIGITS].radd("near ")
+    key = groups.where(groups != "", names)
+    order = pd.DataFrame({"unit": units_N, "unnamed": groups == "", "key": key})
+    first = order.sort_values(["unit", "unnamed", "key"]).drop_duplicates("unit")
+    name_of = first.set_index("unit")["key"]
+    group = groups.to_numpy(object, copy=True)
+    group[changed_N] = name_of.loc[units_N[changed_N]].to_numpy(object)
+    grouped = manifest.copy()
+    places = np.flatnonzero((manifest["status"] == "ok").to_numpy())
+    column = manifest[GROUP].to_numpy(object, copy=True)
+    column[places] = group
+    grouped[GROUP] = column
+    count = len(np.unique(near_N[together_N]))
+    images = int(together_N.sum())
+    kept = f"kept together in {count:,} group{'' if count == 1 else 's'}"
+    return grouped, f"{images:,} images are near duplicates of others, {kept}"
+
+
+def _connects_several(near_N: np.ndarray[Any, Any], contents_N: np.ndarray[Any, Any]) -> Any:
+    """Return which rows nearly show the same as a row with another content."""
+    pairs = pd.DataFrame({"near": near_N, "content": contents_N})
+    return (pairs.groupby("near")["content"].transform("nunique") > 1).to_numpy()

@@ -1,0 +1,89 @@
+"""Near duplicates as groups: together in one split, also with those that arrive later."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+from pipeline.config_files import validated
+from pipeline.data import manifest as manifests
+from pipeline.data.ingestion import ingest
+from pipeline.data.near_duplicates.grouping import with_near_groups
+from pipeline.data.near_duplicates.thumbnails import ThumbnailCollector
+from tests.conftest import draw_photo
+
+SIDE, PLAIN, COPIED = 48, 40, 10
+
+
+def _picture(number: int) -> Image.Image:
+    """Return a picture that differs from all others in large and small shapes."""
+    generator = np.random.default_rng(number)
+    small = generator.integers(0, 256, (6, 6, 3), dtype=np.uint8)
+    coarse = Image.fromarray(small).resize((SIDE, SIDE), Image.Resampling.BICUBIC)
+    fine = Image.fromarray(draw_photo(number % 4, number, SIDE))
+    return Image.blend(coarse, fine, 0.3)
+
+
+def _save(image: Image.Image, folder: Path, number: int, name: str) -> None:
+    file = folder / "ab"[number % 2] / f"{number:02d}_{name}"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    image.save(file, quality=60)
+
+
+def _rows(folder: Path, **settings: Any) -> pd.DataFrame:
+    data = {"path": str(folder), "group_near_duplicates": True, **settings}
+    found = ingest(validated({"data": data}), folder.parent / "work")
+    rows = manifests.load(found.manifest_file)
+    return rows.assign(number=[int(Path(path).name[:2]) for path in rows["path"]])
+
+
+def test_crops_and_mirror_images_stay_in_one_split(tmp_path: Path) -> None:
+    """Each picture's versions are in one split, and a version that arrives later joins them."""
+    folder = tmp_path / "photos"
+    for number in range(PLAIN):
+        _save(_picture(number), folder, number, "whole.png")
+        if number < COPIED:
+            cropped = _picture(number).crop((3, 3, SIDE - 3, SIDE - 3)).resize((SIDE, SIDE))
+            _save(cropped, folder, number, "crop.png")
+    before = _rows(folder).groupby("number")["split"].agg(set)
+    assert all(len(splits) == 1 for splits in before)
+    assert len(set().union(*before)) == 3
+    for number in range(COPIED):
+        mirrored = _picture(number).transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        _save(mirrored, folder, number, "mirror.jpg")
+    rows = _rows(folder)
+    pd.testing.assert_series_equal(rows.groupby("number")["split"].agg(set), before)
+    versions = rows[rows["number"] < COPIED].groupby("number")["group"].agg(set)
+    assert all(len(names) == 1 and "near " in min(names) for names in versions)
+    assert (rows.loc[rows["number"] >= COPIED, "group"] == "").all()
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (["anna", "", "", ""], ["anna", "anna", "", ""]),  # 0 and 1 are near duplicates
+        (["bert", "anna", "bert", ""], ["anna", "anna", "anna", ""]),  # they connect two groups
+        (["", "", "anna", "anna"], [None, None, "anna", "anna"]),
+    ],
+)
+def test_groups_that_near_duplicates_connect_become_one(
+    given: list[str], expected: list[str | None]
+) -> None:
+    """A name that the data gives stays; a group without one is named by a digest."""
+    first = _picture(1)
+    pictures = [first, first.resize((40, 40)), _picture(2), _picture(3)]
+    thumbnails = ThumbnailCollector()
+    for number, picture in enumerate(pictures):
+        thumbnails.add(str(number), b"", np.asarray(picture))
+    columns = {"status": "ok", "group": given, "width": SIDE, "height": SIDE}
+    digests = [f"{number:064x}" for number in range(4)]
+    manifest = pd.DataFrame({"path": list("0123"), "sha256": digests, "pixels": digests, **columns})
+    grouped, note = with_near_groups(manifest, thumbnails)
+    names = [name or f"near {digests[0][:12]}" for name in expected[:2]] + expected[2:]
+    assert grouped["group"].tolist() == names
+    assert note == "2 images are near duplicates of others, kept together in 1 group"
