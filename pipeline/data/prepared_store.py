@@ -20,13 +20,13 @@ from functools import cache, cached_property, partial
 from importlib import metadata
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from pipeline.data import decoding, image_formats, jpeg_wholeness, png_chunks
-from pipeline.data.decoding import UndecodableImageError, decoded, resize_image
+from pipeline.data.decoding import ResizePolicy, UndecodableImageError, decoded, resize_image
 from pipeline.data.earlier_stores import BUILDING, EarlierStores, lock_of, note_use, remove_unused
 from pipeline.data.image_root import root_image_bytes
 from pipeline.data.manifest import Progress
@@ -61,7 +61,7 @@ class StoreSpec:
     channels: int
     height: int
     width: int
-    resize: Literal["crop", "squash"]
+    resize: ResizePolicy
 
 
 def prepare(

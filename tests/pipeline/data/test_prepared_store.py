@@ -51,7 +51,10 @@ def rows_of(root: Path) -> pd.DataFrame:
     return manifests.usable(manifests.scan(listing))
 
 
-@pytest.mark.parametrize("spec", [SPEC, StoreSpec(1, 24, 20, "squash"), StoreSpec(1, 8, 8, "crop")])
+@pytest.mark.parametrize(
+    "spec",
+    [SPEC, StoreSpec(1, 24, 20, "squash"), StoreSpec(3, 20, 24, "pad"), StoreSpec(1, 8, 8, "crop")],
+)
 def test_store_holds_each_image_decoded_and_resized(
     root: Path, tmp_path: Path, spec: StoreSpec
 ) -> None:
