@@ -157,7 +157,7 @@ def _answer(data: bytes, number: int) -> tuple[str, str]:
     channels = 1 if number % 5 == 0 else 3
     try:
         pixels = decode_image(data, channels)
-        small = resize_image(pixels, 32, 32, "squash" if number % 3 == 0 else "crop")
+        small = resize_image(pixels, 32, 32, ("crop", "squash", "pad")[number % 3])
     except UndecodableImageError as error:
         short = len(str(error).splitlines()) == 1 and str(error).isprintable()
         return ("refused", "") if short else ("other", f"reason {str(error)!r}")

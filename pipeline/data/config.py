@@ -71,8 +71,9 @@ class DataConfig(Section):
     channels: Literal[1, 3] | None = None
     """1 for greyscale, 3 for RGB; by default greyscale only if every image is."""
 
-    resize: Literal["crop", "squash"] = "crop"
-    """How to make an image square: crop keeps the centre; squash keeps all, but distorts it."""
+    resize: Literal["crop", "squash", "pad"] = "crop"
+    """How to make an image square: crop keeps the centre; squash keeps all, but distorts it; pad
+    keeps all and adds a border in its mean color."""
 
     mean: tuple[Mean, ...] | None = None
     """Mean of the pixels of each channel, from 0 to 1, for normalization; by default that of the

@@ -45,6 +45,7 @@ _MOST_STRETCHED = 16
 _CUBIC_MARGIN = 4  # pixels that interpolation looks at, and one more
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
+ResizePolicy = Literal["crop", "squash", "pad"]
 
 # Pillow warns about metadata and large images; whatever matters here raises an error.
 warnings.filterwarnings("ignore", module=r"PIL(\..*)?$")
@@ -321,17 +322,20 @@ def resize_image(
     image_HWC: np.ndarray[Any, Any],
     height: int,
     width: int,
-    resize: Literal["crop", "squash"],
+    resize: ResizePolicy,
 ) -> Pixels:
     """Resize an image: (H, W, C) to (height, width, C), uint8.
 
     `crop` scales the image until it covers the target and crops the centre; `squash` scales each
-    side separately. Shrinking uses area averaging, enlarging bicubic interpolation. If enlarging
+    side separately; `pad` scales the image until it fits into the target, in the centre of a border
+    in its mean color. Shrinking uses area averaging, enlarging bicubic interpolation. If enlarging
     would make the image much larger than the target, it is cropped first.
     """
     source_height, source_width, channels = image_HWC.shape
     if (source_height, source_width) == (height, width):
         return np.ascontiguousarray(image_HWC)
+    if resize == "pad":
+        return _padded(image_HWC, height, width)
     new_height, new_width = height, width
     if resize == "crop":
         scale = max(height / source_height, width / source_width)
@@ -348,6 +352,22 @@ def resize_image(
     )
     cut = scaled.reshape(new_height, new_width, channels)[top : top + height, left : left + width]
     return np.ascontiguousarray(cut)
+
+
+def _padded(image_HWC: np.ndarray[Any, Any], height: int, width: int) -> Pixels:
+    """Scale an image until it fits, and put it into the centre of a border in its mean color."""
+    source_height, source_width, channels = image_HWC.shape
+    scale = min(height / source_height, width / source_width)
+    inner_height = min(height, max(1, round(source_height * scale)))
+    inner_width = min(width, max(1, round(source_width * scale)))
+    inner = resize_image(image_HWC, inner_height, inner_width, "squash")
+    count = inner_height * inner_width  # the mean is rounded in integers, alike on every machine
+    mean_C = (2 * inner.sum(axis=(0, 1), dtype=np.int64) + count) // (2 * count)
+    padded = np.empty((height, width, channels), np.uint8)
+    padded[:] = mean_C
+    top, left = (height - inner_height) // 2, (width - inner_width) // 2
+    padded[top : top + inner_height, left : left + inner_width] = inner
+    return padded
 
 
 def _seen(

@@ -2,8 +2,8 @@
 
 A store is addressed by its content: the images, their order, the size, and the decoder's version,
 source and libraries. So runs with the same data share one store. A store is complete when it
-appears; before each use its digest is computed and compared. A store that is damaged or has no
-digest is decoded again.
+appears. Before each use the digest of every shard is computed and compared; only damaged shards are
+decoded again. Images that an earlier store of the same format holds are copied, not decoded.
 """
 
 from __future__ import annotations
@@ -14,23 +14,34 @@ import logging
 import math
 import os
 import shutil
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache, cached_property, partial
 from importlib import metadata
+from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from pipeline.data import decoding, image_formats, jpeg_wholeness, png_chunks
-from pipeline.data.decoding import UndecodableImageError, decoded, resize_image
+from pipeline.data.decoding import ResizePolicy, UndecodableImageError, decoded, resize_image
+from pipeline.data.earlier_stores import BUILDING, EarlierStores, lock_of, note_use, remove_unused
 from pipeline.data.image_root import root_image_bytes
 from pipeline.data.manifest import Progress
-from pipeline.errors import DataError
-from pipeline.files.atomic_files import storage_errors, write_text
-from pipeline.files.file_digest import FileDigest, digest_of
+from pipeline.data.store_files import (
+    CONTENTS_FILE,
+    IMAGES_FILE,
+    SHARDS_FILE,
+    Contents,
+    Pixels,
+    Shard,
+    StoreFiles,
+)
+from pipeline.errors import DataError, StorageError
+from pipeline.files import file_locks
+from pipeline.files.atomic_files import storage_errors
 from pipeline.workspace import make_folder
 
 logger = logging.getLogger(__name__)
@@ -38,10 +49,9 @@ logger = logging.getLogger(__name__)
 DECODER_VERSION = 2
 """Increase it when decoding or resizing changes a pixel; old stores are then not used."""
 
-IMAGES_FILE, DIGEST_FILE = "images.npy", "digest.json"
 _DECODER_MODULES = (decoding, image_formats, jpeg_wholeness, png_chunks)
 _DECODERS = ("opencv-python-headless", "pillow")
-Pixels = np.ndarray[Any, np.dtype[np.uint8]]
+__all__ = ["Pixels", "StoreSpec", "channel_statistics", "open_images", "prepare"]
 
 
 @dataclass(frozen=True)
@@ -51,7 +61,7 @@ class StoreSpec:
     channels: int
     height: int
     width: int
-    resize: Literal["crop", "squash"]
+    resize: ResizePolicy
 
 
 def prepare(
@@ -70,8 +80,8 @@ def prepare(
         root: the folder or archive that their paths are relative to.
         spec: the format of the decoded images.
         stores: the folder of all stores.
-        on_progress: called with the number of images decoded so far.
-        fresh: decode again even if a store exists.
+        on_progress: called with the number of images that are ready.
+        fresh: decode every image again, whatever exists.
 
     Returns:
         The store's folder, and whether it existed already.
@@ -80,41 +90,117 @@ def prepare(
         DataError: if a file changed since it was scanned.
         StorageError: if the disk is full or read-only.
     """
-    store = stores / _key(rows, spec)
-    if not fresh and is_whole(store):
+    build = _Build(rows, root, spec, stores, on_progress)
+    store = stores / build.key
+    if not fresh and not build.files(store).incomplete():
+        note_use(store)
         return store, True
     with storage_errors(store):
         make_folder(stores)
-        building = Path(tempfile.mkdtemp(prefix=".building-", dir=stores))
-        try:
-            _fill(building, rows, root, spec, on_progress)
-            digest = digest_of(building / IMAGES_FILE)
-            write_text(building / DIGEST_FILE, digest.model_dump_json())
-            _publish(building, store)
-        finally:
+        with file_locks.try_lock(lock_of(store)) as free:
+            if free:
+                return store, build.finish(store, fresh=fresh)
+        logger.warning("another process is decoding these images; waiting for it")
+        with file_locks.locked(lock_of(store)):
+            return store, build.finish(store, fresh=fresh)
+
+
+@dataclass(frozen=True)
+class _Build:
+    """What a store is built from."""
+
+    rows: pd.DataFrame
+    root: Path
+    spec: StoreSpec
+    stores: Path
+    on_progress: Progress | None
+
+    @cached_property
+    def contents(self) -> Contents:
+        return np.frombuffer(bytes.fromhex("".join(self.rows["sha256"])), np.uint8).reshape(-1, 32)
+
+    @cached_property
+    def key(self) -> str:
+        return _key(self.contents, self.spec)
+
+    def files(self, folder: Path) -> StoreFiles:
+        spec = self.spec
+        return StoreFiles(folder, (len(self.rows), spec.height, spec.width, spec.channels))
+
+    def finish(self, store: Path, *, fresh: bool) -> bool:
+        """Build, continue or repair a store, and return whether nothing had to be done."""
+        if not fresh and store.is_dir():
+            files = self.files(store)
+            incomplete = files.incomplete()
+            if incomplete:
+                logger.warning(
+                    "%d of the %d shards of the images decoded before are damaged; these are "
+                    "decoded again",
+                    len(incomplete),
+                    len(files.shards()),
+                )
+                self._write(files, incomplete)
+            note_use(store)
+            return not incomplete
+        building = self.stores / f"{BUILDING}{self.key}"
+        if fresh:
             shutil.rmtree(building, ignore_errors=True)
-    return store, False
+        building.mkdir(exist_ok=True)
+        files = self.files(building)
+        try:
+            self._write(files, files.incomplete(), fresh=fresh)
+        except Exception as error:
+            nothing_to_keep = len(files.incomplete()) == len(files.shards())
+            if nothing_to_keep or isinstance(error, (OSError, StorageError)):  # such as a full disk
+                shutil.rmtree(building, ignore_errors=True)
+            raise
+        _publish(building, store)
+        remove_unused(self.stores, [store])
+        return False
 
+    def _write(self, files: StoreFiles, incomplete: list[Shard], *, fresh: bool = False) -> None:
+        """Write the incomplete shards one after another; the others are left as they are."""
+        count = sum(shard.stop - shard.first for shard in incomplete)
+        done = len(self.rows) - count
+        wanted = [self.contents[shard.first : shard.stop] for shard in incomplete]
+        missing = np.concatenate(wanted) if wanted and not fresh else self.contents[:0]
+        earlier = EarlierStores(
+            self.stores, partial(_key, spec=self.spec), files.shape, missing, files.folder
+        )
+        files.begin(self.contents, incomplete)
+        with ThreadPoolExecutor(max_workers=min(8, 2 * (os.cpu_count() or 1))) as pool:
+            for shard in incomplete:
+                images = np.empty((shard.stop - shard.first, *files.shape[1:]), np.uint8)
+                copied = earlier.copy(self.contents[shard.first : shard.stop], images)
+                positions = [each for each in range(len(images)) if each not in copied]
+                decode = partial(self._decode, images, shard.first)
+                for _ in chain(copied, pool.map(decode, positions, chunksize=64)):
+                    done += 1
+                    if self.on_progress:
+                        self.on_progress(done, len(self.rows))
+                files.write(shard, images)
 
-def is_whole(store: Path) -> bool:
-    """Return whether a store exists and its images match their digest."""
-    images = store / IMAGES_FILE
-    if not images.is_file():
-        return False
-    try:
-        expected = FileDigest.model_validate_json((store / DIGEST_FILE).read_text("utf-8"))
-    except (OSError, ValueError):
-        logger.warning("the images decoded before have no digest; they are decoded again")
-        return False
-    if images.stat().st_size != expected.bytes or digest_of(images) != expected:
-        logger.warning("the images decoded before are damaged; they are decoded again")
-        return False
-    return True
+    def _decode(self, images: Pixels, first: int, position: int) -> None:
+        """Decode one image of the shard that begins at the row `first`."""
+        path, spec = self.paths[first + position], self.spec
+        try:
+            with root_image_bytes(self.root, path) as data:
+                if hashlib.sha256(data).digest() != self.contents[first + position].tobytes():
+                    raise DataError(f"{path} changed while it was being read. Run again.")
+                with decoded(data, spec.channels, known_whole=True) as pixels:
+                    images[position] = resize_image(pixels, spec.height, spec.width, spec.resize)
+        except UndecodableImageError as error:
+            raise DataError(f"{path}: {error}. Restore it, or run again.") from error
+
+    @cached_property
+    def paths(self) -> list[str]:
+        return list(self.rows["path"])
 
 
 def open_images(store: Path) -> Pixels:
     """Return the images (N, H, W, C), mapped from disk and read-only."""
     images: Pixels = np.load(store / IMAGES_FILE, mmap_mode="r", allow_pickle=False)
+    note_use(store)
     return images
 
 
@@ -159,59 +245,26 @@ def _mean_and_deviation(histogram: list[int]) -> tuple[float, float]:
     return total / (255 * count), math.sqrt(count * squares - total * total) / (255 * count)
 
 
-def _key(rows: pd.DataFrame, spec: StoreSpec) -> str:
-    versions = [metadata.version(name) for name in _DECODERS]
-    texts = [Path(str(module.__file__)).read_bytes() for module in _DECODER_MODULES]
-    source = hashlib.sha256(b"\0".join(texts)).hexdigest()
-    ingredients = [DECODER_VERSION, source, *versions, *vars(spec).values()]
-    digest = hashlib.sha256(json.dumps(ingredients).encode())
-    for sha256 in rows["sha256"]:
-        digest.update(sha256.encode())
+def _key(contents: Contents, spec: StoreSpec) -> str:
+    digest = hashlib.sha256(json.dumps([*_decoder(), *vars(spec).values()]).encode())
+    digest.update(contents.tobytes().hex().encode())
     return digest.hexdigest()[:32]
 
 
-def _fill(
-    building: Path, rows: pd.DataFrame, root: Path, spec: StoreSpec, on_progress: Progress | None
-) -> None:
-    shape = (len(rows), spec.height, spec.width, spec.channels)
-    images = np.lib.format.open_memmap(
-        building / IMAGES_FILE, mode="w+", dtype=np.uint8, shape=shape
-    )
-
-    _reserve(building / IMAGES_FILE)
-
-    def decode(item: tuple[int, str, str]) -> None:
-        position, path, sha256 = item
-        try:
-            with root_image_bytes(root, path) as data:
-                if hashlib.sha256(data).hexdigest() != sha256:
-                    raise DataError(f"{path} changed while it was being read. Run again.")
-                with decoded(data, spec.channels, known_whole=True) as pixels:
-                    images[position] = resize_image(pixels, spec.height, spec.width, spec.resize)
-        except UndecodableImageError as error:
-            raise DataError(f"{path}: {error}. Restore it, or run again.") from error
-
-    items = zip(range(len(rows)), rows["path"], rows["sha256"], strict=True)
-    with ThreadPoolExecutor(max_workers=min(8, 2 * (os.cpu_count() or 1))) as pool:
-        for done, _ in enumerate(pool.map(decode, items, chunksize=64), start=1):
-            if on_progress:
-                on_progress(done, len(rows))
-    images.flush()
-
-
-def _reserve(file: Path) -> None:
-    """Allocate the disk space now: a full disk is then an error here, not a crash later."""
-    if hasattr(os, "posix_fallocate"):
-        with file.open("r+b") as opened:
-            os.posix_fallocate(opened.fileno(), 0, file.stat().st_size)
+@cache
+def _decoder() -> tuple[int | str, ...]:
+    """Return what determines the pixels of a decoded image, besides its file and the format."""
+    versions = [metadata.version(name) for name in _DECODERS]
+    texts = [Path(str(module.__file__)).read_bytes() for module in _DECODER_MODULES]
+    return DECODER_VERSION, hashlib.sha256(b"\0".join(texts)).hexdigest(), *versions
 
 
 def _publish(building: Path, store: Path) -> None:
     """Move a new store to its place; readers of a replaced file keep their open copy."""
-    try:
+    if not store.is_dir():
         building.rename(store)
-    except OSError:
-        if not store.is_dir():
-            raise
-        for name in (IMAGES_FILE, DIGEST_FILE):  # the same content, from another or an earlier run
-            (building / name).replace(store / name)
+        return
+    (store / SHARDS_FILE).unlink(missing_ok=True)
+    for name in (IMAGES_FILE, CONTENTS_FILE, SHARDS_FILE):
+        (building / name).replace(store / name)
+    building.rmdir()

@@ -32,8 +32,8 @@ class ImageSpec(Section):
     std: tuple[float, ...]
     """Per channel, of the training split, on the scale 0 to 1."""
 
-    resize: Literal["crop", "squash"]
-    """How an image of another shape is resized: scale and crop, or squash."""
+    resize: Literal["crop", "squash", "pad"]
+    """How an image of another shape is resized: scale and crop, squash, or scale and pad."""
 
 
 @dataclass(frozen=True)

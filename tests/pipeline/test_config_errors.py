@@ -49,7 +49,7 @@ def sentence_of(settings: dict[str, Any]) -> str:
         ),
         (
             {"data": {"resize": "stretch"}},
-            "data.resize is 'stretch', but must be one of 'crop' or 'squash'.",
+            "data.resize is 'stretch', but must be one of 'crop', 'squash' or 'pad'.",
         ),
         ({"data": {"accept": ["blank"]}}, "data.accept is 'blank', but must be 'leakage'."),
         ({"data": {"channels": 2}}, "data.channels is 2, but must be one of 1 or 3."),

@@ -115,7 +115,8 @@ def test_extreme_images_take_little_memory() -> None:
         "from pipeline.data.decoding import decode_image, resize_image;"
         "from tests.pipeline.data.test_decoding import png_of_zeros;"
         "[resize_image(decode_image(png_of_zeros(w, h), 3), 64, 64, r).shape"
-        " for w, h in ((100_000, 1), (1, 13_000), (1_000_000, 1)) for r in ('crop', 'squash')];"
+        " for w, h in ((100_000, 1), (1, 13_000), (1_000_000, 1))"
+        " for r in ('crop', 'squash', 'pad')];"
         "b = io.BytesIO(); Image.fromarray(np.zeros((6000, 6000), np.uint16)).save(b, 'PNG');"
         "decode_image(b.getvalue(), 3)"
     )

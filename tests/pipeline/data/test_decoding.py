@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import struct
 import zlib
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ from PIL import Image, PngImagePlugin
 
 from pipeline.data.decoding import (
     MAX_PIXELS,
+    ResizePolicy,
     UndecodableImageError,
     decode_image,
     resize_image,
@@ -271,10 +272,10 @@ def test_decompression_bomb_is_refused(width: int, height: int) -> None:
         decode_image(data, 1)
 
 
-@pytest.mark.parametrize("resize", ["crop", "squash"])
+@pytest.mark.parametrize("resize", ["crop", "squash", "pad"])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_resize_leaves_an_image_of_the_right_size_alone(
-    resize: Literal["crop", "squash"], channels: int
+    resize: ResizePolicy, channels: int
 ) -> None:
     """An image that has the wanted size keeps every pixel."""
     pixels = photo()[:, :, :channels]
@@ -286,14 +287,14 @@ def test_resize_leaves_an_image_of_the_right_size_alone(
     source=st.tuples(st.integers(1, 40), st.integers(1, 40)),
     target=st.tuples(st.integers(1, 40), st.integers(1, 40)),
     channels=st.sampled_from([1, 3]),
-    resize=st.sampled_from(["crop", "squash"]),
+    resize=st.sampled_from(["crop", "squash", "pad"]),
     value=st.integers(0, 255),
 )
 def test_resize_gives_the_size_and_keeps_a_flat_colour(
     source: tuple[int, int],
     target: tuple[int, int],
     channels: int,
-    resize: Literal["crop", "squash"],
+    resize: ResizePolicy,
     value: int,
 ) -> None:
     """Every image becomes the size asked for, and one flat colour stays that colour."""
@@ -320,6 +321,30 @@ def test_squash_keeps_the_edges() -> None:
     assert (squashed[:, [0, 1, 14, 15]] == 250).all()
     assert (squashed[:, 2:14] == 0).all()
     assert (resize_image(image, 16, 16, "crop") == 0).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    source=st.tuples(st.integers(1, 60), st.integers(1, 60)),
+    target=st.tuples(st.integers(1, 40), st.integers(1, 40)),
+    channels=st.sampled_from([1, 3]),
+)
+def test_pad_shows_the_whole_image_in_its_proportions(
+    source: tuple[int, int], target: tuple[int, int], channels: int
+) -> None:
+    """`pad` scales both sides alike, and fills the border with the mean."""
+    image = np.random.default_rng(0).integers(0, 256, (*source, channels), dtype=np.uint8)
+    scale = min(target[0] / source[0], target[1] / source[1])
+    inner = [max(1, round(side * scale)) for side in source]
+    expected = resize_image(image, inner[0], inner[1], "squash")
+    padded = resize_image(image, *target, "pad")
+    top, left = (target[0] - inner[0]) // 2, (target[1] - inner[1]) // 2
+    shown = np.zeros(target, bool)
+    shown[top : top + inner[0], left : left + inner[1]] = True
+    assert np.array_equal(padded[shown].reshape(expected.shape), expected)
+    assert inner[0] == target[0] or inner[1] == target[1]
+    difference = np.abs(padded[~shown] - expected.reshape(-1, channels).mean(axis=0))
+    assert not difference.size or difference.max() <= 0.5
 
 
 def test_shrinking_averages_over_the_area() -> None:
