@@ -74,7 +74,7 @@ class BalancedOrder(BatchOrder):
     """Draw every class equally often, in an epoch of as many images as there are.
 
     The images of a class are drawn in turn, each again only after all others of its class. If the
-    classes do not divide the epoch evenly, some have one draw more, chosen anew in each epoch.
+    classes do not divide the epoch evenly, some have one draw more: others in each epoch.
 
     Args:
         rows: of the training images in the store.

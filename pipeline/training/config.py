@@ -208,7 +208,7 @@ class TrainingConfig(Section):
 
     sampling: Literal["uniform", "balanced"] = "uniform"
     """How often the images are drawn in an epoch: uniform draws each once; balanced draws every
-    class equally often, images of a rare class several times, each time augmented anew."""
+    class equally often, images of a rare class several times, each time augmented differently."""
 
     class_weights: Literal["none", "balanced"] = "none"
     """Weights of the classes in the training loss; balanced is the inverse of the class frequency
