@@ -328,8 +328,9 @@ def models(name: str | None = None) -> pd.DataFrame:
 
     Returns:
         One row for each version, with the index `name` and `version`, the columns `aliases`,
-        `created_at`, `run_id` and `data_fingerprint`, and a column for each metric, such as
-        `test/accuracy`.
+        `created_at`, `run_id`, `data_fingerprint` and `test_images`, and a column for each metric,
+        such as `test/accuracy`. Metrics of versions with the same `test_images` are of the same
+        images.
 
     Raises:
         ModelReferenceError: if there is no model of that name.
@@ -350,12 +351,13 @@ def models(name: str | None = None) -> pd.DataFrame:
                 "created_at": pd.Timestamp(version.created_at),
                 "run_id": version.run_id,
                 "data_fingerprint": version.data_fingerprint,
+                "test_images": version.test_images,
             }
             for model in summaries(name)
             for version in model.versions
         ]
     columns = ["name", "version", "aliases", *_MAIN_METRICS]
-    columns += ["created_at", "run_id", "data_fingerprint"]
+    columns += ["created_at", "run_id", "data_fingerprint", "test_images"]
     return pd.DataFrame(rows, columns=columns).set_index(["name", "version"])
 
 

@@ -39,6 +39,7 @@ from pipeline.plugin_system import plugin_settings
 from pipeline.plugin_system.plugin_loader import plugin_files
 from pipeline.registry import registered_models, registration
 from pipeline.registry.promotion import Promotion
+from pipeline.registry.registered_models import TEST_IMAGES_TAG
 from pipeline.registry.registration import Registered
 from pipeline.run_memory import interrupted_runs, live_runs
 from pipeline.run_memory.interrupted_runs import SUMMARY_FILE, InterruptedRun, RunRequest
@@ -273,7 +274,8 @@ def _train_and_register(
         inputs = (config, data, prepared, trained, evaluated, card, run, memory)
         package: Package = stages.step(stages.package_model, *inputs, after=evaluated)
     with state.stage("register", f"Registering '{config.name}'"):
-        named = (run, model_id, str(config.name), package, _prefect_tags())
+        tags = {**_prefect_tags(), TEST_IMAGES_TAG: evaluated.report.images_fingerprint}
+        named = (run, model_id, str(config.name), package, tags)
         registered: Registered = stages.step(stages.register_model, *named, after=package)
         made = {"name": registered.name, "version": registered.version, "run_id": run.run_id}
         accuracy = evaluated.report.metrics["test/accuracy"].value

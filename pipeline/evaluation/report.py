@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.data.manifest import contents_fingerprint
 from pipeline.errors import DataError
 from pipeline.evaluation import galleries
 from pipeline.evaluation.config import EvaluationConfig
@@ -46,6 +47,8 @@ class EvaluationReport(Section):
     name: str
     split: str
     data_fingerprint: str
+    images_fingerprint: str = ""
+    """Version of the images of this report: equal for two models that saw the same ones."""
     images: int
     classes: tuple[str, ...]
     metrics: dict[str, MetricEstimate]
@@ -149,6 +152,7 @@ def evaluate(
         name=name,
         split=split,
         data_fingerprint=data_fingerprint,
+        images_fingerprint=contents_fingerprint(predictions.table),
         images=len(labels),
         classes=classes,
         metrics={f"{split}/{key}": value for key, value in found.items()},

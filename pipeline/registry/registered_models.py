@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 CLASSES_TAG, DIGEST_TAG = "patchline.classes", "patchline.classes_sha256"
 FINGERPRINT_TAG = "patchline.data_fingerprint"
+TEST_IMAGES_TAG = "patchline.test_images"
 COMMIT_TAG = "patchline.commit"
 DECISION_RECORD, APPROVAL_RECORD = "patchline.decision", "patchline.approval"
 """Records on a version, each JSON with the time in `at`; see `write_record`."""
@@ -47,6 +48,8 @@ class VersionSummary(Section):
     run_id: str
     metrics: dict[str, float]
     data_fingerprint: str
+    test_images: str
+    """Version of the images that its test metrics belong to; equal for comparable metrics."""
     commit: str
     """Of Patchline's source, when the version was registered."""
     flow_run_id: str
@@ -249,6 +252,7 @@ def _summary(store: MlflowClient, name: str) -> ModelSummary:
                 run_id=version.run_id or "",
                 metrics={k: v for k, v in metrics.items() if k.startswith("test/")},
                 data_fingerprint=version.tags.get(FINGERPRINT_TAG, ""),
+                test_images=version.tags.get(TEST_IMAGES_TAG, ""),
                 commit=version.tags.get(COMMIT_TAG, ""),
                 flow_run_id=version.tags.get(FLOW_RUN_TAG, ""),
                 created_at=_moment(version.creation_timestamp),

@@ -126,6 +126,8 @@ def test_the_registered_version_leads_back_to_the_run(finished_run: Run, store: 
     assert version.run_id == finished_run.summary["run_id"]
     assert json.loads(version.tags["patchline.classes"]) == ["across", "down", "rising"]
     assert version.tags["patchline.data_fingerprint"] == finished_run.summary["data_fingerprint"]
+    report = json.loads(Path(finished_run.summary["report"]).with_suffix(".json").read_text())
+    assert version.tags["patchline.test_images"] == report["images_fingerprint"]
 
 
 def test_models_shows_versions_and_figures(finished_run: Run) -> None:

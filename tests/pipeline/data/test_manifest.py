@@ -219,3 +219,16 @@ def test_usable_rows_and_classes_leave_out_what_cannot_be_read(tmp_path: Path) -
 def test_examples_name_a_few_and_count_the_rest(count: int, text: str) -> None:
     """A long list of files is cut in a message, and the rest is counted."""
     assert manifests.examples(list("abcde")[:count]) == text
+
+
+def test_the_version_of_some_images_depends_on_contents_and_labels_alone() -> None:
+    """Not on their order, paths or splits; another label or image is another version."""
+    rows = pd.DataFrame(
+        {"sha256": ["aa", "bb", "cc"], "label": ["rose", "rose", "tulip"], "path": list("abc")}
+    )
+    version = manifests.contents_fingerprint(rows)
+    moved = rows.assign(path=list("xyz")).iloc[::-1]
+    assert manifests.contents_fingerprint(moved) == version
+    relabelled = rows.assign(label=["rose", "tulip", "tulip"])
+    versions = {version, *map(manifests.contents_fingerprint, (relabelled, rows[:2]))}
+    assert len(versions) == 3
