@@ -17,6 +17,7 @@ from pipeline.files.data_names import (
     Split,
     split_named,
     stem_of,
+    table_parts,
     valid_name,
 )
 from pipeline.files.folder_walk import FoundFile, visible_folders, walk_files
@@ -87,6 +88,7 @@ __all__ = [
     "readable_archive",
     "split_named",
     "stem_of",
+    "table_parts",
     "valid_name",
     "visible_folders",
     "walk_files",

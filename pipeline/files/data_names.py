@@ -33,13 +33,34 @@ TABLE_SUFFIXES = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson")
 
 
 def data_kind(path: str) -> DataKind:
-    """Return what a path is; anything but an archive or a table counts as a folder."""
+    """Return what a path is; anything but an archive or a table counts as a folder.
+
+    A folder of Parquet files, as data-set hubs export a table in parts, counts as a table.
+    """
     name = Path(path).name.lower()
     if Path(path).is_dir():
-        return "folder"
+        return "table" if table_parts(Path(path)) else "folder"
     if name.endswith(ARCHIVE_SUFFIXES):
         return "archive"
     return "table" if name.endswith(TABLE_SUFFIXES) else "folder"
+
+
+def table_parts(folder: Path) -> list[Path]:
+    """Return the Parquet files of a folder, or of its folder `data`, sorted by name.
+
+    A folder with other folders beside them may hold images, so it has no parts.
+    """
+    try:
+        inner = _folders(folder)
+        if [each.name for each in inner] == ["data"] and not _folders(inner[0]):
+            return sorted(inner[0].glob("*.parquet"))
+        return [] if inner else sorted(folder.glob("*.parquet"))
+    except OSError:  # whoever reads the folder says why it cannot be
+        return []
+
+
+def _folders(folder: Path) -> list[Path]:
+    return [each for each in folder.iterdir() if each.is_dir() and not each.name.startswith(".")]
 
 
 def stem_of(file: Path) -> str:

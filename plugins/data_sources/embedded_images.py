@@ -8,7 +8,7 @@ import tarfile
 from pathlib import Path, PurePosixPath
 
 from pipeline.plugin_api import IMAGE_SUFFIXES, check_expansion, known_digest, made_once
-from plugins.data_sources.table_reading import ParquetTable
+from plugins.data_sources.table_reading import ParquetTable, PartedTable
 
 
 def image_names(stored: list[str]) -> list[str]:
@@ -25,29 +25,34 @@ def image_names(stored: list[str]) -> list[str]:
     return [f"{row:0{digits}d}{_suffix(path)}" for row, path in enumerate(stored)]
 
 
-def extracted(table: ParquetTable, column: str, names: list[str], work_dir: Path) -> Path:
+def extracted(
+    table: ParquetTable | PartedTable, column: str, names: list[str], work_dir: Path
+) -> Path:
     """Return a tar file of the images in a column; rows without an image are not in it.
 
     Raises:
-        DataError: if the Parquet file is damaged, or unpacks to much more than its own size.
+        DataError: if a Parquet file is damaged, or unpacks to much more than its own size.
         StorageError: if the disk is full or read-only.
     """
-    digest = known_digest(table.file, work_dir / "digests")
+    digests = [known_digest(part.file, work_dir / "digests") for part in table.parts]
+    digest = " ".join(digests)
     key = hashlib.sha256(f"{digest}\0{column}".encode()).hexdigest()[:32]
 
     def write(target: Path) -> None:
-        written = 0
+        remaining = iter(names)
         with tarfile.open(target, "w") as archive:
-            # Not strict: the table checks the number of rows, after the last one.
-            for image, name in zip(table.images(column), names, strict=False):
-                if image is None:
-                    continue
-                written += len(image)
-                check_expansion(table.file, written)
-                member = tarfile.TarInfo(name)
-                member.size = len(image)
-                archive.addfile(member, io.BytesIO(image))
-                archive.members = []  # type: ignore[attr-defined]  # do not keep them all
+            for part in table.parts:
+                written = 0
+                # Not strict: the table checks the number of rows, after the last one.
+                for image, name in zip(part.images(column), remaining, strict=False):
+                    if image is None:
+                        continue
+                    written += len(image)
+                    check_expansion(part.file, written)
+                    member = tarfile.TarInfo(name)
+                    member.size = len(image)
+                    archive.addfile(member, io.BytesIO(image))
+                    archive.members = []  # type: ignore[attr-defined]  # do not keep them all
 
     return made_once(work_dir / f"{key}.tar", write)
 

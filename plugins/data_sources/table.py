@@ -1,4 +1,4 @@
-"""A table with one row for each image: CSV, TSV, JSON Lines or Parquet.
+"""A table with one row for each image: CSV, TSV, JSON Lines, or Parquet, also in several files.
 
     image,label             or a Parquet file with the images themselves, as data-set hubs
     rose/1.jpg,rose         export them
@@ -26,12 +26,13 @@ from pipeline.plugin_api import (
     Split,
     open_archive,
     stem_of,
+    table_parts,
     valid_name,
 )
 from plugins.data_sources.embedded_images import extracted, image_names
 from plugins.data_sources.table_columns import Columns, chosen_columns, splits_of
 from plugins.data_sources.table_files import find_files
-from plugins.data_sources.table_reading import ParquetTable, Table, read_table
+from plugins.data_sources.table_reading import ParquetTable, PartedTable, Table, read_table
 
 _COMMON_NAMES = ("labels", "label", "train", "data", "metadata", "annotations", "images", "table")
 _MOST_MISSING = 0.1
@@ -113,7 +114,7 @@ class ImageTable:
         return replace(listing, images=images, left_out=left_out, columns=own)
 
     def _places(self, table: Table, image: str) -> _Places:
-        if image in table.embedded and isinstance(table, ParquetTable):
+        if image in table.embedded and isinstance(table, ParquetTable | PartedTable):
             stored = table.column(image)
             names = image_names(stored)
             root = extracted(table, image, names, self.work_dir)
@@ -141,6 +142,8 @@ class ImageTable:
         file = Path(self.path).expanduser()
         if not file.exists():
             raise DataError(f"There is no table {file}. Check the path.")
+        if table_parts(file):
+            return file.resolve()
         if not file.is_file() or file.suffix.lower() not in TABLE_SUFFIXES:
             raise DataError(
                 f"{file} is not a table that can be read. Use a file that ends in one of "
@@ -150,7 +153,7 @@ class ImageTable:
 
     def _folder(self, table: Path) -> Path:
         if self.config.image_folder is None:
-            return table.parent
+            return table if table.is_dir() else table.parent
         folder = Path(self.config.image_folder).expanduser()
         inside = table.parent / folder
         folder = inside if inside.is_dir() else folder

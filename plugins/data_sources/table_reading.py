@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pipeline.plugin_api import DataError
+from pipeline.plugin_api import DataError, split_named, table_parts
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -26,6 +27,9 @@ _PARQUET_ERRORS = (
 )  # fmt: skip
 """The classes that pyarrow's own errors derive from."""
 _BYTES, _PATH = "bytes", "path"
+SPLIT = "split"
+_SPLIT_PART = re.compile(r"[^A-Za-z]")
+"""Ends the name of a split in the name of a file."""
 
 
 class Table(Protocol):
@@ -61,6 +65,11 @@ class TextTable:
 
 class ParquetTable:
     """A Parquet file, and what data-set hubs store in its metadata."""
+
+    @property
+    def parts(self) -> list[ParquetTable]:
+        """The files of the table, in the order of its rows."""
+        return [self]
 
     def __init__(self, file: Path) -> None:
         import pyarrow.parquet as pq
@@ -123,13 +132,47 @@ class ParquetTable:
             raise ValueError(f"column {name} has {count} values for {self.rows} rows")
 
 
+class PartedTable:
+    """Parquet files with the same columns, one after the other, in a folder.
+
+    If the files are named for splits, as `train-00000-of-00002.parquet`, and none of their columns
+    is called `split`, there is such a column.
+    """
+
+    def __init__(self, folder: Path, files: Sequence[Path]) -> None:
+        self.file = folder
+        self.parts = [ParquetTable(file) for file in files]
+        first, *others = self.parts
+        for part in others:
+            if part.schema.names != first.schema.names or part.class_names != first.class_names:
+                raise DataError(
+                    f"{part.file} has other columns or classes than {first.file.name} beside it "
+                    f"({', '.join(part.schema.names)}; {', '.join(first.schema.names)}). Give one "
+                    "of the files, or move the others away."
+                )
+        self.embedded, self.class_names = first.embedded, first.class_names
+        words = [_SPLIT_PART.split(part.file.name, maxsplit=1)[0] for part in self.parts]
+        splits = [split_named(word) for word in words]
+        self._splits = splits if all(splits) and SPLIT not in first.names else []
+        self.names = [*first.names, *([SPLIT] if self._splits else [])]
+
+    def column(self, name: str) -> list[str]:
+        """Return the values of a column; of an embedded image, the path that is stored with it."""
+        if name == SPLIT and self._splits:
+            named = zip(self._splits, self.parts, strict=True)
+            return [str(split) for split, part in named for _ in range(part.rows)]
+        return [value for part in self.parts for value in part.column(name)]
+
+
 def read_table(file: Path) -> Table:
-    """Read a table by its suffix.
+    """Read a table by its suffix, or the Parquet files of a folder as one.
 
     Raises:
         DataError: if it cannot be read, or has no rows.
     """
     suffix = file.suffix.lower()
+    if file.is_dir():
+        return PartedTable(file, table_parts(file))
     if suffix == ".parquet":
         return ParquetTable(file)
     try:
