@@ -21,13 +21,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from flows.progress import shown
-from flows.python_api.session import checked, plain, session
+from flows.python_api.session import check_alone, check_sections, checked, plain, session
 from pipeline.browsing.notebook_results import (
+    DataReport,
     Decision,
     Evaluation,
     Explanation,
     Report,
     Run,
+    data_report_of,
     decision_of,
     run_of,
 )
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ConfigError",
     "DataError",
+    "DataReport",
     "Decision",
     "Evaluation",
     "Explanation",
@@ -67,6 +70,7 @@ __all__ = [
     "UserError",
     "evaluate",
     "explain",
+    "inspect_data",
     "load",
     "models",
     "promote",
@@ -153,11 +157,11 @@ def run(
         if plugin_files:
             use_plugin_files([Path(file) for file in plugin_files])
         if resume is not None:
-            _check_alone("resume", DATA=data, preset=preset, config=config, fresh=fresh, **settings)
+            check_alone("resume", DATA=data, preset=preset, config=config, fresh=fresh, **settings)
             return run_of(resume_training(resume))
-        _check_sections(settings)
+        check_sections(settings, Settings.__annotations__)
         if extend is not None:
-            _check_alone("extend", DATA=data, preset=preset, config=config)
+            check_alone("extend", DATA=data, preset=preset, config=config)
             from pipeline.training import extended_run
             from pipeline.workspace import WORKSPACE
 
@@ -171,6 +175,37 @@ def run(
             flags=plain(settings),
         )
         return run_of(run_training(asked, fresh=fresh))
+
+
+def inspect_data(
+    data: str | Path | None = None,
+    /,
+    *,
+    out: str | Path | None = None,
+    config: str | Path | None = None,
+    **settings: Unpack[Settings],
+) -> DataReport:
+    """Report on the data alone, as `patchline data inspect` does; nothing is trained.
+
+    Args:
+        data: as for `run`.
+        out: folder for the page and the table of findings, by default below .patchline/inspections.
+        config: YAML file with settings.
+        settings: as for `run`, such as `data={"exclude": "findings.csv"}`.
+
+    Raises:
+        ConfigError: for a setting that is unknown or has a bad value.
+        DataError: if the data cannot be read at all.
+    """
+    with session():
+        from flows.commands.data_inspect import inspected
+        from pipeline.config_files import requested
+
+        check_sections(settings, Settings.__annotations__)
+        name = None if data is None else os.fspath(data)
+        file = None if config is None else Path(config)
+        asked = requested(name, file=file, flags=plain(settings))
+        return data_report_of(*inspected(asked, None if out is None else Path(out)))
 
 
 def load(model: str) -> Model:
@@ -359,26 +394,3 @@ def models(name: str | None = None) -> pd.DataFrame:
     columns = ["name", "version", "aliases", *_MAIN_METRICS]
     columns += ["created_at", "run_id", "data_fingerprint", "test_images"]
     return pd.DataFrame(rows, columns=columns).set_index(["name", "version"])
-
-
-def _check_sections(settings: Mapping[str, Any]) -> None:
-    """Refuse a value where a group of settings is wanted."""
-    groups = {
-        name: settings.get(name) for name in Settings.__annotations__.keys() - {"name", "seed"}
-    }
-    model = groups["model"]
-    if isinstance(model, Mapping):
-        groups["model.patch_embedding"] = model.get("patch_embedding")
-    for name, value in groups.items():
-        if value is not None and not isinstance(value, Mapping):
-            raise ConfigError(f"{name} is {value!r}, but must be a dict of settings. Write it so.")
-
-
-def _check_alone(option: str, **beside: object) -> None:
-    """Refuse what a run that continues an earlier one cannot be given any more."""
-    given = [name for name, value in beside.items() if value]
-    if given:
-        raise ConfigError(
-            f"'{given[0]}' cannot be combined with {option}: the run keeps the settings of the "
-            "earlier one. Leave it out, or start a new run."
-        )

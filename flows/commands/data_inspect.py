@@ -13,6 +13,7 @@ from flows.commands.run import composed
 from flows.commands.switches import Json
 from flows.progress import display, shown
 from pipeline import config_files
+from pipeline.browsing.notebook_results import PAGE, TABLE
 from pipeline.config import RunConfig
 from pipeline.errors import ConfigError
 from pipeline.terminal_words import pasted_path, visible
@@ -20,8 +21,6 @@ from pipeline.workspace import WORKSPACE, make_folder
 
 if TYPE_CHECKING:
     from pipeline.inspection.inspecting import Inspected
-
-PAGE, TABLE = "inspection.html", "findings.csv"
 
 
 def build(arguments: list[str]) -> Callable[..., None]:
@@ -50,11 +49,9 @@ def build(arguments: list[str]) -> Callable[..., None]:
         settings
             Settings of a run: --data.exclude findings.csv, --data.label-column species.
         """
-        if out is not None and out.exists() and not out.is_dir():
-            raise ConfigError(f"--out {out} is a file. Set it to a folder for the page.")
         flags = settings.model_dump(exclude_unset=True, mode="json") if settings else {}
         asked = config_files.requested(data, file=config, flags=flags)
-        found, folder = _inspected(asked, out)
+        found, folder = inspected(asked, out)
         if as_json:
             files = {"page": str(folder / PAGE), "table": str(folder / TABLE)}
             print(json.dumps({**found.result.model_dump(mode="json"), **files}, indent=2))
@@ -66,7 +63,7 @@ def build(arguments: list[str]) -> Callable[..., None]:
     return inspect
 
 
-def _inspected(asked: RunConfig, out: Path | None) -> tuple[Inspected, Path]:
+def inspected(asked: RunConfig, out: Path | None) -> tuple[Inspected, Path]:
     """Inspect the data; write the page and the table into a folder, and return it."""
     from pipeline.data import ingestion
     from pipeline.files.atomic_files import storage_errors
@@ -74,6 +71,8 @@ def _inspected(asked: RunConfig, out: Path | None) -> tuple[Inspected, Path]:
     from pipeline.inspection.inspecting import inspect_data
     from pipeline.inspection.page import write_page
 
+    if out is not None and out.exists() and not out.is_dir():
+        raise ConfigError(f"--out {out} is a file. Set it to a folder for the page.")
     workspace = WORKSPACE.resolve()
     ingestion.check_source(asked, workspace, to_train=False)
     with shown():

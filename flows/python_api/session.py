@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from signal import SIGINT
@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from pipeline import config_errors, quiet_libraries, redaction, workspace
-from pipeline.errors import PipelineError, RunError
+from pipeline.errors import ConfigError, PipelineError, RunError
 from pipeline.files.atomic_files import full_disk
 from pipeline.local_login import MLFLOW_VARIABLES
 from pipeline.plugin_system.plugin_loader import FILES_VARIABLE
@@ -164,3 +164,29 @@ def _no_running_loop() -> Iterator[None]:
         yield
     finally:
         asyncio._set_running_loop(loop)  # noqa: SLF001
+
+
+def check_sections(settings: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Refuse a value where a group of settings is wanted.
+
+    Args:
+        settings: as given.
+        names: of all settings and groups.
+    """
+    groups = {name: settings.get(name) for name in set(names) - {"name", "seed"}}
+    model = groups["model"]
+    if isinstance(model, Mapping):
+        groups["model.patch_embedding"] = model.get("patch_embedding")
+    for name, value in groups.items():
+        if value is not None and not isinstance(value, Mapping):
+            raise ConfigError(f"{name} is {value!r}, but must be a dict of settings. Write it so.")
+
+
+def check_alone(option: str, **beside: object) -> None:
+    """Refuse what a run that continues an earlier one cannot be given any more."""
+    given = [name for name, value in beside.items() if value]
+    if given:
+        raise ConfigError(
+            f"'{given[0]}' cannot be combined with {option}: the run keeps the settings of the "
+            "earlier one. Leave it out, or start a new run."
+        )

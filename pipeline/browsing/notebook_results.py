@@ -12,9 +12,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pipeline.browsing.run_summary import RunSummary
     from pipeline.evaluation.promotion_decision import GateResult
+    from pipeline.inspection.finding import Finding
+    from pipeline.inspection.inspecting import Inspected
     from pipeline.metrics.intervals import MetricEstimate
     from pipeline.registry.promotion import Promotion
 
+PAGE, TABLE = "inspection.html", "findings.csv"
+"""Files of an inspection."""
 _MOST_INLINE_BYTES = 5_000_000
 """A notebook keeps a copy of each report that it shows, so a larger one is only named."""
 _FRAME = "width: 100%; height: 640px; box-sizing: border-box; border: 1px solid #8888"
@@ -73,6 +77,35 @@ class Explanation:
     def _repr_html_(self) -> str:
         """Return a frame with the page; its own script may run, but not reach the notebook."""
         return _framed(self.path, "allow-scripts")
+
+
+@dataclass(frozen=True, repr=False)
+class DataReport:
+    """The report on some data, shown inline by a notebook."""
+
+    path: Path
+    """The page with the pictures."""
+    table: Path
+    """The findings as a table, to edit and give back as `data={"exclude": …}`."""
+    images: int
+    classes: Mapping[str, int]
+    """Number of images by class."""
+    splits: Mapping[str, int]
+    """Number of images by split, as a run would divide them."""
+    findings: tuple[Finding, ...]
+    """Each with `kind`, `severity`, `count`, `files`, `action` and `summary`; errors first."""
+    notes: tuple[str, ...]
+    fingerprint: str
+    """Version of the data."""
+
+    def __repr__(self) -> str:
+        """Return how many images and findings there are, and where the page is."""
+        found = f"{self.images} images, {len(self.findings)} findings"
+        return f"DataReport({found}, {_relative(self.path)})"
+
+    def _repr_html_(self) -> str:
+        """Return a frame with the page, in which no script runs."""
+        return _framed(self.path)
 
 
 @dataclass(frozen=True, repr=False)
@@ -187,6 +220,21 @@ def run_of(summary: RunSummary) -> Run:
         notes=summary.notes,
         tracking_uri=summary.tracking_uri,
         url=summary.page if served else None,
+    )
+
+
+def data_report_of(inspected: Inspected, folder: Path) -> DataReport:
+    """Return what an inspection found, whose page and table are in a folder."""
+    result = inspected.result
+    return DataReport(
+        path=folder / PAGE,
+        table=folder / TABLE,
+        images=result.images,
+        classes=result.classes,
+        splits=result.splits,
+        findings=result.findings,
+        notes=result.notes,
+        fingerprint=result.fingerprint,
     )
 
 

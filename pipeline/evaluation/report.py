@@ -138,12 +138,11 @@ def evaluate(
     Raises:
         DataError: if there are no images.
     """
-    if len(predictions.labels_N) == 0:
+    probabilities, labels = predictions.probabilities_NK, predictions.labels_N
+    if len(labels) == 0:
         raise DataError(f"There is no {split} image to report on. Choose a split that has images.")
     config = config or EvaluationConfig()
-    probabilities, labels = predictions.probabilities_NK, predictions.labels_N
-    answers = probabilities.argmax(axis=1)
-    areas = Areas.of(probabilities, labels)
+    answers, areas = probabilities.argmax(axis=1), Areas.of(probabilities, labels)
     found = metrics(probabilities, labels, areas)
     uncalibrated = Answers.uncalibrated(probabilities, labels, temperature)
     doubtful = galleries.likely_label_errors(predictions)

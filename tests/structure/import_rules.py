@@ -82,6 +82,7 @@ _PACKAGES: dict[str, set[str]] = {
     "registry": {"packaging", "evaluation", "metrics", "models", "data", "tracking"},
     "automation": {"prediction", "registry", "packaging", "data"},
     "browsing": {
+        "inspection",
         "registry",
         "packaging",
         "evaluation",

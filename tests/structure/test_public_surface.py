@@ -53,6 +53,7 @@ def test_the_plugin_api_exports_exactly_these_names() -> None:
         "readable_archive",
         "split_named",
         "stem_of",
+        "table_parts",
         "valid_name",
         "visible_folders",
         "walk_files",
@@ -66,6 +67,7 @@ def test_the_python_api_exports_exactly_these_names() -> None:
     assert sorted(patchline.__all__) == [
         "ConfigError",
         "DataError",
+        "DataReport",
         "Decision",
         "Evaluation",
         "Explanation",
@@ -81,6 +83,7 @@ def test_the_python_api_exports_exactly_these_names() -> None:
         "UserError",
         "evaluate",
         "explain",
+        "inspect_data",
         "load",
         "models",
         "promote",

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import os
+import shutil
 import sys
 import threading
 from collections.abc import Callable
@@ -64,6 +65,24 @@ def test_a_loaded_model_answers_as_the_command_does(run_here: Command) -> None:
         assert row["probability"] == answer["probability"]
         for each in answer["top_k"]:
             assert float(row[each["label"]]) == each["probability"]
+
+
+def test_an_inspection_finds_what_the_command_finds(run_here: Command, tmp_path: Path) -> None:
+    """The same findings and version of the data; the page and the table are where it says."""
+    photos = write_photos(tmp_path / "inspected", images=6)
+    shutil.copy(photos / "down" / "000.png", photos / "across" / "copy.png")
+    code, out, err = run_here("data", "inspect", str(photos), "--json")
+    assert code == 0, err
+    expected = json.loads(out)
+    found = patchline.inspect_data(photos, out=tmp_path / "report")
+    assert (found.images, found.fingerprint) == (19, expected["fingerprint"])
+    kinds = [finding.kind for finding in found.findings]
+    assert kinds == [finding["kind"] for finding in expected["findings"]]
+    assert "label_conflict" in kinds
+    assert found.path.parent == found.table.parent == tmp_path / "report"
+    assert "srcdoc" in found._repr_html_()
+    left = patchline.inspect_data(photos, data={"exclude": str(found.table)})
+    assert left.images < found.images
 
 
 def test_an_evaluation_is_a_report_with_the_metrics_of_the_command(run_here: Command) -> None:
