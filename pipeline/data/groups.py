@@ -33,8 +33,8 @@ def with_groups(listing: ImageListing, text: str) -> ImageListing:
     if not any(names):
         paths = " or ".join(image.path for image in listing.images[:_EXAMPLES])
         raise ConfigError(
-            f"data.group_pattern '{text}' is found in no path, such as {paths}. Change it: it is "
-            "searched for in the path below the data's folder, with forward slashes."
+            f"data.group_pattern '{text}' captures no text in any path, such as {paths}. Change "
+            "it: it is searched for in the path below the data's folder, with forward slashes."
         )
     images = [
         image._replace(group=group or None)

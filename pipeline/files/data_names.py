@@ -48,13 +48,14 @@ def data_kind(path: str) -> DataKind:
 def table_parts(folder: Path) -> list[Path]:
     """Return the Parquet files of a folder, or of its folder `data`, sorted by name.
 
-    A folder with other folders beside them may hold images, so it has no parts.
+    A folder with other folders or images beside them is one of images, so it has no parts.
     """
     try:
         inner = _folders(folder)
-        if [each.name for each in inner] == ["data"] and not _folders(inner[0]):
-            return sorted(inner[0].glob("*.parquet"))
-        return [] if inner else sorted(folder.glob("*.parquet"))
+        place = inner[0] if [each.name for each in inner] == ["data"] else folder
+        found = sorted(place.glob("*.parquet"))
+        has_images = any(each.suffix.lower() in IMAGE_SUFFIXES for each in place.iterdir())
+        return [] if _folders(place) or has_images else found
     except OSError:  # whoever reads the folder says why it cannot be
         return []
 

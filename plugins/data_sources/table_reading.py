@@ -153,6 +153,13 @@ class PartedTable:
         self.embedded, self.class_names = first.embedded, first.class_names
         words = [_SPLIT_PART.split(part.file.name, maxsplit=1)[0] for part in self.parts]
         splits = [split_named(word) for word in words]
+        if any(splits) and not all(splits) and SPLIT not in first.names:
+            odd = self.parts[splits.index(None)].file
+            known = self.parts[next(n for n, split in enumerate(splits) if split)].file
+            raise DataError(
+                f"{known.name} is named for a split, but {odd} beside it is not. Rename it, or "
+                "move it away."
+            )
         self._splits = splits if all(splits) and SPLIT not in first.names else []
         self.names = [*first.names, *([SPLIT] if self._splits else [])]
 

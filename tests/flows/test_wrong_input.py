@@ -159,7 +159,7 @@ def test_a_full_disk_ends_the_run_with_a_sentence(tmp_path: Path, small_disk: Pa
     write_photos(tmp_path / "photos", images=150, side=64)
     done = patchline("run", tmp_path / "photos", cwd=small_disk)
     _refused(done, "no space left", "Free some", code=1)
-    assert not list(small_disk.glob(".patchline/prepared/*"))
+    assert not list(small_disk.glob(".patchline/prepared/[!.]*"))
     assert not list(small_disk.glob(".patchline/prepared/.building*"))
 
 

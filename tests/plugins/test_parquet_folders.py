@@ -37,6 +37,10 @@ def test_parquet_files_that_do_not_go_together_are_refused(tmp_path: Path) -> No
         parquet_of(hub / f"part-{classes}.parquet", photos, "struct")
     with pytest.raises(DataError, match=r"part-3\.parquet has other columns or classes"):
         listed(hub)
+    (hub / "part-3.parquet").rename(hub / "test-3.parquet")
+    (hub / "part-2.parquet").write_bytes((hub / "test-3.parquet").read_bytes())
+    with pytest.raises(DataError, match=r"test-3\.parquet is named for a split, but .*part-2"):
+        listed(hub)  # its test images would be trained on
     (hub / "rose").mkdir()  # class folders: then it is a folder of images
     with pytest.raises(DataError, match="is not a table"):
         listed(hub)

@@ -42,7 +42,7 @@ def test_groups_of_the_data_itself_are_not_overwritten() -> None:
     """Both together are a contradiction; a pattern that fits no path is a mistake."""
     with pytest.raises(ConfigError, match="the data names groups itself"):
         with_groups(_listing("a_1.png", group="anna"), "(a)_")
-    with pytest.raises(ConfigError, match=r"is found in no path, such as a_1\.png or b_1\.png"):
+    with pytest.raises(ConfigError, match=r"captures no text in any path, such as a_1\.png or b_"):
         with_groups(_listing("a_1.png", "b_1.png"), "(patient)")
 
 

@@ -90,7 +90,7 @@ class Frozen(Sound):
 class _Centred(Shrinking):
     def forward(self, images_BCHW: torch.Tensor) -> torch.Tensor:
         losses_B = super().forward(images_BCHW)
-        return losses_B - losses_B.mean().detach() + 1
+        return losses_B - losses_B.mean().detach() / 2
 
 
 class Mixing(Sound):
