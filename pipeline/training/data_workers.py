@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
@@ -14,6 +15,7 @@ from typing import Any
 from pipeline.errors import WorkerError
 
 _KILLED = re.compile(r"DataLoader worker \(pid \d+\) is killed by signal: ([^.]*)\.")
+_POLLS, _POLL_SECONDS = 40, 0.05
 _ENDED = re.compile(r"DataLoader worker .*exited unexpectedly(?: with exit code (\d+))?")
 
 
@@ -21,21 +23,35 @@ _ENDED = re.compile(r"DataLoader worker .*exited unexpectedly(?: with exit code 
 def dead_workers_named() -> Iterator[None]:
     """Raise an error with the reason if a data-loader worker dies inside the block.
 
-    Torch raises a plain `RuntimeError`, wherever the training process is at that moment.
+    Torch raises a plain `RuntimeError`, wherever the training process is at that moment; while it
+    is fetching a batch, the connection to the worker may break first.
 
     Raises:
         WorkerError: names the signal or the exit code.
     """
     try:
         yield
-    except RuntimeError as error:
-        reason = _reason(error)
+    except (RuntimeError, ConnectionError, EOFError) as error:
+        reason = _reason(error if isinstance(error, RuntimeError) else _death_behind(error))
         if reason is None:
             raise
         raise WorkerError(
             f"A data-loader worker {reason}. The machine may have run out of memory: lower "
             "data.workers, or run it again to resume training."
         ) from error
+
+
+def _death_behind(error: Exception) -> Exception:
+    """Return torch's error about the worker whose connection broke, once it can tell."""
+    from torch._C import _error_if_any_worker_fails
+
+    try:
+        for _ in range(_POLLS):
+            _error_if_any_worker_fails()
+            time.sleep(_POLL_SECONDS)
+    except RuntimeError as told:
+        return told
+    return error
 
 
 def _reason(error: BaseException) -> str | None:

@@ -30,6 +30,8 @@ _FLAGS = (
     "--blink-settings=primaryHoverType=2,availableHoverTypes=2",
 )
 _PATIENCE_SECONDS = patient(120.0)
+_BLANK_SECONDS = patient(20.0)
+"""After so long, a person loads a page again that shows nothing."""
 _CLOSED_ASSISTANT = """
     localStorage.setItem('mlflow.assistant.panelOpen_v1', 'false');
     localStorage.setItem('mlflow.assistant.fab.autoOpenedOnFirstLoad_v1', 'true');
@@ -70,11 +72,15 @@ class Browser:
             AssertionError: with what the page shows instead.
         """
         deadline = time.monotonic() + _PATIENCE_SECONDS
+        reload = time.monotonic() + _BLANK_SECONDS
         while True:
             shown = self.text()
             absent = [text for text in texts if text not in shown]
             if not absent:
                 return shown
+            if not shown.strip() and time.monotonic() > reload:
+                self._driver.refresh()  # a busy server has left out a part of the page's script
+                reload = time.monotonic() + _BLANK_SECONDS
             if time.monotonic() > deadline:
                 address = self._driver.current_url
                 raise AssertionError(f"{absent} not on {address}, which shows:\n{shown}")

@@ -14,8 +14,10 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from pipeline.errors import ConfigError, WorkerError
+from pipeline.training.data_workers import dead_workers_named
 from pipeline.training.job import TrainingJob
 from pipeline.training.train_result import TrainResult
 from pipeline.workers.event_log import Event
@@ -183,6 +185,21 @@ def test_a_killed_data_worker_is_an_error_with_its_reason(
 
     with pytest.raises(WorkerError, match=r"A data-loader worker was killed .*'Killed'.*memory"):
         run_worker(MODULE, job.folder, job, TrainResult, kill)
+
+
+def test_a_connection_that_breaks_is_the_worker_that_was_killed() -> None:
+    """Torch may fail to receive a batch before it knows that the worker is dead."""
+    loader: DataLoader[Any] = DataLoader(range(100_000), num_workers=1)  # type: ignore[arg-type]
+    batches: Any = iter(loader)
+    next(batches)
+    batches._workers[0].kill()
+    with (
+        pytest.raises(WorkerError, match=r"A data-loader worker was killed .*'Killed'"),
+        dead_workers_named(),
+    ):
+        raise ConnectionResetError("Connection reset by peer")
+    with pytest.raises(BrokenPipeError), dead_workers_named():
+        raise BrokenPipeError("of another connection")
 
 
 def test_a_kill_leaves_no_semaphores(make_job: MakeJob, tmp_path: Path) -> None:
