@@ -70,6 +70,11 @@ COMMANDS = (
         composed=True,
     ),
     Command(
+        "join",
+        "join:join",
+        "Train together with another machine, whose run has training.nodes; waits until it trains.",
+    ),
+    Command(
         "plugins list",
         "plugins_list:list_plugins",
         "List the installed plugins without importing them.",

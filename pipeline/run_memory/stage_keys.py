@@ -29,7 +29,13 @@ _REQUIREMENT = re.compile(r"[A-Za-z0-9._-]+")
 _DEVELOPMENT = re.compile(r"extra\s*==\s*['\"]dev['\"]")
 _ORCHESTRATION = {"prefect", "cyclopts", "rich", "uvicorn", "fastapi", "filelock", "psutil"}
 """Packages that start and display a stage, but do not affect its result."""
-_NO_INGREDIENTS = ("training.threads", "training.device", "model.init", "model.download")
+_NO_INGREDIENTS = (
+    "training.threads",
+    "training.device",
+    "training.rendezvous",
+    "model.init",
+    "model.download",
+)
 """The first two are ingredients of their own; the digest of initial weights says what they are."""
 
 

@@ -2,8 +2,8 @@
 
 If one of them ends unexpectedly, the agent ends the others and starts all of them again; they
 resume from the last checkpoint. The agent runs in the worker process of the training, and the
-processes end when it does, however it ends. They find each other through files, and talk over the
-loopback interface only.
+processes end when it does, however it ends. On one machine they find each other through files, and
+talk over the loopback interface only. With `training.nodes`, the others call `join_training`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ import shutil
 import signal
 import socket
 import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 from torch import distributed
@@ -22,73 +25,142 @@ from pipeline.errors import ConfigError, WorkerError
 from pipeline.section import Section
 from pipeline.training.job import TrainingJob
 from pipeline.training.machine import choose_device, look
-from pipeline.training.rank import GROUP_FOLDER, MODULE, RESULT_FILE
+from pipeline.training.rank import FIRST, GROUP_FOLDER, JOINED, MODULE, RESULT_FILE
+from pipeline.training.rendezvous import LOOPBACK, Rendezvous, interface_of
 from pipeline.training.train_result import RefitResult, TrainResult
+from pipeline.workers.event_log import EventWriter
 from pipeline.workers.worker_process import last_line, reported
 from pipeline.workers.worker_start import LOG_FILE
 
+if TYPE_CHECKING:
+    from torch.distributed.launcher.api import LaunchConfig
+
 _RESTARTS = 3
 _GRACE_SECONDS = 2
-_LOOPBACK = "127.0.0.1"
+_JOIN_MINUTES = 30
+_BACKENDS = ("GLOO", "NCCL")
 
 
-def train_in_processes(job: TrainingJob) -> Section:
+def train_in_processes(job: TrainingJob, events: EventWriter) -> Section:
     """Train in as many processes as the config asks for, and return the result of the job's part.
 
     Raises:
-        ConfigError: if this machine cannot train in that many processes.
+        ConfigError: if this machine cannot train in that many processes, or the other machines
+            cannot reach it.
         PipelineError: the error that one of the processes reported.
         WorkerError: if they ended without a report more often than they may be restarted.
     """
-    processes = job.config.training.processes
-    if not distributed.is_available():
-        raise ConfigError(
-            f"training.processes is {processes}, but this build of torch has no "
-            "torch.distributed. Set training.processes to 1, or install another build of torch."
-        )
-    choose_device(job.config.training, look())
+    _check(job)
+    training = job.config.training
     folder = job.folder / GROUP_FOLDER
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    try:
-        _launch(job, processes)
-        return reported(folder / RESULT_FILE, RefitResult if job.part.refit else TrainResult)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    result = folder / RESULT_FILE
+    with ExitStack() as kept:
+        kept.callback(shutil.rmtree, folder, ignore_errors=True)
+        meeting = Rendezvous.of(training.rendezvous) if training.rendezvous else None
+        if meeting:
+            offered = meeting.offer(job)
+            kept.callback(lambda: offered)  # holds the offer until the others have ended
+            events.write(
+                "note",
+                message=f"waiting for {training.nodes - 1} more of {training.nodes} machines; run "
+                f"`patchline join {meeting}` on each",
+            )
+        try:
+            _launch(job, folder, FIRST, meeting)
+        except WorkerError:
+            if not result.exists():  # otherwise reported by the last attempt
+                raise
+        return reported(result, RefitResult if job.part.refit else TrainResult)
 
 
-def _launch(job: TrainingJob, processes: int) -> None:
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+def join_training(job: TrainingJob, meeting: Rendezvous, folder: Path) -> None:
+    """Take part in the training of another machine until it ends.
+
+    Args:
+        job: as the other machine offers it.
+        meeting: where.
+        folder: for logs.
+
+    Raises:
+        ConfigError: if this machine does not have the training's files, or too few devices.
+        WorkerError: if the processes of this machine end unexpectedly too often.
+    """
+    needed = [job.folder, job.store, job.manifest_file, job.initial_weights]
+    for path in needed:
+        if path is not None and not path.exists():
+            raise ConfigError(
+                f"The training at {meeting} needs {path}, which is not on this machine. Use a "
+                "working directory that all machines share under the same path."
+            )
+    _check(job)
+    _launch(job, folder, JOINED, meeting)
+
+
+def _check(job: TrainingJob) -> None:
+    """Check that this machine can train in the processes that the config asks for.
+
+    Raises:
+        ConfigError: if it cannot.
+    """
+    if not distributed.is_available():
+        raise ConfigError(
+            f"training.processes is {job.config.training.processes}, but this build of torch has "
+            "no torch.distributed. Set training.processes to 1, or install another build of torch."
+        )
+    choose_device(job.config.training, look())
+
+
+def _launch(job: TrainingJob, folder: Path, role: str, meeting: Rendezvous | None) -> None:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+    from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
+    from torch.distributed.launcher.api import elastic_launch
 
-    folder = job.folder / GROUP_FOLDER
-    for backend in ("GLOO", "NCCL"):
-        os.environ.setdefault(f"{backend}_SOCKET_IFNAME", loopback_interface())
+    address = meeting.own_address() if meeting else LOOPBACK
+    interface = interface_of(address) if meeting else loopback_interface()
+    for backend in _BACKENDS:
+        os.environ.setdefault(f"{backend}_SOCKET_IFNAME", interface)
     # The agent would otherwise listen on all interfaces, for processes that need no such store.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=processes,
-        run_id=job.run_id,
-        rdzv_backend="c10d",
-        rdzv_endpoint=str(folder / "rendezvous"),
-        rdzv_configs={"store_type": "file"},
-        local_addr=_LOOPBACK,
-        logs_specs=DefaultLogsSpecs(log_dir=str(folder / "logs")),
-        max_restarts=_RESTARTS,
-        shutdown_timeout=_GRACE_SECONDS,
-    )
-    command = ("-P", "-m", MODULE, str(job.folder), str(os.getpid()))
+    config = _launch_config(job, folder, role, meeting, address)
+    command = ("-P", "-m", MODULE, str(job.folder), str(os.getpid()), role)
     logging.disable(logging.ERROR)  # the agent's own lines would hide the reason in the log
     try:
         elastic_launch(config, sys.executable)(*command)
     except ChildFailedError as error:
-        if (folder / RESULT_FILE).exists():  # reported by the last attempt
-            return
         rank, failure = error.get_first_failure()
         raise WorkerError(_how_it_ended(job, rank, failure.exitcode)) from error
+    except RendezvousTimeoutError as error:
+        raise WorkerError(
+            f"Fewer than {job.config.training.nodes} machines joined within {_JOIN_MINUTES} "
+            f"minutes. Run `patchline join {meeting}` on the others, and run it again to resume "
+            "training."
+        ) from error
+
+
+def _launch_config(
+    job: TrainingJob, folder: Path, role: str, meeting: Rendezvous | None, address: str
+) -> LaunchConfig:
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+    from torch.distributed.launcher.api import LaunchConfig
+
+    file_store = {"store_type": "file"}
+    tcp_store = {"is_host": role == FIRST, "join_timeout": 60 * _JOIN_MINUTES}
+    nodes = job.config.training.nodes
+    return LaunchConfig(
+        min_nodes=nodes,
+        max_nodes=nodes,
+        nproc_per_node=job.config.training.processes,
+        run_id=job.run_id,
+        rdzv_backend="c10d",
+        rdzv_endpoint=str(meeting or folder / "rendezvous"),
+        rdzv_configs=tcp_store if meeting else file_store,
+        local_addr=address,
+        logs_specs=DefaultLogsSpecs(log_dir=str(folder / "logs")),
+        max_restarts=_RESTARTS,
+        shutdown_timeout=_GRACE_SECONDS,
+    )
 
 
 def _how_it_ended(job: TrainingJob, rank: int, code: int) -> str:
@@ -96,8 +168,8 @@ def _how_it_ended(job: TrainingJob, rank: int, code: int) -> str:
     hint = " The machine may have run out of memory." if code == -signal.SIGKILL else ""
     log = job.folder / LOG_FILE
     return (
-        f"Process {rank + 1} of {job.config.training.processes} of the training {how} before it "
-        f"finished, also after {_RESTARTS} restarts.{hint} Lower training.processes, or run it "
+        f"Process {rank + 1} of {job.config.training.all_processes} of the training {how} before "
+        f"it finished, also after {_RESTARTS} restarts.{hint} Lower training.processes, or run it "
         f"again to resume training. Its last log line: {last_line(log)!r}. See {log}."
     )
 
@@ -105,6 +177,6 @@ def _how_it_ended(job: TrainingJob, rank: int, code: int) -> str:
 def loopback_interface() -> str:
     """Return the name of the interface that no other machine can reach."""
     for name, addresses in psutil.net_if_addrs().items():
-        if any(each.family == socket.AF_INET and each.address == _LOOPBACK for each in addresses):
+        if any(each.family == socket.AF_INET and each.address == LOOPBACK for each in addresses):
             return name
     return "lo"
