@@ -154,9 +154,11 @@ def _new_version(
 
 def save_as_mlflow_model(run: TrackedRun, model_id: str, package: Path) -> Path:
     """Write the package as an MLflow model folder: models from code, nothing pickled."""
-    import mlflow.pyfunc
-    from mlflow.models import Model, ModelSignature
-    from mlflow.types.schema import AnyType, ColSpec, DataType, ParamSchema, ParamSpec, Schema
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # MLflow's own type annotations, when it is imported
+        import mlflow.pyfunc
+        from mlflow.models import Model, ModelSignature
+        from mlflow.types.schema import AnyType, ColSpec, DataType, ParamSchema, ParamSpec, Schema
 
     target = package.parent / "mlflow_model"
     shutil.rmtree(target, ignore_errors=True)
