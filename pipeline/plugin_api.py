@@ -22,6 +22,7 @@ from pipeline.files.data_names import (
 )
 from pipeline.files.folder_walk import FoundFile, visible_folders, walk_files
 from pipeline.files.made_once import known_digest, made_once
+from pipeline.files.tar_shards import sample_key, shard_index, shards_in
 from pipeline.plugin_kinds.augmentations import (
     AugmentationContext,
     AugmentationPlugin,
@@ -86,6 +87,9 @@ __all__ = [
     "made_once",
     "open_archive",
     "readable_archive",
+    "sample_key",
+    "shard_index",
+    "shards_in",
     "split_named",
     "stem_of",
     "table_parts",

@@ -10,7 +10,12 @@ from pydantic import AfterValidator, Field, model_validator
 from pipeline.files.data_names import DataKind, data_kind
 from pipeline.section import Section
 
-_SOURCES: dict[DataKind, str] = {"folder": "image_folder", "archive": "archive", "table": "table"}
+_SOURCES: dict[DataKind, str] = {
+    "folder": "image_folder",
+    "archive": "archive",
+    "table": "table",
+    "shards": "webdataset",
+}
 SHORT_OPTIONS = (
     *("image_column", "label_column", "split_column", "group_column", "image_folder", "download"),
 )
@@ -57,10 +62,11 @@ class DataConfig(Section):
     """Where images come from, what size they get, and how they are split."""
 
     source: str = "digits"
-    """Name of the data source plugin; image_folder, archive or table if only a path is given."""
+    """Name of the data source plugin; image_folder, archive, table or webdataset if only a path is
+    given."""
 
     path: str | None = None
-    """Path that the data source reads: a folder, an archive or a table."""
+    """Path that the data source reads: a folder, an archive, a table or shards."""
 
     options: dict[str, Any] = Field(default_factory=dict)
     """Settings of the data source plugin."""

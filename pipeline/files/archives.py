@@ -1,4 +1,4 @@
-"""Archives of images, read in place: zip and uncompressed tar files.
+"""Archives of images, read in place: zip and uncompressed tar files, and shards of these.
 
 No name in an archive ever becomes the name of a file on disk. Members that could do harm, such as
 links or paths that lead outside, are refused one by one; an archive that would unpack to much more
@@ -35,11 +35,14 @@ READ_ERRORS = (OSError, EOFError, zlib.error, lzma.LZMAError, NotImplementedErro
 _LONGEST_PATH = 4096
 _DRIVE = re.compile(r"[A-Za-z]:")
 _PIECE_BYTES = 1 << 20
-_COMPRESSIONS: tuple[tuple[bytes, Callable[[Path], Any]], ...] = (
+_OPENED = 8
+"""Archives whose members are kept in memory; shards are mostly read one after the other."""
+COMPRESSIONS: tuple[tuple[bytes, Callable[[Path], Any]], ...] = (
     (b"\x1f\x8b", gzip.open),
     (b"BZh", bz2.open),
     (b"\xfd7zXZ\0", lzma.open),
 )
+"""The first bytes of compressed files, and what opens each."""
 _ZIP_STARTS = (b"PK\x03\x04", b"PK\x05\x06")
 
 
@@ -57,11 +60,20 @@ class MemberError(ValueError):
 class Archive(Protocol):
     """An opened archive; several threads may read from it at the same time."""
 
-    paths: list[str]
-    """The visible files, with forward slashes, in the order of the archive."""
-    folders: list[str]
-    """The visible folders that the archive lists; folders with files need not be among them."""
-    refused: list[RefusedMember]
+    @property
+    def paths(self) -> list[str]:
+        """The visible files, with forward slashes, in the order of the archive."""
+        ...
+
+    @property
+    def folders(self) -> list[str]:
+        """The visible folders that it lists; folders with files need not be among them."""
+        ...
+
+    @property
+    def refused(self) -> list[RefusedMember]:
+        """The members that are not read."""
+        ...
 
     def size_of(self, path: str) -> int:
         """Return the size of a file in bytes, as the archive states it."""
@@ -122,7 +134,7 @@ def readable_archive(file: Path, work_dir: Path) -> Path:
     with data_errors(file):
         with file.open("rb") as opened:
             head = opened.read(8)
-        opener = next((opener for start, opener in _COMPRESSIONS if head.startswith(start)), None)
+        opener = next((opener for start, opener in COMPRESSIONS if head.startswith(start)), None)
         if opener is None:
             return file
         digest = known_digest(file, work_dir / "digests")
@@ -143,11 +155,14 @@ def open_archive(file: Path) -> Archive:
         return _opened(file, status.st_size, status.st_mtime_ns, status.st_ino)
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=_OPENED)
 def _opened(file: Path, _size: int, _modified: int, _inode: int) -> Archive:
     from pipeline.files.tar_archive import TarArchive
+    from pipeline.files.tar_shards import INDEX_SUFFIX, ShardedArchive
     from pipeline.files.zip_archive import ZipArchive, is_zip
 
+    if file.suffix == INDEX_SUFFIX:
+        return ShardedArchive(file)
     with file.open("rb") as opened:
         looks_like_zip = opened.read(4) in _ZIP_STARTS
     if looks_like_zip or (file.suffix.lower() == ".zip" and is_zip(file)):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-DataKind = Literal["folder", "archive", "table"]
+DataKind = Literal["folder", "archive", "table", "shards"]
 Split = Literal["train", "validation", "test"]
 
 SPLIT_NAMES: Mapping[str, Split] = {
@@ -22,9 +22,8 @@ SPLIT_NAMES: Mapping[str, Split] = {
 }
 """The usual names of the splits, in lower case."""
 
-ARCHIVE_SUFFIXES = (
-    ".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz", ".tbz2", ".tar.xz", ".txz",
-)  # fmt: skip
+TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz", ".tbz2", ".tar.xz", ".txz")
+ARCHIVE_SUFFIXES = (".zip", *TAR_SUFFIXES)
 IMAGE_SUFFIXES = frozenset({
     ".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".avif",
     ".jfif", ".jp2", ".j2k", ".heic", ".heif",
@@ -35,11 +34,18 @@ TABLE_SUFFIXES = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson")
 def data_kind(path: str) -> DataKind:
     """Return what a path is; anything but an archive or a table counts as a folder.
 
-    A folder of Parquet files, as data-set hubs export a table in parts, counts as a table.
+    A folder of Parquet files, as data-set hubs export a table in parts, counts as a table. Tar
+    files of samples, alone or in a folder, are shards.
     """
+    from pipeline.files.tar_shards import shards_in
+
     name = Path(path).name.lower()
     if Path(path).is_dir():
-        return "table" if table_parts(Path(path)) else "folder"
+        if table_parts(Path(path)):
+            return "table"
+        return "shards" if shards_in(Path(path)) else "folder"
+    if shards_in(Path(path)):
+        return "shards"
     if name.endswith(ARCHIVE_SUFFIXES):
         return "archive"
     return "table" if name.endswith(TABLE_SUFFIXES) else "folder"

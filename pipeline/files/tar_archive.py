@@ -6,14 +6,14 @@ import io
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 
 from pipeline.files.archives import Listing, MemberError, check_expansion, damaged
-from pipeline.files.shared_file import FilePart, SharedFile
+from pipeline.files.shared_file import SharedFile
 
 _HEADER_BYTES = 1 << 20
 """The most that is read at once for a header; more is an attempt to fill the memory."""
-_HEADER_ERRORS = (
+HEADER_ERRORS = (
     tarfile.TarError, OSError, ValueError, EOFError, LookupError, ArithmeticError, RecursionError,
 )  # fmt: skip
 """What `tarfile` raises for headers that are damaged or made to do harm."""
@@ -24,26 +24,26 @@ class _Place(NamedTuple):
     size: int
 
 
-class _Headers(io.RawIOBase):
+class Headers(io.RawIOBase):
     """What `tarfile` reads of an archive; it refuses headers that claim an absurd size."""
 
-    def __init__(self, part: FilePart) -> None:
+    def __init__(self, part: io.IOBase) -> None:
         super().__init__()
-        self._part = part
+        self._part: Any = part
 
     def read(self, size: int = -1, /) -> bytes:
         """Return the next bytes."""
         if not 0 <= size <= _HEADER_BYTES:
             raise tarfile.ReadError(f"a header of {size} bytes")
-        return self._part.read(size) or b""
+        return bytes(self._part.read(size) or b"")
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
         """Move the position."""
-        return self._part.seek(offset, whence)
+        return int(self._part.seek(offset, whence))
 
     def tell(self) -> int:
         """Return the position."""
-        return self._part.tell()
+        return int(self._part.tell())
 
 
 class TarArchive:
@@ -83,7 +83,7 @@ class TarArchive:
 
 def _infos(file: Path, shared: SharedFile) -> Iterator[tarfile.TarInfo]:
     """Yield the headers; they are not kept, and an endless circle of them is refused."""
-    headers = cast("BinaryIO", _Headers(shared.part()))
+    headers = cast("BinaryIO", Headers(shared.part()))
     reached = -1
     try:
         with tarfile.open(fileobj=headers, mode="r:", errorlevel=2) as archive:
@@ -95,7 +95,7 @@ def _infos(file: Path, shared: SharedFile) -> Iterator[tarfile.TarInfo]:
                 yield info
             if archive.offset < shared.size and not _ends(shared, archive.offset):
                 raise damaged(file, f"the header at byte {archive.offset:,} is wrong")
-    except _HEADER_ERRORS as error:
+    except HEADER_ERRORS as error:
         raise damaged(file, str(error)) from error
 
 

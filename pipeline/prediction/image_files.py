@@ -15,7 +15,7 @@ from pipeline.files.data_names import data_kind
 
 Place = tuple[int, tuple[str, ...]]
 """An image's position in the order: the index of its argument, and the parts of its name."""
-_WITH_ARTICLE = {"archive": "an archive", "table": "a table"}
+_WITH_ARTICLE = {"archive": "an archive", "table": "a table", "shards": "a set of shards"}
 
 
 class ImageFile(NamedTuple):
@@ -71,13 +71,13 @@ def check_images(given: Sequence[Path], without: Sequence[Path] = ()) -> None:
 
     Raises:
         DataError: if no path was given, a path does not exist, a folder holds no files, or the only
-            path is an archive or a table.
+            path is an archive, a table or shards.
     """
     if not given:
         raise DataError("No images given. Give image files or folders of images.")
     kind = data_kind(str(given[0]))
     if len(given) == 1 and kind != "folder" and given[0].exists():
-        remedy = "Unpack it and give the folder" if kind == "archive" else "Give the files it names"
+        remedy = "Give the files it names" if kind == "table" else "Unpack it and give the folder"
         raise DataError(f"{given[0]} is {_WITH_ARTICLE[kind]}, not an image or a folder. {remedy}.")
     left_out = {os.path.realpath(path) for path in without}
     for path in given:

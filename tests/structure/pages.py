@@ -38,4 +38,5 @@ def execute(command: list[str] | str, folder: Path, entered: dict[str, str] | No
         check=False,
     )
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-    assert "UserWarning" not in done.stderr, f"{command}\n{done.stderr}"
+    if isinstance(command, str):  # other than Python code, which may use MLflow itself
+        assert "UserWarning" not in done.stderr, f"{command}\n{done.stderr}"

@@ -1,0 +1,175 @@
+"""The samples of WebDataset shards as a table: a row for each sample, a column for each fact."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from pipeline.plugin_api import IMAGE_SUFFIXES, DataError, open_archive, sample_key, split_named
+
+IMAGE, LABEL, SPLIT = "image", "cls", "split"
+_JSON = "json"
+_TEXTS = frozenset({LABEL, "index", "id", "txt"})
+_MOST_BYTES = 1 << 20
+"""Of a member that is read as text."""
+_CLASS_NAMES = ("classnames.txt", "classes.txt")
+
+
+class ShardTable:
+    """A table of samples.
+
+    The columns are `image`, or one for each kind of image if a sample has several; the text members
+    (`cls`); the fields of the JSON members; and `split` if the shards or their folders are named
+    for splits.
+
+    Args:
+        place: the folder of the shards, or a single one.
+        shards: uncompressed tar files, by names that tell their splits.
+
+    Raises:
+        DataError: if a shard is damaged, or only some are named for a split.
+    """
+
+    def __init__(self, place: Path, shards: dict[str, Path]) -> None:
+        self.file = place
+        self.keys: list[str] = []
+        """The name of each sample, as its members' paths begin."""
+        self._rows: list[dict[str, str]] = []
+        """The facts of each sample, and the paths of its images."""
+        splits = _splits(place, list(shards))
+        image_kinds: set[str] = set()
+        most_images = 0
+        for (name, shard), split in zip(shards.items(), splits, strict=True):
+            for key, kinds in _samples(shard).items():
+                images = {kind: f"{name}/{path}" for kind, path in kinds.items() if _is_image(kind)}
+                facts = _facts(shard, f"{name}/{key}", kinds)
+                self.keys.append(f"{name}/{key}")
+                self._rows.append({**facts, **({SPLIT: split} if split else {}), **images})
+                image_kinds |= images.keys()
+                most_images = max(most_images, len(images))
+        if most_images == 1:
+            self._rename(image_kinds)
+            image_kinds = {IMAGE}
+        self.embedded = frozenset(image_kinds)
+        self.names = list(dict.fromkeys(name for row in self._rows for name in row))
+        self.class_names = _class_names(place, self._rows)
+
+    def column(self, name: str) -> list[str]:
+        """Return the values of a column; of an image, its path."""
+        return [row.get(name, "") for row in self._rows]
+
+    def add(self, name: str) -> None:
+        """Add an empty column."""
+        self.names.append(name)
+
+    def _rename(self, kinds: set[str]) -> None:
+        """Call the only image of each sample `image`, whatever its suffix."""
+        for row in self._rows:
+            for kind in kinds & row.keys():
+                row[IMAGE] = row.pop(kind)
+
+
+def _is_image(kind: str) -> bool:
+    return PurePosixPath(f"x.{kind}").suffix in IMAGE_SUFFIXES
+
+
+def _samples(shard: Path) -> dict[str, dict[str, str]]:
+    """Return the paths of the members of each sample, by their kinds."""
+    found: dict[str, dict[str, str]] = {}
+    for path in open_archive(shard).paths:
+        key, kind = sample_key(path)
+        if kind:
+            found.setdefault(key, {})[kind] = path
+    return found
+
+
+def _facts(shard: Path, sample: str, kinds: dict[str, str]) -> dict[str, str]:
+    """Return what the text and JSON members of a sample say."""
+    facts: dict[str, str] = {}
+    for kind, path in kinds.items():
+        if kind in _TEXTS:
+            facts[kind] = _text(shard, sample, path).strip()
+        elif kind == _JSON:
+            facts |= _fields(_text(shard, sample, path), sample)
+    return facts
+
+
+def _text(shard: Path, sample: str, path: str) -> str:
+    archive = open_archive(shard)
+    size = archive.size_of(path)
+    if size > _MOST_BYTES:
+        raise DataError(
+            f"{sample} has {size:,} bytes in {path}, too many for a label or a JSON object. Write "
+            "the shards again."
+        )
+    try:
+        with archive.open(path) as opened:
+            return opened.read().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"The member {path} of {shard} is not UTF-8 text. Write labels as text."
+        ) from error
+
+
+def _fields(text: str, sample: str) -> dict[str, str]:
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(
+            f"The JSON member of {sample} cannot be read ({error}). Write the shards again."
+        ) from error
+    if isinstance(content, dict):
+        return {str(name): _plain(value) for name, value in content.items() if name != SPLIT}
+    return {_JSON: _plain(content)}
+
+
+def _plain(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _splits(place: Path, names: list[str]) -> list[str | None]:
+    """Return the split of each shard, told by its folder or the first word of its name."""
+    splits = [_split_of(name) for name in names]
+    if any(splits) and not all(splits):
+        odd, known = (
+            names[splits.index(None)],
+            next(n for n, s in zip(names, splits, strict=True) if s),
+        )
+        raise DataError(
+            f"{known} in {place} is named for a split, but {odd} is not. Rename it, or move it "
+            "away."
+        )
+    return splits
+
+
+def _split_of(name: str) -> str | None:
+    folder, _, file = name.rpartition("/")
+    for word in (*folder.split("/"), *file.replace("_", "-").replace(".", "-").split("-")[:1]):
+        if split := split_named(word.rstrip("0123456789")):
+            return str(split)
+    return None
+
+
+def _class_names(place: Path, rows: list[dict[str, str]]) -> dict[str, list[str]]:
+    """Return the names of class numbers, from a text file beside the shards."""
+    values = {row.get(LABEL, "") for row in rows} - {""}
+    if not values or not all(map(str.isdecimal, values)):
+        return {}
+    folder = place if place.is_dir() else place.parent
+    for file in (folder / name for name in _CLASS_NAMES):
+        if not file.is_file():
+            continue
+        names = file.read_text(encoding="utf-8-sig").splitlines()
+        largest = max(map(int, values))
+        if largest >= len(names):
+            raise DataError(
+                f"{file} has {len(names)} lines, but the shards have class {largest}. "
+                "Write one name for each class number, from 0."
+            )
+        return {LABEL: [name.strip() for name in names]}
+    return {}

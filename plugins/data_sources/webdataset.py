@@ -1,0 +1,162 @@
+"""WebDataset shards: tar files of samples, such as `0001.jpg` with its label in `0001.cls`.
+
+    shards/train-000000.tar: 0001.jpg, 0001.cls, 0002.jpg, 0002.cls, …
+    shards/test-000000.tar:  9001.jpg, 9001.cls, …
+
+They are read in place; compressed ones are decompressed once. The label is in a member `cls`, or in
+a field of a member `json`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from pipeline.plugin_api import (
+    DataError,
+    DataSourcePlugin,
+    ImageListing,
+    LeftOutFile,
+    ListedImage,
+    PluginConfig,
+    SourceContext,
+    open_archive,
+    readable_archive,
+    shard_index,
+    shards_in,
+    stem_of,
+    valid_name,
+)
+from plugins.data_sources.shard_table import LABEL, SPLIT, ShardTable
+from plugins.data_sources.table_columns import Columns, chosen_columns
+from plugins.data_sources.table_rows import Places, listed_rows, own_columns
+
+
+class WebDatasetConfig(PluginConfig):
+    """Settings of the shards."""
+
+    image_column: str | None = None
+    """Kind of the members with the images, such as jpg or input.png; by default the only one."""
+
+    label_column: str | None = None
+    """cls, or the field of the JSON members with the label; by default guessed."""
+
+    split_column: str | None = None
+    """Field with train, validation or test; by default the names of the shards or their folders."""
+
+    group_column: str | None = None
+    """Field whose equal values stay in one split, such as a patient; by default none."""
+
+    mirror_symmetric: bool = True
+    """Whether a mirrored image still shows its class; false for text or left-right views."""
+
+
+class WebDataset:
+    """List the images of shards."""
+
+    def __init__(self, config: WebDatasetConfig, context: SourceContext) -> None:
+        self.config = config
+        self.path, self.work_dir = context.path, context.work_dir
+        self.needs_labels = context.needs_labels
+
+    def list_images(self) -> ImageListing:
+        """Return one image for each sample; raise `DataError` if the shards cannot be used."""
+        place = self._place()
+        found = shards_in(place)
+        if not found:
+            raise DataError(
+                f"{place} holds no WebDataset shards. Give tar files whose images have a label "
+                "beside them, such as 0001.jpg and 0001.cls."
+            )
+        top = place if place.is_dir() else place.parent
+        shards = {
+            shard.relative_to(top).as_posix(): readable_archive(shard, self.work_dir)
+            for shard in found
+        }
+        table = ShardTable(place, shards)
+        columns = self._columns(table)
+        digest = hashlib.sha256(str(place).encode("utf-8", "surrogatepass")).hexdigest()[:32]
+        root = shard_index(shards, self.work_dir / f"{digest}.shards")
+        paths = [path or None for path in table.column(columns.image)]
+        places = Places(root, paths, table.keys, "the sample has no image", [])
+        images, left_out, rows = listed_rows(table, columns, places, needs_labels=self.needs_labels)
+        if not images:
+            raise DataError(
+                f"No sample in {place} has a label in '{columns.label}'. Choose another "
+                "--data.label-column."
+            )
+        refused = [LeftOutFile(each.path, each.reason) for each in open_archive(root).refused]
+        return ImageListing(
+            name=valid_name(place.name if place.is_dir() else stem_of(place)),
+            root=root,
+            images=images,
+            mirror_symmetric=self.config.mirror_symmetric,
+            left_out=[*left_out, *refused],
+            notes=_notes(place, columns, images),
+            columns=own_columns(table, columns, rows),
+        )
+
+    def _columns(self, table: ShardTable) -> Columns:
+        config = self.config
+        if not self.needs_labels and set(table.names) <= {*table.embedded, SPLIT}:
+            table.add(LABEL)
+        image, label = config.image_column, config.label_column
+        if image is None and len(table.embedded) == 1:
+            [image] = table.embedded
+        if label is None and LABEL in table.names:
+            label = LABEL
+        return chosen_columns(table, image, label, config.split_column, config.group_column)
+
+    def _place(self) -> Path:
+        if self.path is None:
+            raise DataError("data.path is missing. Name the folder of the shards.")
+        place = Path(self.path).expanduser()
+        if not place.exists():
+            raise DataError(f"There is no file or folder {place}. Check the path.")
+        return place.resolve()
+
+
+def _notes(place: Path, columns: Columns, images: list[ListedImage]) -> list[str]:
+    """Return what was guessed, in words."""
+    notes = []
+    if any(guess.startswith("labels") for guess in columns.guessed):
+        notes.append(
+            f"{place.name}: labels from '{columns.label}' (--data.label-column chooses another)"
+        )
+    if columns.split == SPLIT and any(image.split for image in images):
+        notes.append(f"{place.name}: splits by the names of the shards")
+    return notes
+
+
+def _write_example(folder: Path) -> str:
+    """Write two shards of six small images of two classes and return their folder."""
+    import io
+    import tarfile
+
+    from PIL import Image
+
+    for number in range(2):
+        with tarfile.open(folder / f"{number:06d}.tar", "w") as shard:
+            for sample in range(3):
+                for label, colour in (("dark", 60), ("light", 200)):
+                    content = io.BytesIO()
+                    picture = (colour, 40 * sample, 80 * number)
+                    Image.new("RGB", (24, 16), picture).save(content, "PNG")
+                    key = f"{label}-{number}-{sample}"
+                    for name, data in (
+                        (f"{key}.png", content.getvalue()),
+                        (f"{key}.cls", label.encode()),
+                    ):
+                        member = tarfile.TarInfo(name)
+                        member.size = len(data)
+                        shard.addfile(member, io.BytesIO(data))
+    return str(folder)
+
+
+plugin = DataSourcePlugin(
+    summary="WebDataset shards: tar files with an image and a label for each sample",
+    paper="",
+    config_class=WebDatasetConfig,
+    build=WebDataset,
+    example=_write_example,
+)

@@ -1,0 +1,226 @@
+"""WebDataset shards: samples in tar files, read in place, one or many."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from pipeline.config import RunConfig
+from pipeline.data import manifest as manifests
+from pipeline.data.image_root import root_image_bytes
+from pipeline.data.prepared_store import open_images
+from pipeline.errors import DataError
+from pipeline.files.data_names import data_kind
+from pipeline.files.tar_shards import sample_key
+from pipeline.plugin_api import ImageListing, SourceContext
+from plugins.data_sources.webdataset import WebDatasetConfig, plugin
+from tests.conftest import write_photos
+from tests.plugins.test_table_source import ingested
+
+Members = dict[str, bytes]
+
+
+def shard_of(file: Path, members: Members, mode: str = "w") -> Path:
+    """Write a shard."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(file, mode) as archive:  # type: ignore[call-overload]  # a mode
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return file
+
+
+def samples(photos: Path, *, label: str = "cls") -> Members:
+    """Return the members of the images of a folder of class folders."""
+    members: Members = {}
+    for number, file in enumerate(sorted(photos.rglob("*.png"))):
+        name = file.parent.name
+        text = json.dumps({"label": name, "site": number % 4}) if label == "json" else name
+        members[f"{name}-{number}.png"] = file.read_bytes()
+        members[f"{name}-{number}.{label}"] = text.encode()
+    return members
+
+
+def listed(place: Path, work: Path, *, needs_labels: bool = True, **options: str) -> ImageListing:
+    """Return what the source lists."""
+    work.mkdir(exist_ok=True)
+    context = SourceContext(str(place), work, needs_labels=needs_labels)
+    return plugin.build(WebDatasetConfig.model_validate(options), context).list_images()
+
+
+def contents(listing: ImageListing) -> set[tuple[str, bytes]]:
+    """Return label and content of each image."""
+    found = set()
+    for image in listing.images:
+        with root_image_bytes(listing.root, image.path) as data:
+            found.add((image.label, bytes(data)))
+    return found
+
+
+def images_of(photos: Iterable[Path]) -> set[tuple[str, bytes]]:
+    """Return label and content of the images of folders of class folders."""
+    return {
+        (file.parent.name, file.read_bytes()) for each in photos for file in each.rglob("*.png")
+    }
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("0001.jpg", ("0001", "jpg")),
+        ("a.b/0001.seg.PNG", ("a.b/0001", "seg.png")),
+        ("0001", ("0001", "")),
+    ],
+)
+def test_a_key_ends_at_the_first_dot_of_the_name(path: str, expected: tuple[str, str]) -> None:
+    """As in the library `webdataset`."""
+    assert sample_key(path) == expected
+
+
+@pytest.mark.parametrize("names", [("train-0.tar", "test-0.tar"), ("train/0.tgz", "test/0.tgz")])
+def test_shards_are_read_as_the_same_images_in_folders(
+    tmp_path: Path, names: tuple[str, str]
+) -> None:
+    """Splits by the shards' names or folders, also if compressed; every byte is the same."""
+    folders = [write_photos(tmp_path / f"photos{n}", classes=2, images=4 + n) for n in range(2)]
+    mode = "w:gz" if names[0].endswith("gz") else "w"
+    for folder, name in zip(folders, names, strict=True):
+        shard_of(tmp_path / "shards" / name, samples(folder), mode)
+    assert data_kind(str(tmp_path / "shards")) == "shards"
+    found = listed(tmp_path / "shards", tmp_path / "work")
+    assert contents(found) == images_of(folders)
+    assert sorted({image.split for image in found.images if image.split}) == ["test", "train"]
+    assert found.name == "shards"
+    assert found.notes == ["shards: splits by the names of the shards"]
+
+
+def test_a_single_shard_and_a_further_one(tmp_path: Path) -> None:
+    """Labels in JSON with a group; images that were there keep their path and split."""
+    photos = [write_photos(tmp_path / f"photos{n}", classes=3, images=6 + n) for n in range(2)]
+    first = shard_of(tmp_path / "shards" / "00.tar", samples(photos[0], label="json"))
+    alone = RunConfig.model_validate({"data": {"path": str(first)}})
+    assert alone.data.source == "webdataset"
+    group = {"group_column": "site"}
+    before = ingested(tmp_path / "shards", tmp_path / "work", accept=["leakage"], **group)
+    shard_of(tmp_path / "shards" / "01.tar", samples(photos[1], label="json"))
+    after = ingested(tmp_path / "shards", tmp_path / "work", accept=["leakage"], **group)
+    old, new = (manifests.load(each.manifest_file) for each in (before, after))
+    assert (old["path"].str.startswith("00.tar/")).all()
+    splits = dict(zip(new["path"], new["split"], strict=True))
+    assert all(splits[path] == split for path, split in zip(old["path"], old["split"], strict=True))
+    assert len(new) == len(old) + 21
+    assert set(new["group"]) == {"0", "1", "2", "3"}
+
+
+def test_class_numbers_get_the_names_beside_the_shards(tmp_path: Path) -> None:
+    """From `classnames.txt`; too few lines are an error, and without the file numbers stay."""
+    members = {f"{n}.png": b"x%d" % n for n in range(3)} | {
+        f"{n}.cls": str(n).encode() for n in range(3)
+    }
+    shard = shard_of(tmp_path / "one.tar", members)
+    assert {image.label for image in listed(shard, tmp_path / "work").images} == {"0", "1", "2"}
+    names = tmp_path / "classnames.txt"
+    names.write_text("oak\nash\nelm\n", encoding="utf-8")
+    assert {image.label for image in listed(shard, tmp_path / "work").images} == {
+        "oak", "ash", "elm",
+    }  # fmt: skip
+    names.write_text("oak\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"classnames\.txt has 1 lines, but .* class 2\. Write"):
+        listed(shard, tmp_path / "work")
+
+
+def test_several_images_of_a_sample_have_to_be_chosen(tmp_path: Path) -> None:
+    """The error names them; the one that is chosen is listed."""
+    members = {"1.jpg": b"a", "1.mask.png": b"b", "1.cls": b"x", "2.jpg": b"c", "2.cls": b"y"}
+    shard = shard_of(tmp_path / "one.tar", members)
+    with pytest.raises(DataError, match=r"not obvious.*mask\.png.*--data\.image-column"):
+        listed(shard, tmp_path / "work")
+    found = listed(shard, tmp_path / "work", image_column="jpg")
+    assert contents(found) == {("x", b"a"), ("y", b"c")}
+    masks = listed(shard, tmp_path / "work", image_column="mask.png")
+    assert contents(masks) == {("x", b"b")}
+    assert [each.path for each in masks.left_out] == ["one.tar/2"]
+
+
+def test_what_is_not_a_labelled_sample_is_left_out_and_named(tmp_path: Path) -> None:
+    """A sample without an image or a label, a link and a path that leads outside."""
+    members = {"1.jpg": b"a", "1.cls": b"x", "2.jpg": b"b", "3.cls": b"y", "../4.jpg": b"d"}
+    shard = shard_of(tmp_path / "one.tar", members)
+    link = tarfile.TarInfo("5.jpg")
+    link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+    with tarfile.open(shard, "a") as archive:
+        archive.addfile(link)
+    found = listed(shard, tmp_path / "work")
+    assert [image.path for image in found.images] == ["one.tar/1.jpg"]
+    assert {each.path: each.reason for each in found.left_out} == {
+        "one.tar/2.jpg": "has no label",
+        "one.tar/3": "the sample has no image",
+        "one.tar/../4.jpg": "its path leads outside the archive",
+        "one.tar/5.jpg": "is a link; links in archives are not followed",
+    }
+    unlabelled = listed(shard, tmp_path / "work", needs_labels=False)
+    assert {image.path for image in unlabelled.images} == {"one.tar/1.jpg", "one.tar/2.jpg"}
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ({"1.jpg": b"a", "1.json": b"{"}, r"JSON member of one\.tar/1 cannot be read"),
+        ({"1.jpg": b"a", "1.cls": b"\xff\xfe\xfa"}, r"1\.cls of .*one\.tar is not UTF-8"),
+        ({"1.jpg": b"a", "1.cls": b"x" * (1 << 21)}, r"has 2,097,152 bytes in 1\.cls"),
+    ],
+)
+def test_labels_that_cannot_be_read_are_an_error(
+    tmp_path: Path, members: Members, message: str
+) -> None:
+    """The error names the member."""
+    shard = shard_of(tmp_path / "one.tar", members)
+    with pytest.raises(DataError, match=message):
+        listed(shard, tmp_path / "work")
+
+
+def test_shards_that_are_damaged_or_do_not_go_together_are_refused(tmp_path: Path) -> None:
+    """A truncated shard, and one without a split among others with one."""
+    photos = write_photos(tmp_path / "photos", classes=2, images=3)
+    first = shard_of(tmp_path / "shards" / "train-0.tar", samples(photos))
+    second = shard_of(tmp_path / "shards" / "more-0.tar", samples(photos))
+    with pytest.raises(DataError, match=r"train-0\.tar in .* split, but more-0\.tar is not"):
+        listed(tmp_path / "shards", tmp_path / "work")
+    second.unlink()
+    first.write_bytes(first.read_bytes()[:-5000])
+    with pytest.raises(DataError, match=r"train-0\.tar is damaged"):
+        listed(tmp_path / "shards", tmp_path / "work")
+
+
+def test_archives_of_class_folders_stay_archives(tmp_path: Path) -> None:
+    """Tar files that hold no samples are not shards, alone or in a folder."""
+    photos = write_photos(tmp_path / "photos", classes=2, images=2)
+    place = tmp_path / "place"
+    members = {f"{f.parent.name}/{f.name}": f.read_bytes() for f in photos.rglob("*.png")}
+    file = shard_of(place / "photos.tar", members)
+    assert data_kind(str(file)) == "archive"
+    assert data_kind(str(place)) == "folder"
+    with pytest.raises(DataError, match=r"holds no WebDataset shards\. Give tar files"):
+        listed(place, tmp_path / "work")
+
+
+def test_shards_are_prepared_as_folders_are(tmp_path: Path) -> None:
+    """The stored pixels are the same."""
+    from pipeline.data import ingestion
+
+    photos = write_photos(tmp_path / "photos", classes=2, images=4)
+    shard_of(tmp_path / "shards" / "0.tar", samples(photos))
+    stored = []
+    for place in (photos, tmp_path / "shards"):
+        config = RunConfig.model_validate({"data": {"path": str(place)}})
+        data = ingestion.ingest(config, tmp_path / "work")
+        config = ingestion.resolve(config, data)
+        prepared = ingestion.prepare(config, data, tmp_path / "work")
+        stored.append({image.tobytes() for image in open_images(prepared.store)})
+    assert stored[0] == stored[1]
