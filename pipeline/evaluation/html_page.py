@@ -33,7 +33,7 @@ def render(template: str, **values: Any) -> str:
     )
     environment.filters["percent"] = percent
     environment.filters["decimal"] = lambda number: f"{number:.3f}"
-    environment.filters["count"] = lambda number: f"{number:,}".replace(",", _NO_BREAK)
+    environment.filters["count"] = lambda number: f"{number:,}"
     environment.filters["plural"] = plural
     environment.filters["points"] = lambda share: f"{100 * share:.1f} points"
     return environment.get_template(template).render(**values)
@@ -52,7 +52,7 @@ def percent(share: float) -> str:
 def plural(number: int, one: str, many: str = "") -> str:
     """Return the number with its noun: `1 image`, `2 images`."""
     noun = one if number == 1 else many or f"{one}s"
-    return f"{number:,}{_NO_BREAK}{noun}".replace(",", _NO_BREAK)
+    return f"{number:,}{_NO_BREAK}{noun}"
 
 
 def thumbnail(pixels_HWC: Array) -> str:

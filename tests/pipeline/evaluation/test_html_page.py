@@ -32,7 +32,7 @@ def test_only_nothing_is_0_percent_and_only_everything_is_100(share: float, text
 def test_numbers_agree_with_their_nouns() -> None:
     """One error, two errors; thousands are set apart."""
     words = [plural(count, "error").replace("\N{NO-BREAK SPACE}", " ") for count in (0, 1, 12_345)]
-    assert words == ["0 errors", "1 error", "12 345 errors"]
+    assert words == ["0 errors", "1 error", "12,345 errors"]
 
 
 @pytest.mark.parametrize("channels", [1, 3])

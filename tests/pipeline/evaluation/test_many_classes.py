@@ -52,7 +52,7 @@ def test_a_report_on_thousands_of_classes(tmp_path: Path) -> None:
 
     html = written(report, table, tmp_path)
     assert html.stat().st_size < 3 * 2**20
-    assert f"{CLASSES - 500:,}".replace(",", "\N{NO-BREAK SPACE}") in html.read_text("utf-8")
+    assert f"{CLASSES - 500:,}" in html.read_text("utf-8")
     text = (tmp_path / "report.json").read_text("utf-8")
     assert EvaluationReport.model_validate_json(text) == report
     assert len(json.loads(text)["by_class"]) == CLASSES
