@@ -109,8 +109,13 @@ class DataConfig(Section):
     workers: Annotated[int, Field(ge=0, le=64)] = 0
     """Number of data-loader workers; the result does not depend on it."""
 
-    accept: tuple[Literal["leakage"], ...] = ()
-    """Problems of the data that do not stop the run: leakage, images in several splits."""
+    accept: tuple[Literal["leakage", "changes"], ...] = ()
+    """Problems of the data that do not stop the run: leakage, images in several splits; changes,
+    images of data.manifest that are missing or have changed, which are left out."""
+
+    manifest: str | None = None
+    """Use the images, labels and splits of an earlier run again: last, a run's id or name, a model
+    version such as flowers@champion, or a manifest file; what changed since stops the run."""
 
     exclude: str | None = None
     """CSV table of files to leave out, such as the edited findings of patchline data inspect."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from pipeline.errors import DataError
 from pipeline.tracking.tracking_store import client, store_exists
 
 if TYPE_CHECKING:
@@ -70,6 +71,37 @@ def manifest_of_run(run_id: str) -> pd.DataFrame | None:
         TrackingError: if the store does not respond.
     """
     return _manifest(client(), run_id)
+
+
+def run_of_version(reference: str) -> str | None:
+    """Return the run that trained a model version such as `flowers@champion` or `flowers/3`.
+
+    Returns:
+        None if the text does not name a version.
+
+    Raises:
+        DataError: if the registry does not know it.
+        TrackingError: if the store does not respond.
+    """
+    from mlflow.exceptions import MlflowException
+
+    name, at, alias = reference.partition("@")
+    if not at:
+        name, _, number = reference.rpartition("/")
+        if not name or not number.isdecimal():
+            return None
+    store = client()
+    try:
+        found = (
+            store.get_model_version_by_alias(name, alias)
+            if at
+            else store.get_model_version(name, number)
+        )
+    except MlflowException as error:
+        raise DataError(
+            f"There is no model version {reference}. `patchline models` lists all of them."
+        ) from error
+    return str(found.run_id) if found.run_id else None
 
 
 def _manifest(store: MlflowClient, run_id: str) -> pd.DataFrame | None:

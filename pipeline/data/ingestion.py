@@ -26,6 +26,7 @@ from pipeline.data.ingestion_notes import (
 from pipeline.data.leakage import check_leakage, notes_on_leakage
 from pipeline.data.near_duplicates.grouping import with_near_groups
 from pipeline.data.near_duplicates.thumbnails import ThumbnailCollector
+from pipeline.data.repeated_data import EarlierData, earlier_data, repeated
 from pipeline.data.source_listing import listing_of, uses_labels
 from pipeline.errors import ConfigError, DataError
 from pipeline.files.data_names import IMAGE_SUFFIXES
@@ -69,6 +70,8 @@ class IngestedData(Section):
     """Where the splits come from: `test and validation split off from train`."""
     exclude: Path | None = None
     """A copy of the table of excluded files, named by its content."""
+    repeats: str | None = None
+    """The run or the file whose manifest is used again, if any."""
 
     def findings(self) -> list[str]:
         """Return how many images there are and how they are split, then what is unusual."""
@@ -171,7 +174,8 @@ def ingest(
     """
     listing = listing_of(config, workspace)
     labelled, data = uses_labels(config), config.data
-    manifest, notes, exclude = _read(config, listing, workspace, on_progress)
+    earlier = earlier_data(data.manifest, workspace) if data.manifest else None
+    manifest, notes, exclude = _read(config, listing, workspace, on_progress, earlier)
     if labelled and "leakage" not in data.accept:
         check_leakage(manifest)
     wanted = split.wanted_splits(manifest, data.validation_fraction, data.test_fraction)
@@ -196,16 +200,29 @@ def ingest(
         mirror_symmetric=listing.mirror_symmetric,
         example_image=_example(rows, listing.root, workspace / "sources" / "examples"),
         notes=(*notes, *split_notes, *notes_on_leakage(rows), *notes_on_size(rows)),
-        split_origin=split_origin,
+        split_origin=f"as in {earlier.words}" if earlier else split_origin,
         exclude=exclude,
+        repeats=earlier.reference if earlier else None,
     )
 
 
 def _read(
-    config: RunConfig, listing: ImageListing, workspace: Path, on_progress: StageProgress | None
+    config: RunConfig,
+    listing: ImageListing,
+    workspace: Path,
+    on_progress: StageProgress | None,
+    earlier: EarlierData | None = None,
 ) -> tuple[pd.DataFrame, list[str], Path | None]:
-    """Return the manifest without splits of Patchline's own, notes, and what was excluded."""
+    """Return the manifest without splits of Patchline's own, notes, and what was excluded.
+
+    With data of an earlier run, its manifest is returned, with its splits.
+    """
     labelled, data = uses_labels(config), config.data
+    if earlier is not None:
+        checking = _labelled(on_progress, "Checking images")
+        manifest, notes = repeated(config, earlier, listing.root, workspace, checking)
+        check_images(manifest, listing.root, labelled=labelled)
+        return manifest if labelled else manifest.assign(label=""), notes, None
     thumbnails = ThumbnailCollector() if data.group_near_duplicates else None
     manifest = manifests.scan(
         listing,
@@ -290,6 +307,7 @@ def resolve(config: RunConfig, data: IngestedData) -> RunConfig:
                 "channels": channels,
                 "path": _absolute(config),
                 "exclude": str(data.exclude) if data.exclude else None,
+                "manifest": data.repeats,
             }
         ),
     }

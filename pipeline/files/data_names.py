@@ -39,13 +39,16 @@ def data_kind(path: str) -> DataKind:
     """
     from pipeline.files.tar_shards import shards_in
 
-    name = Path(path).name.lower()
-    if Path(path).is_dir():
-        if table_parts(Path(path)):
+    try:
+        if Path(path).is_dir() and table_parts(Path(path)):
             return "table"
-        return "shards" if shards_in(Path(path)) else "folder"
-    if shards_in(Path(path)):
-        return "shards"
+        if shards_in(Path(path)):
+            return "shards"
+        if Path(path).is_dir():
+            return "folder"
+    except (OSError, ValueError):  # not a path of this system: whoever reads it says so
+        pass
+    name = Path(path).name.lower()
     if name.endswith(ARCHIVE_SUFFIXES):
         return "archive"
     return "table" if name.endswith(TABLE_SUFFIXES) else "folder"

@@ -203,13 +203,14 @@ def owner_lock(folder: Path) -> Path:
 def log_data(
     run: TrackedRun, name: str, fingerprint: str, manifest_file: Path, context: str = "training"
 ) -> None:
-    """Log the data as the dataset of the run, and its manifest as an artifact."""
+    """Log the data as the dataset of the run, which leads to its manifest, an artifact."""
     from mlflow.data import sources
     from mlflow.data.meta_dataset import MetaDataset
     from mlflow.entities import DatasetInput, InputTag
 
-    # MLflow creates this class at run time, so type checkers cannot see it.
-    source = sources.LocalArtifactDatasetSource(str(manifest_file.parent))  # type: ignore[attr-defined]
+    # MLflow makes this class when it runs, so type checkers cannot see it. It reads any store.
+    uri = f"runs:/{run.run_id}/data/{manifest_file.name}"
+    source = sources.LocalArtifactDatasetSource(uri)  # type: ignore[attr-defined]
     dataset = MetaDataset(source, name=name, digest=fingerprint)  # type: ignore[abstract]
     entity = dataset._to_mlflow_entity()  # noqa: SLF001 - MlflowClient takes the entity only
     store = client()

@@ -127,6 +127,12 @@ def test_flat_has_all_fields_and_tells_configs_apart(config: RunConfig) -> None:
     assert other.flat() != flat
 
 
+@pytest.mark.parametrize("path", ["\x00", "a\x00.csv", "x" * 5000, "\udcff"])
+def test_what_cannot_be_a_path_is_still_a_setting(path: str) -> None:
+    """Only reading it fails, with the sentence of the source that reads it."""
+    assert DataConfig(path=path).source == ("table" if path.endswith(".csv") else "image_folder")
+
+
 @pytest.mark.parametrize("name", ["flowers", "a", "7", "v1.2_x-y", "x" * 100])
 def test_good_names_are_taken(name: str) -> None:
     """Letters, digits, dots, dashes and underscores make a name."""

@@ -1,0 +1,131 @@
+"""A run on the data of an earlier one: the same images, labels and splits, or a clear error."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import mlflow.data
+import numpy as np
+import pandas as pd
+import pytest
+
+from pipeline.config import RunConfig
+from pipeline.data import ingestion
+from pipeline.data import manifest as manifests
+from pipeline.data.ingestion import IngestedData
+from pipeline.data.prepared_store import open_images
+from pipeline.errors import ConfigError, DataError
+from pipeline.files.atomic_files import write_text
+from pipeline.tracking import tracked_run
+from pipeline.tracking.tracking_store import client
+from tests.conftest import write_photos
+from tests.pipeline.data.test_ingestion import config_of
+
+
+def logged(data: IngestedData, folder: Path) -> str:
+    """Log the data of a run and return the run's id; the manifest is kept in the store alone."""
+    with tracked_run.owned_run(RunConfig(name="photos"), folder / "runs", {}) as run:
+        tracked_run.log_data(run, "photos", data.fingerprint, data.manifest_file)
+    shutil.rmtree(data.manifest_file.parent)
+    return run.run_id
+
+
+def again(photos: Path, work: Path, reference: str, **settings: Any) -> IngestedData:
+    """Read the data of an earlier run."""
+    return ingestion.ingest(config_of(photos, manifest=reference, **settings), work)
+
+
+def pixels(photos: Path, work: Path, data: IngestedData, **settings: Any) -> np.ndarray[Any, Any]:
+    """Return the prepared images."""
+    config = ingestion.resolve(config_of(photos, **settings), data)
+    return np.array(open_images(ingestion.prepare(config, data, work).store))
+
+
+def test_a_grown_folder_gives_the_same_data_again(tmp_path: Path) -> None:
+    """New images are not used: the same version of the data, splits and pixels, by any name.
+
+    MLflow itself finds the manifest too, by the data set of the run.
+    """
+    work = tmp_path / "work"
+    photos = write_photos(tmp_path / "photos", classes=2, images=12)
+    first = ingestion.ingest(config_of(photos), work)
+    before, rows = pixels(photos, work, first), manifests.load(first.manifest_file)
+    run_id = logged(first, work)
+    inputs = client().get_run(run_id).inputs
+    assert inputs is not None
+    [used] = inputs.dataset_inputs
+    source: Any = mlflow.data.get_source(used.dataset)  # which leads to the manifest
+    pd.testing.assert_frame_equal(manifests.load(Path(source.load())), rows)
+    more = write_photos(tmp_path / "more" / "photos", classes=3, images=20)
+    for file in more.rglob("*.png"):
+        target = photos / file.parent.name / f"new-{file.name}"
+        target.parent.mkdir(exist_ok=True)
+        shutil.copy(file, target)
+    grown = ingestion.ingest(config_of(photos), work)
+    assert grown.fingerprint != first.fingerprint
+    copy = tmp_path / "copy.parquet"
+    manifests.save(rows, copy)
+    for reference in (run_id, run_id[:10], str(copy)):
+        found = again(photos, tmp_path / "other", reference)
+        assert found.fingerprint == first.fingerprint
+        assert found.classes == first.classes
+        pd.testing.assert_frame_equal(manifests.load(found.manifest_file), rows)
+        named = reference if reference == str(copy) else run_id
+        resolved = ingestion.resolve(config_of(photos, manifest=reference), found)
+        assert resolved.data.manifest == named
+    after = pixels(photos, tmp_path / "other", found, manifest=run_id)
+    assert np.array_equal(before, after)
+
+
+def test_images_that_changed_are_named_and_can_be_left_out(tmp_path: Path) -> None:
+    """One is gone, one has another content; the other images keep their splits."""
+    work = tmp_path / "work"
+    photos = write_photos(tmp_path / "photos", classes=2, images=12)
+    first = ingestion.ingest(config_of(photos), work)
+    rows = manifests.load(first.manifest_file).set_index("path")
+    run_id = logged(first, work)
+    gone, other = sorted(path for path in rows.index if rows.loc[path, "split"] == "train")[:2]
+    (photos / gone).unlink()
+    with (photos / other).open("ab") as file:
+        file.write(b"more")
+    with pytest.raises(DataError, match=rf"2 of 24 images of run {run_id[:8]} .*accept changes"):
+        again(photos, work, run_id)
+    listed = pd.read_csv(work / "manifests" / "changes.csv").set_index("path")["change"]
+    assert dict(listed) == {gone: "missing", other: "changed"}
+    found = again(photos, work, run_id, accept=["changes"])
+    assert any("2 of 24 images" in note and "left out" in note for note in found.notes)
+    now = manifests.load(found.manifest_file).set_index("path")
+    assert list(now.index[now["status"] == "excluded"]) == sorted([gone, other])
+    kept = now[now["status"] == "ok"]
+    assert (kept["split"] == rows.loc[kept.index, "split"]).all()
+    assert found.fingerprint != first.fingerprint
+
+
+def test_what_names_no_manifest_is_an_error(tmp_path: Path) -> None:
+    """Each error says what to name instead."""
+    photos = write_photos(tmp_path / "photos", classes=2, images=4)
+    work = tmp_path / "work"
+    with tracked_run.owned_run(RunConfig(name="photos"), work / "runs", {}) as run:
+        pass
+    write_text(tmp_path / "no.parquet", "text")
+    pd.DataFrame({"path": ["a"]}).to_parquet(tmp_path / "other.parquet")
+    for reference, message in (
+        (run.run_id, "has no manifest in the tracking store"),
+        (str(tmp_path / "none.parquet"), "There is no manifest"),
+        (str(tmp_path / "no.parquet"), r"no\.parquet is not a manifest"),
+        (str(tmp_path / "other.parquet"), "it has no column label"),
+        ("photos@champion", "There is no model version photos@champion"),
+        ("photos/3", "There is no model version photos/3"),
+    ):
+        with pytest.raises(DataError, match=message):
+            again(photos, work, reference)
+    with pytest.raises(ConfigError, match="There is no run 'nonsense'"):
+        again(photos, work, "nonsense")
+    elsewhere = write_photos(tmp_path / "elsewhere", classes=1, images=1)
+    (elsewhere / "across").rename(elsewhere / "along")
+    first = ingestion.ingest(config_of(write_photos(tmp_path / "p", classes=2, images=6)), work)
+    run_id = logged(first, work)
+    with pytest.raises(DataError, match=r"None of the 12 images .* Give the data of that run"):
+        again(elsewhere, work, run_id)
