@@ -50,7 +50,8 @@ Parameters = dict[str, Any]
 def training_recipe(config: RunConfig) -> str:
     """Return what is trained, and for how long."""
     if config.training.trainable == "head":
-        return f"the head of {' with '.join(config.model.names)} on frozen features"
+        head = f"the head of {' with '.join(config.model.names)} on frozen features"
+        return f"{head}{_repeated(config)}"
     if config.objective.name != "supervised":
         return f"{_training_recipe(config)}, objective {config.objective.name}"
     return _training_recipe(config)
@@ -61,10 +62,15 @@ def _training_recipe(config: RunConfig) -> str:
     if config.training.step_plan:
         length = f"{config.training.step_plan[-1][2]} steps, as recorded"
     parts = f"{' with '.join(config.model.names)} for {length}"
+    return f"{parts}{_repeated(config)}"
+
+
+def _repeated(config: RunConfig) -> str:
+    """Return what follows the first training; nothing for an ordinary run."""
     if config.training.folds is not None:
         final = "their ensemble" if config.training.ensemble else "a refit"
-        return f"{parts}, {config.training.folds} folds and {final}"
-    return f"{parts}, then a refit" if config.training.refit else parts
+        return f", {config.training.folds} folds and {final}"
+    return ", then a refit" if config.training.refit else ""
 
 
 def planning_title(config: RunConfig) -> str:

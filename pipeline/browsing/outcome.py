@@ -183,7 +183,9 @@ def _lineage(outcome: Outcome | EncoderOutcome) -> Iterator[tuple[str, str]]:
     yield "training", f"{length} on {trained.device}, {trained.precision}, seed {config.seed}"
     if trained.refit is not None:
         refit = trained.refit
-        again = f"{refit.images:,} images (train and validation) for {refit.epochs:.4g} epochs"
+        again = f"{refit.images:,} images (train and validation)"
+        if trained.probe is None:
+            again += f" for {refit.epochs:.4g} epochs"
         yield "refit", f"{again} in {refit.seconds:.0f} s; these weights were tested"
     if trained.ensemble is not None:
         yield "ensemble", f"of {len(trained.ensemble.temperatures)} models, one of each fold"

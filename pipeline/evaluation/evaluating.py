@@ -220,16 +220,17 @@ def _weights_facts(trained: TrainResult) -> dict[str, str]:
     if trained.probe is not None:
         facts["Head"] = (
             f"logistic regression on {trained.probe.features} frozen features of each image, "
-            f"C {trained.probe.regularization:g}, validation accuracy "
-            f"{trained.best_validation_accuracy:.1%}"
+            f"C {trained.probe.regularization:g}"
         )
+        if trained.folds is None:
+            facts["Head"] += f", validation accuracy {trained.best_validation_accuracy:.1%}"
     elif trained.folds is None:
         which = "Best weights" if trained.averaged is None else "Averaged weights"
         when = f"epoch {trained.best_step / trained.steps_per_epoch:.0f}"
         if trained.averaged is not None:
             when = f"of the last {trained.averaged.validations} validations"
         facts[which] = f"{when}, validation accuracy {trained.best_validation_accuracy:.1%}"
-    else:
+    if trained.folds is not None:
         accuracy = trained.folds.accuracy
         facts["Cross-validation"] = (
             f"validation accuracy {accuracy.value:.1%}, mean of {accuracy.n} folds (95% t "
@@ -239,10 +240,14 @@ def _weights_facts(trained: TrainResult) -> dict[str, str]:
         facts["Fine-tuning"] = trained.fine_tuning.sentence()
     if trained.refit is not None:
         refit = trained.refit
+        done, unit = "trained", "training"
+        long = f"for {refit.epochs:.1f} epochs in {refit.seconds:.0f} s"
+        if trained.probe is not None:
+            done, unit, long = "fitted", "fit", f"in {refit.seconds:.0f} s"
         facts["Refit"] = (
-            f"trained again on {refit.images:,} images, training and validation together, for "
-            f"{refit.epochs:.1f} epochs in {refit.seconds:.0f} s; the validation metrics belong to "
-            f"the training{'s of the folds' if trained.folds else ' before'}"
+            f"{done} again on {refit.images:,} images, training and validation together, {long}; "
+            f"the validation metrics belong to the {unit}"
+            f"{'s of the folds' if trained.folds else ' before'}"
         )
     elif trained.ensemble is not None:
         facts["Ensemble"] = (

@@ -82,7 +82,18 @@ def _enough_images(facts: PlanFacts) -> bool:
     return facts.data.training_images >= _FEWEST_IMAGES * facts.data.classes
 
 
+def _repeated(asked: Asked) -> str:
+    """Return the setting that repeats the training, if there is one.
+
+    The comparison of the head with all weights needs one validation split.
+    """
+    settings = ("training.folds", "training.refit")
+    return next((name for name in settings if asked.get(name)), "")
+
+
 def _chosen(facts: PlanFacts, asked: Asked, cost: _Cost | None, epochs: int) -> str:
+    if _repeated(asked):
+        return "head"
     enough_time = cost is not None and epochs >= _FEWEST_EPOCHS
     if "training.epochs" in asked and cost is not None:
         enough_time = epochs * cost.epoch <= _seconds(facts, asked)
@@ -137,6 +148,8 @@ def _why(facts: PlanFacts, asked: Asked, cost: _Cost, chosen: str, epochs: int) 
             f"training all weights {_epochs(epochs)} takes about {took} more, and is kept only if "
             "it is significantly better on the validation images"
         )
+    if repeated := _repeated(asked):
+        return f"with {repeated}, only the head is fitted unless training.trainable is set"
     if not _enough_images(facts):
         return f"fewer than {_FEWEST_IMAGES} per class, too few to train all weights"
     least = asked.get("training.epochs") or _FEWEST_EPOCHS

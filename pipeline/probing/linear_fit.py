@@ -54,7 +54,8 @@ class FittedHead:
     regularization: float
     """C as in scikit-learn's LogisticRegression, on standardised features."""
     tried: tuple[TriedFit, ...]
-    """From a strong penalty to a weak one; empty if there was no image to compare them with."""
+    """From a strong penalty to a weak one; empty if C was given, or there was no image to compare
+    them with."""
     validation_images: int = 0
     """Number of validation images that C was chosen with."""
     held_out_images: int = 0
@@ -69,6 +70,7 @@ def fit_head(
     num_classes: int,
     *,
     class_weights_K: Floats | None = None,
+    regularization: float | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> FittedHead:
     """Fit a head by multinomial logistic regression, with the best C on validation.
@@ -89,19 +91,20 @@ def fit_head(
         validation_labels: (M).
         num_classes: K.
         class_weights_K: weight of each class in the training loss; None for equal weights.
+        regularization: C, if it has been chosen already; validation images are not used then.
         on_progress: called with the number of tried values of C, and of all.
 
     Raises:
         RunError: if a feature is not a finite number.
     """
+    weights_K = None if class_weights_K is None else torch.tensor(class_weights_K)
     with suitable_threads(np.size(features_ND) * num_classes):
-        return _fitted(
-            (_finite(features_ND), _indices(labels_N)),
-            (_finite(validation_features), _indices(validation_labels)),
-            num_classes,
-            None if class_weights_K is None else torch.tensor(class_weights_K),
-            on_progress,
-        )
+        training = _finite(features_ND), _indices(labels_N)
+        if regularization is not None:
+            path = _Path.of(Problem.of(*training, num_classes, weights_K))
+            return path.fitted_with(regularization)
+        validation = _finite(validation_features), _indices(validation_labels)
+        return _fitted(training, validation, num_classes, weights_K, on_progress)
 
 
 def _fitted(
@@ -123,9 +126,7 @@ def _fitted(
             held_out.append(_Unseen(_Path.of(part), features[rows], labels[rows]))
     unseen = [each for each in (validation, *held_out) if len(each)]
     if not unseen:
-        validation.path.advance(WITHOUT_CHOICE)
-        weight_KD, bias_K = validation.path.head()
-        return FittedHead(weight_KD.numpy(), bias_K.numpy(), WITHOUT_CHOICE, ())
+        return validation.path.fitted_with(WITHOUT_CHOICE)
     best, tried = _search(validation.path, unseen, on_progress)
     weight_KD, bias_K = best
     return FittedHead(
@@ -153,6 +154,12 @@ class _Path:
     def advance(self, regularization: float) -> None:
         """Find the minimum for the next C."""
         self.solution = self.problem.solve(regularization, self.solution)
+
+    def fitted_with(self, regularization: float) -> FittedHead:
+        """Return the head for a C that is not compared with others."""
+        self.advance(regularization)
+        weight_KD, bias_K = self.head()
+        return FittedHead(weight_KD.numpy(), bias_K.numpy(), regularization, ())
 
     def head(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return weight (K, D) and bias (K) for raw features, in float32."""

@@ -10,7 +10,7 @@ from pipeline.training.fine_tuning import better_of_both, fit_head_first
 from pipeline.training.job import TrainingJob
 from pipeline.training.leading import lead
 from pipeline.training.machine import look
-from pipeline.training.probe import probe
+from pipeline.training.probe import probe, refit_head
 from pipeline.training.process_group import ProcessGroup
 from pipeline.training.process_launch import train_in_processes
 from pipeline.training.train_result import TrainResult
@@ -24,7 +24,7 @@ def train(job: TrainingJob, events: EventWriter) -> Section:
         return combine_members(job, events)
     trainable = job.config.training.trainable
     if trainable == "head":
-        return probe(job, events)
+        return refit_head(job, events) if job.part.refit else probe(job, events)
     if trainable == "head_then_all":
         fit_head_first(job, events)
     several = job.config.training.all_processes > 1

@@ -272,17 +272,23 @@ class TrainingConfig(Section):
     @model_validator(mode="after")
     def _head_is_one_fit(self) -> Self:
         several = {
-            "folds": self.folds,
-            "refit": self.refit,
             "extends": self.extends,
             "average_last": self.average_last,
+            "ensemble": self.ensemble,
         }
         for name, value in several.items():
             if self.trainable in ("head", "head_then_all") and value:
                 raise ValueError(
                     f"training.{name} is {value}, but with training.trainable {self.trainable} a "
-                    f"head is fitted once. Leave out training.{name}, or set training.trainable to "
-                    "all"
+                    f"single head is fitted. Leave out training.{name}, or set training.trainable "
+                    "to all"
+                )
+        for name, value in (("folds", self.folds), ("refit", self.refit)):
+            if self.trainable == "head_then_all" and value:
+                raise ValueError(
+                    f"training.{name} is {value}, but training.trainable head_then_all compares "
+                    f"the head with all weights on one validation split. Leave out training.{name},"
+                    " or set training.trainable to head or all"
                 )
         return self
 

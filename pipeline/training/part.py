@@ -34,6 +34,8 @@ class TrainingPart(Section):
     """Steps per epoch of the training that the step plan was made for; None for this one's own."""
     epochs: float | None = None
     """Stop after this many epochs of the plan; None for all of it."""
+    regularization: float | None = None
+    """C of a head that is fitted without validation; None to choose it."""
     members: tuple[Path, ...] = ()
     """Weights of each fold, which become one ensemble; nothing is trained then."""
 

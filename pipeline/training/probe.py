@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import time
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,8 +29,8 @@ from pipeline.training.device import make_repeatable
 from pipeline.training.initial_model import description_of, initial_model
 from pipeline.training.job import TrainingJob
 from pipeline.training.machine import choose_device, look
-from pipeline.training.precision import Chooser, choose_for_training
-from pipeline.training.train_result import EpochRecord, ProbeRecord, TrainResult
+from pipeline.training.precision import Chooser, Precision, choose_for_training
+from pipeline.training.train_result import EpochRecord, ProbeRecord, RefitResult, TrainResult
 from pipeline.training.training_data import Integers, TrainingData, open_data
 from pipeline.training.validation import loss_and_accuracy
 from pipeline.workers.event_log import EventWriter
@@ -38,32 +40,41 @@ FEATURES_FOLDER = "features"
 Array = np.ndarray[Any, Any]
 
 
+@dataclass(frozen=True)
+class _Frozen:
+    """The model of a job with its initial weights, and the features of all images."""
+
+    data: TrainingData
+    model: nn.Module
+    head: nn.Linear
+    features_ND: Array
+    seconds: float
+    """To compute the features, or to find them."""
+    precision: Precision
+    device: torch.device
+    threads: int
+
+    def logits_with(self, fitted: FittedHead) -> Array:
+        """Return a head's logits (N, K) of all images."""
+        logits_NK: Array = self.features_ND @ fitted.weight_KD.T + fitted.bias_K
+        return logits_NK
+
+
 def probe(job: TrainingJob, events: EventWriter) -> TrainResult:
     """Fit the head of a job's model, and save the model.
 
     Raises:
         ConfigError: if the model has no linear head, or the initial weights do not fit it.
     """
-    began, settings = time.monotonic(), job.config.training
-    threads = make_repeatable(settings.threads)
-    device = torch.device(choose_device(settings, look()))
-    data = open_data(job)
-    model = initial_model(job, data, events).to(device).eval()
-    chooser = Chooser(job.config, job.image, len(job.classes), model, job.workspace)
-    precision = choose_for_training(chooser, job.folder, events)
-    head = linear_head(model, len(job.classes), job.image)
-    features_ND, seconds = _features(job, data, model, head, precision.name, events)
-    fitted = _fitted(job, data, features_ND, events)
-    _set_head(head, fitted)
-    logits_NK = features_ND @ fitted.weight_KD.T + fitted.bias_K
-    folder = job.folder / FINAL
-    save_model(folder, model, description_of(job))
-    save_logits(folder, logits_NK)
-    record = _record(data, logits_NK, seconds)
+    began = time.monotonic()
+    frozen = _frozen(job, events)
+    fitted = _fitted(job, frozen, events)
+    logits_NK = frozen.logits_with(fitted)
+    record = _record(frozen, logits_NK)
     values = {**record.metric_values(), "probe/regularization": fitted.regularization}
     events.write("metrics", step=len(fitted.tried) + 1, values=values)
     return TrainResult(
-        best=folder,
+        best=_saved(job, frozen, fitted, logits_NK),
         best_step=record.step,
         best_epoch=record.epoch,
         best_validation_accuracy=record.validation_accuracy,
@@ -72,20 +83,66 @@ def probe(job: TrainingJob, events: EventWriter) -> TrainResult:
         seconds=time.monotonic() - began,
         images_per_second=record.images_per_second,
         step_plan=((0, 0.0, record.step),),
-        precision=precision.name,
-        precision_reason=precision.reason,
-        device=device.type,
-        threads=threads,
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        precision=frozen.precision.name,
+        precision_reason=frozen.precision.reason,
+        device=frozen.device.type,
+        threads=frozen.threads,
+        parameters=sum(parameter.numel() for parameter in frozen.model.parameters()),
         stopped_because=f"the head was fitted; regularization C {fitted.regularization:g}",
         history=(record,),
         probe=ProbeRecord(
             regularization=fitted.regularization,
-            features=head.in_features,
-            images=len(features_ND),
-            features_seconds=seconds,
+            features=frozen.head.in_features,
+            images=len(frozen.features_ND),
+            features_seconds=frozen.seconds,
         ),
     )
+
+
+def refit_head(job: TrainingJob, events: EventWriter) -> RefitResult:
+    """Fit the head on the training and validation images together, with the C of the job's part.
+
+    The features are those that the earlier parts of the run have computed.
+    """
+    began = time.monotonic()
+    frozen = _frozen(job, events)
+    fitted, rows = _fitted(job, frozen, events), frozen.data.training.rows
+    logits_NK = frozen.logits_with(fitted)
+    loss, accuracy = _loss_and_accuracy(frozen.data, logits_NK, rows)
+    events.write("metrics", step=1, values={"refit/loss": loss, "refit/accuracy": accuracy})
+    seconds = max(time.monotonic() - began, 1e-9)
+    return RefitResult(
+        weights=_saved(job, frozen, fitted, logits_NK),
+        images=len(rows),
+        steps=1,
+        epochs=1.0,
+        seconds=seconds,
+        images_per_second=len(rows) / seconds,
+    )
+
+
+def _frozen(job: TrainingJob, events: EventWriter) -> _Frozen:
+    """Build the model of a job, and compute the features that are not stored yet."""
+    threads = make_repeatable(job.config.training.threads)
+    device = torch.device(choose_device(job.config.training, look()))
+    data = open_data(job)
+    model = initial_model(job, data, events).to(device).eval()
+    chooser = Chooser(job.config, job.image, len(job.classes), model, job.workspace)
+    precision = choose_for_training(chooser, job.folder, events)
+    head = linear_head(model, len(job.classes), job.image)
+    features_ND, seconds = _features(job, data, model, head, precision.name, events)
+    return _Frozen(data, model, head, features_ND, seconds, precision, device, threads)
+
+
+def _saved(job: TrainingJob, frozen: _Frozen, fitted: FittedHead, logits_NK: Array) -> Path:
+    """Save the model with its fitted head and the logits of all images; return the folder."""
+    with torch.no_grad():
+        frozen.head.weight.copy_(torch.from_numpy(fitted.weight_KD))
+        frozen.head.bias.copy_(torch.from_numpy(fitted.bias_K))
+    folder = job.folder / FINAL
+    save_model(folder, frozen.model, description_of(job))
+    save_logits(folder, logits_NK)
+    return folder
 
 
 def _features(
@@ -133,10 +190,9 @@ def _key(job: TrainingJob, model: nn.Module, head: nn.Linear) -> str:
     return digest.hexdigest()[:32]
 
 
-def _fitted(
-    job: TrainingJob, data: TrainingData, features_ND: Array, events: EventWriter
-) -> FittedHead:
-    weights_K = None
+def _fitted(job: TrainingJob, frozen: _Frozen, events: EventWriter) -> FittedHead:
+    """Fit the head, and report the tried values of C."""
+    weights_K, data, features_ND = None, frozen.data, frozen.features_ND
     if job.config.training.class_weights == "balanced":
         weights_K = data.class_weights_K().numpy()
     training, validation = data.training.rows, data.validation_rows
@@ -149,6 +205,7 @@ def _fitted(
         data.labels[validation],
         len(job.classes),
         class_weights_K=weights_K,
+        regularization=job.part.regularization,
     )
     for step, each in enumerate(fitted.tried, start=1):
         values = {
@@ -161,26 +218,24 @@ def _fitted(
     return fitted
 
 
-def _set_head(head: nn.Linear, fitted: FittedHead) -> None:
-    with torch.no_grad():
-        head.weight.copy_(torch.from_numpy(fitted.weight_KD))
-        head.bias.copy_(torch.from_numpy(fitted.bias_K))
-
-
-def _record(data: TrainingData, logits_NK: Array, seconds: float) -> EpochRecord:
+def _record(frozen: _Frozen, logits_NK: Array) -> EpochRecord:
     """Return the metrics of the head as those of the only epoch."""
-    (loss, accuracy), (validation_loss, validation_accuracy) = (
-        loss_and_accuracy(torch.from_numpy(logits_NK[rows]), torch.from_numpy(data.labels[rows]))
-        for rows in (data.training.rows, data.validation_rows)
-    )
+    data = frozen.data
+    loss, accuracy = _loss_and_accuracy(data, logits_NK, data.training.rows)
+    validated = _loss_and_accuracy(data, logits_NK, data.validation_rows)
     return EpochRecord(
         epoch=1.0,
         step=1,
         train_loss=loss,
         train_accuracy=accuracy,
-        validation_loss=validation_loss,
-        validation_accuracy=validation_accuracy,
+        validation_loss=validated[0],
+        validation_accuracy=validated[1],
         validation_images=len(data.validation_rows),
         learning_rate=0.0,
-        images_per_second=len(logits_NK) / seconds,
+        images_per_second=len(frozen.features_ND) / frozen.seconds,
     )
+
+
+def _loss_and_accuracy(data: TrainingData, logits_NK: Array, rows: Integers) -> tuple[float, float]:
+    labels_N = torch.from_numpy(data.labels[rows])
+    return loss_and_accuracy(torch.from_numpy(logits_NK[rows]), labels_N)

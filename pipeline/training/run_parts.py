@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import psutil
@@ -69,10 +69,10 @@ class RunParts:
         first = launching.train(replace(self.inputs, config=self._first(), on_event=seen))
         if not training.refit:
             return first
-        self.on_note(
-            f"best weights: epoch {_best_epoch(first):.4g}, validation accuracy "
-            f"{first.best_validation_accuracy:.1%}"
-        )
+        if first.probe is None:  # a fit has said it
+            self.on_note(
+                f"{_chosen(first)}, validation accuracy {first.best_validation_accuracy:.1%}"
+            )
         refit = self._refit(first, _best_epoch(first))
         self._summarise_reuse(STAGE, "refit")
         return first.model_copy(
@@ -100,6 +100,7 @@ class RunParts:
             self._summarise_reuse(*stages, "ensemble")
             final = {"best": ensemble.weights, "ensemble": ensemble}
         else:
+            first = _with_median_regularization(first, found)
             refit = self._refit(first, statistics.median(record.epoch for record in found))
             self._summarise_reuse(*stages, "refit")
             final = {"best": refit.weights, "refit": refit}
@@ -131,7 +132,8 @@ class RunParts:
         accuracy, loss = best.validation_accuracy, best.validation_loss
         if trained.averaged is not None:
             accuracy, loss = trained.averaged.accuracy, trained.averaged.loss
-        self.on_note(f"fold {fold}: validation accuracy {accuracy:.1%} (epoch {best.epoch:.4g})")
+        chosen = f"epoch {best.epoch:.4g}" if trained.probe is None else _chosen(trained)
+        self.on_note(f"fold {fold}: validation accuracy {accuracy:.1%} ({chosen})")
         return FoldRecord(
             fold=fold,
             run_id=run.run_id,
@@ -139,6 +141,7 @@ class RunParts:
             accuracy=accuracy,
             loss=loss,
             epoch=best.epoch,
+            regularization=trained.probe.regularization if trained.probe else None,
         )
 
     def _report(self, result: FoldsResult) -> None:
@@ -160,13 +163,21 @@ class RunParts:
     # -- the final weights ---------------------------------------------------------------------
 
     def _refit(self, first: TrainResult, epochs: float) -> RefitResult:
-        """Train on the training and validation images, on the plan of the first training."""
+        """Train on the training and validation images, on the plan of the first training.
+
+        A fitted head has its regularization instead.
+        """
         config = _following(self._first(), first)
         knots = first.step_plan
         training = config.training.model_copy(update={"step_plan": knots})
         part = TrainingPart(refit=True, plan_steps_per_epoch=first.steps_per_epoch, epochs=epochs)
         images = self.inputs.data.counts["train"] + self.inputs.data.counts["validation"]
-        self.on_note(f"refit: training on all {images:,} images for {epochs:.4g} epochs")
+        what = f"training on all {images:,} images for {epochs:.4g} epochs"
+        if first.probe is not None:
+            known = first.probe.regularization
+            part = part.model_copy(update={"regularization": known})
+            what = f"fitting the head on all {images:,} images with regularization C {known:g}"
+        self.on_note(f"refit: {what}")
         config = config.model_copy(update={"training": training})
         return launching.train_part(part, RefitResult, self._last_inputs(config))
 
@@ -240,6 +251,30 @@ def _following(config: RunConfig, first: TrainResult) -> RunConfig:
     return known.model_copy(update={"training": training})
 
 
+def _with_median_regularization(first: TrainResult, folds: Sequence[FoldRecord]) -> TrainResult:
+    """Return the first fold's result with the median C of all folds, if heads were fitted.
+
+    Of two in the middle it is the stronger penalty.
+    """
+    found = [each.regularization for each in folds if each.regularization is not None]
+    if first.probe is None or not found:
+        return first
+    median = statistics.median_low(found)
+    return first.model_copy(
+        update={
+            "probe": first.probe.model_copy(update={"regularization": median}),
+            "stopped_because": f"the head was fitted; regularization C {median:g}",
+        }
+    )
+
+
+def _chosen(trained: TrainResult) -> str:
+    """Return what was chosen on the validation images."""
+    if trained.probe is not None:
+        return f"regularization C {trained.probe.regularization:g}"
+    return f"best weights: epoch {_best_epoch(trained):.4g}"
+
+
 def _best_epoch(trained: TrainResult) -> float:
     """Return the epoch of the best weights."""
     return trained.best_step / trained.steps_per_epoch
@@ -258,8 +293,9 @@ def tags(trained: TrainResult) -> dict[str, str]:
         found["training.folds"] = str(len(trained.folds.folds))
     if trained.refit is not None:
         found["training.refit_images"] = str(trained.refit.images)
-        found["training.refit_epochs"] = f"{trained.refit.epochs:.4g}"
-        found["training.refit_steps"] = str(trained.refit.steps)
+        if trained.probe is None:
+            found["training.refit_epochs"] = f"{trained.refit.epochs:.4g}"
+            found["training.refit_steps"] = str(trained.refit.steps)
     if trained.ensemble is not None:
         found["training.ensemble"] = f"{len(trained.ensemble.temperatures)} models"
     return found
@@ -269,7 +305,8 @@ def length(trained: TrainResult) -> str:
     """Return how long the final weights were trained, in a few words."""
     on = f"on {trained.device}, {trained.precision}"
     if trained.probe is not None:
-        return f"a head on {trained.probe.features} frozen features, {on}"
+        both = ", fitted on train and validation together" if trained.refit is not None else ""
+        return f"a head on {trained.probe.features} frozen features{both}, {on}"
     if trained.ensemble is not None:
         return f"{len(trained.ensemble.temperatures)} models, one of each fold, {on}"
     if trained.refit is not None:

@@ -126,6 +126,8 @@ class FoldRecord(Section):
     loss: float
     epoch: float
     """Epoch of the best weights."""
+    regularization: float | None = None
+    """C of a fitted head; None if all weights were trained."""
 
 
 class FoldsResult(Section):

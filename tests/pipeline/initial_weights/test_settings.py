@@ -154,5 +154,21 @@ def test_a_head_alone_needs_trained_weights() -> None:
     """On random weights, or with what repeats the training, a head is refused in a sentence."""
     with pytest.raises(ConfigError, match="features would be those of random weights"):
         config_files.requested(None, flags={"training": {"trainable": "head"}})
-    with pytest.raises(ConfigError, match=r"folds is 5, but with training\.trainable head"):
-        asked(training={"trainable": "head", "folds": 5})
+
+
+@pytest.mark.parametrize(
+    ("training", "words"),
+    [
+        ({"trainable": "head", "average_last": 3}, "a single head is fitted. Leave out"),
+        ({"trainable": "head", "folds": 5, "ensemble": True}, "training.ensemble is True"),
+        ({"trainable": "head_then_all", "folds": 5}, "training.trainable to head or all"),
+        ({"trainable": "head_then_all", "refit": True}, "on one validation split"),
+    ],
+)
+def test_a_head_is_not_combined_with_what_makes_no_sense(
+    training: dict[str, Any], words: str
+) -> None:
+    """An average or an ensemble of heads, and a comparison that is repeated, are refused."""
+    with pytest.raises(ConfigError, match=words):
+        asked(training=training)
+    assert asked(training={"folds": 5}).training.trainable == "head"

@@ -60,6 +60,15 @@ def test_few_images_train_the_head_alone() -> None:
     assert "fewer than 20 per class" in plan.reasons[1]
 
 
+@pytest.mark.parametrize("repeated", [{"training__folds": 5}, {"training__refit": True}])
+def test_folds_and_a_refit_fit_the_head_alone(repeated: dict[str, Any]) -> None:
+    """The head and all weights are compared on one validation split, which these do not have."""
+    plan = made(400.0, **repeated)
+    assert plan.settings == {"training": {"trainable": "head"}}
+    assert "only the head is fitted unless training.trainable is set" in plan.reasons[1]
+    assert made(400.0, training__refit=False).settings["training"]["trainable"] != "head"
+
+
 def test_the_time_limit_is_the_time_for_all_weights() -> None:
     """A limit of the user replaces the preset's half hour, and stays."""
     assert made(10.0).settings["training"]["trainable"] == "head"

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from sklearn.linear_model import LogisticRegression
+from sklearn.preprocessing import StandardScaler
 
 from pipeline.files.atomic_files import write_text
 from pipeline.files.sealed_files import write_tensors
@@ -17,12 +19,14 @@ from pipeline.models.inference import predict_logits
 from pipeline.models.model_building import build_model
 from pipeline.models.model_files import load_model
 from pipeline.models.stored_logits import logits_of
+from pipeline.probing.linear_head import linear_head
 from pipeline.training.__main__ import train
 from pipeline.training.initial_model import TABLE_FILE
 from pipeline.training.job import TrainingJob
 from pipeline.training.loop import Training
+from pipeline.training.part import TrainingPart
 from pipeline.training.probe import FEATURES_FOLDER, probe
-from pipeline.training.train_result import TrainResult
+from pipeline.training.train_result import RefitResult, TrainResult
 from pipeline.training.training_data import open_data
 from pipeline.workers.event_log import EventWriter, read_events
 from tests.pipeline.training.conftest import MakeJob
@@ -105,6 +109,59 @@ def test_features_are_computed_once(make_job: MakeJob, tmp_path: Path) -> None:
     assert any("computing the features of" in message for message in said[0])
     assert not any("computing the features of" in message for message in said[1])
     assert len(list((tmp_path / FEATURES_FOLDER).iterdir())) == 1
+
+
+def test_folds_and_the_refit_fit_their_own_images_on_the_same_features(
+    make_job: MakeJob, tmp_path: Path
+) -> None:
+    """Each head is scikit-learn's for its images and C; no feature is computed a second time."""
+    parts = {
+        "fold": TrainingPart(fold=2, folds=3),
+        "refit": TrainingPart(refit=True, plan_steps_per_epoch=1, epochs=1, regularization=0.02),
+    }
+    first = head_job(make_job, tmp_path, "first")
+    probe(first, EventWriter(first.folder / "events.jsonl"))
+    [stored] = (tmp_path / FEATURES_FOLDER).iterdir()
+    before = {file.name for file in stored.iterdir()}
+    features_ND = _features(first)
+    for name, part in parts.items():
+        job = head_job(make_job, tmp_path, name).model_copy(update={"part": part})
+        result = train(job, EventWriter(job.folder / "events.jsonl"))
+        if isinstance(result, TrainResult):
+            assert result.probe is not None
+            folder, used = result.best, result.probe.regularization
+        else:
+            assert isinstance(result, RefitResult)
+            folder, used = result.weights, 0.02
+            assert result.images == len(open_data(first).training.rows) + len(
+                open_data(first).validation_rows
+            )
+        data = open_data(job)
+        fitted_ND = features_ND[data.training.rows]
+        scaler = StandardScaler().fit(fitted_ND)
+        reference = LogisticRegression(C=used, tol=1e-9, max_iter=10_000)
+        reference.fit(scaler.transform(fitted_ND), data.labels[data.training.rows])
+        rows, cpu = np.arange(len(data.images)), torch.device("cpu")
+        logits_NK = torch.from_numpy(logits_of(folder, data.images, rows, cpu))
+        expected_NK = reference.predict_proba(scaler.transform(features_ND))
+        np.testing.assert_allclose(logits_NK.softmax(1), expected_NK, atol=2e-3)
+        assert not any(
+            "computing the features" in each["message"] for each in events_of(job, "note")
+        )
+    assert {file.name for file in stored.iterdir()} == before
+    [metrics] = events_of(job, "metrics")  # no validation after the refit
+    assert set(metrics["values"]) == {"refit/loss", "refit/accuracy"}
+
+
+def _features(job: TrainingJob) -> np.ndarray[Any, Any]:
+    """Return the float64 features of all images, computed by the model itself."""
+    torch.manual_seed(7)
+    model = build_model(job.config.model, job.image, 5).eval()
+    data = open_data(job)
+    found: list[torch.Tensor] = []
+    linear_head(model, 5).register_forward_pre_hook(lambda _, given: found.append(given[0]))
+    predict_logits(model, data.images, np.arange(len(data.images)), job.image)
+    return torch.cat(found).double().numpy()
 
 
 def test_the_table_of_initial_weights_is_kept(make_job: MakeJob, tmp_path: Path) -> None:

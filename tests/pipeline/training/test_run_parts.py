@@ -12,16 +12,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from pipeline import config_files
 from pipeline.data import ingestion
 from pipeline.data.ingestion import IngestedData
+from pipeline.files.atomic_files import write_text
+from pipeline.files.sealed_files import write_tensors
+from pipeline.initial_weights.record import RECORD_FILE, TENSORS_FILE, InitialWeights, kept_folder
+from pipeline.models.model_building import build_model
+from pipeline.plugin_api import ImageSpec
 from pipeline.run_memory import interrupted_runs
 from pipeline.run_memory.interrupted_runs import RunRequest
 from pipeline.run_memory.stage_memory import StageMemory
 from pipeline.tracking import nested_runs, tracked_run
 from pipeline.tracking.tracking_store import all_runs
 from pipeline.training.launching import TrainingInputs
+from pipeline.training.probe import FEATURES_FOLDER
 from pipeline.training.run_parts import RunParts
 from pipeline.training.train_result import TrainResult
 from tests.conftest import write_photos
@@ -165,3 +172,43 @@ def test_a_refit_reuses_an_ordinary_training_and_a_second_one_everything(
     _, again, (memory, _) = train_parts(tmp_path, folds=None, epochs=3, refit=True)
     assert memory.recalled == {"train", "refit"}
     assert _digest(again.best) == _digest(refitted.best)
+
+
+@pytest.mark.slow
+def test_a_head_is_refitted_with_the_median_regularization_of_its_folds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each fold is a run of its own; the final head has seen all images, and is what is kept."""
+    write_photos(tmp_path / "photos", images=12, side=16)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    sha256 = "0" * 64
+    settings = {"init": "some.safetensors", "init_sha256": sha256}
+    config = config_files.validated(config_files.merged(_SETTINGS, {"model": settings}))
+    torch.manual_seed(7)
+    spread = (0.5,) * 3
+    image = ImageSpec(channels=3, height=16, width=16, mean=spread, std=spread, resize="crop")
+    model = build_model(config.model, image, 5)
+    found = InitialWeights(
+        reference="/x/some.safetensors",
+        kind="file",
+        sha256=sha256,
+        layout="some ViT",
+        settings={},
+        channels=3,
+        image_size=16,
+        mean=spread,
+        std=spread,
+    )
+    folder = kept_folder((tmp_path / ".patchline").resolve(), sha256)
+    write_tensors(folder / TENSORS_FILE, model.state_dict())
+    write_text(folder / RECORD_FILE, found.model_dump_json())
+    monkeypatch.setitem(_SETTINGS, "model", {**_SETTINGS["model"], **settings})
+    _, result, (_, notes) = train_parts(tmp_path, trainable="head", folds=3)
+    assert result.folds
+    assert result.probe
+    assert result.refit
+    chosen = [each.regularization for each in result.folds.folds]
+    assert result.probe.regularization == sorted(chosen, key=lambda each: each or 0)[1]
+    assert result.best == result.refit.weights
+    assert any(note.startswith("refit: fitting the head on all") for note in notes)
+    assert len(list((tmp_path / ".patchline" / FEATURES_FOLDER).iterdir())) == 1
