@@ -269,7 +269,7 @@ def _with_median_regularization(first: TrainResult, folds: Sequence[FoldRecord])
 
 
 def _chosen(trained: TrainResult) -> str:
-    """Return what was chosen on the validation images."""
+    """Return what the validation images decided."""
     if trained.probe is not None:
         return f"regularization C {trained.probe.regularization:g}"
     return f"best weights: epoch {_best_epoch(trained):.4g}"
