@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from flows.progress import shown
-from flows.python_api.session import check_alone, check_sections, checked, plain, session
+from flows.python_api.asked_run import extension, new_run, use_plugins
+from flows.python_api.session import check_alone, check_sections, checked, session
 from pipeline.browsing.notebook_results import (
     DataReport,
     Decision,
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
+    from flows.training.rehearsal import Rehearsal
     from pipeline.metrics.intervals import MetricEstimate
     from pipeline.prediction.loaded_model import Model
 
@@ -63,6 +65,7 @@ __all__ = [
     "ModelReferenceError",
     "PipelineError",
     "PluginError",
+    "Rehearsal",
     "Report",
     "Run",
     "RunError",
@@ -74,20 +77,13 @@ __all__ = [
     "load",
     "models",
     "promote",
+    "rehearse",
     "run",
 ]
 
-_MAIN_METRICS = (
-    "test/accuracy",
-    "test/accuracy_low",
-    "test/accuracy_high",
-    "test/balanced_accuracy",
-    "test/macro_f1",
-    "test/log_loss",
-    "test/ece",
-)
 _IMPORTED_WHEN_USED = {
     "MetricEstimate": "pipeline.metrics.intervals",
+    "Rehearsal": "flows.training.rehearsal",
     "Model": "pipeline.prediction.loaded_model",
 }
 Section = Mapping[str, Any]
@@ -151,30 +147,51 @@ def run(
     """
     with session(), shown():
         from flows.training.run_training import resume_training, run_training
-        from pipeline.config_files import requested
-        from pipeline.plugin_system.plugin_loader import use_plugin_files
 
-        if plugin_files:
-            use_plugin_files([Path(file) for file in plugin_files])
+        use_plugins(plugin_files)
         if resume is not None:
             check_alone("resume", DATA=data, preset=preset, config=config, fresh=fresh, **settings)
             return run_of(resume_training(resume))
         check_sections(settings, Settings.__annotations__)
         if extend is not None:
             check_alone("extend", DATA=data, preset=preset, config=config)
-            from pipeline.training import extended_run
-            from pipeline.workspace import WORKSPACE
-
-            runs = WORKSPACE.resolve() / "runs"
-            asked = extended_run.requested(extend, plain(settings), runs)
-            return run_of(run_training(asked, fresh=fresh))
-        asked = requested(
-            None if data is None else os.fspath(data),
-            preset_name=preset,
-            file=None if config is None else Path(config),
-            flags=plain(settings),
-        )
+            return run_of(run_training(extension(extend, settings), fresh=fresh))
+        asked = new_run(data, settings, preset=preset, config=config)
         return run_of(run_training(asked, fresh=fresh))
+
+
+def rehearse(
+    data: str | Path | None = None,
+    /,
+    *,
+    preset: str | None = None,
+    config: str | Path | None = None,
+    plugin_files: Sequence[str | Path] = (),
+    **settings: Unpack[Settings],
+) -> Rehearsal:
+    """Go through every stage of a run with two batches, as `patchline run --rehearse` does.
+
+    Nothing is registered or recorded, and its files are deleted. What would end the run late, such
+    as a model that cannot be exported, raises the same exception as in `run`.
+
+    Args:
+        data: as for `run`.
+        preset: as for `run`.
+        config: YAML file with settings.
+        plugin_files: as for `run`.
+        settings: as for `run`.
+
+    Raises:
+        ConfigError: for a setting that is unknown or has a bad value.
+        DataError: if the images or their labels cannot be used.
+        PipelineError: for what would end the run.
+    """
+    with session(), shown():
+        from flows.training import rehearsal
+
+        use_plugins(plugin_files)
+        check_sections(settings, Settings.__annotations__)
+        return rehearsal.rehearse(new_run(data, settings, preset=preset, config=config))
 
 
 def inspect_data(
@@ -199,12 +216,9 @@ def inspect_data(
     """
     with session():
         from flows.commands.data_inspect import inspected
-        from pipeline.config_files import requested
 
         check_sections(settings, Settings.__annotations__)
-        name = None if data is None else os.fspath(data)
-        file = None if config is None else Path(config)
-        asked = requested(name, file=file, flags=plain(settings))
+        asked = new_run(data, settings, config=config)
         return data_report_of(*inspected(asked, None if out is None else Path(out)))
 
 
@@ -371,26 +385,6 @@ def models(name: str | None = None) -> pd.DataFrame:
         ModelReferenceError: if there is no model of that name.
     """
     with session():
-        import pandas as pd
+        from flows.python_api.version_table import version_table
 
-        from flows.closing.close_runs import tell_closed
-        from pipeline.registry.registered_models import summaries
-
-        tell_closed()
-        rows = [
-            {
-                "name": model.name,
-                "version": int(version.version),
-                "aliases": ", ".join(version.aliases),
-                **{key: version.metrics.get(key) for key in _MAIN_METRICS},
-                "created_at": pd.Timestamp(version.created_at),
-                "run_id": version.run_id,
-                "data_fingerprint": version.data_fingerprint,
-                "test_images": version.test_images,
-            }
-            for model in summaries(name)
-            for version in model.versions
-        ]
-    columns = ["name", "version", "aliases", *_MAIN_METRICS]
-    columns += ["created_at", "run_id", "data_fingerprint", "test_images"]
-    return pd.DataFrame(rows, columns=columns).set_index(["name", "version"])
+        return version_table(name)

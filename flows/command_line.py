@@ -15,6 +15,7 @@ from typing import Any
 from cyclopts import CycloptsError, UnusedCliTokensError
 
 from flows.commands.application import application
+from flows.commands.switches import value_of_switch
 from pipeline import quiet_libraries, redaction, workspace
 from pipeline.errors import ConfigError, PipelineError
 from pipeline.files.atomic_files import full_disk
@@ -129,6 +130,8 @@ def _usage_sentence(error: CycloptsError, arguments: list[str]) -> str:
             return str(other)
         return str(config_errors.sentence(cause, composed))
     if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
+        if switched := value_of_switch(error.unused_tokens, arguments):
+            return switched
         words = " ".join(error.unused_tokens)
         return f"Unexpected argument '{words}'. Run the command with --help to list its arguments."
     sentence = " ".join(str(error).split())

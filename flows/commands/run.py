@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 from pydantic import BaseModel
 
-from flows.commands.switches import Json, Switch
+from flows.commands.switches import Json, Switch, value_of_switch
 from flows.progress import display, shown
 from flows.training.run_training import resume_training, run_training
 from pipeline import config_files
@@ -78,6 +78,7 @@ def build(arguments: list[str]) -> Callable[..., None]:
         if resume is not None:
             _resume(resume, arguments, began, as_json=as_json)
             return
+        _check_no_switch_value(data, arguments)
         given = {"DATA": data, "--config": config, "--preset": preset, "--rehearse": rehearse}
         asked = _requested(extend, settings, given)
         tried = dry_run or rehearse
@@ -102,6 +103,18 @@ def composed(arguments: list[str]) -> type[BaseModel]:
 def _resume(reference: str, arguments: list[str], began: float, *, as_json: bool) -> None:
     _check_alone(arguments)
     _train(partial(resume_training, reference), began, as_json=as_json)
+
+
+def _check_no_switch_value(data: str | None, arguments: list[str]) -> None:
+    """Refuse DATA that is meant as the value of the switch before it.
+
+    Raises:
+        ConfigError: with the way to write it.
+    """
+    if data is not None and not Path(data).exists():
+        remedy = value_of_switch([data], arguments)
+        if remedy:
+            raise ConfigError(remedy)
 
 
 def _check_alone(arguments: list[str]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Collection, Sequence
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -11,3 +13,22 @@ Switch = Annotated[bool, Parameter(negative="")]
 
 Json = Annotated[bool, Parameter(name="--json", negative="", help="Print one JSON object.")]
 """Whether the result is printed as one JSON object."""
+
+_TRUTH_VALUES = ("true", "false", "yes", "no", "y", "n", "on", "off", "1", "0")
+
+
+def value_of_switch(misplaced: Collection[str], arguments: Sequence[str]) -> str | None:
+    """Return the remedy if a switch was given a value in an argument of its own.
+
+    Args:
+        misplaced: arguments that no flag has taken as its value.
+        arguments: all of the command line.
+
+    Returns:
+        None if none of them stands behind a flag and looks like a switch's value.
+    """
+    for switch, value in itertools.pairwise(arguments):
+        given = value in misplaced and value.lower() in _TRUTH_VALUES
+        if given and switch.startswith("--") and "=" not in switch:
+            return f"{switch} takes its value after an equals sign. Write {switch}={value}."
+    return None

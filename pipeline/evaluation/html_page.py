@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from pipeline.visual_guide.page_environment import page_environment
 from pipeline.visual_guide.pictures import coloured
 
 Array = np.ndarray[Any, Any]
@@ -24,13 +24,7 @@ _NO_BREAK = "\N{NO-BREAK SPACE}"
 
 def render(template: str, **values: Any) -> str:
     """Render a template of this package; every value is escaped."""
-    environment = Environment(
-        loader=PackageLoader("pipeline.evaluation", ""),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = page_environment("pipeline.evaluation")
     environment.filters["percent"] = percent
     environment.filters["decimal"] = lambda number: f"{number:.3f}"
     environment.filters["count"] = lambda number: f"{number:,}"

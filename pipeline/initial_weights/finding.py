@@ -69,7 +69,7 @@ def find(
     Args:
         reference: a file, published weights such as `timm:NAME`, a model version such as
             `flowers@champion`, a run's id or name, or `champion` for the champion of the run's own
-            model.
+            model, which may also be given as NAME@champion.
         workspace: the folder `.patchline`.
         name: of the run's own model.
         sha256: of the file, if a run has recorded it.
@@ -77,7 +77,7 @@ def find(
         download: published weights may be downloaded.
 
     Returns:
-        None for `champion` if the run's own model has none yet.
+        None for the champion of the run's own model if there is none yet.
 
     Raises:
         ConfigError: if there are no such weights, they cannot be read, or they are not those that
@@ -85,7 +85,7 @@ def find(
     """
     if sha256 and (kept := _kept(workspace, sha256)):
         return kept.model_copy(update={"reference": reference})
-    if reference == OWN_CHAMPION:
+    if reference in (OWN_CHAMPION, f"{name}@{OWN_CHAMPION}"):
         champion = registered_models.champion_of(name) if store_exists() else None
         if champion is None:
             return None

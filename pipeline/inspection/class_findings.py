@@ -8,7 +8,7 @@ import pandas as pd
 
 from pipeline.data.manifest import examples
 from pipeline.data.same_images import FILE, GROUP, PIXELS, known, united
-from pipeline.inspection.finding import TITLES, Finding
+from pipeline.inspection.finding import Finding, finding_on_classes
 
 _IMBALANCE = 10
 _FEW_IMAGES = 10
@@ -47,16 +47,14 @@ def _small(rows: pd.DataFrame, counts: Mapping[str, int], needed_splits: int) ->
         else "Trains on them, but their metrics say little. Add images, or merge classes."
     )
     return [
-        Finding(
-            kind="small_class",
-            severity="error" if stopping else "warning",
-            count=len(small),
-            files=tuple(rows.loc[rows["label"].isin(small), "path"]),
-            action=action,
-            title=TITLES["small_class"],
-            summary=f"{len(small):,} class{' has' if one else 'es have'} fewer than {_FEW_IMAGES} "
+        finding_on_classes(
+            "small_class",
+            "error" if stopping else "warning",
+            small,
+            f"{len(small):,} class{' has' if one else 'es have'} fewer than {_FEW_IMAGES} "
             f"images: {named}.",
-            classes=tuple(small),
+            action,
+            files=rows.loc[rows["label"].isin(small), "path"],
         )
     ]
 
@@ -70,17 +68,14 @@ def _imbalance(counts: Mapping[str, int]) -> list[Finding]:
         return []
     named = examples([f"{label} ({counts[label]:,})" for label in rare], 5)
     return [
-        Finding(
-            kind="imbalance",
-            severity="warning",
-            count=len(rare),
-            files=(),
-            action="Trains on the classes as they are, so the model prefers the large ones. Judge "
-            "it by balanced accuracy, and add images of the small classes.",
-            title=TITLES["imbalance"],
-            summary=f"{len(rare):,} class{' has' if len(rare) == 1 else 'es have'} at most a tenth "
+        finding_on_classes(
+            "imbalance",
+            "warning",
+            rare,
+            f"{len(rare):,} class{' has' if len(rare) == 1 else 'es have'} at most a tenth "
             f"of the images of {largest} ({counts[largest]:,}): {named}.",
-            classes=tuple(rare),
+            "Trains on the classes as they are, so the model prefers the large ones. Judge "
+            "it by balanced accuracy, and add images of the small classes.",
         )
     ]
 
@@ -90,16 +85,13 @@ def _empty(empty: Sequence[str]) -> list[Finding]:
         return []
     one = len(empty) == 1
     return [
-        Finding(
-            kind="empty_class",
-            severity="warning",
-            count=len(empty),
-            files=(),
-            action="Trains without them, so the model never predicts them. Add images, or delete "
-            "the folders.",
-            title=TITLES["empty_class"],
-            summary=f"{len(empty):,} class folder{' has' if one else 's have'} no image: "
+        finding_on_classes(
+            "empty_class",
+            "warning",
+            empty,
+            f"{len(empty):,} class folder{' has' if one else 's have'} no image: "
             f"{examples(empty, 5)}.",
-            classes=tuple(empty),
+            "Trains without them, so the model never predicts them. Add images, or delete "
+            "the folders.",
         )
     ]

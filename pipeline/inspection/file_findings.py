@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from pipeline.files.data_names import IMAGE_SUFFIXES
-from pipeline.inspection.finding import TITLES, Finding, Kind, Severity
+from pipeline.inspection.finding import Finding, Kind, Severity, finding_on_files
 
 Array = np.ndarray[Any, Any]
 
@@ -171,14 +171,12 @@ def _finding(
     files = tuple(rows["path"])
     reasons = zip(files, rows["reason"], strict=True)
     return [
-        Finding(
-            kind=kind,
-            severity=severity,
-            count=len(files),
-            files=files,
-            action=action,
-            title=TITLES[kind],
-            summary=f"{counted(len(files))} {_WORDS[kind][len(files) != 1]}.",
+        finding_on_files(
+            kind,
+            severity,
+            files,
+            f"{counted(len(files))} {_WORDS[kind][len(files) != 1]}.",
+            action,
             details={path: reason for path, reason in reasons if reason},
         )
     ]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, get_args
 
 from pydantic import Field
 
@@ -59,6 +60,61 @@ class Finding(Section):
     """What is special about a file, by path."""
     exclude: tuple[str, ...] = ()
     """The files that are best excluded; the table of findings marks them so."""
+
+
+def finding_on_classes(
+    kind: Kind,
+    severity: Severity,
+    classes: Sequence[str],
+    summary: str,
+    action: str,
+    files: Iterable[str] = (),
+) -> Finding:
+    """Return a finding that counts classes.
+
+    Args:
+        kind: what is wrong with them.
+        severity: how bad it is.
+        classes: sorted.
+        summary: what was found, in a sentence.
+        action: what Patchline does about it, and what the user can do.
+        files: of the classes, if the finding is about their files, too.
+    """
+    return Finding(
+        kind=kind,
+        severity=severity,
+        count=len(classes),
+        files=tuple(files),
+        action=action,
+        title=TITLES[kind],
+        summary=summary,
+        classes=tuple(classes),
+    )
+
+
+def finding_on_files(
+    kind: Kind, severity: Severity, files: Sequence[str], summary: str, action: str, **more: Any
+) -> Finding:
+    """Return a finding that counts files.
+
+    Args:
+        kind: what is wrong with them.
+        severity: how bad it is.
+        files: as paths of the manifest.
+        summary: what was found, in a sentence.
+        action: what Patchline does about it, and what the user can do.
+        more: other fields of the finding.
+    """
+    return Finding(
+        kind=kind,
+        severity=severity,
+        count=len(files),
+        files=tuple(files),
+        action=action,
+        title=TITLES[kind],
+        summary=summary,
+        **more,
+    )
 
 
 class Range(Section):

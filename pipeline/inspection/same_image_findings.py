@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from pipeline.data.same_images import GROUP, content_numbers, known
-from pipeline.inspection.finding import TITLES, Finding, Severity
+from pipeline.inspection.finding import Finding, Severity, finding_on_files
 
 Array = np.ndarray[Any, Any]
 _BY_IMPORTANCE = {"test": 0, "validation": 1, "train": 2, "": 3}
@@ -171,14 +171,5 @@ def _finding(
 ) -> Finding:
     listed = tuple(groups)
     files = tuple(dict.fromkeys(path for group in listed for path in group))
-    return Finding(
-        kind=kind,
-        severity=severity,
-        count=len(files),
-        files=files,
-        action=action,
-        title=TITLES[kind],
-        summary=summary,
-        groups=listed,
-        exclude=tuple(dict.fromkeys(exclude)),
-    )
+    excluded = tuple(dict.fromkeys(exclude))
+    return finding_on_files(kind, severity, files, summary, action, groups=listed, exclude=excluded)

@@ -51,6 +51,12 @@ def _nothing_left(folder: Path) -> None:
         (["run", "--model.size", "huge"], ["model.size", "huge", "'h'"]),
         (["run", "--model.name", "vti"], ["vti", "Did you mean 'vit'"]),
         (["down", "now", "please"], ["Unexpected argument 'now please'", "--help"]),
+        (["run", "--training.refit", "false"], ["Write --training.refit=false."]),
+        (["run", "x", "--rehearse", "no"], ["Write --rehearse=no."]),
+        (
+            ["run", "x", "--evaluation.explanations", "false"],
+            ["Write --evaluation.explanations=false."],
+        ),
         (["run", "--model.patch-embedding.name", "konv"], ["konv", "conv"]),
         (["run", "--model.patch-embedding.patch-sise", "4"], ["patch-sise", "patch-size"]),
         (["run", "--data.source", "digit"], ["digit", "digits"]),

@@ -79,6 +79,7 @@ def test_the_python_api_exports_exactly_these_names() -> None:
         "ModelReferenceError",
         "PipelineError",
         "PluginError",
+        "Rehearsal",
         "Report",
         "Run",
         "RunError",
@@ -90,6 +91,7 @@ def test_the_python_api_exports_exactly_these_names() -> None:
         "load",
         "models",
         "promote",
+        "rehearse",
         "run",
     ]
     for name in patchline.__all__:

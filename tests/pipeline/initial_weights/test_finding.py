@@ -156,5 +156,8 @@ def test_what_cannot_be_used_is_one_sentence(reference: str, words: str, tmp_pat
 
 def test_there_is_no_champion_yet(tmp_path: Path) -> None:
     """A model without a champion has no initial weights, and no store is made by asking."""
-    assert find("champion", tmp_path / "work", "x") is None
+    for reference in ("champion", "x@champion"):
+        assert find(reference, tmp_path / "work", "x") is None
+    with pytest.raises(ConfigError, match="y@champion is not there"):
+        find("y@champion", tmp_path / "work", "x")
     assert not (tmp_path / "mlflow.db").exists()

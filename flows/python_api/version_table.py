@@ -1,0 +1,44 @@
+"""The registered versions as a table."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from flows.closing.close_runs import tell_closed
+from pipeline.registry.registered_models import summaries
+
+_MAIN_METRICS = (
+    "test/accuracy",
+    "test/accuracy_low",
+    "test/accuracy_high",
+    "test/balanced_accuracy",
+    "test/macro_f1",
+    "test/log_loss",
+    "test/ece",
+)
+
+
+def version_table(name: str | None = None) -> pd.DataFrame:
+    """Return a row for each version of one model or of all, newest first; see `patchline.models`.
+
+    Raises:
+        ModelReferenceError: if there is no model of that name.
+    """
+    tell_closed()
+    rows = [
+        {
+            "name": model.name,
+            "version": int(version.version),
+            "aliases": ", ".join(version.aliases),
+            **{key: version.metrics.get(key) for key in _MAIN_METRICS},
+            "created_at": pd.Timestamp(version.created_at),
+            "run_id": version.run_id,
+            "data_fingerprint": version.data_fingerprint,
+            "test_images": version.test_images,
+        }
+        for model in summaries(name)
+        for version in model.versions
+    ]
+    columns = ["name", "version", "aliases", *_MAIN_METRICS]
+    columns += ["created_at", "run_id", "data_fingerprint", "test_images"]
+    return pd.DataFrame(rows, columns=columns).set_index(["name", "version"])
