@@ -78,9 +78,8 @@ def build(arguments: list[str]) -> Callable[..., None]:
         if resume is not None:
             _resume(resume, arguments, began, as_json=as_json)
             return
-        _check_no_switch_value(data, arguments)
         given = {"DATA": data, "--config": config, "--preset": preset, "--rehearse": rehearse}
-        asked = _requested(extend, settings, given)
+        asked = _requested(arguments, extend, settings, given)
         tried = dry_run or rehearse
         start = partial(_try, dry_run=dry_run) if tried else partial(_start, began, fresh=fresh)
         start(asked, as_json=as_json)
@@ -130,8 +129,11 @@ def _check_alone(arguments: list[str]) -> None:
             )
 
 
-def _requested(extend: str | None, settings: BaseModel | None, given: dict[str, Any]) -> RunConfig:
+def _requested(
+    arguments: list[str], extend: str | None, settings: BaseModel | None, given: dict[str, Any]
+) -> RunConfig:
     """Return the config of a new run, which may extend another one."""
+    _check_no_switch_value(given["DATA"], arguments)
     flags = settings.model_dump(exclude_unset=True, mode="json") if settings else {}
     if extend is not None:
         return _extended(extend, flags, given)
