@@ -96,9 +96,9 @@ def case(number: int, count: int, seed: int) -> bytes:
     rng = np.random.default_rng([seed, number])
     if number >= count:
         start = refused_kinds()[(number - count) // REFUSED_EACH]
-        return start if number % REFUSED_EACH == 0 else _mutated(start, rng, keep=48)
+        return start if number % REFUSED_EACH == 0 else mutated(start, rng, keep=48)
     files = whole_files()
-    return _mutated(files[number % len(files)], rng)
+    return mutated(files[number % len(files)], rng)
 
 
 def _saved(name: str, mode: str, *, save_all: bool = False, **options: Any) -> bytes:
@@ -116,7 +116,7 @@ def _saved(name: str, mode: str, *, save_all: bool = False, **options: Any) -> b
     return file.getvalue()
 
 
-def _mutated(data: bytes, rng: np.random.Generator, keep: int = 0) -> bytes:
+def mutated(data: bytes, rng: np.random.Generator, keep: int = 0) -> bytes:
     """Return a file with one to five changes behind its first `keep` bytes."""
     changed = bytearray(data)
     for _ in range(int(rng.integers(1, _MOST_CHANGES + 1))):

@@ -96,7 +96,9 @@ def _with_columns(manifest: pd.DataFrame, listing: ImageListing) -> pd.DataFrame
     paths = [_printable(listed.path) for listed in listing.images]
     for name, values in listing.columns.items():
         known = dict(zip(paths, map(_printable, values), strict=True))
-        manifest[f"{OWN_COLUMN}{name}"] = [known.get(path, "") for path in manifest["path"]]
+        manifest[f"{OWN_COLUMN}{_printable(name)}"] = [
+            known.get(path, "") for path in manifest["path"]
+        ]
     return manifest
 
 
@@ -105,7 +107,7 @@ def _empty_row(listed: ListedImage) -> _Row:
         path=_printable(listed.path),
         label=_printable(listed.label),
         split=listed.split or "",
-        group=listed.group or "",
+        group=_printable(listed.group or ""),
         sha256="",
         pixels="",
         width=0,

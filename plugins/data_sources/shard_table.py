@@ -6,7 +6,14 @@ import json
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from pipeline.plugin_api import IMAGE_SUFFIXES, DataError, open_archive, sample_key, split_named
+from pipeline.plugin_api import (
+    IMAGE_SUFFIXES,
+    DataError,
+    LeftOutFile,
+    open_archive,
+    sample_key,
+    split_named,
+)
 
 IMAGE, LABEL, SPLIT = "image", "cls", "split"
 _JSON = "json"
@@ -14,6 +21,12 @@ _TEXTS = frozenset({LABEL, "index", "id", "txt"})
 _MOST_BYTES = 1 << 20
 """Of a member that is read as text."""
 _CLASS_NAMES = ("classnames.txt", "classes.txt")
+_LONGEST_NUMBER = 9
+"""Digits of a class number; longer labels are names."""
+
+
+class _UnreadableError(Exception):
+    """A text or JSON member that cannot be read; says why."""
 
 
 class ShardTable:
@@ -35,6 +48,8 @@ class ShardTable:
         self.file = place
         self.keys: list[str] = []
         """The name of each sample, as its members' paths begin."""
+        self.left_out: list[LeftOutFile] = []
+        """Samples whose text or JSON members cannot be read."""
         self._rows: list[dict[str, str]] = []
         """The facts of each sample, and the paths of its images."""
         splits = _splits(place, list(shards))
@@ -43,7 +58,12 @@ class ShardTable:
         for (name, shard), split in zip(shards.items(), splits, strict=True):
             for key, kinds in _samples(shard).items():
                 images = {kind: f"{name}/{path}" for kind, path in kinds.items() if _is_image(kind)}
-                facts = _facts(shard, f"{name}/{key}", kinds)
+                try:
+                    facts = _facts(shard, kinds)
+                except _UnreadableError as error:
+                    example = next(iter(images.values()), f"{name}/{key}")
+                    self.left_out.append(LeftOutFile(example, str(error)))
+                    continue
                 self.keys.append(f"{name}/{key}")
                 self._rows.append({**facts, **({SPLIT: split} if split else {}), **images})
                 image_kinds |= images.keys()
@@ -84,41 +104,36 @@ def _samples(shard: Path) -> dict[str, dict[str, str]]:
     return found
 
 
-def _facts(shard: Path, sample: str, kinds: dict[str, str]) -> dict[str, str]:
+def _facts(shard: Path, kinds: dict[str, str]) -> dict[str, str]:
     """Return what the text and JSON members of a sample say."""
     facts: dict[str, str] = {}
     for kind, path in kinds.items():
         if kind in _TEXTS:
-            facts[kind] = _text(shard, sample, path).strip()
+            facts[kind] = _text(shard, path, kind).strip()
         elif kind == _JSON:
-            facts |= _fields(_text(shard, sample, path), sample)
+            facts |= _fields(_text(shard, path, kind))
     return facts
 
 
-def _text(shard: Path, sample: str, path: str) -> str:
+def _text(shard: Path, path: str, kind: str) -> str:
     archive = open_archive(shard)
     size = archive.size_of(path)
     if size > _MOST_BYTES:
-        raise DataError(
-            f"{sample} has {size:,} bytes in {path}, too many for a label or a JSON object. Write "
-            "the shards again."
+        raise _UnreadableError(
+            f"its {kind} has {size:,} bytes, and at most {_MOST_BYTES:,} are read"
         )
     try:
         with archive.open(path) as opened:
             return opened.read().decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise DataError(
-            f"The member {path} of {shard} is not UTF-8 text. Write labels as text."
-        ) from error
+        raise _UnreadableError(f"its {kind} is not UTF-8 text") from error
 
 
-def _fields(text: str, sample: str) -> dict[str, str]:
+def _fields(text: str) -> dict[str, str]:
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise DataError(
-            f"The JSON member of {sample} cannot be read ({error}). Write the shards again."
-        ) from error
+        raise _UnreadableError(f"its {_JSON} is not valid ({error})") from error
     if isinstance(content, dict):
         return {str(name): _plain(value) for name, value in content.items() if name != SPLIT}
     return {_JSON: _plain(content)}
@@ -158,13 +173,16 @@ def _split_of(name: str) -> str | None:
 def _class_names(place: Path, rows: list[dict[str, str]]) -> dict[str, list[str]]:
     """Return the names of class numbers, from a text file beside the shards."""
     values = {row.get(LABEL, "") for row in rows} - {""}
-    if not values or not all(map(str.isdecimal, values)):
+    if not values or not all(each.isdecimal() and len(each) <= _LONGEST_NUMBER for each in values):
         return {}
     folder = place if place.is_dir() else place.parent
     for file in (folder / name for name in _CLASS_NAMES):
         if not file.is_file():
             continue
-        names = file.read_text(encoding="utf-8-sig").splitlines()
+        try:
+            names = file.read_text(encoding="utf-8-sig").splitlines()
+        except UnicodeDecodeError as error:
+            raise DataError(f"{file} is not UTF-8 text. Save it as UTF-8.") from error
         largest = max(map(int, values))
         if largest >= len(names):
             raise DataError(

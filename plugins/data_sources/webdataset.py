@@ -74,6 +74,8 @@ class WebDataset:
             for shard in found
         }
         table = ShardTable(place, shards)
+        if not table.keys and table.left_out:
+            raise _no_label(place, LABEL, table.left_out)
         columns = self._columns(table)
         digest = hashlib.sha256(str(place).encode("utf-8", "surrogatepass")).hexdigest()[:32]
         root = shard_index(shards, self.work_dir / f"{digest}.shards")
@@ -81,17 +83,14 @@ class WebDataset:
         places = Places(root, paths, table.keys, "the sample has no image", [])
         images, left_out, rows = listed_rows(table, columns, places, needs_labels=self.needs_labels)
         if not images:
-            raise DataError(
-                f"No sample in {place} has a label in '{columns.label}'. Choose another "
-                "--data.label-column."
-            )
+            raise _no_label(place, columns.label, [*table.left_out, *left_out])
         refused = [LeftOutFile(each.path, each.reason) for each in open_archive(root).refused]
         return ImageListing(
             name=valid_name(place.name if place.is_dir() else stem_of(place)),
             root=root,
             images=images,
             mirror_symmetric=self.config.mirror_symmetric,
-            left_out=[*left_out, *refused],
+            left_out=[*left_out, *table.left_out, *refused],
             notes=_notes(place, columns, images),
             columns=own_columns(table, columns, rows),
         )
@@ -114,6 +113,14 @@ class WebDataset:
         if not place.exists():
             raise DataError(f"There is no file or folder {place}. Check the path.")
         return place.resolve()
+
+
+def _no_label(place: Path, column: str, left_out: list[LeftOutFile]) -> DataError:
+    first = f", such as {left_out[0].path} ({left_out[0].reason})" if left_out else ""
+    return DataError(
+        f"No sample in {place} has a label in '{column}'{first}. Choose another "
+        "--data.label-column, or write the shards again."
+    )
 
 
 def _notes(place: Path, columns: Columns, images: list[ListedImage]) -> list[str]:

@@ -169,20 +169,30 @@ def test_what_is_not_a_labelled_sample_is_left_out_and_named(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("members", "message"),
+    ("kind", "content", "reason"),
     [
-        ({"1.jpg": b"a", "1.json": b"{"}, r"JSON member of one\.tar/1 cannot be read"),
-        ({"1.jpg": b"a", "1.cls": b"\xff\xfe\xfa"}, r"1\.cls of .*one\.tar is not UTF-8"),
-        ({"1.jpg": b"a", "1.cls": b"x" * (1 << 21)}, r"has 2,097,152 bytes in 1\.cls"),
+        ("json", b"{", "its json is not valid"),
+        ("json", b"[" * 100_000, "its json is not valid"),
+        ("json", b'{"cls": ' + b"9" * 5000 + b"}", "its json is not valid"),
+        ("cls", b"\xff\xfe\xfa", "its cls is not UTF-8 text"),
+        ("cls", b"x" * (1 << 21), "its cls has 2,097,152 bytes, and at most 1,048,576 are read"),
     ],
 )
-def test_labels_that_cannot_be_read_are_an_error(
-    tmp_path: Path, members: Members, message: str
+def test_a_sample_whose_label_cannot_be_read_is_left_out_and_named(
+    tmp_path: Path, kind: str, content: bytes, reason: str
 ) -> None:
-    """The error names the member."""
-    shard = shard_of(tmp_path / "one.tar", members)
-    with pytest.raises(DataError, match=message):
-        listed(shard, tmp_path / "work")
+    """The other samples are used; without others, the error says why."""
+    broken = {"1.jpg": b"a", f"1.{kind}": content}
+    whole = {"2.jpg": b"b", "2.cls": b"x"}
+    found = listed(shard_of(tmp_path / "one.tar", broken | whole), tmp_path / "work")
+    assert [image.path for image in found.images] == ["one.tar/2.jpg"]
+    [left_out] = found.left_out
+    assert left_out.path == "one.tar/1.jpg"
+    assert left_out.reason.startswith(reason)
+    with pytest.raises(
+        DataError, match=rf"has a label in 'cls', such as .*two\.tar/1\.jpg \({reason}"
+    ):
+        listed(shard_of(tmp_path / "two.tar", broken), tmp_path / "work")
 
 
 def test_shards_that_are_damaged_or_do_not_go_together_are_refused(tmp_path: Path) -> None:

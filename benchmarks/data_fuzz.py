@@ -1,0 +1,102 @@
+"""Read damaged data sets, and count what is answered neither with a manifest nor with a sentence.
+
+    python -m benchmarks.data_fuzz [COUNT] [--seed N]
+
+Makes COUNT (5,000) folders, zip and tar archives, compressed tars and WebDataset shards of damaged
+images, in damaged containers, with odd names and members made to do harm, and reads them as a run
+would, in child processes whose memory and time are limited. The same seed gives the same data; a
+case that fails is named by its number.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks.fuzz_children import Answer, Range, answer_cases, run_cases
+from benchmarks.mutated_data import DataCase, write_case
+
+_CHUNK = 500
+
+
+def main() -> int:
+    """Print the counts; return 1 if one that must be 0 is not."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("count", nargs="?", type=int, default=5000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--child", nargs=3, metavar=("FIRST", "LAST", "FILE"), help="internal")
+    given = parser.parse_args()
+    if given.child:
+        first, last, file = int(given.child[0]), int(given.child[1]), Path(given.child[2])
+        _read_cases(Range(first, last, file), given.seed)
+        return 0
+    found, failures = fuzz(given.count, given.seed)
+    for name, number in found.items():
+        print(f"{name:<36} {number:>12,}")
+    for failure in failures[:20]:
+        print(f"  {failure}")
+    return 1 if failures else 0
+
+
+def fuzz(count: int, seed: int) -> tuple[dict[str, int], list[str]]:
+    """Return the counts, and a line for each case that was handled wrongly."""
+    arguments = [str(count), "--seed", str(seed)]
+    found, counts, failures = run_cases("benchmarks.data_fuzz", arguments, count, _CHUNK)
+    answers = {"read": counts["read"], "refused with a reason": counts["refused"]}
+    return {"cases": count, **answers, **found}, failures
+
+
+def _read_cases(cases: Range, seed: int) -> None:
+    with tempfile.TemporaryDirectory(dir=cases.file.parent) as name:
+        folder = Path(name)
+        last: list[Path] = []
+
+        def make(number: int) -> DataCase:
+            if last:
+                shutil.rmtree(last.pop())
+            last.append(folder / str(number))
+            return write_case(number, seed, last[0])
+
+        for number in range(-5, 0):  # imports what reading needs before anything is counted
+            _answer(write_case(-number, 0, folder / f"first{number}"), number)
+        answer_cases(cases, make, _answer, writable=folder)
+
+
+def _answer(case: DataCase, _number: int) -> Answer:
+    from pipeline.config import RunConfig
+    from pipeline.data import manifest as manifests
+    from pipeline.data.ingestion_notes import notes_on_files
+    from pipeline.data.source_listing import listing_of
+    from pipeline.errors import DataError
+
+    work = case.path.parent / ".patchline"
+    try:
+        config = RunConfig.model_validate({"data": {"path": str(case.path)}})
+        listing = listing_of(config, work)
+        manifest = manifests.scan(listing)
+        manifests.save(manifest, work / "manifest.parquet")
+        manifests.fingerprint(manifest)
+        notes_on_files(manifest)
+    except DataError as error:
+        if case.whole is not None:
+            return "other", f"{case.kind}: whole data is refused: {str(error)!r}"
+        right = "\n" not in str(error) and (
+            case.path.name in str(error) or "train-000000" in str(error)
+        )
+        return ("refused", "") if right else ("other", f"{case.kind}: reason {str(error)!r}")
+    except BaseException as error:  # noqa: BLE001 - what this looks for
+        return "other", f"{case.kind}: {type(error).__name__}: {error}"
+    bad = manifest[manifest["status"] != "ok"]
+    unnamed = [path for path, why in zip(bad["path"], bad["reason"], strict=True) if not why]
+    if unnamed:
+        return "other", f"{case.kind}: {unnamed[0]!r} has no reason"
+    if case.whole not in (None, len(manifest)):
+        return "other", f"{case.kind}: {len(manifest)} of {case.whole} files are named"
+    return "read", ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,194 @@
+"""Data sets that are damaged in many ways, each made from its number alone.
+
+Folders with names that nobody expects, zip and tar archives, compressed tars, and WebDataset
+shards, with damaged images, damaged containers, and members made to do harm.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import tarfile
+import zipfile
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from benchmarks.mutated_images import mutated, whole_files
+
+KINDS = ("folder", "zip", "tar", "tar.gz", "shards")
+_IMAGES = 5
+_HALF = 0.5
+_LONG = 200
+_NAMES = (
+    "plain.png", "sp ace .png", " .png", "new\nline.png", "\r\n.png", "tab\t.png", "😀🌷.png",
+    "-rf.png", "--help.png", "\x1b[31mred.png", "\u202egnp.png", "\x7f.png", "$(touch x).png",
+    "`id`.png", "a;b&c|d.png", "%s%n%d.png", "{0}{x}.png", "[bold]x.png", "'\".png",
+    "<script>.png", "e\u0301.png", "\udcff\udcfe.png", "CON.png", "no_ending", "dots...png.",
+    "x" * _LONG + ".png", ".hidden.png", "a.b.c.png", "label.cls", "0.json", "\u00a0.png",
+)  # fmt: skip
+_HARMFUL = (
+    "../out.png", "../../../../opt/out.png", "/opt/out.png", "a/../../out.png", "C:\\out.png",
+    "..\\out.png", "//host/out.png", "a//b/./c.png", "deep/" * 300 + "x.png", "y" * 5000, ".", "..",
+    "a/", "~/out.png", "\\\\?\\out.png", "a\0b.png",
+)  # fmt: skip
+_TYPES = (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE)
+_LABELS = (
+    b"0", b"rose", b"-1", b"", b"\xff\xfe", b"a\nb", b"9" * 5000, b"\x1b[31m", b"rose\0",
+    "😀".encode(),
+)  # fmt: skip
+_JSONS = (
+    b'{"label": "rose", "size": 3}', b'{"label": 1}', b"[" * 100_000, b"{", b"3", b"null",
+    b'{"label": "\\ud800"}', b'{"\\ud800": 1, "label": "rose"}', b'{"label": NaN, "x": 1e400}',
+    b'{"label": {"a": 1}}', b'{"label": "rose", "": 0}', b'{"label": ' + b"9" * 5000 + b"}",
+)  # fmt: skip
+
+
+class DataCase(NamedTuple):
+    """A data set to read."""
+
+    path: Path
+    kind: str
+    whole: int | None
+    """The number of files that have to be named where the container is whole; else None."""
+
+
+class _Member(NamedTuple):
+    name: str
+    content: bytes
+    kind: bytes = tarfile.REGTYPE
+
+
+def write_case(number: int, seed: int, folder: Path) -> DataCase:
+    """Write the data set of a number into an empty folder."""
+    rng = np.random.default_rng([seed, number])
+    kind = KINDS[number % len(KINDS)]
+    if kind == "folder":
+        return _write_folder(rng, folder / "data")
+    harmful = rng.random() < _HALF
+    members = _shard_members(rng) if kind == "shards" else _members(rng)
+    names = {member.name for member in members}
+    members += _harmful_members(rng, is_zip=kind == "zip") if harmful else []
+    packed = _zip(members) if kind == "zip" else _tar(members)
+    damaged = rng.random() < _HALF
+    if damaged and kind != "zip" and rng.random() < _HALF:
+        packed = _changed_header(packed, rng)
+    elif damaged and kind != "tar.gz":
+        packed = mutated(packed, rng)
+    if kind == "tar.gz":
+        packed = gzip.compress(packed, mtime=0)
+        packed = mutated(packed, rng) if damaged else packed
+    whole = None if damaged or harmful or kind == "shards" else len(names)
+    if kind == "shards":
+        (folder / "data").mkdir(parents=True)
+        (folder / "data/train-000000.tar").write_bytes(packed)
+        return DataCase(folder / "data", kind, whole)
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"data.{kind}"
+    file.write_bytes(packed)
+    return DataCase(file, kind, whole)
+
+
+@cache
+def _fast_files() -> tuple[bytes, ...]:
+    """Return the undamaged images of the formats that are read fastest."""
+    return tuple(data for data in whole_files() if b"ftypavif" not in data[:32])
+
+
+def _image(rng: np.random.Generator) -> bytes:
+    files = _fast_files()
+    data = files[int(rng.integers(len(files)))]
+    return mutated(data, rng) if rng.random() < _HALF else data
+
+
+def _name(rng: np.random.Generator) -> str:
+    return _NAMES[int(rng.integers(len(_NAMES)))]
+
+
+def _members(rng: np.random.Generator) -> list[_Member]:
+    """Return two classes of images; the names of each are distinct, and none is hidden."""
+    found = [_Member(f"{label}/first.png", whole_files()[5]) for label in ("rose", "tulip")]
+    for number in range(_IMAGES):
+        name = f"{number}{_name(rng)}"
+        found.append(_Member(f"{('rose', 'tulip')[number % 2]}/{name}", _image(rng)))
+    return found
+
+
+def _shard_members(rng: np.random.Generator) -> list[_Member]:
+    found = [_Member("first.png", whole_files()[5]), _Member("first.cls", b"rose")]
+    for number in range(_IMAGES):
+        key = f"{number}{_name(rng).partition('.')[0]}"
+        found.append(_Member(f"{key}.png", _image(rng)))
+        texts, ending = (_LABELS, "cls") if rng.random() < _HALF else (_JSONS, "json")
+        found.append(_Member(f"{key}.{ending}", texts[int(rng.integers(len(texts)))]))
+    return found
+
+
+def _harmful_members(rng: np.random.Generator, *, is_zip: bool) -> list[_Member]:
+    name = _HARMFUL[int(rng.integers(len(_HARMFUL)))]
+    found = [_Member(name.replace("\0", "") if not is_zip else name, _image(rng))]
+    if not is_zip:
+        found.append(_Member("rose/link.png", b"", _TYPES[int(rng.integers(len(_TYPES)))]))
+    return found
+
+
+def _tar(members: list[_Member]) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w", errors="surrogateescape") as archive:
+        for member in members:
+            info = tarfile.TarInfo(member.name)
+            info.type, info.size, info.linkname = member.kind, len(member.content), "/etc/passwd"
+            archive.addfile(info, io.BytesIO(member.content))
+    return packed.getvalue()
+
+
+def _zip(members: list[_Member]) -> bytes:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for member in members:
+            name = member.name.encode("utf-8", "replace").decode()
+            archive.writestr(zipfile.ZipInfo(name), member.content)
+    return packed.getvalue()
+
+
+def _changed_header(packed: bytes, rng: np.random.Generator) -> bytes:
+    """Change a field of a tar header, and make its checksum right again."""
+    changed = bytearray(packed)
+    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+        offsets = [info.offset for info in archive]
+    start = offsets[int(rng.integers(len(offsets)))]
+    header = changed[start : start + tarfile.BLOCKSIZE]
+    place, size = ((0, 100), (100, 8), (124, 12), (156, 1), (157, 100), (345, 155))[
+        int(rng.integers(6))
+    ]
+    values = (
+        b"\xff" * size,
+        b"\x80" + b"\x7f" * (size - 1),
+        b"7" * size,
+        rng.bytes(size),
+        bytes(size),
+        b"-1".ljust(size, b"\0")[:size],
+        b"xgLKSVNDM"[int(rng.integers(9)) :][:1].ljust(size, b"\0"),
+    )
+    header[place : place + size] = values[int(rng.integers(len(values)))]
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % (sum(header) & 0o777777)
+    changed[start : start + tarfile.BLOCKSIZE] = header
+    return bytes(changed)
+
+
+def _write_folder(rng: np.random.Generator, folder: Path) -> DataCase:
+    """Write two class folders of files with odd names."""
+    written = set()
+    for number, member in enumerate(_members(rng)):
+        label, _, name = member.name.partition("/")
+        place = os.fsencode(folder / f"{number % 2}{_name(rng)[:40]}" / label)
+        os.makedirs(place, exist_ok=True)  # noqa: PTH103 - names are bytes
+        file = os.path.join(place, os.fsencode(name))  # noqa: PTH118
+        with open(file, "wb") as opened:  # noqa: PTH123
+            opened.write(member.content)
+        written.add(file)
+    return DataCase(folder, "folder", len(written))
