@@ -71,9 +71,9 @@ def step(task: Callable[..., Any], *inputs: Any, after: Any) -> Any:
     cache_policy=NO_CACHE,
     **RETRYING,
 )
-def read_data(config: RunConfig, workspace: Path) -> IngestedData:
+def read_data(config: RunConfig, workspace: Path, fresh: bool = False) -> IngestedData:
     """List the source, check every image, and split."""
-    return ingestion.ingest(config, workspace, display().advance)
+    return ingestion.ingest(config, workspace, display().advance, fresh=fresh)
 
 
 @task(

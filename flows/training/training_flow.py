@@ -141,7 +141,7 @@ def _read_and_prepare(state: RunState) -> tuple[IngestedData, PreparedData]:
     if config.preset:
         prewarm.planning()
     with state.stage("read", f"Reading the data ({config.data.path or config.data.source})"):
-        data = stages.read_data(config, workspace)
+        data = stages.read_data(config, workspace, state.memory.fresh)
     for words in data.findings():
         display().note(words)
     if state.interrupted:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import io
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
@@ -23,7 +23,7 @@ from PIL import Image
 
 from pipeline.data.image_formats import HEAD_BYTES, format_of, why_not_read
 from pipeline.data.jpeg_wholeness import JpegFrame, jpeg_frame, lacks_data
-from pipeline.data.png_chunks import plain_png
+from pipeline.data.png_chunks import PlainPng, plain_png
 
 MAX_PIXELS = 178_956_970
 """Images with more pixels are refused as possible decompression bombs (Pillow's own limit)."""
@@ -35,6 +35,7 @@ _COPIED_FORMATS = {"WEBP", "AVIF", "JPEG2000", "HEIF"}
 _TRAILING_BYTES = 64  # some cameras write a little behind the end marker
 _JPEG_START, _JPEG_END = b"\xff\xd8\xff", b"\xff\xd9"
 _PNG_START, _PNG_END = b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82"
+_JPEG_MODES = {1: "L", 3: "RGB"}
 _COPIES = 4
 _STRIP_PIXELS = 1 << 20
 _DEEP_MODES = {"I", "I;16", "I;16B", "I;16L", "F"}
@@ -102,7 +103,13 @@ def decode_image(data: bytes, channels: int) -> Pixels:
 
 
 @contextmanager
-def decoded(data: bytes, channels: int, *, known_whole: bool = False) -> Iterator[Pixels]:
+def decoded(
+    data: bytes,
+    channels: int,
+    *,
+    known_whole: bool = False,
+    on_header: Callable[[ImageHeader], None] | None = None,
+) -> Iterator[Pixels]:
     """Decode an image like `decode_image` and reserve its memory while the block runs.
 
     Threads that decode many images use this to stay within the shared budget.
@@ -111,19 +118,23 @@ def decoded(data: bytes, channels: int, *, known_whole: bool = False) -> Iterato
         data: the file.
         channels: 1 or 3.
         known_whole: whether these bytes are known to be complete from an earlier decoding.
+        on_header: called with what the header states, before the pixels are decoded.
 
     Raises:
         UndecodableImageError: with the reason, if the bytes are not a complete image.
     """
     with _failures_named():
         frame = jpeg_frame(data) if data.startswith(_JPEG_START) else None
-        width, height = frame[:2] if frame else _header(data)[:2]
-        work = _checked_work(data, width, height)
+        png = plain_png(data) if data.startswith(_PNG_START) else None
+        header = _known_header(frame, png) or _header(data)
+        work = _checked_work(data, header.width, header.height)
+    if on_header:
+        on_header(header)
     with _pixels_in_flight.share(work):
         with _failures_named():
             if frame and not known_whole and lacks_data(data, frame):
                 raise UndecodableImageError("the file ends too early")
-            pixels = _decode_fast(data, channels, frame)
+            pixels = _decode_fast(data, channels, frame, png)
             if pixels is None:
                 pixels = _decode_strict(data, channels)
             if pixels.ndim != 3:  # noqa: PLR2004 - H, W, C
@@ -189,6 +200,13 @@ def _header(data: bytes) -> ImageHeader:
     return header
 
 
+def _known_header(frame: JpegFrame | None, png: PlainPng | None) -> ImageHeader | None:
+    """Return the header of a common JPEG or PNG file, as Pillow would."""
+    if frame and frame.components in _JPEG_MODES:
+        return ImageHeader(frame.width, frame.height, _JPEG_MODES[frame.components])
+    return ImageHeader(png.width, png.height, "L" if png.is_grey else "RGB") if png else None
+
+
 def _checked_work(data: bytes, width: int, height: int) -> int:
     """Return the memory that decoding needs, in pixels of a common format, or refuse the image."""
     weight = _COPIES if format_of(data[:HEAD_BYTES]) in _COPIED_FORMATS else 1
@@ -219,10 +237,11 @@ def _register_heif() -> None:
     register_heif_opener(thumbnails=False)
 
 
-def _decode_fast(data: bytes, channels: int, frame: JpegFrame | None) -> Pixels | None:
-    if data.startswith(_PNG_START):
-        png = plain_png(data) if _PNG_END in data[-_TRAILING_BYTES:] else None
-        return _in_opencv(png.data, channels) if png else None
+def _decode_fast(
+    data: bytes, channels: int, frame: JpegFrame | None, png: PlainPng | None
+) -> Pixels | None:
+    if png:
+        return _in_opencv(png.data, channels) if _PNG_END in data[-_TRAILING_BYTES:] else None
     if frame is None or _JPEG_END not in data[-_TRAILING_BYTES:] or b"Adobe" in data[:4096]:
         return None  # may be CMYK, which OpenCV and Pillow read differently
     return _in_opencv(data, channels)

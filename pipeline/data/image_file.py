@@ -17,7 +17,8 @@ from pipeline.data.decoding import SharedBudget, UndecodableImageError
 
 MAX_FILE_BYTES = 1 << 29
 """512 MiB; larger files are not read as images."""
-_SMALL_BYTES = 1 << 23
+SMALL_FILE_BYTES = 1 << 23
+"""Smaller files need no share of the budget."""
 _bytes_in_flight = SharedBudget(MAX_FILE_BYTES)
 
 
@@ -49,7 +50,7 @@ def content_of(opened: BinaryIO, size: int, limit: int) -> Iterator[bytes]:
     """
     if size > MAX_FILE_BYTES:
         raise UndecodableImageError(too_large(size))
-    with _bytes_in_flight.share(size if size > _SMALL_BYTES else 0):
+    with _bytes_in_flight.share(size if size > SMALL_FILE_BYTES else 0):
         try:
             data = opened.read(limit + 1)
         except OSError as error:

@@ -31,7 +31,7 @@ def open_image(root: Path, path: str) -> Iterator[tuple[BinaryIO, int]]:
     Raises:
         UndecodableImageError: with the reason, if it cannot be read or is not a regular file.
     """
-    file = _archive_file(root)
+    file = archive_of(root)
     if file is None:
         with open_regular(root / path) as opened:
             yield opened, os.fstat(opened.fileno()).st_size
@@ -50,7 +50,7 @@ def root_image_bytes(root: Path, path: str) -> Iterator[bytes]:
     Raises:
         UndecodableImageError: with the reason, if it cannot be read, or is too large.
     """
-    if _archive_file(root) is None:
+    if archive_of(root) is None:
         with image_bytes(root / path) as data:
             yield data
         return
@@ -88,7 +88,7 @@ def image_on_disk(root: Path, path: str, copy: Path) -> Path:
         UndecodableImageError: if it cannot be read.
         StorageError: if the copy cannot be written.
     """
-    if _archive_file(root) is None:
+    if archive_of(root) is None:
         return root / path
     with root_image_bytes(root, path) as data, replacing(copy) as temporary:
         temporary.write_bytes(data)
@@ -97,10 +97,10 @@ def image_on_disk(root: Path, path: str, copy: Path) -> Path:
 
 def exists(root: Path) -> bool:
     """Return whether a root is there: the folder, or the archive."""
-    return root.is_dir() or _archive_file(root) is not None
+    return root.is_dir() or archive_of(root) is not None
 
 
-def _archive_file(root: Path) -> Path | None:
+def archive_of(root: Path) -> Path | None:
     """Return the archive that a root is, or is in; None for a folder."""
     if root.is_dir():
         return None

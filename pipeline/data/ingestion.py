@@ -16,6 +16,7 @@ from pipeline.data import earlier_manifests, exclusion, prepared_store, split, s
 from pipeline.data import manifest as manifests
 from pipeline.data.class_checks import check_images, one_class
 from pipeline.data.decoding import UndecodableImageError
+from pipeline.data.describing import OnImage
 from pipeline.data.image_root import image_on_disk
 from pipeline.data.ingestion_notes import (
     empty_classes,
@@ -27,6 +28,7 @@ from pipeline.data.leakage import check_leakage, notes_on_leakage
 from pipeline.data.near_duplicates.grouping import with_near_groups
 from pipeline.data.near_duplicates.thumbnails import ThumbnailCollector
 from pipeline.data.repeated_data import EarlierData, earlier_data, repeated
+from pipeline.data.scan_memory import ScanMemory
 from pipeline.data.source_listing import listing_of, uses_labels
 from pipeline.errors import ConfigError, DataError
 from pipeline.files.data_names import IMAGE_SUFFIXES
@@ -127,7 +129,7 @@ def scan(
     config: RunConfig,
     workspace: Path,
     on_progress: StageProgress | None = None,
-    on_image: manifests.OnImage | None = None,
+    on_image: OnImage | None = None,
 ) -> ScannedData:
     """List the source and describe every file, without splitting; one class is enough.
 
@@ -143,7 +145,8 @@ def scan(
     listing = listing_of(config, workspace)
     labelled = uses_labels(config)
     reading = _labelled(on_progress, "Reading images")
-    manifest = manifests.scan(listing, reading, labelled=labelled, on_image=on_image)
+    known = ScanMemory(listing.root, workspace)
+    manifest = manifests.scan(listing, reading, labelled=labelled, on_image=on_image, memory=known)
     return ScannedData(
         name=listing.name,
         root=listing.root,
@@ -160,6 +163,7 @@ def ingest(
     on_progress: StageProgress | None = None,
     *,
     remember: bool = True,
+    fresh: bool = False,
 ) -> IngestedData:
     """List the source, describe every file, split, and save the manifest.
 
@@ -168,6 +172,7 @@ def ingest(
         workspace: the folder `.patchline`.
         on_progress: called while the images are read.
         remember: save the split of every image for later runs.
+        fresh: open every file, also those that have not changed since they were last read.
 
     Raises:
         DataError: if the images or labels cannot be used; nothing is saved then.
@@ -175,7 +180,8 @@ def ingest(
     listing = listing_of(config, workspace)
     labelled, data = uses_labels(config), config.data
     earlier = earlier_data(data.manifest, workspace) if data.manifest else None
-    manifest, notes, exclude = _read(config, listing, workspace, on_progress, earlier)
+    known = ScanMemory(listing.root, workspace, fresh=fresh)
+    manifest, notes, exclude = _read(config, listing, known, on_progress, earlier)
     if labelled and "leakage" not in data.accept:
         check_leakage(manifest)
     wanted = split.wanted_splits(manifest, data.validation_fraction, data.test_fraction)
@@ -209,9 +215,9 @@ def ingest(
 def _read(
     config: RunConfig,
     listing: ImageListing,
-    workspace: Path,
+    known: ScanMemory,
     on_progress: StageProgress | None,
-    earlier: EarlierData | None = None,
+    earlier: EarlierData | None,
 ) -> tuple[pd.DataFrame, list[str], Path | None]:
     """Return the manifest without splits of Patchline's own, notes, and what was excluded.
 
@@ -220,7 +226,7 @@ def _read(
     labelled, data = uses_labels(config), config.data
     if earlier is not None:
         checking = _labelled(on_progress, "Checking images")
-        manifest, notes = repeated(config, earlier, listing.root, workspace, checking)
+        manifest, notes = repeated(config, earlier, listing.root, known.workspace, checking)
         check_images(manifest, listing.root, labelled=labelled)
         return manifest if labelled else manifest.assign(label=""), notes, None
     thumbnails = ThumbnailCollector() if data.group_near_duplicates else None
@@ -229,12 +235,13 @@ def _read(
         _labelled(on_progress, "Reading images"),
         labelled=labelled,
         on_image=thumbnails.add if thumbnails is not None else None,
+        memory=known,
     )
     notes, exclude = _notes(manifest, listing, labelled=labelled), None
     if data.exclude is not None:
         excluded = exclusion.read_exclusion(Path(data.exclude).expanduser())
         manifest, more = exclusion.with_exclusion(manifest, excluded)
-        notes, exclude = [*notes, *more], excluded.kept_copy(workspace)
+        notes, exclude = [*notes, *more], excluded.kept_copy(known.workspace)
     check_images(manifest, listing.root, labelled=labelled)
     if thumbnails is not None:
         manifest, note = with_near_groups(manifest, thumbnails, on_progress)

@@ -26,10 +26,15 @@ _JPEG_SOF = {0xC0, 0xC1, 0xC2}
 _JPEG_OTHER_SOF = {0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF}
 _JPEG_SOS, _JPEG_EOI, _JPEG_DRI, _JPEG_PROGRESSIVE = 0xDA, 0xD9, 0xDD, 0xC2
 _JPEG_BLOCK, _JPEG_COEFFICIENTS = 8, 64
+_NOTHING_LEFT = bytes(_JPEG_COEFFICIENTS)
+_EVERYTHING_LEFT = b"\xff" * _JPEG_COEFFICIENTS
 _JPEG_MOST_PIXELS = 65_400
 """On a side, that leave room for two more rows of blocks."""
 _JPEG_FOLLOWING = bytes((37 * number + 170) % 251 for number in range(512))
 """Replaces the end marker in a check; its first bit differs from what decoders fill in."""
+
+
+Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class JpegFrame(NamedTuple):
@@ -45,6 +50,8 @@ class JpegFrame(NamedTuple):
     """Pixel rows of a coded unit."""
     unit_columns: int
     """Pixel columns of a coded unit."""
+    components: int
+    """1 for greyscale, 3 for color, 4 for CMYK."""
     scans: int
     complete: bool
     """Whether the scans bring every coefficient of every component to its last bit."""
@@ -89,7 +96,7 @@ def lacks_data(data: bytes, frame: JpegFrame) -> bool:
 
 def _jpeg_frame(data: bytes) -> JpegFrame | None:  # noqa: C901 - a branch for each kind of marker
     sizes: dict[int, tuple[int, int]] = {}
-    left: dict[tuple[int, int], int] = {}
+    left: dict[int, bytearray] = {}
     width = height = height_at = kind = scans = data_start = data_end = 0
     restarts, last_scan = False, b""
     at = 2
@@ -126,7 +133,6 @@ def _jpeg_frame(data: bytes) -> JpegFrame | None:  # noqa: C901 - a branch for e
     first = next(iter(sizes))
     if len(sizes) == 1:  # its blocks come one by one, whatever its factors say
         sizes[first] = 1, 1
-    wanted = ((name, place) for name in sizes for place in range(_JPEG_COEFFICIENTS))
     return JpegFrame(
         width=width,
         height=height,
@@ -135,7 +141,8 @@ def _jpeg_frame(data: bytes) -> JpegFrame | None:  # noqa: C901 - a branch for e
         unit_rows=_JPEG_BLOCK * max(rows for _, rows in sizes.values()),
         unit_columns=_JPEG_BLOCK * max(columns for columns, _ in sizes.values()),
         scans=scans,
-        complete=all(left.get(each) == 0 for each in wanted),
+        components=len(sizes),
+        complete=all(bytes(left.get(name, b"")) == _NOTHING_LEFT for name in sizes),
         luma_last=len(sizes) == 3 and last_scan[:2] == bytes([1, first]),  # noqa: PLR2004 - YCbCr
         restarts=restarts,
         data_start=data_start,
@@ -143,25 +150,28 @@ def _jpeg_frame(data: bytes) -> JpegFrame | None:  # noqa: C901 - a branch for e
     )
 
 
-def _note_scan(body: bytes, left: dict[tuple[int, int], int], *, progressive: bool) -> None:
-    """Note how many bits of which coefficients are still to come after a scan."""
+def _note_scan(body: bytes, left: dict[int, bytearray], *, progressive: bool) -> None:
+    """Note how many bits of each component's coefficients are still to come after a scan."""
     count = body[0]
     start, stop, bits = body[1 + 2 * count : 4 + 2 * count]
     if not progressive:
         start, stop, bits = 0, _JPEG_COEFFICIENTS - 1, 0
+    scanned = slice(start, min(stop, _JPEG_COEFFICIENTS - 1) + 1)
     for number in range(count):
-        for place in range(start, stop + 1):
-            left[body[1 + 2 * number], place] = bits & 15
+        coefficients = left.setdefault(body[1 + 2 * number], bytearray(_EVERYTHING_LEFT))
+        coefficients[scanned] = bytes([bits & 15]) * len(coefficients[scanned])
 
 
 def _reaches_the_end(data: bytes, frame: JpegFrame) -> bool | None:
     """Return whether the data of the only scan lasts to its last block; None if that is unknown."""
     rows = -(-frame.height // frame.unit_rows) * frame.unit_rows
     columns = -(-frame.width // frame.unit_columns) * frame.unit_columns
+    height = rows + 2 * frame.unit_rows
     higher = bytearray(data[: frame.data_end])
-    size = (rows + 2 * frame.unit_rows).to_bytes(2, "big") + columns.to_bytes(2, "big")
+    size = height.to_bytes(2, "big") + columns.to_bytes(2, "big")
     higher[frame.height_at : frame.height_at + 4] = size
-    blocks = _decoded(bytes(higher) + b"\xff\xd9", "L", reduced=True)
+    mode = "CMYK" if frame.components == 4 else "L"  # noqa: PLR2004
+    blocks = _one_pixel_per_block(bytes(higher) + b"\xff\xd9", height, columns, mode)
     above = rows // _JPEG_BLOCK
     first = blocks[above : above + frame.unit_rows // _JPEG_BLOCK, : frame.block_columns]
     empty = blocks[-1, -1]
@@ -179,11 +189,15 @@ def _others(end: bytes, frame: JpegFrame) -> Iterator[bytes]:
         yield end + bytes([0xFF, 0xD0 + following]) + _JPEG_FOLLOWING + b"\xff\xd9"
 
 
-def _decoded(
-    data: bytes, mode: str | None, *, reduced: bool = False
-) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def _one_pixel_per_block(data: bytes, height: int, width: int, mode: str) -> Pixels:
+    """Decode a file at an eighth of its size, without Pillow's parsing of its markers."""
+    size = width // _JPEG_BLOCK, height // _JPEG_BLOCK
+    small = Image.frombytes(mode, size, data, "jpeg", mode, "", _JPEG_BLOCK, 0)
+    return np.asarray(small)
+
+
+def _decoded(data: bytes, mode: str | None) -> Pixels:
     with Image.open(io.BytesIO(data), formats=("JPEG",)) as opened:
-        if mode or reduced:
-            size = (opened.width // 8, opened.height // 8) if reduced else opened.size
-            opened.draft(mode, size)
+        if mode:
+            opened.draft(mode, opened.size)
         return np.asarray(opened)

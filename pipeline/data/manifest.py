@@ -9,22 +9,15 @@ table are kept as `column:NAME`.
 from __future__ import annotations
 
 import hashlib
-import os
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path, PurePosixPath
-from typing import TypedDict
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
 import pandas as pd
 
-from pipeline.data.decoding import Pixels, UndecodableImageError, decoded, read_header
-from pipeline.data.image_file import MAX_FILE_BYTES, too_large
-from pipeline.data.image_formats import HEAD_BYTES, format_of, refused_format
-from pipeline.data.image_root import open_image, root_image_bytes
-from pipeline.data.same_images import pixel_digest
+from pipeline.data.describing import OnImage, Row, empty_row, printable
+from pipeline.data.describing_processes import rows_of
+from pipeline.data.scan_memory import DESCRIBED, ScanMemory
 from pipeline.files.atomic_files import replacing
-from pipeline.files.data_names import IMAGE_SUFFIXES
-from pipeline.files.file_digest import sha256_of
 from pipeline.plugin_api import ImageListing, ListedImage
 
 COLUMNS = [
@@ -37,23 +30,6 @@ OWN_COLUMN = "column:"
 _FINGERPRINTED = ["path", "label", "split", "group", "sha256", "status"]
 Progress = Callable[[int, int], None]
 """Called with the number of files done and the number of all files."""
-OnImage = Callable[[str, bytes, Pixels], None]
-"""Called in a thread with the path, the file and the decoded RGB image (H, W, 3)."""
-
-
-class _Row(TypedDict):
-    path: str
-    label: str
-    split: str
-    group: str
-    sha256: str
-    pixels: str
-    width: int
-    height: int
-    mode: str
-    bytes: int
-    status: str
-    reason: str
 
 
 def scan(
@@ -62,6 +38,7 @@ def scan(
     *,
     labelled: bool = True,
     on_image: OnImage | None = None,
+    memory: ScanMemory | None = None,
 ) -> pd.DataFrame:
     """Open every listed file once and describe it, sorted by path.
 
@@ -70,99 +47,72 @@ def scan(
         on_progress: called after each file.
         labelled: whether an image without a class is foreign.
         on_image: called for each decoded image, in the thread that has decoded it.
+        memory: what is known from earlier scans; unchanged files are opened only for `on_image`.
     """
-    ordered = sorted(listing.images, key=lambda listed: listed.path)
-    root = listing.root
-    rows: list[_Row] = []
+    images = sorted(listing.images, key=lambda listed: listed.path)
+    wanted = [bool(listed.label) or not labelled for listed in images]
+    paths = [listed.path for listed in images]
+    known = pd.DataFrame(columns=DESCRIBED)
+    facts = memory.facts(paths) if memory else None
+    if memory and facts is not None and on_image is None:
+        known = memory.known(paths, facts)
+        known = known[[wanted[place] for place in known.index]]
+    recalled = set(known.index)
+    others = [place for place in range(len(images)) if place not in recalled]
+    rows: list[Row] = []
+    for row in rows_of(listing.root, [(images[each], wanted[each]) for each in others], on_image):
+        rows.append(row)
+        if on_progress:
+            on_progress(len(recalled) + len(rows), len(images))
+    manifest = _listed(images).join(_together(known, rows, others))
+    if memory and facts is not None:
+        memory.keep(manifest, facts)
+    if listing.left_out:
+        manifest = pd.concat([manifest, _left_out(listing)], ignore_index=True)
+        manifest = manifest.sort_values("path", kind="stable", ignore_index=True)
+    return _with_columns(manifest[COLUMNS], listing)
 
-    def describe(listed: ListedImage) -> _Row:
-        return _describe(root, listed, on_image, wanted=bool(listed.label) or not labelled)
 
-    with ThreadPoolExecutor(max_workers=min(8, 2 * (os.cpu_count() or 1))) as pool:
-        for row in pool.map(describe, ordered, chunksize=64):
-            rows.append(row)
-            if on_progress:
-                on_progress(len(rows), len(ordered))
+def _listed(images: Sequence[ListedImage]) -> pd.DataFrame:
+    """Return what the source says of each image."""
+    return pd.DataFrame(
+        {
+            "path": [printable(listed.path) for listed in images],
+            "label": [printable(listed.label) for listed in images],
+            "split": [listed.split or "" for listed in images],
+            "group": [printable(listed.group or "") for listed in images],
+        }
+    )
+
+
+def _together(known: pd.DataFrame, rows: Sequence[Row], places: Sequence[int]) -> pd.DataFrame:
+    """Return the rows that were known and those that were made now, by their places."""
+    made = pd.DataFrame(list(rows), columns=DESCRIBED)
+    made.index = pd.Index(places)
+    found = [each for each in (known, made) if len(each)]
+    together: pd.DataFrame = pd.concat(found).sort_index() if found else made
+    return together
+
+
+def _left_out(listing: ImageListing) -> pd.DataFrame:
+    """Return the rows of the files that the source does not use."""
+    rows = []
     for left_out in listing.left_out:
-        row = _empty_row(ListedImage(left_out.path, ""))
+        row = empty_row(ListedImage(left_out.path, ""))
         row["status"], row["reason"] = left_out.status, left_out.reason
         rows.append(row)
-    rows.sort(key=lambda row: row["path"])
-    return _with_columns(pd.DataFrame(rows, columns=COLUMNS), listing)
+    return pd.DataFrame(rows, columns=COLUMNS)
 
 
 def _with_columns(manifest: pd.DataFrame, listing: ImageListing) -> pd.DataFrame:
     """Add the source's own columns; they are empty for files that are left out."""
-    paths = [_printable(listed.path) for listed in listing.images]
+    paths = [printable(listed.path) for listed in listing.images]
     for name, values in listing.columns.items():
-        known = dict(zip(paths, map(_printable, values), strict=True))
-        manifest[f"{OWN_COLUMN}{_printable(name)}"] = [
+        known = dict(zip(paths, map(printable, values), strict=True))
+        manifest[f"{OWN_COLUMN}{printable(name)}"] = [
             known.get(path, "") for path in manifest["path"]
         ]
     return manifest
-
-
-def _empty_row(listed: ListedImage) -> _Row:
-    return _Row(
-        path=_printable(listed.path),
-        label=_printable(listed.label),
-        split=listed.split or "",
-        group=_printable(listed.group or ""),
-        sha256="",
-        pixels="",
-        width=0,
-        height=0,
-        mode="",
-        bytes=0,
-        status="ok",
-        reason="",
-    )
-
-
-def _describe(root: Path, listed: ListedImage, on_image: OnImage | None, *, wanted: bool) -> _Row:
-    row = _empty_row(listed)
-    if row["path"] != listed.path:
-        row["status"], row["reason"] = "damaged", "its name is not UTF-8; rename it"
-        return row
-    try:
-        _fill(row, root, listed, on_image, wanted=wanted)
-    except UndecodableImageError as error:
-        row["status"], row["reason"] = "damaged", str(error)
-    return row
-
-
-def _fill(
-    row: _Row, root: Path, listed: ListedImage, on_image: OnImage | None, *, wanted: bool
-) -> None:
-    """Complete a row; files that are not images or have no class are not read as images."""
-    with open_image(root, listed.path) as (opened, row["bytes"]):
-        head = opened.read(HEAD_BYTES)
-        looks_like_image = bool(format_of(head) or refused_format(head))
-        readable = wanted and format_of(head) and row["bytes"] <= MAX_FILE_BYTES
-        if not readable:
-            opened.seek(0)
-            row["sha256"] = sha256_of(opened)
-    if not wanted:
-        row["status"], row["reason"] = "foreign", "is not in a class folder"
-        return
-    suffix = PurePosixPath(listed.path).suffix.lower()
-    if head and not looks_like_image and suffix not in IMAGE_SUFFIXES:
-        row["status"], row["reason"] = "foreign", "not an image"
-        return
-    if row["bytes"] > MAX_FILE_BYTES:
-        raise UndecodableImageError(too_large(row["bytes"]))
-    with root_image_bytes(root, listed.path) as data:
-        row["sha256"], row["bytes"] = hashlib.sha256(data).hexdigest(), len(data)
-        row["width"], row["height"], row["mode"] = read_header(data)
-        with decoded(data, channels=3) as image_HWC:
-            row["pixels"] = pixel_digest(image_HWC)
-            if on_image:
-                on_image(row["path"], data, image_HWC)
-
-
-def _printable(name: str) -> str:
-    """Return a file name that Parquet can hold: bytes that are not UTF-8 are escaped."""
-    return name.encode("utf-8", "backslashreplace").decode()
 
 
 def fingerprint(manifest: pd.DataFrame) -> str:

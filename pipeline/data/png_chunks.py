@@ -24,6 +24,7 @@ class PlainPng(NamedTuple):
     """The file with only the chunks that affect its pixels."""
     width: int
     height: int
+    is_grey: bool
 
 
 def plain_png(data: bytes) -> PlainPng | None:
@@ -49,4 +50,4 @@ def plain_png(data: bytes) -> PlainPng | None:
     width, height, bits, colour, *_ = struct.unpack(">IIBBBBB", kept[1][8:21])
     if bits != 8 or colour not in (0, 2) or not width * height:  # noqa: PLR2004 - grey and RGB
         return None
-    return PlainPng(b"".join(kept), width, height)
+    return PlainPng(b"".join(kept), width, height, is_grey=colour == 0)

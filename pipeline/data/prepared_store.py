@@ -16,8 +16,7 @@ import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache, cached_property, partial
-from importlib import metadata
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pipeline.data import decoding, image_formats, jpeg_wholeness, png_chunks
+from pipeline.data.decoder_version import decoder_version
 from pipeline.data.decoding import ResizePolicy, UndecodableImageError, decoded, resize_image
 from pipeline.data.earlier_stores import BUILDING, EarlierStores, lock_of, note_use, remove_unused
 from pipeline.data.image_root import root_image_bytes
@@ -46,11 +45,6 @@ from pipeline.workspace import make_folder
 
 logger = logging.getLogger(__name__)
 
-DECODER_VERSION = 2
-"""Increase it when decoding or resizing changes a pixel; old stores are then not used."""
-
-_DECODER_MODULES = (decoding, image_formats, jpeg_wholeness, png_chunks)
-_DECODERS = ("opencv-python-headless", "pillow")
 __all__ = ["Pixels", "StoreSpec", "channel_statistics", "open_images", "prepare"]
 
 
@@ -246,17 +240,9 @@ def _mean_and_deviation(histogram: list[int]) -> tuple[float, float]:
 
 
 def _key(contents: Contents, spec: StoreSpec) -> str:
-    digest = hashlib.sha256(json.dumps([*_decoder(), *vars(spec).values()]).encode())
+    digest = hashlib.sha256(json.dumps([*decoder_version(), *vars(spec).values()]).encode())
     digest.update(contents.tobytes().hex().encode())
     return digest.hexdigest()[:32]
-
-
-@cache
-def _decoder() -> tuple[int | str, ...]:
-    """Return what determines the pixels of a decoded image, besides its file and the format."""
-    versions = [metadata.version(name) for name in _DECODERS]
-    texts = [Path(str(module.__file__)).read_bytes() for module in _DECODER_MODULES]
-    return DECODER_VERSION, hashlib.sha256(b"\0".join(texts)).hexdigest(), *versions
 
 
 def _publish(building: Path, store: Path) -> None:

@@ -1,0 +1,166 @@
+"""Describe one file: a row of the manifest.
+
+Child processes import this module, so it imports neither pandas nor torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+from typing import TypedDict
+
+from pipeline.data.decoding import ImageHeader, Pixels, UndecodableImageError, decoded
+from pipeline.data.image_file import MAX_FILE_BYTES, SMALL_FILE_BYTES, too_large
+from pipeline.data.image_formats import HEAD_BYTES, format_of, refused_format
+from pipeline.data.image_root import open_image, root_image_bytes
+from pipeline.data.same_images import pixel_digest
+from pipeline.files.data_names import IMAGE_SUFFIXES
+from pipeline.files.file_digest import sha256_of
+from pipeline.plugin_api import ListedImage
+
+OnImage = Callable[[str, bytes, Pixels], None]
+"""Called in a thread with the path, the file and the decoded RGB image (H, W, 3)."""
+_FEW_PIXELS = 1 << 24
+"""Images with more are decoded one after another."""
+
+
+class Row(TypedDict):
+    """A row of the manifest."""
+
+    path: str
+    label: str
+    split: str
+    group: str
+    sha256: str
+    pixels: str
+    width: int
+    height: int
+    mode: str
+    bytes: int
+    status: str
+    reason: str
+
+
+def empty_row(listed: ListedImage) -> Row:
+    """Return the row of a file that is not opened."""
+    return Row(
+        path=printable(listed.path),
+        label=printable(listed.label),
+        split=listed.split or "",
+        group=printable(listed.group or ""),
+        sha256="",
+        pixels="",
+        width=0,
+        height=0,
+        mode="",
+        bytes=0,
+        status="ok",
+        reason="",
+    )
+
+
+class _LargeImageError(Exception):
+    """The image takes more memory than it may."""
+
+
+def describe(
+    root: Path,
+    listed: ListedImage,
+    on_image: OnImage | None = None,
+    *,
+    wanted: bool,
+) -> Row:
+    """Open a file once and return its row.
+
+    Args:
+        root: the folder or archive that its path is relative to.
+        listed: the file.
+        on_image: called with its content and its pixels, if it is an image.
+        wanted: whether it has a class, or needs none; other files are foreign.
+    """
+    return _Description(root, listed, on_image, wanted).row()
+
+
+def describe_small(root: Path, listed: ListedImage, *, wanted: bool) -> Row | None:
+    """Return the row of a file; None for an image that takes much memory."""
+    try:
+        return _Description(root, listed, None, wanted, _FEW_PIXELS).row()
+    except _LargeImageError:
+        return None
+
+
+class _Description:
+    """One file, and the row that is made for it."""
+
+    def __init__(
+        self,
+        root: Path,
+        listed: ListedImage,
+        on_image: OnImage | None,
+        wanted: bool,
+        most_pixels: int | None = None,
+    ) -> None:
+        self.root, self.path = root, listed.path
+        self.on_image, self.wanted, self.most_pixels = on_image, wanted, most_pixels
+        self._row = empty_row(listed)
+
+    def row(self) -> Row:
+        """Return the row; raise `_LargeImageError` if the image is larger than it may be."""
+        row = self._row
+        if row["path"] != self.path:
+            row["status"], row["reason"] = "damaged", "its name is not UTF-8; rename it"
+            return row
+        try:
+            self._fill()
+        except UndecodableImageError as error:
+            row["status"], row["reason"] = "damaged", str(error)
+        return row
+
+    def _fill(self) -> None:
+        """Complete the row; files that are not images or have no class are not read as images."""
+        row, small = self._row, b""
+        with open_image(self.root, self.path) as (opened, row["bytes"]):
+            head = opened.read(HEAD_BYTES)
+            known = format_of(head)
+            looks_like_image = bool(known or refused_format(head))
+            if not (self.wanted and known and row["bytes"] <= MAX_FILE_BYTES):
+                opened.seek(0)
+                row["sha256"] = sha256_of(opened)
+            elif row["bytes"] <= SMALL_FILE_BYTES:
+                small = head + opened.read(SMALL_FILE_BYTES)
+        if not self.wanted:
+            row["status"], row["reason"] = "foreign", "is not in a class folder"
+            return
+        suffix = PurePosixPath(self.path).suffix.lower()
+        if head and not looks_like_image and suffix not in IMAGE_SUFFIXES:
+            row["status"], row["reason"] = "foreign", "not an image"
+            return
+        if row["bytes"] > MAX_FILE_BYTES:
+            raise UndecodableImageError(too_large(row["bytes"]))
+        if small and len(small) == row["bytes"]:
+            self._decode(small)
+            return
+        if self.most_pixels and row["bytes"] > SMALL_FILE_BYTES:
+            raise _LargeImageError
+        with root_image_bytes(self.root, self.path) as data:
+            self._decode(data)
+
+    def _decode(self, data: bytes) -> None:
+        row = self._row
+        row["sha256"], row["bytes"] = hashlib.sha256(data).hexdigest(), len(data)
+        with decoded(data, channels=3, on_header=self._note) as image_HWC:
+            row["pixels"] = pixel_digest(image_HWC)
+            if self.on_image:
+                self.on_image(row["path"], data, image_HWC)
+
+    def _note(self, header: ImageHeader) -> None:
+        row = self._row
+        row["width"], row["height"], row["mode"] = header
+        if self.most_pixels and header.width * header.height > self.most_pixels:
+            raise _LargeImageError
+
+
+def printable(name: str) -> str:
+    """Return a file name that Parquet can hold: bytes that are not UTF-8 are escaped."""
+    return name.encode("utf-8", "backslashreplace").decode()

@@ -1,0 +1,105 @@
+"""Files described by child processes: the same rows, whatever happens to a child."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from PIL import Image
+
+from pipeline.data.describing_processes import rows_of
+from pipeline.plugin_api import ListedImage
+from tests.conftest import write_photos
+from tests.patience import until
+
+MANY = 10**9
+Files = list[tuple[ListedImage, bool]]
+
+
+def files_of(root: Path, times: int = 1) -> Files:
+    """Return the PNG files below a folder, each several times."""
+    found = sorted(root.rglob("*.png"))
+    images = [ListedImage(each.relative_to(root).as_posix(), each.parent.name) for each in found]
+    return [(image, True) for image in images] * times
+
+
+@pytest.mark.skipif(os.cpu_count() == 1, reason="needs two processors")
+def test_processes_and_threads_return_the_same_rows(tmp_path: Path) -> None:
+    """Whole, damaged, foreign, missing, large and oddly named files, in their order."""
+    root = write_photos(tmp_path / "photos", classes=2, images=3)
+    (root / "across" / "bad.png").write_bytes(b"\x89PNG\r\n\x1a\nno image")
+    Image.new("L", (4200, 4200)).save(root / "across" / "large.png", compress_level=1)
+    files = files_of(root)
+    files += [(ListedImage("down/000.png", "", None, "a group"), False)]
+    files += [(ListedImage(name, "down", "test"), True) for name in ("gone.png", "a\nb", "\udcff")]
+    by_threads = list(rows_of(root, files, fewest=MANY))
+    by_processes = list(rows_of(root, files, fewest=1))
+    assert by_processes == by_threads
+    statuses = [row["status"] for row in by_processes]
+    assert (statuses.count("ok"), statuses.count("foreign")) == (7, 1)
+
+
+@pytest.mark.skipif(os.cpu_count() == 1, reason="needs two processors")
+def test_killed_processes_cost_no_row(tmp_path: Path) -> None:
+    """The parent describes what a child was asked for, and what nobody is left to ask for."""
+    root = write_photos(tmp_path / "photos", classes=2, images=3)
+    files = files_of(root, times=200)
+    rows = rows_of(root, files, fewest=1)
+    first = next(rows)
+    children = psutil.Process().children()
+    for child in children:
+        if "pipeline.data.describing_processes" in child.cmdline():
+            os.kill(child.pid, signal.SIGKILL)
+    found = [first, *rows]
+    assert [row["path"] for row in found] == [image.path for image, _ in files]
+    assert {row["status"] for row in found} == {"ok"}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.cpu_count() == 1, reason="needs two processors")
+def test_processes_end_with_a_killed_parent(tmp_path: Path) -> None:
+    """Nobody is left behind when a run is killed while it reads the images."""
+    root = write_photos(tmp_path / "photos", classes=2, images=3)
+    code = f"""
+from pathlib import Path
+from pipeline.data.describing_processes import rows_of
+from tests.pipeline.data.test_describing_processes import files_of
+root = Path({str(root)!r})
+rows = rows_of(root, files_of(root, times=20000), fewest=1)
+next(rows)
+print("began", flush=True)
+for _ in rows:
+    pass
+"""
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    assert parent.stdout.readline() == "began\n"
+    children = psutil.Process(parent.pid).children()
+    assert len(children) >= 2
+    parent.kill()
+    parent.wait()
+    until(lambda: not any(map(_lives, children)), "a child process lives on")
+
+
+def _lives(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+def test_a_reader_that_stops_early_leaves_no_process(tmp_path: Path) -> None:
+    """An error while the rows are used ends the children."""
+    root = write_photos(tmp_path / "photos", classes=2, images=3)
+    rows = rows_of(root, files_of(root, times=300), fewest=1)
+    assert len(list(itertools.islice(rows, 3))) == 3
+    mine = [child for child in psutil.Process().children() if _describes(child)]
+    rows.close()  # type: ignore[attr-defined]
+    assert not any(map(_lives, mine))
+
+
+def _describes(process: psutil.Process) -> bool:
+    return "pipeline.data.describing_processes" in process.cmdline()
