@@ -21,7 +21,7 @@ from pipeline.plugin_api import ListedImage
 
 OnImage = Callable[[str, bytes, Pixels], None]
 """Called in a thread with the path, the file and the decoded RGB image (H, W, 3)."""
-_FEW_PIXELS = 1 << 24
+FEW_PIXELS = 1 << 24
 """Images with more are decoded one after another."""
 
 
@@ -85,7 +85,7 @@ def describe(
 def describe_small(root: Path, listed: ListedImage, *, wanted: bool) -> Row | None:
     """Return the row of a file; None for an image that takes much memory."""
     try:
-        return _Description(root, listed, None, wanted, _FEW_PIXELS).row()
+        return _Description(root, listed, None, wanted, FEW_PIXELS).row()
     except _LargeImageError:
         return None
 

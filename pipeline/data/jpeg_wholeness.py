@@ -13,14 +13,14 @@ them. Two checks detect that, and neither depends on the content of the picture:
 from __future__ import annotations
 
 import io
-import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
 
-_JPEG_MARKER_AFTER_DATA = re.compile(rb"\xff+[^\x00\xff\xd0-\xd7]")
+_JPEG_IN_DATA = frozenset({0x00, *range(0xD0, 0xD8)})
+"""What follows 0xFF within the data: a stuffed byte, or a restart marker."""
 _JPEG_SOF = {0xC0, 0xC1, 0xC2}
 """Baseline, extended and progressive, all with Huffman codes."""
 _JPEG_OTHER_SOF = {0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF}
@@ -124,10 +124,7 @@ def _jpeg_frame(data: bytes) -> JpegFrame | None:  # noqa: C901 - a branch for e
             scans, last_scan = scans + 1, body
             _note_scan(body, left, progressive=kind == _JPEG_PROGRESSIVE)
             data_start = at
-            found = _JPEG_MARKER_AFTER_DATA.search(data, at)
-            if found is None:
-                raise ValueError("no marker ends the data")
-            at = data_end = found.start()
+            at = data_end = _end_of_data(data, at)
     if not scans or not sizes or not width * height or marker != _JPEG_EOI:
         return None
     first = next(iter(sizes))
@@ -148,6 +145,17 @@ def _jpeg_frame(data: bytes) -> JpegFrame | None:  # noqa: C901 - a branch for e
         data_start=data_start,
         data_end=data_end,
     )
+
+
+def _end_of_data(data: bytes, at: int) -> int:
+    """Return where the marker begins that ends the data from an offset on."""
+    while True:
+        at = after = data.index(b"\xff", at)
+        while data[after] == 0xFF:  # noqa: PLR2004 - a marker may begin with several
+            after += 1
+        if data[after] not in _JPEG_IN_DATA:
+            return at
+        at = after + 1
 
 
 def _note_scan(body: bytes, left: dict[int, bytearray], *, progressive: bool) -> None:

@@ -12,9 +12,10 @@ import hashlib
 import json
 import logging
 import math
-import os
 import shutil
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain
@@ -24,10 +25,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from pipeline.data.child_processes import FEWEST_FILES, pay_off, processors
 from pipeline.data.decoder_version import decoder_version
-from pipeline.data.decoding import ResizePolicy, UndecodableImageError, decoded, resize_image
+from pipeline.data.decoding import ResizePolicy
+from pipeline.data.decoding_processes import DecodingProcesses, WantedImage, decode_into
 from pipeline.data.earlier_stores import BUILDING, EarlierStores, lock_of, note_use, remove_unused
-from pipeline.data.image_root import root_image_bytes
 from pipeline.data.manifest import Progress
 from pipeline.data.store_files import (
     CONTENTS_FILE,
@@ -38,7 +40,7 @@ from pipeline.data.store_files import (
     Shard,
     StoreFiles,
 )
-from pipeline.errors import DataError, StorageError
+from pipeline.errors import StorageError
 from pipeline.files import file_locks
 from pipeline.files.atomic_files import storage_errors
 from pipeline.workspace import make_folder
@@ -46,6 +48,9 @@ from pipeline.workspace import make_folder
 logger = logging.getLogger(__name__)
 
 __all__ = ["Pixels", "StoreSpec", "channel_statistics", "open_images", "prepare"]
+
+Decode = Callable[[Sequence[WantedImage]], Iterator[None]]
+"""Decodes images into their rows; yields for each that is done."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,7 @@ def prepare(
     on_progress: Progress | None = None,
     *,
     fresh: bool = False,
+    fewest: int = FEWEST_FILES,
 ) -> tuple[Path, bool]:
     """Decode the usable rows of a manifest into a store, unless an intact one exists.
 
@@ -76,6 +82,7 @@ def prepare(
         stores: the folder of all stores.
         on_progress: called with the number of images that are ready.
         fresh: decode every image again, whatever exists.
+        fewest: child processes are used for so many images or more.
 
     Returns:
         The store's folder, and whether it existed already.
@@ -84,7 +91,7 @@ def prepare(
         DataError: if a file changed since it was scanned.
         StorageError: if the disk is full or read-only.
     """
-    build = _Build(rows, root, spec, stores, on_progress)
+    build = _Build(rows, root, spec, stores, on_progress, fewest)
     store = stores / build.key
     if not fresh and not build.files(store).incomplete():
         note_use(store)
@@ -108,6 +115,8 @@ class _Build:
     spec: StoreSpec
     stores: Path
     on_progress: Progress | None
+    fewest: int
+    """Child processes decode so many images or more."""
 
     @cached_property
     def contents(self) -> Contents:
@@ -162,29 +171,35 @@ class _Build:
             self.stores, partial(_key, spec=self.spec), files.shape, missing, files.folder
         )
         files.begin(self.contents, incomplete)
-        with ThreadPoolExecutor(max_workers=min(8, 2 * (os.cpu_count() or 1))) as pool:
+        images: Pixels = np.load(files.images, mmap_mode="r+", allow_pickle=False)
+        with self._decoder(files, images, count) as decode:
             for shard in incomplete:
-                images = np.empty((shard.stop - shard.first, *files.shape[1:]), np.uint8)
-                copied = earlier.copy(self.contents[shard.first : shard.stop], images)
-                positions = [each for each in range(len(images)) if each not in copied]
-                decode = partial(self._decode, images, shard.first)
-                for _ in chain(copied, pool.map(decode, positions, chunksize=64)):
+                rows = slice(shard.first, shard.stop)
+                copied = earlier.copy(self.contents[rows], images[rows])
+                others = [row for row in range(*shard) if row - shard.first not in copied]
+                for _ in chain(copied, decode([self._wanted(row) for row in others])):
                     done += 1
                     if self.on_progress:
                         self.on_progress(done, len(self.rows))
-                files.write(shard, images)
+                files.seal(shard)
 
-    def _decode(self, images: Pixels, first: int, position: int) -> None:
-        """Decode one image of the shard that begins at the row `first`."""
-        path, spec = self.paths[first + position], self.spec
-        try:
-            with root_image_bytes(self.root, path) as data:
-                if hashlib.sha256(data).digest() != self.contents[first + position].tobytes():
-                    raise DataError(f"{path} changed while it was being read. Run again.")
-                with decoded(data, spec.channels, known_whole=True) as pixels:
-                    images[position] = resize_image(pixels, spec.height, spec.width, spec.resize)
-        except UndecodableImageError as error:
-            raise DataError(f"{path}: {error}. Restore it, or run again.") from error
+    @contextmanager
+    def _decoder(self, files: StoreFiles, images: Pixels, count: int) -> Iterator[Decode]:
+        """Return what decodes images into their rows, by processes if there are many."""
+        if pay_off(count, self.fewest):
+            with DecodingProcesses(files.images, self.root, self.spec.resize) as children:
+                yield children.decode
+            return
+        with ThreadPoolExecutor(max_workers=min(8, 2 * processors())) as pool:
+
+            def decode(wanted: Sequence[WantedImage]) -> Iterator[None]:
+                one = partial(decode_into, images, self.root, resize=self.spec.resize)
+                return pool.map(one, wanted)
+
+            yield decode
+
+    def _wanted(self, row: int) -> WantedImage:
+        return WantedImage(row, self.paths[row], self.contents[row].tobytes().hex())
 
     @cached_property
     def paths(self) -> list[str]:

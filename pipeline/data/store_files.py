@@ -14,7 +14,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -95,16 +95,25 @@ class StoreFiles:
             opened.truncate(self._bytes)
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(opened.fileno(), 0, self._bytes)
+            else:
+                self._write_zeros(opened, incomplete)
+            opened.seek(0)
             opened.write(self._header)
 
-    def write(self, shard: Shard, images: Pixels) -> None:
-        """Write the images of a shard, then its digest."""
-        with (self.folder / IMAGES_FILE).open("r+b") as opened:
-            opened.seek(self._offset(shard))
-            opened.write(images.data)
-        digest = hashlib.sha256(images.data).hexdigest()
+    @property
+    def images(self) -> Path:
+        """The array of all images."""
+        return self.folder / IMAGES_FILE
+
+    def seal(self, shard: Shard) -> None:
+        """Record the digest of a shard whose images have been written."""
         with (self.folder / SHARDS_FILE).open("a", encoding="utf-8") as opened_shards:
-            opened_shards.write(_line(shard, digest))
+            opened_shards.write(_line(shard, self._digest(shard)[0]))
+
+    def _write_zeros(self, opened: BinaryIO, incomplete: list[Shard]) -> None:
+        for shard in incomplete:
+            opened.seek(self._offset(shard))
+            opened.write(bytes((shard.stop - shard.first) * self._row_bytes))
 
     def read(self, shard: Shard) -> Pixels:
         """Return the images of a shard."""
@@ -126,13 +135,17 @@ class StoreFiles:
     def _matches(self, shard: Shard, sha256: str | None) -> bool:
         if sha256 is None:
             return False
+        return self._digest(shard) == (sha256, 0)
+
+    def _digest(self, shard: Shard) -> tuple[str, int]:
+        """Return the digest of a shard's pixels, and how many bytes are missing."""
         digest, left = hashlib.sha256(), (shard.stop - shard.first) * self._row_bytes
         with (self.folder / IMAGES_FILE).open("rb") as opened:
             opened.seek(self._offset(shard))
             while left and (piece := opened.read(min(left, _PIECE_BYTES))):
                 digest.update(piece)
                 left -= len(piece)
-        return not left and digest.hexdigest() == sha256
+        return digest.hexdigest(), left
 
 
 def read_contents(folder: Path) -> Contents | None:

@@ -1,4 +1,4 @@
-"""Files described by child processes: the same rows, whatever happens to a child."""
+"""Files described and decoded by child processes: the same, whatever happens to a child."""
 
 from __future__ import annotations
 
@@ -9,14 +9,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 from PIL import Image
 
+from pipeline.data import manifest as manifests
 from pipeline.data.describing_processes import rows_of
+from pipeline.data.prepared_store import StoreSpec, open_images, prepare
+from pipeline.errors import DataError
 from pipeline.plugin_api import ListedImage
 from tests.conftest import write_photos
 from tests.patience import until
+from tests.pipeline.data.test_manifest import listed
 
 MANY = 10**9
 Files = list[tuple[ListedImage, bool]]
@@ -69,7 +74,7 @@ def test_processes_end_with_a_killed_parent(tmp_path: Path) -> None:
     code = f"""
 from pathlib import Path
 from pipeline.data.describing_processes import rows_of
-from tests.pipeline.data.test_describing_processes import files_of
+from tests.pipeline.data.test_child_processes import files_of
 root = Path({str(root)!r})
 rows = rows_of(root, files_of(root, times=20000), fewest=1)
 next(rows)
@@ -103,3 +108,38 @@ def test_a_reader_that_stops_early_leaves_no_process(tmp_path: Path) -> None:
 
 def _describes(process: psutil.Process) -> bool:
     return "pipeline.data.describing_processes" in process.cmdline()
+
+
+def test_processes_decode_the_same_store(tmp_path: Path) -> None:
+    """Also a large image, which this process decodes, and after children were killed."""
+    root = write_photos(tmp_path / "photos", classes=2, images=40)
+    Image.new("L", (4200, 4200), 99).save(root / "across" / "large.png", compress_level=1)
+    rows = manifests.usable(manifests.scan(listed(root)))
+    spec = StoreSpec(3, 20, 24, "pad")
+    by_threads, _ = prepare(rows, root, spec, tmp_path / "threads", fewest=MANY)
+    by_processes, _ = prepare(rows, root, spec, tmp_path / "processes", fewest=1)
+
+    def kill_all(done: int, _total: int) -> None:
+        for child in psutil.Process().children() if done == 1 else ():
+            if "pipeline.data.decoding_processes" in child.cmdline():
+                child.kill()
+
+    by_nobody, _ = prepare(rows, root, spec, tmp_path / "killed", kill_all, fewest=1)
+    expected = open_images(by_threads)
+    assert expected[:, 0].any()
+    for store in (by_processes, by_nobody):
+        assert np.array_equal(open_images(store), expected)
+        assert prepare(rows, root, spec, store.parent) == (store, True)
+
+
+def test_processes_name_a_file_that_changed(tmp_path: Path) -> None:
+    """The error is that of threads, and nothing is left."""
+    root = write_photos(tmp_path / "photos", classes=2, images=40)
+    rows = manifests.usable(manifests.scan(listed(root)))
+    (root / "down" / "003.png").write_bytes((root / "down" / "004.png").read_bytes())
+    with pytest.raises(DataError, match=r"down/003\.png changed while it was being read"):
+        prepare(rows, root, StoreSpec(3, 20, 24, "crop"), tmp_path / "stores", fewest=1)
+    gone = [
+        each for each in psutil.Process().children() if "decoding_processes" in str(each.cmdline())
+    ]
+    assert not any(map(_lives, gone))
