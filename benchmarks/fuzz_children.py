@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 HANG_SECONDS = 5
+"""Of processor time, so that other work on the machine does not count."""
+_WAITING_SECONDS = 120
 _MEMORY_BYTES = 4 << 30
 _PROCESS_EVENTS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork")
 _CHANGE_EVENTS = {
@@ -70,7 +72,7 @@ def run_cases(
                     failures.append(f"case {line['case']}: {line['why']} {line['side_effects']}")
             first += len(lines)
             if first < last:  # the child ended before its last case
-                hung = code == -signal.SIGALRM
+                hung = -code in (signal.SIGPROF, signal.SIGALRM)
                 counts["hang" if hung else "crash"] += 1
                 failures.append(f"case {first}: {'hang' if hung else f'crash {code}'}")
                 first += 1
@@ -102,7 +104,8 @@ def answer_cases(
         writable: the folder that it may write to; None if it may not write at all.
     """
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process wherever it is
+    for number in (signal.SIGPROF, signal.SIGALRM):
+        signal.signal(number, signal.SIG_DFL)  # ends the process wherever it is
     side_effects: Counts = Counter()
     watching = False
 
@@ -120,10 +123,12 @@ def answer_cases(
         for number in range(cases.first, cases.last):
             case = make(number)
             side_effects.clear()
-            signal.alarm(HANG_SECONDS)
+            signal.setitimer(signal.ITIMER_PROF, HANG_SECONDS)
+            signal.alarm(_WAITING_SECONDS)
             watching = True
             said, why = answer(case, number)
             watching = False
+            signal.setitimer(signal.ITIMER_PROF, 0)
             signal.alarm(0)
             line = {
                 "case": number,
