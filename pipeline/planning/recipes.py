@@ -29,6 +29,11 @@ _FEW_IMAGES, _PLAIN_SIDE = 5_000, 24
 _SMALL_PAD = 0.0625
 """2 pixels at 32, which short trainings on CIFAR-10 do best with."""
 _SMALLER, _FULL_SIZE_FROM = 0.75, 0.6
+_HELD_TIERS, _HELD_IMAGES, _HELD_STEPS, _HELD_FACTOR = ("small", "medium"), 5_000, 400, 3.0
+"""Where a larger rate of Muon pays, with a decay that holds the norms of the weights."""
+_FORGOTTEN_PER_EPOCH, _LEAST_FORGOTTEN, _MOST_FORGOTTEN = 1.3, 6.0, 20.0
+"""How often such a decay replaces the weights, as time constants: rate x decay x steps."""
+_LARGEST_DECAY = 10.0
 _AVERAGED_SHARE = 0.02
 _DECAYS = (0.999, 0.995, 0.99, 0.98, 0.95)
 
@@ -71,7 +76,7 @@ def _activation_bytes(tier: Tier, side: int) -> float:
     return 4 * (12 * side**2 * width + 20 * grid * tier.embed_dim * tier.depth)
 
 
-def optimizer(asked: Asked, tier: Tier, batch: int, length: Length) -> dict[str, Any]:
+def optimizer(asked: Asked, tier: Tier, side: int, batch: int, length: Length) -> dict[str, Any]:
     """Return the settings of the optimizer that is chosen or set."""
     name = asked.optimizer
     steps = length.images_seen / batch
@@ -83,9 +88,15 @@ def optimizer(asked: Asked, tier: Tier, batch: int, length: Length) -> dict[str,
     }
     scale = math.sqrt(batch / _REFERENCE_BATCH)
     if name == "muon":
-        rate = _rounded(tier.learning_rate * scale)
+        rate = tier.learning_rate * scale
+        if _holds_norms(asked, tier, side, batch, length):
+            rate *= _HELD_FACTOR
+            forgotten = max(_LEAST_FORGOTTEN, _FORGOTTEN_PER_EPOCH * length.epochs)
+            used = asked.get("optimizer.learning_rate", rate)
+            decay = min(forgotten, _MOST_FORGOTTEN) / (steps * used)
+            common["weight_decay"] = min(_rounded(decay), _LARGEST_DECAY)
         betas = {"momentum": 0.95, "beta1": 0.9, "beta2": 0.95}
-        return {**common, **betas, "learning_rate": rate, "gradient_clip": None}
+        return {**common, **betas, "learning_rate": _rounded(rate), "gradient_clip": None}
     if name == "adamw":
         rate = _rounded(tier.learning_rate * scale / math.sqrt(2))
         return {**common, "learning_rate": rate, "weight_decay": 0.05, "schedule": "cosine"}
@@ -93,6 +104,21 @@ def optimizer(asked: Asked, tier: Tier, batch: int, length: Length) -> dict[str,
         rate = _rounded(_SGD_RATE * batch / _REFERENCE_BATCH)
         return {**common, "learning_rate": rate, "momentum": 0.9, "weight_decay": 5e-4}
     return {}  # another optimizer keeps its defaults
+
+
+def _holds_norms(asked: Asked, tier: Tier, side: int, batch: int, length: Length) -> bool:
+    """Return whether the training is one for which the larger rate was found to be better.
+
+    With 112 steps it was much worse: the weights have to be replaced several times.
+    """
+    return (
+        asked.leaves_model
+        and asked.leaves_embedding
+        and tier.name in _HELD_TIERS
+        and side >= _PLAIN_SIDE
+        and length.images_seen >= _HELD_IMAGES * length.epochs
+        and length.images_seen >= _HELD_STEPS * batch
+    )
 
 
 def _rounded(rate: float) -> float:

@@ -88,7 +88,7 @@ class OptimizerConfig(Section):
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.95
     """Momentum of muon and sgd."""
 
-    weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.05
+    weight_decay: Annotated[float, Field(ge=0, le=10)] = 0.05
     """Decoupled weight decay of weight matrices; not applied to biases, normalisation layers and
     position embeddings."""
 

@@ -93,8 +93,9 @@ def test_minutes_of_a_slow_machine_give_the_small_model_and_simple_augmentation(
     assert (config.model.settings["embed_dim"], config.model.settings["depth"]) == (128, 2)
     assert config.model.patch_embedding.name == "whitened"
     assert config.optimizer.name == "muon"
-    assert config.optimizer.learning_rate == pytest.approx(4e-3)
-    assert (config.optimizer.weight_decay, config.training.batch_size) == (0.0, 256)
+    assert config.optimizer.learning_rate == pytest.approx(12e-3)
+    assert config.optimizer.weight_decay == pytest.approx(6 / (415 * 12e-3), rel=0.03)
+    assert config.training.batch_size == 256
     assert made.settings["augmentation"] == {"name": "standard", "pad": 0.0625}
     assert (config.training.ema_decay, config.training.initial_image_scale) == (0.0, 0.75)
     text = made.text()
@@ -198,10 +199,23 @@ def test_the_learning_rate_is_that_of_the_chosen_optimizer() -> None:
         name: whole(plan(facts(rate=131.0), {"optimizer.name": name})).optimizer
         for name in ("adamw", "muon", "sgd")
     }
-    assert rates["adamw"].learning_rate < rates["muon"].learning_rate < 0.01
+    assert rates["adamw"].learning_rate < rates["muon"].learning_rate < 0.02
     assert rates["sgd"].learning_rate == pytest.approx(0.1)
     alone = plan(facts(rate=131.0), {"optimizer.learning_rate": 1e-3})
     assert alone.settings["optimizer"]["name"] == "adamw"
+
+
+def test_a_training_of_few_steps_has_a_small_rate_without_decay() -> None:
+    """The large rate needs a decay that replaces the weights several times."""
+    short, long = (
+        whole(plan(facts(rate=131.0), {"training.epochs": epochs})).optimizer for epochs in (2, 3)
+    )
+    assert (short.learning_rate, short.weight_decay) == (pytest.approx(4e-3), 0.0)
+    assert (long.learning_rate, long.weight_decay) == (pytest.approx(12e-3), pytest.approx(1.0))
+    own = plan(facts(rate=131.0), {"training.epochs": 3, "model.embed_dim": 64})
+    assert whole(own, {"training.epochs": 3, "model.embed_dim": 64}).optimizer.weight_decay > 0
+    other = plan(facts(rate=131.0), {"training.epochs": 3, "model.name": "cnn"})
+    assert other.settings["optimizer"]["learning_rate"] == pytest.approx(4e-3)
 
 
 def test_a_chosen_size_keeps_its_dimensions() -> None:
