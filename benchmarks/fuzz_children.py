@@ -104,8 +104,8 @@ def answer_cases(
         writable: the folder that it may write to; None if it may not write at all.
     """
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
-    for number in (signal.SIGPROF, signal.SIGALRM):
-        signal.signal(number, signal.SIG_DFL)  # ends the process wherever it is
+    for each in (signal.SIGPROF, signal.SIGALRM):
+        signal.signal(each, signal.SIG_DFL)  # ends the process wherever it is
     side_effects: Counts = Counter()
     watching = False
 
