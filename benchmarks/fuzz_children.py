@@ -135,7 +135,7 @@ def answer_cases(
                 "answer": said,
                 "why": why,
                 "side_effects": dict(side_effects),
-                "peak_kib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+                "peak_kib": _peak_kib(),
             }
             answers.write(json.dumps(line) + "\n")
             answers.flush()
@@ -144,6 +144,17 @@ def answer_cases(
 def one_line(message: str) -> bool:
     """Return whether a message can be shown in one line of a terminal."""
     return bool(message) and message.isprintable()
+
+
+def _peak_kib() -> int:
+    """Return the most memory that this program has had, in KiB.
+
+    `ru_maxrss` would also count the process that started it, from before the program was loaded.
+    """
+    status = Path("/proc/self/status")
+    if not status.exists():  # not Linux
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(status.read_text().split("VmHWM:")[1].split()[0])
 
 
 def _in_child(module: str, arguments: Sequence[str], cases: Range) -> int:

@@ -56,7 +56,8 @@ def _decode_cases(cases: Range, count: int, seed: int) -> None:
 
 
 def _answer(data: bytes, number: int) -> Answer:
-    from pipeline.data.decoding import UndecodableImageError, decode_image, resize_image
+    from pipeline.data.decoding import UndecodableImageError, decode_image
+    from pipeline.data.resizing import resize_image
 
     channels = 1 if number % 5 == 0 else 3
     try:

@@ -28,8 +28,9 @@ from benchmarks.measured_runs import machine
 from pipeline import config_files, quiet_libraries
 from pipeline.config import RunConfig
 from pipeline.data import ingestion
-from pipeline.data.decoding import decode_image, resize_image
+from pipeline.data.decoding import decode_image
 from pipeline.data.ingestion import IngestedData, PreparedData
+from pipeline.data.resizing import resize_image
 from pipeline.initial_weights.stage import starting_point
 from pipeline.metrics.intervals import proportion
 from pipeline.models.inference import predict_logits

@@ -7,11 +7,11 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
-from pipeline.data import decoding, image_formats, jpeg_wholeness, png_chunks
+from pipeline.data import decoding, image_formats, jpeg_wholeness, png_chunks, resizing
 
 DECODER_VERSION = 2
 """Increase it when decoding or resizing changes a pixel; old stores are then not used."""
-_MODULES = (decoding, image_formats, jpeg_wholeness, png_chunks)
+_MODULES = (decoding, image_formats, jpeg_wholeness, png_chunks, resizing)
 _LIBRARIES = ("opencv-python-headless", "pillow")
 
 

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from pipeline.data.child_processes import ChildProcesses, answer_parent
-from pipeline.data.decoding import ResizePolicy, UndecodableImageError, decoded, resize_image
+from pipeline.data.decoding import UndecodableImageError, decoded
 from pipeline.data.describing import FEW_PIXELS
 from pipeline.data.image_root import root_image_bytes
+from pipeline.data.resizing import ResizePolicy, resize_image
 from pipeline.data.store_files import Pixels
 from pipeline.errors import DataError
 

@@ -27,10 +27,10 @@ import pandas as pd
 
 from pipeline.data.child_processes import FEWEST_FILES, pay_off, processors
 from pipeline.data.decoder_version import decoder_version
-from pipeline.data.decoding import ResizePolicy
 from pipeline.data.decoding_processes import DecodingProcesses, WantedImage, decode_into
 from pipeline.data.earlier_stores import BUILDING, EarlierStores, lock_of, note_use, remove_unused
 from pipeline.data.manifest import Progress
+from pipeline.data.resizing import ResizePolicy
 from pipeline.data.store_files import (
     CONTENTS_FILE,
     IMAGES_FILE,

@@ -17,8 +17,9 @@ from typing import Any
 import cv2
 import numpy as np
 
-from pipeline.data.decoding import UndecodableImageError, decoded, resize_image
+from pipeline.data.decoding import UndecodableImageError, decoded
 from pipeline.data.image_file import MAX_FILE_BYTES, image_bytes, too_large
+from pipeline.data.resizing import resize_image
 from pipeline.models.onnx_session import open_session
 
 _LONGEST_PATH = 4096

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from pipeline.data.decoding import UndecodableImageError, decoded, resize_image
+from pipeline.data.decoding import UndecodableImageError, decoded
 from pipeline.data.image_file import image_bytes
+from pipeline.data.resizing import resize_image
 from pipeline.errors import ConfigError, DataError
 from pipeline.files.atomic_files import storage_errors, write_text
 from pipeline.models.model_description import ModelDescription

@@ -51,7 +51,10 @@ def sentence_of(settings: dict[str, Any]) -> str:
             {"data": {"resize": "stretch"}},
             "data.resize is 'stretch', but must be one of 'crop', 'squash' or 'pad'.",
         ),
-        ({"data": {"accept": ["blank"]}}, "data.accept is 'blank', but must be 'leakage'."),
+        (
+            {"data": {"accept": ["blank"]}},
+            "data.accept is 'blank', but must be one of 'leakage' or 'changes'.",
+        ),
         ({"data": {"channels": 2}}, "data.channels is 2, but must be one of 1 or 3."),
         ({"data": {"path": 3}}, "data.path is 3, but must be text."),
         (

@@ -17,7 +17,8 @@ from PIL import Image
 from benchmarks.image_fuzz import fuzz
 from benchmarks.mutated_images import whole_files
 from pipeline.data import manifest as manifests
-from pipeline.data.decoding import UndecodableImageError, decode_image, resize_image
+from pipeline.data.decoding import UndecodableImageError, decode_image
+from pipeline.data.resizing import resize_image
 from pipeline.plugin_api import ImageListing, ListedImage
 from tests.patience import patient
 from tests.pipeline.data.test_decoding import encoded, photo, png_of_zeros
@@ -112,7 +113,8 @@ def test_extreme_images_take_little_memory() -> None:
     """A strip of 100,000 pixels, one of a million and 16 bits of depth take no gigabytes."""
     peak = peak_of(
         "import io, numpy as np; from PIL import Image;"
-        "from pipeline.data.decoding import decode_image, resize_image;"
+        "from pipeline.data.decoding import decode_image;"
+        "from pipeline.data.resizing import resize_image;"
         "from tests.pipeline.data.test_decoding import png_of_zeros;"
         "[resize_image(decode_image(png_of_zeros(w, h), 3), 64, 64, r).shape"
         " for w, h in ((100_000, 1), (1, 13_000), (1_000_000, 1))"
