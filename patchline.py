@@ -198,6 +198,8 @@ def inspect_data(
     data: str | Path | None = None,
     /,
     *,
+    check_labels: str | None = None,
+    preset: str | None = None,
     out: str | Path | None = None,
     config: str | Path | None = None,
     **settings: Unpack[Settings],
@@ -206,6 +208,8 @@ def inspect_data(
 
     Args:
         data: as for `run`.
+        check_labels: registered model, such as `flowers`, that searches for likely label errors.
+        preset: also plan a training; the plan is in the page and in `plan`.
         out: folder for the page and the table of findings, by default below .patchline/inspections.
         config: YAML file with settings.
         settings: as for `run`, such as `data={"exclude": "findings.csv"}`.
@@ -218,8 +222,8 @@ def inspect_data(
         from flows.commands.data_inspect import inspected
 
         check_sections(settings, Settings.__annotations__)
-        asked = new_run(data, settings, config=config)
-        return data_report_of(*inspected(asked, None if out is None else Path(out)))
+        asked = new_run(data, settings, preset=preset, config=config)
+        return data_report_of(*inspected(asked, Path(out) if out else None, check_labels))
 
 
 def load(model: str) -> Model:

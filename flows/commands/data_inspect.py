@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,12 +16,12 @@ from flows.progress import display, shown
 from pipeline import config_files
 from pipeline.browsing.notebook_results import PAGE, TABLE
 from pipeline.config import RunConfig
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, UserError
 from pipeline.terminal_words import pasted_path, visible
 from pipeline.workspace import WORKSPACE, make_folder
 
 if TYPE_CHECKING:
-    from pipeline.inspection.inspecting import Inspected
+    from pipeline.inspection.inspecting import Inspected, Judge
 
 
 def build(arguments: list[str]) -> Callable[..., None]:
@@ -31,6 +32,8 @@ def build(arguments: list[str]) -> Callable[..., None]:
         data: str | None = None,
         /,
         *,
+        check_labels: str | None = None,
+        preset: str | None = None,
         out: Path | None = None,
         config: Path | None = None,
         as_json: Json = False,
@@ -42,6 +45,10 @@ def build(arguments: list[str]) -> Callable[..., None]:
         ----------
         data
             As for `run`: a folder, archive, table, or SOURCE:NAME; without it, the built-in digits.
+        check_labels
+            Registered model, such as flowers@champion, that searches for likely label errors.
+        preset
+            Also plan a training for the data and this machine: quick, balanced or best.
         out
             Folder for the page and the table of findings, by default below .patchline/inspections.
         config
@@ -50,8 +57,8 @@ def build(arguments: list[str]) -> Callable[..., None]:
             Settings of a run: --data.exclude findings.csv, --data.label-column species.
         """
         flags = settings.model_dump(exclude_unset=True, mode="json") if settings else {}
-        asked = config_files.requested(data, file=config, flags=flags)
-        found, folder = inspected(asked, out)
+        asked = config_files.requested(data, preset_name=preset, file=config, flags=flags)
+        found, folder = inspected(asked, out, check_labels)
         if as_json:
             files = {"page": str(folder / PAGE), "table": str(folder / TABLE)}
             print(json.dumps({**found.result.model_dump(mode="json"), **files}, indent=2))
@@ -63,8 +70,19 @@ def build(arguments: list[str]) -> Callable[..., None]:
     return inspect
 
 
-def inspected(asked: RunConfig, out: Path | None) -> tuple[Inspected, Path]:
-    """Inspect the data; write the page and the table into a folder, and return it."""
+def inspected(
+    asked: RunConfig, out: Path | None, check_labels: str | None = None
+) -> tuple[Inspected, Path]:
+    """Inspect the data, and write the page and the table into a folder.
+
+    Args:
+        asked: the config of a run; with a preset, its training is planned.
+        out: the folder; by default below `.patchline/inspections`.
+        check_labels: the model that searches for label errors.
+
+    Returns:
+        What was found, and the folder.
+    """
     from pipeline.data import ingestion
     from pipeline.files.atomic_files import storage_errors
     from pipeline.inspection.findings_table import write_table
@@ -76,8 +94,11 @@ def inspected(asked: RunConfig, out: Path | None) -> tuple[Inspected, Path]:
     workspace = WORKSPACE.resolve()
     ingestion.check_source(asked, workspace, to_train=False)
     with shown():
+        judge = _judge(check_labels, asked, workspace)
         display().stage(f"Inspecting the data ({asked.data.path or asked.data.source})")
-        found = inspect_data(asked, workspace, display().advance)
+        found = inspect_data(asked, workspace, display().advance, judge)
+        if asked.preset:
+            found = _with_plan(found, asked, workspace)
         result = found.result
         below = workspace / "inspections" / f"{result.name}-{result.fingerprint[:8]}"
         folder = below if out is None else out.resolve()
@@ -86,6 +107,38 @@ def inspected(asked: RunConfig, out: Path | None) -> tuple[Inspected, Path]:
         write_page(found, folder / PAGE)
         write_table(result, found.manifest, folder / TABLE)
     return found, folder
+
+
+def _judge(model: str | None, asked: RunConfig, workspace: Path) -> Judge | None:
+    """Return what searches for label errors; None if nobody asked for it."""
+    if model is None:
+        return None
+    from flows.closing.close_runs import tell_closed
+    from flows.commands.label_judge import version_judge
+    from pipeline.data.source_listing import uses_labels
+
+    if not uses_labels(asked):
+        raise ConfigError(
+            f"--check-labels {model} compares labels, but the objective {asked.objective.name} "
+            "uses none. Leave one of them out."
+        )
+    tell_closed()
+    return version_judge(model, workspace, display().advance)
+
+
+def _with_plan(found: Inspected, asked: RunConfig, workspace: Path) -> Inspected:
+    """Return the inspection with the plan of a run, or a note why a run stops."""
+    from flows.training.dry_run import dry_run
+    from pipeline.workers import worker_start
+
+    result = found.result
+    try:
+        with worker_start.prepared_workers():
+            plan = dry_run(asked, workspace).plan
+        added = {"plan": tuple(plan.lines()) if plan else ()}
+    except UserError as error:
+        added = {"notes": (*result.notes, f"no training is planned, because a run stops: {error}")}
+    return replace(found, result=result.model_copy(update=added))
 
 
 def _print(found: Inspected, folder: Path) -> None:
@@ -101,6 +154,8 @@ def _print(found: Inspected, folder: Path) -> None:
         f"\nPage with the images: {visible(pasted_path(str(folder / PAGE)))}",
         f"Table of findings:    {visible(table)}",
     ]
+    if not found.result.plan:
+        lines.append("Plan of a training:   add --preset balanced")
     if found.result.findings:
         lines.append(f"Leave out what it marks `yes` under `exclude`: --data.exclude {table}")
     console.print("\n".join(lines), soft_wrap=True)

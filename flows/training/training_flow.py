@@ -263,6 +263,8 @@ def _train_and_register(
             stages.evaluate_model, config, data, prepared, trained, run, memory, after=trained
         )
         registration.log_report_metrics(run, model_id, evaluated.report, data.name)
+        test_images = {TEST_IMAGES_TAG: evaluated.report.images_fingerprint}
+        tracked_run.set_tags(run, test_images)
         if evaluated.report.warning:
             display().note(evaluated.report.warning)
         pages = evaluated.folder / EXPLANATIONS
@@ -274,7 +276,7 @@ def _train_and_register(
         inputs = (config, data, prepared, trained, evaluated, card, run, memory)
         package: Package = stages.step(stages.package_model, *inputs, after=evaluated)
     with state.stage("register", f"Registering '{config.name}'"):
-        tags = {**_prefect_tags(), TEST_IMAGES_TAG: evaluated.report.images_fingerprint}
+        tags = {**_prefect_tags(), **test_images}
         named = (run, model_id, str(config.name), package, tags)
         registered: Registered = stages.step(stages.register_model, *named, after=package)
         made = {"name": registered.name, "version": registered.version, "run_id": run.run_id}

@@ -97,6 +97,8 @@ class DataReport:
     notes: tuple[str, ...]
     fingerprint: str
     """Version of the data."""
+    plan: tuple[str, ...] = ()
+    """What a run with the preset would train and why; empty without a preset."""
 
     def __repr__(self) -> str:
         """Return how many images and findings there are, and where the page is."""
@@ -235,6 +237,7 @@ def data_report_of(inspected: Inspected, folder: Path) -> DataReport:
         findings=result.findings,
         notes=result.notes,
         fingerprint=result.fingerprint,
+        plan=result.plan,
     )
 
 

@@ -75,7 +75,8 @@ def _imbalance(counts: Mapping[str, int]) -> list[Finding]:
             f"{len(rare):,} class{' has' if len(rare) == 1 else 'es have'} at most a tenth "
             f"of the images of {largest} ({counts[largest]:,}): {named}.",
             "Trains on the classes as they are, so the model prefers the large ones. Judge "
-            "it by balanced accuracy, and add images of the small classes.",
+            "it by balanced accuracy, and add images of the small classes, or train with "
+            "--training.sampling balanced.",
         )
     ]
 

@@ -11,8 +11,8 @@ from pipeline.section import Section
 
 Kind = Literal[
     "foreign", "unreadable", "truncated", "wrong_extension", "unusual_mode", "size_outlier",
-    "exact_duplicate", "near_duplicate", "leakage", "label_conflict", "imbalance", "small_class",
-    "empty_class", "dark", "blurred", "blank",
+    "exact_duplicate", "near_duplicate", "leakage", "label_conflict", "label_error", "imbalance",
+    "small_class", "empty_class", "dark", "blurred", "blank",
 ]  # fmt: skip
 KINDS: tuple[Kind, ...] = get_args(Kind)
 Severity = Literal["error", "warning", "note"]
@@ -29,6 +29,7 @@ TITLES: dict[Kind, str] = {
     "near_duplicate": "Near duplicates",
     "leakage": "Leakage between splits",
     "label_conflict": "Conflicting labels",
+    "label_error": "Likely label errors",
     "imbalance": "Imbalanced classes",
     "small_class": "Small classes",
     "empty_class": "Empty classes",
@@ -159,6 +160,8 @@ class Inspection(Section):
     """The data's version."""
     findings: tuple[Finding, ...]
     notes: tuple[str, ...] = ()
+    plan: tuple[str, ...] = ()
+    """What a run would train and why, a line each; empty without a preset."""
 
     def worst(self, severity: Severity) -> list[Finding]:
         """Return the findings of a severity."""

@@ -24,12 +24,15 @@ from pipeline.inspection.file_findings import (
     findings_on_status,
 )
 from pipeline.inspection.finding import KINDS, SEVERITIES, Finding, Inspection, Range, Sizes
+from pipeline.inspection.label_errors import Judgement, findings_on_labels
 from pipeline.inspection.measures import ImageMeasures
 from pipeline.inspection.same_image_findings import findings_on_duplicates
 
 _SQUARE = 1.05
 _NO_SPLIT = "unassigned"
 Progress = Callable[[str, int, int], None]
+Judge = Callable[[pd.DataFrame, Path], Judgement]
+"""Takes the usable images, and the folder or archive that their paths are relative to."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,10 @@ class Inspected:
 
 
 def inspect_data(
-    config: RunConfig, workspace: Path, on_progress: Progress | None = None
+    config: RunConfig,
+    workspace: Path,
+    on_progress: Progress | None = None,
+    judge: Judge | None = None,
 ) -> Inspected:
     """Inspect the data of a run.
 
@@ -52,9 +58,10 @@ def inspect_data(
         config: the source and the split settings.
         workspace: the folder `.patchline`; the splits are not remembered in it.
         on_progress: called while the images are read and compared.
+        judge: predicts the labels; without it, no label errors are searched for.
 
     Raises:
-        DataError: if the source cannot be read.
+        DataError: if the source cannot be read, or `judge` finds no label to check.
     """
     measures = ImageMeasures()
     scanned = ingestion.scan(config, workspace, on_progress, measures.add)
@@ -81,7 +88,11 @@ def inspect_data(
         data = config.data
         wanted = split.wanted_splits(manifest, data.validation_fraction, data.test_fraction)
         found += findings_on_classes(rows, scanned.empty_classes, len(wanted) + 1)
-    result = _result(scanned.name, assigned, origin, _sorted(found), (*notes, *more))
+    if judge is not None:
+        judgement = judge(rows, scanned.root)
+        found += findings_on_labels(rows, judgement)
+        more = [*more, *judgement.notes()]
+    result = summary_of(scanned.name, assigned, origin, _sorted(found), (*notes, *more))
     return Inspected(result, scanned.root, assigned)
 
 
@@ -112,13 +123,22 @@ def _sorted(found: list[Finding]) -> tuple[Finding, ...]:
     return tuple(sorted(found, key=lambda each: (order[each.severity], KINDS.index(each.kind))))
 
 
-def _result(
+def summary_of(
     name: str,
     manifest: pd.DataFrame,
     origin: str,
     findings: tuple[Finding, ...],
     notes: tuple[str, ...],
 ) -> Inspection:
+    """Return the result of an inspection.
+
+    Args:
+        name: of the data.
+        manifest: with the splits of a run.
+        origin: where the splits come from.
+        findings: sorted.
+        notes: of the source and the splits.
+    """
     rows = manifests.usable(manifest)
     table = pd.crosstab(rows["label"], rows["split"])
     names = [each for each in (*split.SPLITS, _NO_SPLIT) if each in table]

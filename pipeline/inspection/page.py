@@ -16,7 +16,7 @@ from pipeline.inspection.inspecting import Inspected
 from pipeline.inspection.terminal_report import looks, verdict
 from pipeline.terminal_words import visible
 
-_MOST_IMAGES, _MOST_GROUPS, _MOST_OF_GROUP = 12, 6, 4
+_MOST_IMAGES, _MOST_DOUBTFUL, _MOST_GROUPS, _MOST_OF_GROUP = 12, 48, 6, 4
 _MOST_NAMES, _MOST_CLASSES = 200, 500
 _TINY_SIDE = 48
 _NOT_SHOWN = {"foreign", "unreadable", "truncated", "small_class"}
@@ -74,7 +74,8 @@ def _shown(finding: Finding, known: pd.DataFrame, root: Path) -> _Shown:
         left = len(finding.groups) - len(wanted)
         more = f"{left:,} more groups are in the table of findings." if left else ""
         if not finding.groups:
-            wanted = [finding.files[:_MOST_IMAGES]]
+            most = _MOST_DOUBTFUL if finding.kind == "label_error" else _MOST_IMAGES
+            wanted = [finding.files[:most]]
         details = finding.details
         shown = [
             [_picture(path, details.get(path, ""), known, root) for path in group]

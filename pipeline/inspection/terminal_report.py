@@ -16,7 +16,7 @@ _STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 
 
 def terminal_report(result: Inspection) -> Iterator[RenderableType]:
-    """Yield the overview, the classes, and each finding."""
+    """Yield the overview, the classes, each finding, and the plan."""
     from rich.text import Text
 
     yield Text(_overview(result), style="bold")
@@ -28,6 +28,9 @@ def terminal_report(result: Inspection) -> Iterator[RenderableType]:
     yield Text(f"\n{verdict(result)}\n", style="bold")
     if result.findings:
         yield _findings(result)
+    if result.plan:
+        yield Text("Suggested plan", style="bold")
+        yield Text("\n".join(f"  {visible(line)}" for line in result.plan))
 
 
 def verdict(result: Inspection) -> str:

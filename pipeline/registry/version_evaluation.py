@@ -100,7 +100,7 @@ def choose_images(
         DataError: if no image is left, or the classes differ from the model's.
         ModelReferenceError: if the version's files are missing.
     """
-    records, known = _records(reference)
+    records, known = records_of(reference)
     classes = tuple(records.package.classes)
     data = ingestion.scan(config, workspace, on_progress)
     return ChosenImages(records, data, select(data, known, classes, choices))
@@ -123,16 +123,8 @@ def evaluate_version(
         on_progress: called as each stage advances.
     """
     data, selection, package = chosen.data, chosen.selection, chosen.records.package
-    spec = package.image
-    store, _ = prepared_store.prepare(
-        selection.rows,
-        data.root,
-        prepared_store.StoreSpec(spec["channels"], spec["height"], spec["width"], spec["resize"]),
-        workspace / "prepared",
-        lambda done, total: on_progress("Decoding images", done, total),
-    )
-    images = prepared_store.open_images(store)
-    probabilities = _predicted(package, images, on_progress)
+    images = prepared_images(package, selection.rows, data.root, workspace, on_progress)
+    probabilities = predicted(package, images, on_progress)
     table = with_probabilities(selection.rows, package.classes, probabilities)
     predictions = Predictions.of(table)
     report = evaluate(
@@ -190,7 +182,7 @@ def select(
     return Selection(rows.reset_index(drop=True), split, fingerprint, tuple(notes))
 
 
-def _records(reference: ModelReference) -> tuple[VersionRecords, pd.DataFrame | None]:
+def records_of(reference: ModelReference) -> tuple[VersionRecords, pd.DataFrame | None]:
     """Return the records and the manifest; a version whose run is gone can be evaluated too."""
     try:
         records = load_records(reference)
@@ -246,10 +238,7 @@ def _remedy(common: int) -> str:
 def _unseen(
     rows: pd.DataFrame, known: pd.DataFrame, choices: EvaluationChoices, notes: list[str]
 ) -> pd.DataFrame:
-    used = known["split"].isin(["train", "validation"])
-    numbers_known, numbers = content_numbers(known, rows)
-    groups = set(known.loc[used, "group"]) - {""}
-    seen = numbers.isin(numbers_known[used]) | rows["group"].isin(groups)
+    seen = seen_images(rows, known)
     count = int(seen.sum())
     if count == 0:
         return rows
@@ -266,7 +255,48 @@ def _unseen(
     return rows[~seen]
 
 
-def _predicted(package: PackagedModel, images: Array, on_progress: StageProgress) -> Array:
+def seen_images(rows: pd.DataFrame, known: pd.DataFrame) -> pd.Series[bool]:
+    """Return which images, or others of their groups, were used for training or model selection.
+
+    Args:
+        rows: the images.
+        known: the manifest that the version was trained with.
+    """
+    used = known["split"].isin(["train", "validation"])
+    numbers_known, numbers = content_numbers(known, rows)
+    groups = set(known.loc[used, "group"]) - {""}
+    return numbers.isin(numbers_known[used]) | rows["group"].isin(groups)
+
+
+def prepared_images(
+    package: PackagedModel,
+    rows: pd.DataFrame,
+    root: Path,
+    workspace: Path,
+    on_progress: StageProgress,
+) -> Array:
+    """Return images as the package takes them, uint8 (N, H, W, C), from the prepared store.
+
+    Args:
+        package: the packaged model.
+        rows: usable images of a manifest.
+        root: the folder or archive that their paths are relative to.
+        workspace: where decoded images are cached.
+        on_progress: called as they are decoded.
+    """
+    spec = package.image
+    store, _ = prepared_store.prepare(
+        rows,
+        root,
+        prepared_store.StoreSpec(spec["channels"], spec["height"], spec["width"], spec["resize"]),
+        workspace / "prepared",
+        lambda done, total: on_progress("Decoding images", done, total),
+    )
+    return prepared_store.open_images(store)
+
+
+def predicted(package: PackagedModel, images: Array, on_progress: StageProgress) -> Array:
+    """Return the probabilities (N, K) of images as the package takes them."""
     probabilities_NK = np.empty((len(images), len(package.classes)), np.float32)
     for start in range(0, len(images), _BATCH):
         chosen = slice(start, min(start + _BATCH, len(images)))

@@ -7,7 +7,10 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.conftest import write_photos
+import pytest
+
+import patchline
+from tests.conftest import Run, write_photos
 
 RunHere = Callable[..., tuple[int, str, str]]
 
@@ -50,3 +53,59 @@ def test_folder_that_is_not_there_is_a_sentence(run_here: RunHere) -> None:
     assert code == 2
     assert out == ""
     assert "There is no folder" in err
+
+
+@pytest.fixture
+def wrong_labels(finished_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the photos of a finished run, two of them in the wrong folder, beside its store."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", finished_run.tracking_uri)
+    folder = Path(shutil.copytree(finished_run.folder / "photos", tmp_path / "photos"))
+    (folder / "across/007.png").rename(folder / "down/wrong.png")
+    (folder / "rising/011.png").rename(folder / "across/wrong.png")
+    return folder
+
+
+def test_a_model_finds_wrong_labels(run_here: RunHere, wrong_labels: Path) -> None:
+    """They are warnings with what each looks like, in JSON, page and table."""
+    code, out, err = run_here(
+        "data",
+        "inspect",
+        str(wrong_labels),
+        "--check-labels",
+        "photos",
+        "--json",
+        "--out",
+        "report",
+    )
+    assert code == 0, err
+    answer = json.loads(out)
+    [found] = [each for each in answer["findings"] if each["kind"] == "label_error"]
+    assert found["severity"] == "warning"
+    assert set(found["files"]) == {"down/wrong.png", "across/wrong.png"}
+    assert found["details"]["down/wrong.png"].startswith("looks like across (")
+    assert any("was trained or selected on" in note for note in answer["notes"])
+    assert "looks like rising" in Path(answer["page"]).read_text("utf-8")
+    assert 'label_error,warning,,"looks like rising (' in Path(answer["table"]).read_text("utf-8")
+
+
+def test_a_model_of_other_classes_cannot_check_labels(
+    run_here: RunHere, finished_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model and its classes are named."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", finished_run.tracking_uri)
+    folder = write_photos(tmp_path / "animals", classes=2, images=4)
+    (folder / "across").rename(folder / "cat")
+    (folder / "down").rename(folder / "dog")
+    code, out, err = run_here("data", "inspect", str(folder), "--check-labels", "photos")
+    assert (code, out) == (2, "")
+    assert "--check-labels photos: no image of the data has a class of this model" in err
+
+
+def test_a_preset_adds_the_plan(tmp_path: Path) -> None:
+    """The plan stands in the result and on the page, and names the data that it is for."""
+    folder = write_photos(tmp_path / "photos", images=8)
+    found = patchline.inspect_data(folder, preset="quick", out=tmp_path / "report")
+    assert found.plan[0].startswith("model: ")
+    assert any("training images of 32 pixels in 3 classes" in line for line in found.plan)
+    assert "Suggested plan" in found.path.read_text("utf-8")
+    assert patchline.inspect_data(folder, out=tmp_path / "other").plan == ()

@@ -128,6 +128,8 @@ def test_the_registered_version_leads_back_to_the_run(finished_run: Run, store: 
     assert version.tags["patchline.data_fingerprint"] == finished_run.summary["data_fingerprint"]
     report = json.loads(Path(finished_run.summary["report"]).with_suffix(".json").read_text())
     assert version.tags["patchline.test_images"] == report["images_fingerprint"]
+    run = store.get_run(version.run_id)
+    assert run.data.tags["patchline.test_images"] == report["images_fingerprint"]
 
 
 def test_models_shows_versions_and_figures(finished_run: Run) -> None:

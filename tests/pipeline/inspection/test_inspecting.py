@@ -291,6 +291,6 @@ def test_the_kinds_are_those_that_scripts_rely_on() -> None:
     assert (
         *("foreign", "unreadable", "truncated", "wrong_extension", "unusual_mode"),
         *("size_outlier", "exact_duplicate", "near_duplicate", "leakage", "label_conflict"),
-        *("imbalance", "small_class", "empty_class", "dark", "blurred", "blank"),
+        *("label_error", "imbalance", "small_class", "empty_class", "dark", "blurred", "blank"),
     ) == KINDS
     assert {"images", "classes", "splits", "sizes", "findings"} <= set(Inspection.model_fields)

@@ -1,0 +1,58 @@
+"""A registered version as the judge of labels, for `patchline data inspect --check-labels`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.errors import DataError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from pipeline.inspection.inspecting import Judge
+    from pipeline.inspection.label_errors import Judgement
+
+
+def version_judge(
+    model: str, workspace: Path, on_progress: Callable[[str, int, int], None]
+) -> Judge:
+    """Return a function that predicts the labels of images with a registered version.
+
+    Args:
+        model: names the version, as the command's MODEL does.
+        workspace: where decoded images are cached.
+        on_progress: called while images are decoded and predicted.
+
+    Raises:
+        ModelReferenceError: if there is no such version, or its files are gone.
+    """
+    from pipeline.registry import version_evaluation
+    from pipeline.registry.registered_models import resolve
+
+    records, known = version_evaluation.records_of(resolve(model))
+    package = records.package
+
+    def judged(rows: pd.DataFrame, root: Path) -> Judgement:
+        from pipeline.inspection.label_errors import Judgement
+
+        own = rows["label"].isin(package.classes)
+        if not own.any():
+            raise DataError(
+                f"--check-labels {model}: no image of the data has a class of this model "
+                f"({', '.join(package.classes[:5])}, …). Choose a model of the same classes."
+            )
+        checked = rows[own].reset_index(drop=True)
+        images = version_evaluation.prepared_images(package, checked, root, workspace, on_progress)
+        seen = None if known is None else version_evaluation.seen_images(checked, known)
+        return Judgement(
+            model=f"version {records.reference.version} of {records.reference.name}",
+            classes=tuple(package.classes),
+            paths=tuple(checked["path"]),
+            probabilities_NK=version_evaluation.predicted(package, images, on_progress),
+            seen_N=None if seen is None else seen.to_numpy(bool),
+            left_out=tuple(sorted(set(rows.loc[~own, "label"]))),
+        )
+
+    return judged
