@@ -40,8 +40,8 @@ def one_class(root: Path, labels: AbstractSet[str]) -> DataError:
 def _check_classes(manifest: pd.DataFrame, root: Path) -> None:
     left_out = manifest["status"].isin(["foreign", STATUS])
     labelled = manifest[(manifest["label"] != "") & ~left_out]
-    readable = set(manifests.usable(manifest)["label"])
-    for label in sorted(set(labelled["label"])):
+    readable = set(manifests.usable(manifest)["label"].unique())
+    for label in sorted(labelled["label"].unique()):
         if label not in readable:
             files = labelled.loc[labelled["label"] == label]
             raise DataError(

@@ -14,7 +14,7 @@ import io
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import cv2
@@ -38,6 +38,8 @@ _PNG_START, _PNG_END = b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82"
 _JPEG_MODES = {1: "L", 3: "RGB"}
 _COPIES = 4
 _STRIP_PIXELS = 1 << 20
+_FEW_PIXELS = 1 << 16
+"""Images with no more are decoded without waiting for a share of the budget."""
 _DEEP_MODES = {"I", "I;16", "I;16B", "I;16L", "F"}
 _ORIENTATION = 0x0112
 _LONGEST_REASON = 200
@@ -126,7 +128,7 @@ def decoded(
         work = _checked_work(data, header.width, header.height)
     if on_header:
         on_header(header)
-    with _pixels_in_flight.share(work):
+    with _pixels_in_flight.share(work) if work > _FEW_PIXELS else nullcontext():
         with _failures_named():
             if frame and not known_whole and lacks_data(data, frame):
                 raise UndecodableImageError("the file ends too early")

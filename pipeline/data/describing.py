@@ -121,21 +121,24 @@ class _Description:
         """Complete the row; files that are not images or have no class are not read as images."""
         row, small = self._row, b""
         with open_image(self.root, self.path) as (opened, row["bytes"]):
-            head = opened.read(HEAD_BYTES)
+            whole = self.wanted and row["bytes"] <= SMALL_FILE_BYTES
+            start = opened.read(row["bytes"] + 1 if whole else HEAD_BYTES)
+            head = start[:HEAD_BYTES]
             known = format_of(head)
             looks_like_image = bool(known or refused_format(head))
             if not (self.wanted and known and row["bytes"] <= MAX_FILE_BYTES):
                 opened.seek(0)
                 row["sha256"] = sha256_of(opened)
-            elif row["bytes"] <= SMALL_FILE_BYTES:
-                small = head + opened.read(SMALL_FILE_BYTES)
+            elif whole:
+                small = start
         if not self.wanted:
             row["status"], row["reason"] = "foreign", "is not in a class folder"
             return
-        suffix = PurePosixPath(self.path).suffix.lower()
-        if head and not looks_like_image and suffix not in IMAGE_SUFFIXES:
-            row["status"], row["reason"] = "foreign", "not an image"
-            return
+        if head and not looks_like_image:
+            suffix = PurePosixPath(self.path).suffix.lower()
+            if suffix not in IMAGE_SUFFIXES:
+                row["status"], row["reason"] = "foreign", "not an image"
+                return
         if row["bytes"] > MAX_FILE_BYTES:
             raise UndecodableImageError(too_large(row["bytes"]))
         if small and len(small) == row["bytes"]:
@@ -163,4 +166,4 @@ class _Description:
 
 def printable(name: str) -> str:
     """Return a file name that Parquet can hold: bytes that are not UTF-8 are escaped."""
-    return name.encode("utf-8", "backslashreplace").decode()
+    return name if name.isascii() else name.encode("utf-8", "backslashreplace").decode()

@@ -61,7 +61,7 @@ def content_of(opened: BinaryIO, size: int, limit: int) -> Iterator[bytes]:
 
 
 @contextmanager
-def open_regular(file: Path) -> Iterator[BinaryIO]:
+def open_regular(file: Path | str) -> Iterator[BinaryIO]:
     """Open a regular file, or a link to one, for reading.
 
     Raises:
@@ -69,7 +69,7 @@ def open_regular(file: Path) -> Iterator[BinaryIO]:
     """
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     try:
-        regular = stat.S_ISREG(file.stat().st_mode)
+        regular = stat.S_ISREG(os.stat(file).st_mode)  # noqa: PTH116 - a text, too
         descriptor = os.open(file, flags) if regular else -1
     except (OSError, ValueError) as error:  # missing, not readable, a zero byte in its name
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)

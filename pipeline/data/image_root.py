@@ -33,7 +33,7 @@ def open_image(root: Path, path: str) -> Iterator[tuple[BinaryIO, int]]:
     """
     file = archive_of(root)
     if file is None:
-        with open_regular(root / path) as opened:
+        with open_regular(os.path.join(root, path)) as opened:  # noqa: PTH118 - for each image
             yield opened, os.fstat(opened.fileno()).st_size
         return
     member = (root / path).relative_to(file).as_posix()

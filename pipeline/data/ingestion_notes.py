@@ -55,7 +55,8 @@ def empty_classes(manifest: pd.DataFrame, listing: ImageListing) -> list[str]:
     """Return the classes whose folders have no image, sorted."""
     labelled = manifest[manifest["label"] != ""]
     foreign = labelled["status"] == "foreign"
-    without = set(labelled.loc[foreign, "label"]) - set(labelled.loc[~foreign, "label"])
+    with_images = labelled.loc[~foreign, "label"].unique()
+    without = set(labelled.loc[foreign, "label"].unique()) - set(with_images)
     return sorted({*listing.empty_classes, *without})
 
 

@@ -201,7 +201,7 @@ def _one_pixel_per_block(data: bytes, height: int, width: int, mode: str) -> Pix
     """Decode a file at an eighth of its size, without Pillow's parsing of its markers."""
     size = width // _JPEG_BLOCK, height // _JPEG_BLOCK
     small = Image.frombytes(mode, size, data, "jpeg", mode, "", _JPEG_BLOCK, 0)
-    return np.asarray(small)
+    return np.frombuffer(small.tobytes(), np.uint8).reshape(size[1], size[0], -1)
 
 
 def _decoded(data: bytes, mode: str | None) -> Pixels:

@@ -73,7 +73,7 @@ def wanted_splits(
     manifest: pd.DataFrame, validation_fraction: float, test_fraction: float
 ) -> dict[str, float]:
     """Return the splits that the source does not give, with their shares."""
-    given = set(manifest.loc[manifest["status"] == "ok", "split"])
+    given = set(manifest.loc[manifest["status"] == "ok", "split"].unique())
     fractions = {"test": test_fraction, "validation": validation_fraction}
     return {split: share for split, share in fractions.items() if split not in given}
 
@@ -316,13 +316,13 @@ def _notes_on_gaps(rows: pd.DataFrame, wanted: dict[str, float]) -> list[str]:
     """Name the classes without an image in a split; remembered images are never moved."""
     notes = []
     for split in wanted:
-        there = set(rows.loc[rows["split"] == split, "label"])
+        there = set(rows.loc[rows["split"] == split, "label"].unique())
         if not there:
             raise DataError(
                 f"The {split} split is empty: the images that earlier runs put there are gone, and "
                 "images never change their split. Add images, or choose another data.split_seed."
             )
-        missing = sorted(set(rows["label"]) - there)
+        missing = sorted(set(rows["label"].unique()) - there)
         if missing:
             notes.append(
                 f"{len(missing)} class{'' if len(missing) == 1 else 'es'} without {split} images, "
@@ -332,8 +332,8 @@ def _notes_on_gaps(rows: pd.DataFrame, wanted: dict[str, float]) -> list[str]:
 
 
 def _check_training_images(rows: pd.DataFrame) -> None:
-    trained = set(rows.loc[rows["split"] == "train", "label"])
-    untrained = sorted(set(rows["label"]) - trained)
+    trained = set(rows.loc[rows["split"] == "train", "label"].unique())
+    untrained = sorted(set(rows["label"].unique()) - trained)
     if untrained:
         raise DataError(
             f"Class '{untrained[0]}' has images in {_where(rows, untrained[0])}, but none to train "
