@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import Field
 
-from pipeline.plugin_api import AugmentationContext, AugmentationPlugin, DataTraits, PluginConfig
+from pipeline.plugin_api import (
+    AugmentationContext,
+    AugmentationPlugin,
+    BatchRandom,
+    BatchTransform,
+    DataTraits,
+    PluginConfig,
+)
 
+if TYPE_CHECKING:
+    import torch
+
+_MOST_BATCHED_PIXELS = 48 * 48
+"""Larger images are transformed one by one, in the data-loader workers."""
 Share = Annotated[float, Field(ge=0, le=0.5)]
 
 
@@ -18,7 +30,7 @@ class LightConfig(PluginConfig):
     """Mirror half of the images; by default only if the data is mirror-symmetric."""
 
     shift: Share = 0.12
-    """Largest shift in each direction, as a fraction of the side."""
+    """Largest shift in each direction, as a fraction of the side; by whole pixels."""
 
     scale: Share = 0.15
     """Largest change of scale, up or down, as a fraction."""
@@ -36,8 +48,10 @@ class LightConfig(PluginConfig):
         return self.model_copy(update={"horizontal_flip": traits.mirror_symmetric})
 
 
-def build(config: LightConfig, _context: AugmentationContext) -> Any:
-    """Build the transform."""
+def build(config: LightConfig, context: AugmentationContext) -> Any:
+    """Build the transform of single images; None for small ones."""
+    if _are_small(context):
+        return None
     import albumentations
     import cv2
 
@@ -58,9 +72,35 @@ def build(config: LightConfig, _context: AugmentationContext) -> Any:
     )
 
 
+def build_batch(config: LightConfig, context: AugmentationContext) -> BatchTransform:
+    """Build the transform of whole batches of small images; it leaves others as they are."""
+    from plugins.augmentations.affine_module import as_bytes, as_floats, lit, moved
+
+    def transform(images_BHWC: torch.Tensor, random: BatchRandom) -> torch.Tensor:
+        images_BCHW = moved(
+            as_floats(images_BHWC),
+            random,
+            flip=bool(config.horizontal_flip),
+            shift=config.shift,
+            scale=config.scale,
+            rotation=config.rotation,
+        )
+        return as_bytes(lit(images_BCHW, random, brightness=config.brightness))
+
+    def unchanged(images_BHWC: torch.Tensor, _random: BatchRandom) -> torch.Tensor:
+        return images_BHWC
+
+    return transform if _are_small(context) else unchanged
+
+
+def _are_small(context: AugmentationContext) -> bool:
+    return context.height * context.width <= _MOST_BATCHED_PIXELS
+
+
 plugin = AugmentationPlugin(
     summary="Small shifts, rotations, changes of scale and brightness, and mirroring",
     paper="",
     config_class=LightConfig,
     build=build,
+    build_batch=build_batch,
 )

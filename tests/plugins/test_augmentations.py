@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from scipy.ndimage import affine_transform
 
 from pipeline.config import PluginChoice
 from pipeline.data.augmentation import SeededAugmentation
 from pipeline.data.counter_random import CounterRandom
-from pipeline.plugin_api import DataTraits, ImageSpec
+from pipeline.plugin_api import AugmentationContext, DataTraits, ImageSpec
+from plugins.augmentations import light
+from plugins.augmentations.affine_module import lit, moved
 from plugins.augmentations.batch_module import erase, flip_and_crop
 from plugins.augmentations.crop_and_flip import CropAndFlipConfig
 from plugins.augmentations.light import LightConfig
@@ -105,6 +109,62 @@ def test_settings_reach_the_pixels() -> None:
     farthest = np.abs(centres - 11.5).max(axis=0)
     assert (farthest <= 0.25 * 24 + 0.75).all()
     assert (farthest > 0.15 * 24).all()
+
+
+@pytest.mark.parametrize(("height", "width", "channels"), [(24, 24, 3), (16, 40, 1), (1, 8, 1)])
+def test_small_images_are_moved_as_scipy_moves_them(height: int, width: int, channels: int) -> None:
+    """The same shift, angle, scale and mirroring, with linear interpolation and reflection."""
+    rows = torch.arange(40)
+    images_BCHW = torch.rand(40, channels, height, width) * 255
+    settings = {"shift": 0.2, "scale": 0.3, "rotation": 40.0}
+    found_BCHW = moved(images_BCHW, CounterRandom(0, 0, rows), flip=True, **settings)
+    random = CounterRandom(0, 0, rows)  # the same numbers once more
+    angles_B = random.uniform(low=-math.radians(40), high=math.radians(40)).tolist()
+    scales_B2 = random.uniform(2, low=0.7, high=1.3).tolist()
+    right_B, down_B = (
+        random.integers(-int(0.2 * side), int(0.2 * side) + 1, 1)[:, 0].tolist()
+        for side in (width, height)
+    )
+    mirrored_B = random.integers(0, 2).tolist()
+    assert 10 < sum(mirrored_B) < 30
+    middle = np.array([height - 1, width - 1]) / 2
+    for row in range(40):
+        cos, sin = math.cos(angles_B[row]), math.sin(angles_B[row])
+        across, down = scales_B2[row]
+        scaled = np.diag([down, -across if mirrored_B[row] else across])
+        back = np.linalg.inv(np.array([[cos, sin], [-sin, cos]]) @ scaled)
+        shift = np.array([down_B[row], right_B[row]])
+        offset = middle - back @ (middle + shift)
+        for channel in range(channels):
+            image = images_BCHW[row, channel].numpy()
+            expected = affine_transform(image, back, offset, order=1, mode="mirror")
+            assert found_BCHW[row, channel].numpy() == pytest.approx(expected, abs=0.05)
+
+
+def test_half_of_small_images_get_another_light() -> None:
+    """Brightness and contrast change by at most the given fraction, each image by itself."""
+    rows = torch.arange(400)
+    low, high = (lit(torch.full((400, 1, 2, 2), level), CounterRandom(0, 0, rows), brightness=0.1)
+                 for level in (50.0, 150.0))  # fmt: skip
+    contrast_B = ((high - low) / 100)[:, 0, 0, 0]
+    added_B = low[:, 0, 0, 0] - 50 * contrast_B
+    changed_B = (contrast_B - 1).abs() > 1e-4
+    assert 160 < int(changed_B.sum()) < 240
+    assert float((contrast_B - 1).abs().max()) == pytest.approx(0.1, abs=0.005)
+    assert float(added_B.abs().max()) == pytest.approx(25.5, abs=0.5)
+    assert not added_B[~changed_B].abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("side", [48, 56])
+def test_light_transforms_small_images_in_batches_and_others_by_themselves(side: int) -> None:
+    """Above 48x48 pixels, albumentations transforms each image; both change every image."""
+    context = AugmentationContext(channels=3, height=side, width=side)
+    assert (light.build(LightConfig(), context) is None) == (side == 48)
+    images = torch.randint(0, 256, (4, side, side, 3), dtype=torch.uint8)
+    changed = light.build_batch(LightConfig(), context)(
+        images, CounterRandom(0, 0, torch.arange(4))
+    )
+    assert torch.equal(changed, images) == (side == 56)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
