@@ -81,6 +81,11 @@ class DataConfig(Section):
     """How to make an image square: crop keeps the centre; squash keeps all, but distorts it; pad
     keeps all and adds a border in its mean color."""
 
+    store: Literal["auto", "decoded", "packed"] = "auto"
+    """How images are kept for training: decoded; packed as files, which take less space and are
+    decoded whenever they are used; auto packs them where they would not fit the disk decoded. The
+    result does not depend on it."""
+
     mean: tuple[Mean, ...] | None = None
     """Mean of the pixels of each channel, from 0 to 1, for normalization; by default that of the
     training split, or of the initial weights' own training."""

@@ -2,37 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 
 from pipeline.data.child_processes import ChildProcesses, answer_parent
-from pipeline.data.decoding import UndecodableImageError, decoded
 from pipeline.data.describing import FEW_PIXELS
-from pipeline.data.image_root import root_image_bytes
-from pipeline.data.resizing import ResizePolicy, resize_image
-from pipeline.data.store_files import Pixels
+from pipeline.data.resizing import ResizePolicy
+from pipeline.data.store_decoding import LargeImageError, StoreSpec, WantedImage, read_image
+from pipeline.data.store_shards import Pixels
 from pipeline.errors import DataError
 
 _BATCH = 50
 _LARGE = "large"
-
-
-class WantedImage(NamedTuple):
-    """An image of a store."""
-
-    row: int
-    path: str
-    sha256: str
-    """Of its file when it was described."""
-
-
-class _LargeImageError(Exception):
-    """The image is for the parent, whose threads share a budget of memory."""
 
 
 def decode_into(
@@ -53,21 +38,12 @@ def decode_into(
 
     Raises:
         DataError: if the file has changed since it was described.
+        LargeImageError: if the image is larger than that.
     """
     _, height, width, channels = images.shape
-
-    def check(header: tuple[int, int, str]) -> None:
-        if most_pixels and header[0] * header[1] > most_pixels:
-            raise _LargeImageError
-
-    try:
-        with root_image_bytes(root, wanted.path) as data:
-            if hashlib.sha256(data).hexdigest() != wanted.sha256:
-                raise DataError(f"{wanted.path} changed while it was being read. Run again.")
-            with decoded(data, channels, known_whole=True, on_header=check) as pixels:
-                images[wanted.row] = resize_image(pixels, height, width, resize)
-    except UndecodableImageError as error:
-        raise DataError(f"{wanted.path}: {error}. Restore it, or run again.") from error
+    spec = StoreSpec(channels, height, width, resize)
+    with read_image(root, wanted, spec, most_pixels) as image:
+        images[wanted.row] = image.resized_HWC
 
 
 class DecodingProcesses:
@@ -112,7 +88,7 @@ def _result(images: Pixels, root: Path, resize: ResizePolicy, wanted: WantedImag
     """Decode an image; return what went wrong, or an empty text."""
     try:
         decode_into(images, root, wanted, resize, FEW_PIXELS)
-    except _LargeImageError:
+    except LargeImageError:
         return _LARGE
     except DataError as error:
         return str(error)

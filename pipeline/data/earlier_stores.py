@@ -7,10 +7,11 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-from pipeline.data.store_files import Contents, Pixels, Shard, StoreFiles, read_contents
+from pipeline.data.store_shards import Contents, Shard, StoreShards, read_contents
 from pipeline.files import file_locks
 
 logger = logging.getLogger(__name__)
@@ -19,17 +20,28 @@ BUILDING = ".building-"
 """Start of the name of a store that is not complete; its key follows."""
 _LOCKS = ".locks"
 _KEPT_SECONDS = 14 * 24 * 3600.0
-KeyOf = Callable[[Contents], str]
-"""Returns the key of a store with these contents, in the format that is being built."""
 
 
 class EarlierStores:
-    """The stores of the same format whose rows can be copied instead of decoded."""
+    """The stores of the same format whose rows can be copied instead of decoded.
+
+    Args:
+        stores: the folder of all stores.
+        key_of: returns the name of a store with these contents, in the format that is built.
+        files_of: returns the files of a store with so many images.
+        wanted: the digests of the files that are needed (n, 32).
+        own: the folder that is built.
+    """
 
     def __init__(
-        self, stores: Path, key_of: KeyOf, shape: tuple[int, ...], wanted: Contents, own: Path
+        self,
+        stores: Path,
+        key_of: Callable[[Contents], str],
+        files_of: Callable[[Path, int], StoreShards],
+        wanted: Contents,
+        own: Path,
     ) -> None:
-        self._found: dict[bytes, tuple[StoreFiles, int]] = {}
+        self._found: dict[bytes, tuple[StoreShards, int]] = {}
         self._intact: dict[tuple[Path, Shard], bool] = {}
         missing = {bytes(each) for each in wanted}
         for folder in sorted(stores.iterdir()) if stores.is_dir() else ():
@@ -38,37 +50,36 @@ class EarlierStores:
             contents = None if folder == own else read_contents(folder)
             if contents is None or key_of(contents) != folder.name.removeprefix(BUILDING):
                 continue
-            files = StoreFiles(folder, (len(contents), shape[1], shape[2], shape[3]))
+            files = files_of(folder, len(contents))
             for row, each in enumerate(map(bytes, contents)):
                 if each in missing:
                     self._found[each] = files, row
                     missing.remove(each)
 
-    def copy(self, contents: Contents, images: Pixels) -> set[int]:
-        """Copy the rows of a shard that are known, and return their positions in it.
+    def known(self, contents: Contents, shard: Shard) -> Iterator[tuple[int, Any]]:
+        """Yield the rows of a shard that are known, and the image as it is kept.
 
         Args:
-            contents: the digests of the shard's files (n, 32).
-            images: receives the rows (n, H, W, C).
+            contents: the digests of the files of the whole store (N, 32).
+            shard: of the store that is built.
         """
-        sources: dict[tuple[Path, Shard], tuple[StoreFiles, list[tuple[int, int]]]] = {}
-        for position, each in enumerate(map(bytes, contents)):
-            if each in self._found:
-                files, row = self._found[each]
-                shard = files.shard_of(row)
-                rows = sources.setdefault((files.folder, shard), (files, []))[1]
-                rows.append((position, row - shard.first))
-        copied = set[int]()
-        for (_, shard), (files, rows) in sources.items():
-            if self._is_intact(files, shard):
+        sources: dict[tuple[Path, Shard], tuple[StoreShards, list[tuple[int, int]]]] = {}
+        for row in range(*shard):
+            digest = bytes(contents[row])
+            if digest in self._found:
+                files, found = self._found[digest]
+                source = files.shard_of(found)
+                rows = sources.setdefault((files.folder, source), (files, []))[1]
+                rows.append((row, found - source.first))
+        for (_, source), (files, rows) in sources.items():
+            images = list[tuple[int, Any]]()
+            if self._is_intact(files, source):
                 with contextlib.suppress(OSError, ValueError, IndexError):  # removed meanwhile
-                    held = files.read(shard)
-                    for position, row in rows:
-                        images[position] = held[row]
-                    copied.update(position for position, _ in rows)
-        return copied
+                    held = files.read(source)
+                    images = [(row, held[place]) for row, place in rows]
+            yield from images
 
-    def _is_intact(self, files: StoreFiles, shard: Shard) -> bool:
+    def _is_intact(self, files: StoreShards, shard: Shard) -> bool:
         key = files.folder, shard
         if key not in self._intact:
             self._intact[key] = False

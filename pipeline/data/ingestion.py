@@ -14,6 +14,7 @@ import pandas as pd
 from pipeline.config import RunConfig
 from pipeline.data import earlier_manifests, exclusion, prepared_store, split, split_memory
 from pipeline.data import manifest as manifests
+from pipeline.data.channel_statistics import channel_statistics
 from pipeline.data.class_checks import check_images, one_class
 from pipeline.data.decoding import UndecodableImageError
 from pipeline.data.describing import OnImage
@@ -341,10 +342,11 @@ def prepare(
         spec,
         workspace / "prepared",
         _labelled(on_progress, "Decoding images"),
+        kind=config.data.store,
         fresh=fresh,
     )
     training_rows = np.flatnonzero(rows["split"] == "train")
-    mean, std = prepared_store.channel_statistics(prepared_store.open_images(store), training_rows)
+    mean, std = channel_statistics(prepared_store.open_images(store), training_rows)
     image = ImageSpec(
         channels=channels,
         height=size,

@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from pipeline.config import PluginChoice
 from pipeline.data.augmentation import SeededAugmentation
 from pipeline.data.batch_order import row_of
-from pipeline.data.prepared_store import Pixels, open_images
+from pipeline.data.prepared_store import open_images
+from pipeline.files.stored_images import StoredImages
 from pipeline.plugin_api import ImageSpec
 
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -53,7 +54,7 @@ class _StoredImages(Dataset[_LoadedBatch]):
 
     def __init__(self, source: TrainingImages) -> None:
         self.source = source
-        self._images: Pixels | None = None
+        self._images: StoredImages | None = None
         self._augment: SeededAugmentation | None = None
 
     def __getitems__(self, keys: list[tuple[int, int]]) -> _LoadedBatch:
@@ -62,7 +63,9 @@ class _StoredImages(Dataset[_LoadedBatch]):
             import cv2
 
             cv2.setNumThreads(0)  # the workers are the parallelism
-            self._images = np.asarray(open_images(source.store))
+            worker = get_worker_info()
+            images = open_images(source.store, threads=1 if worker else None)
+            self._images = np.asarray(images) if isinstance(images, np.ndarray) else images
             self._augment = source.augment()
         epoch = keys[0][0]
         draws = [draw for _, draw in keys]

@@ -45,7 +45,7 @@ def remember_prepared(
 
 def ingredients(config: RunConfig, data: IngestedData) -> Ingredients:
     """Return everything that determines the decoded images."""
-    names = ("image_size", "channels", "resize", "mean", "std")
+    names = ("image_size", "channels", "resize", "mean", "std", "store")
     sizes = {key: str(getattr(config.data, key)) for key in names}
     return {
         "data": data.fingerprint,

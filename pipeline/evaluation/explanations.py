@@ -19,6 +19,7 @@ from pipeline.evaluation.galleries import confident_errors
 from pipeline.evaluation.prediction_job import ExplanationJob, Explanations
 from pipeline.evaluation.predictions import Predictions
 from pipeline.files.atomic_files import replacing
+from pipeline.files.stored_images import StoredImages
 from pipeline.models.model_description import ModelDescription
 from pipeline.visual_guide.attention_maps import attention_maps
 from pipeline.visual_guide.covering_test import covering_test
@@ -38,7 +39,7 @@ def explain_predictions(
     job: ExplanationJob,
     model: nn.Module,
     description: ModelDescription,
-    images: Array,
+    images: StoredImages,
     table: pd.DataFrame,
 ) -> Explanations:
     """Look at the test images of a table of predictions; log a warning about what fails.
@@ -76,7 +77,11 @@ def explain_predictions(
 
 
 def _error_maps(
-    model: nn.Module, description: ModelDescription, images: Array, rows: pd.DataFrame, folder: Path
+    model: nn.Module,
+    description: ModelDescription,
+    images: StoredImages,
+    rows: pd.DataFrame,
+    folder: Path,
 ) -> Explanations:
     maps = attention_maps(model, description, [np.array(images[row]) for row in rows["row"]])
     file = folder / _MAPS_FILE
@@ -94,7 +99,7 @@ def _spread(rows: Array, most: int) -> Array:
 def write_explanations(
     model: nn.Module,
     description: ModelDescription,
-    images: Array,
+    images: StoredImages,
     chosen: Sequence[ChosenImage],
     folder: Path,
     name: str,

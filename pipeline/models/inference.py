@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from pipeline.files.stored_images import StoredImages
 from pipeline.plugin_api import ImageSpec
 
 
@@ -37,7 +38,7 @@ def _kept_statistics(image: ImageSpec, device: torch.device) -> tuple[torch.Tens
 @torch.inference_mode()
 def predict_logits(
     model: nn.Module,
-    images: np.ndarray[Any, np.dtype[np.uint8]],
+    images: StoredImages,
     rows: np.ndarray[Any, np.dtype[np.int64]],
     image: ImageSpec,
     *,

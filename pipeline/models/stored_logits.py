@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from pipeline.files.atomic_files import replacing
+from pipeline.files.stored_images import StoredImages
 from pipeline.models.inference import predict_logits
 from pipeline.models.model_files import load_model
 
@@ -25,7 +26,7 @@ def save_logits(folder: Path, logits_NK: Array) -> None:
 
 def logits_of(
     folder: Path,
-    images: Array,
+    images: StoredImages,
     rows: Array,
     device: torch.device,
     on_progress: Callable[[int, int], None] | None = None,

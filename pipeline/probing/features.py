@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from pipeline.errors import ConfigError
+from pipeline.files.stored_images import StoredImages
 from pipeline.models.inference import normalised
 from pipeline.plugin_api import ImageSpec
 from pipeline.probing.linear_head import evaluating
@@ -59,7 +60,7 @@ class FeatureStore:
 
     model: nn.Module
     head: nn.Linear
-    images: Pixels
+    images: StoredImages
     rows: Rows
     image: ImageSpec
     folder: Path
@@ -158,7 +159,7 @@ class FeatureStore:
 def features_of(
     model: nn.Module,
     head: nn.Linear,
-    images: Pixels,
+    images: StoredImages,
     rows: Rows,
     image: ImageSpec,
     folder: Path,
@@ -189,7 +190,7 @@ def suitable_batch_size(image: ImageSpec, device: torch.device) -> int:
 
 def seconds_per_image(
     model: nn.Module,
-    images: Pixels,
+    images: StoredImages,
     rows: Rows,
     image: ImageSpec,
     device: torch.device,
@@ -220,7 +221,7 @@ def seconds_per_image(
 
 def _forward(
     model: nn.Module,
-    images: Pixels,
+    images: StoredImages,
     rows: Rows,
     image: ImageSpec,
     device: torch.device,

@@ -25,6 +25,7 @@ from pipeline.evaluation.evaluating import write_report
 from pipeline.evaluation.html_report import ReportPage
 from pipeline.evaluation.predictions import Predictions, with_probabilities
 from pipeline.evaluation.report import EvaluationReport, evaluate
+from pipeline.files.stored_images import StoredImages
 from pipeline.packaging.packaged_model import PackagedModel
 from pipeline.registry.registered_models import ModelReference
 from pipeline.registry.version_records import VersionRecords, load_records
@@ -274,7 +275,7 @@ def prepared_images(
     root: Path,
     workspace: Path,
     on_progress: StageProgress,
-) -> Array:
+) -> StoredImages:
     """Return images as the package takes them, uint8 (N, H, W, C), from the prepared store.
 
     Args:
@@ -295,7 +296,7 @@ def prepared_images(
     return prepared_store.open_images(store)
 
 
-def predicted(package: PackagedModel, images: Array, on_progress: StageProgress) -> Array:
+def predicted(package: PackagedModel, images: StoredImages, on_progress: StageProgress) -> Array:
     """Return the probabilities (N, K) of images as the package takes them."""
     probabilities_NK = np.empty((len(images), len(package.classes)), np.float32)
     for start in range(0, len(images), _BATCH):

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from pipeline.data.augmentation import BuiltAugmentation
+from pipeline.files.stored_images import StoredImages
 from pipeline.training.config import TrainingConfig
 from pipeline.training.mixing import Mix, draw_mix, mixed_images
 
@@ -81,7 +82,7 @@ def _described(mix: Mix) -> str:
 
 def preview_grid(
     augmentation: BuiltAugmentation,
-    images: Pixels,
+    images: StoredImages,
     rows: Integers,
     epochs: int = 8,
     mixing: TrainingConfig | None = None,

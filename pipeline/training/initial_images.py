@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from pipeline.files.stored_images import StoredImages
 from pipeline.models.inference import normalised
 from pipeline.plugin_api import ImageSpec
 
@@ -17,7 +18,7 @@ _MOST_PIXELS = 2_000_000
 
 def initialise_from_images(
     model: nn.Module,
-    images: np.ndarray[Any, np.dtype[np.uint8]],
+    images: StoredImages,
     rows: np.ndarray[Any, np.dtype[np.int64]],
     image: ImageSpec,
     seed: int,

@@ -49,7 +49,7 @@ def save_preview(
     with tempfile.TemporaryDirectory() as folder:
         chosen = table.iloc[rows]
         store, _ = prepared_store.prepare(chosen, data.root, spec, Path(folder))
-        originals = np.array(prepared_store.open_images(store))
+        originals = prepared_store.open_images(store)[:].copy()
     zeros = (0.0,) * channels  # the augmentation sees pixels that are not normalised
     image = ImageSpec(
         channels=channels,

@@ -12,7 +12,8 @@ import torch
 from pipeline.data import manifest as manifests
 from pipeline.data.batch_order import BalancedOrder, BatchOrder
 from pipeline.data.loader import TrainingImages
-from pipeline.data.prepared_store import Pixels, open_images
+from pipeline.data.prepared_store import open_images
+from pipeline.files.stored_images import StoredImages
 from pipeline.training.config import TrainingConfig
 from pipeline.training.job import TrainingJob
 from pipeline.training.losses import balanced_class_weights
@@ -24,8 +25,8 @@ Integers = np.ndarray[Any, np.dtype[np.int64]]
 class TrainingData:
     """The prepared images, their classes, and those that a training may see."""
 
-    images: Pixels
-    """All rows of the store, memory-mapped."""
+    images: StoredImages
+    """All rows of the store."""
     labels: Integers
     """Class index of every row of the store; 0 without classes."""
     training: TrainingImages

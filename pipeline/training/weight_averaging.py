@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from pipeline.files.sealed_files import read_tensors, write_tensors
+from pipeline.files.stored_images import StoredImages
 from pipeline.models.inference import normalised
 from pipeline.plugin_api import ImageSpec
 
@@ -83,7 +84,7 @@ class LastWeights:
 @torch.no_grad()
 def measure_batch_norm(
     model: nn.Module,
-    images: np.ndarray[Any, np.dtype[np.uint8]],
+    images: StoredImages,
     rows: Integers,
     image: ImageSpec,
     batch_size: int,

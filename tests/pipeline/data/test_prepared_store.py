@@ -17,8 +17,9 @@ from hypothesis.extra import numpy as arrays
 from PIL import Image
 
 from pipeline.data import manifest as manifests
+from pipeline.data.channel_statistics import channel_statistics
 from pipeline.data.decoding import decode_image
-from pipeline.data.prepared_store import StoreSpec, channel_statistics, open_images, prepare
+from pipeline.data.prepared_store import StoreSpec, open_images, prepare
 from pipeline.data.resizing import resize_image
 from pipeline.errors import DataError, StorageError
 from pipeline.plugin_api import ImageListing, ListedImage

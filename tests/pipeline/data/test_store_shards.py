@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipeline.data import store_files
+from pipeline.data import store_shards
 from pipeline.data.prepared_store import StoreSpec, open_images, prepare
 from pipeline.files import file_locks
 from tests.conftest import draw_photo
@@ -28,11 +28,11 @@ _BUILDER = """
 import os, signal, sys
 from pathlib import Path
 import pandas as pd
-from pipeline.data import store_files
+from pipeline.data import store_shards
 from pipeline.data.prepared_store import StoreSpec, prepare
 
 root, stores, killed_at = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
-store_files.SHARD_BYTES = int(sys.argv[4])
+store_shards.SHARD_BYTES = int(sys.argv[4])
 
 def on_progress(done, total):
     if done == killed_at:
@@ -59,7 +59,7 @@ def root(tmp_path: Path) -> Path:
 @pytest.fixture
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a shard hold two images."""
-    monkeypatch.setattr(store_files, "SHARD_BYTES", SHARD)
+    monkeypatch.setattr(store_shards, "SHARD_BYTES", SHARD)
 
 
 def start_builder(root: Path, stores: Path, rows: Path, killed_at: int) -> subprocess.Popen[str]:
@@ -105,7 +105,7 @@ def test_an_interrupted_build_continues(root: Path, tmp_path: Path) -> None:
     stores, table = tmp_path / "stores", tmp_path / "rows.parquet"
     rows = rows_of(root)
     rows.to_parquet(table)
-    expected = open_images(prepare(rows, root, SPEC, tmp_path / "whole")[0])
+    expected = open_images(prepare(rows, root, SPEC, tmp_path / "whole")[0])[:]
     with start_builder(root, stores, table, 5) as builder:
         builder.communicate(timeout=patient(60))
     assert builder.returncode == -signal.SIGKILL
@@ -118,7 +118,7 @@ def test_an_interrupted_build_continues(root: Path, tmp_path: Path) -> None:
     assert seen == [5, 6, 7]
     assert not reused
     assert stores_in(stores) == [store]
-    assert np.array_equal(open_images(store), expected)
+    assert np.array_equal(open_images(store)[:], expected)
 
 
 @pytest.mark.usefixtures("small_shards")
@@ -127,7 +127,7 @@ def test_a_shard_damaged_after_an_interruption_is_decoded_again(root: Path, tmp_
     stores, table = tmp_path / "stores", tmp_path / "rows.parquet"
     rows = rows_of(root)
     rows.to_parquet(table)
-    expected = open_images(prepare(rows, root, SPEC, tmp_path / "whole")[0])
+    expected = open_images(prepare(rows, root, SPEC, tmp_path / "whole")[0])[:]
     with start_builder(root, stores, table, 5) as builder:
         builder.communicate(timeout=patient(60))
     (left,) = stores_in(stores)
@@ -135,7 +135,7 @@ def test_a_shard_damaged_after_an_interruption_is_decoded_again(root: Path, tmp_
     seen: list[int] = []
     store, _ = prepare(rows, root, SPEC, stores, lambda done, _: seen.append(done))
     assert seen == [3, 4, 5, 6, 7]
-    assert np.array_equal(open_images(store), expected)
+    assert np.array_equal(open_images(store)[:], expected)
 
 
 def flip(file: Path, offset: int) -> None:
@@ -155,7 +155,7 @@ def test_only_the_damaged_shard_is_decoded_again(root: Path, tmp_path: Path, dam
     store, _ = prepare(rows, root, SPEC, tmp_path / "stores")
     expected = np.array(open_images(store))
     images, shards = store / "images.npy", store / "shards.jsonl"
-    reading = open_images(store)
+    reading = open_images(store)[:]
     if damage == "flipped":
         flip(images, images.stat().st_size - 5)
     elif damage == "cut":
@@ -165,7 +165,7 @@ def test_only_the_damaged_shard_is_decoded_again(root: Path, tmp_path: Path, dam
     for path in rows["path"][:6]:  # all but the last shard's
         (root / path).unlink()
     assert prepare(rows, root, SPEC, tmp_path / "stores") == (store, False)
-    assert np.array_equal(open_images(store), expected)
+    assert np.array_equal(open_images(store)[:], expected)
     assert np.array_equal(reading, expected)
     assert prepare(rows, root, SPEC, tmp_path / "stores") == (store, True)
 
@@ -179,12 +179,12 @@ def test_only_new_and_changed_files_are_decoded(root: Path, tmp_path: Path) -> N
     Image.fromarray(draw_photo(2, 78)).save(root / "0 first.png")
     (root / "1.png").unlink()
     rows = rows_of(root)
-    expected = open_images(prepare(rows, root, SPEC, tmp_path / "whole")[0])
+    expected = open_images(prepare(rows, root, SPEC, tmp_path / "whole")[0])[:]
     for path in set(rows["path"]) - {"2.png", "0 first.png"}:
         (root / path).unlink()
     store, reused = prepare(rows, root, SPEC, tmp_path / "stores")
     assert not reused
-    assert np.array_equal(open_images(store), expected)
+    assert np.array_equal(open_images(store)[:], expected)
 
 
 @pytest.mark.parametrize("other", [{"resize": "squash"}, {"height": 8, "width": 32}])
@@ -194,9 +194,9 @@ def test_rows_of_another_format_are_not_copied(
     """A store of another size or way of resizing is no source, even with as many bytes."""
     rows = rows_of(root)
     prepare(rows, root, dataclasses.replace(SPEC, **other), tmp_path / "stores")
-    expected = open_images(prepare(rows, root, SPEC, tmp_path / "whole")[0])
+    expected = open_images(prepare(rows, root, SPEC, tmp_path / "whole")[0])[:]
     store, _ = prepare(rows, root, SPEC, tmp_path / "stores")
-    assert np.array_equal(open_images(store), expected)
+    assert np.array_equal(open_images(store)[:], expected)
 
 
 @pytest.mark.usefixtures("small_shards")
@@ -207,7 +207,7 @@ def test_damaged_rows_are_not_copied(root: Path, tmp_path: Path) -> None:
     expected = np.array(open_images(earlier)[1:])
     flip(earlier / "images.npy", 128 + SHARD)
     store, _ = prepare(rows.iloc[1:], root, SPEC, tmp_path / "stores")
-    assert np.array_equal(open_images(store), expected)
+    assert np.array_equal(open_images(store)[:], expected)
 
 
 def test_stores_that_nobody_uses_are_removed(root: Path, tmp_path: Path) -> None:
