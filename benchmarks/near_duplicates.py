@@ -6,7 +6,8 @@ A twentieth of the images are planted once more: cropped to 80% of each side at 
 mirrored, saved as JPEG of quality 30, or scaled to three quarters of the size and back. A pair with
 a planted image is right if the other one is its original, or a natural duplicate of its original;
 pairs without a planted image are the data's own near duplicates, counted apart and drawn in the
-sheet. With `--hashes` N, mixtures of two images each are searched for near duplicates too.
+sheet. With `--hashes` N, mixtures of two images each are searched for near duplicates too, then the
+last hundredth of them as if the others had been searched before.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ Array = np.ndarray[Any, Any]
 Pairs = dict[tuple[int, int], float]
 PLANTED = 20
 """One image in this many is planted again."""
+_SHARE_OF_NEW = 100
 _SHEET_PAIRS, _SHEET_SIDE = 120, 48
 
 
@@ -201,9 +203,18 @@ def _print_speed(thumbnails: Thumbnails, count: int) -> None:
             mixed[start:stop] = images[one] // 2 + images[other] // 2
     began = time.perf_counter()
     processor = time.process_time()
-    pairs = sum(found.shape[1] for found, _ in matches(Thumbnails(luma, chroma)))
+    thumbnails = Thumbnails(luma, chroma)
+    pairs = sum(found.shape[1] for found, _ in matches(thumbnails))
     print(
         f"{count:,} images searched in {time.perf_counter() - began:.0f} s "
+        f"({time.process_time() - processor:.0f} s of processor time), {pairs:,} matches",
+        flush=True,
+    )
+    new = np.arange(count - count // _SHARE_OF_NEW, count)
+    began, processor = time.perf_counter(), time.process_time()
+    pairs = sum(found.shape[1] for found, _ in matches(thumbnails, new=new))
+    print(
+        f"the last {len(new):,} of them as new ones in {time.perf_counter() - began:.0f} s "
         f"({time.process_time() - processor:.0f} s of processor time), {pairs:,} matches"
     )
 

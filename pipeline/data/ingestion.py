@@ -27,6 +27,7 @@ from pipeline.data.ingestion_notes import (
 )
 from pipeline.data.leakage import check_leakage, notes_on_leakage
 from pipeline.data.near_duplicates.grouping import with_near_groups
+from pipeline.data.near_duplicates.search_memory import SearchMemory
 from pipeline.data.near_duplicates.thumbnails import ThumbnailCollector
 from pipeline.data.repeated_data import EarlierData, earlier_data, repeated
 from pipeline.data.scan_memory import ScanMemory
@@ -245,7 +246,8 @@ def _read(
         notes, exclude = [*notes, *more], excluded.kept_copy(known.workspace)
     check_images(manifest, listing.root, labelled=labelled)
     if thumbnails is not None:
-        manifest, note = with_near_groups(manifest, thumbnails, on_progress)
+        compared = SearchMemory(listing.root, known.workspace, fresh=known.fresh)
+        manifest, note = with_near_groups(manifest, thumbnails, on_progress, compared)
         notes.append(note)
     return manifest, notes, exclude
 

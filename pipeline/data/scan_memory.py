@@ -50,7 +50,7 @@ class ScanMemory:
         self.file = workspace / "scans" / f"{digest}.parquet"
         self.workspace = workspace
         self._root = root
-        self._fresh = fresh
+        self.fresh = fresh
         self._began = time.time_ns()
 
     def facts(self, paths: list[str]) -> Facts:
@@ -71,7 +71,7 @@ class ScanMemory:
             facts: of each path.
         """
         empty = pd.DataFrame(columns=DESCRIBED)
-        if self._fresh or not self.file.is_file():
+        if self.fresh or not self.file.is_file():
             return empty
         try:
             table = pd.read_parquet(self.file).set_index("path")

@@ -14,6 +14,7 @@ from pipeline.data import exclusion, ingestion, split
 from pipeline.data import manifest as manifests
 from pipeline.data.leakage import given_splits
 from pipeline.data.near_duplicates.search import near_duplicates
+from pipeline.data.near_duplicates.search_memory import SearchMemory
 from pipeline.data.source_listing import uses_labels
 from pipeline.errors import DataError
 from pipeline.inspection.class_findings import findings_on_classes
@@ -76,7 +77,8 @@ def inspect_data(
     found = findings_on_status(manifest)
     if len(rows):
         measured = pd.concat([rows, measures.table(rows["path"])], axis=1)
-        near = near_duplicates(measures.thumbnails(rows["path"]), rows, on_progress)
+        compared = SearchMemory(scanned.root, workspace)
+        near = near_duplicates(measures.thumbnails(rows["path"]), rows, on_progress, compared)
         given = given_splits(manifest).reset_index(drop=True)
         found += [
             *findings_on_format(measured),

@@ -9,6 +9,7 @@ import pandas as pd
 
 from pipeline.data.manifest import usable
 from pipeline.data.near_duplicates.search import Progress, near_duplicates
+from pipeline.data.near_duplicates.search_memory import SearchMemory
 from pipeline.data.near_duplicates.thumbnails import ThumbnailCollector
 from pipeline.data.same_images import GROUP, content_numbers, known, united
 
@@ -16,7 +17,10 @@ _NAME_DIGITS = 12
 
 
 def with_near_groups(
-    manifest: pd.DataFrame, thumbnails: ThumbnailCollector, on_progress: Progress | None = None
+    manifest: pd.DataFrame,
+    thumbnails: ThumbnailCollector,
+    on_progress: Progress | None = None,
+    memory: SearchMemory | None = None,
 ) -> tuple[pd.DataFrame, str]:
     """Return the manifest with images that nearly show the same in one group, and how many are.
 
@@ -27,9 +31,10 @@ def with_near_groups(
         manifest: not yet split.
         thumbnails: of all usable images.
         on_progress: called while the images are compared.
+        memory: knows the images that an earlier search has compared.
     """
     rows = usable(manifest)
-    near_N = near_duplicates(thumbnails.of(rows["path"]), rows, on_progress)
+    near_N = near_duplicates(thumbnails.of(rows["path"]), rows, on_progress, memory)
     groups = known(rows, GROUP)
     units_N = united(groups, pd.Series(near_N.astype(str), index=rows.index))
     contents_N = content_numbers(rows)[0].to_numpy()

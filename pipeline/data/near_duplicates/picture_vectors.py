@@ -36,12 +36,13 @@ class View(NamedTuple):
     mirrored: bool = False
 
 
-def vectors(thumbnails: Thumbnails, view: View) -> Array:
-    """Return the vectors to search by, of one view of all images: float32 (N, D)."""
-    count = len(thumbnails.luma_NHW)
+def vectors(thumbnails: Thumbnails, view: View, rows: Array | None = None) -> Array:
+    """Return the vectors to search by, of one view of some or all images: float32 (N, D)."""
+    if rows is None:
+        rows = np.arange(len(thumbnails.luma_NHW))
     blocks = [
-        _vectors(thumbnails.take(slice(start, start + _BLOCK)), view, SEARCHED, 1)
-        for start in range(0, count, _BLOCK)
+        _vectors(thumbnails.take(rows[start : start + _BLOCK]), view, SEARCHED, 1)
+        for start in range(0, max(1, len(rows)), _BLOCK)
     ]
     return np.concatenate(blocks)
 

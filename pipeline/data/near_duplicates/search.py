@@ -17,9 +17,10 @@ from scipy.sparse.csgraph import connected_components
 from threadpoolctl import threadpool_limits
 
 from pipeline.data.near_duplicates.picture_vectors import View, fine_vectors, vectors
+from pipeline.data.near_duplicates.search_memory import SearchMemory
 from pipeline.data.near_duplicates.thumbnails import Thumbnails
 from pipeline.data.near_duplicates.vector_search import VectorIndex
-from pipeline.data.same_images import content_numbers
+from pipeline.data.same_images import FILE, PIXELS, content_numbers, known
 
 Array = np.ndarray[Any, Any]
 Progress = Callable[[str, int, int], None]
@@ -63,7 +64,10 @@ _LABEL = "Comparing images"
 
 
 def near_duplicates(
-    thumbnails: Thumbnails, rows: pd.DataFrame, on_progress: Progress | None = None
+    thumbnails: Thumbnails,
+    rows: pd.DataFrame,
+    on_progress: Progress | None = None,
+    memory: SearchMemory | None = None,
 ) -> Array:
     """Return a number for each image, equal for images that are nearly or exactly the same.
 
@@ -72,38 +76,84 @@ def near_duplicates(
         rows: of the manifest, to know exact copies, of which one is compared, and the sizes; images
             below 16 pixels on a side are compared with none.
         on_progress: called while the views are looked up.
+        memory: knows which images an earlier search has compared; these are compared with new
+            ones only.
     """
     exact = content_numbers(rows)[0].to_numpy()
     _, first, contents = np.unique(exact, return_index=True, return_inverse=True)
     sides = rows[["width", "height"]].min(axis=1).to_numpy()[first]
     large = np.flatnonzero(sides >= LEAST_SIDE)
-    pairs = [large[pair] for pair, _ in matches(thumbnails.take(first[large]), on_progress)]
-    a, b = np.concatenate(pairs, axis=1) if pairs else np.zeros((2, 0), np.int64)
+    keys = known(rows, PIXELS).where(lambda pixels: pixels != "", rows[FILE]).to_numpy()
+    keys = keys[first[large]].astype(np.bytes_)
+    new, pairs = memory.recall(keys) if memory else (None, np.zeros((2, 0), np.int64))
+    found = matches(thumbnails.take(first[large]), on_progress, new=new)
+    pairs = np.concatenate([pairs, *(pair for pair, _ in found)], axis=1)
+    if memory and len(keys):
+        memory.keep(keys, pairs)
+    a, b = large[pairs]
     graph = coo_array((np.ones(len(a), np.bool_), (a, b)), shape=(len(first), len(first)))
     _, numbers = connected_components(graph, directed=False)
-    found: Array = numbers[contents]
-    return found
+    numbers_N: Array = numbers[contents]
+    return numbers_N
 
 
 def matches(
-    thumbnails: Thumbnails, on_progress: Progress | None = None, least: float = _MATCH
+    thumbnails: Thumbnails,
+    on_progress: Progress | None = None,
+    least: float = _MATCH,
+    new: Array | None = None,
 ) -> Iterator[tuple[Array, Array]]:
-    """Yield pairs of rows (2, P) that nearly show the same, and how well they match, by view."""
-    count = len(thumbnails.luma_NHW)
-    if count < 2:  # noqa: PLR2004 - nothing to compare
+    """Yield pairs of rows (2, P) that nearly show the same, and how well they match, by view.
+
+    Args:
+        thumbnails: of the images.
+        on_progress: called while the views are looked up.
+        least: how well they have to match.
+        new: rows of the images of which at least one is in each pair; by default all.
+    """
+    everything = np.arange(len(thumbnails.luma_NHW))
+    if len(everything) < 2 or (new is not None and not len(new)):  # noqa: PLR2004 - nothing to do
         return
+    others = [(np.setdiff1d(everything, new), new)] if new is not None else []
     with threadpool_limits(1):
-        index = VectorIndex(vectors(thumbnails, SEARCHES[0].view))
+        lookups = [
+            _Lookup(thumbnails, asked, held)
+            for asked, held in [(everything if new is None else new, everything), *others]
+        ]
         for number, search in enumerate(SEARCHES):
             if on_progress:
                 on_progress(_LABEL, number, len(SEARCHES))
-            looked_up = vectors(thumbnails, search.view)
-            whole, part = index.search(looked_up, search.similarity, _MOST_CANDIDATES)
-            values = aligned(thumbnails, whole, part, search)
-            good = values >= least
-            yield np.stack([whole[good], part[good]]), values[good]
+            for lookup in lookups:
+                whole, part = lookup.candidates(search)
+                values = aligned(thumbnails, whole, part, search)
+                good = values >= least
+                yield np.stack([whole[good], part[good]]), values[good]
     if on_progress:
         on_progress(_LABEL, len(SEARCHES), len(SEARCHES))
+
+
+class _Lookup:
+    """Some images, of which views are looked up among some others.
+
+    Args:
+        thumbnails: of all images.
+        asked: rows of the images to look up.
+        held: rows of the images to find, in ascending order.
+    """
+
+    def __init__(self, thumbnails: Thumbnails, asked: Array, held: Array) -> None:
+        self._thumbnails, self._asked, self._held = thumbnails, asked, held
+        self._index = VectorIndex(vectors(thumbnails, SEARCHES[0].view, held))
+        places = np.minimum(np.searchsorted(held, asked), len(held) - 1)
+        self._own = np.where(held[places] == asked, places, -1)
+
+    def candidates(self, search: Search) -> tuple[Array, Array]:
+        """Return rows of images, and of those that may show the part of them that is searched."""
+        looked_up = vectors(self._thumbnails, search.view, self._asked)
+        whole, part = self._index.search(
+            looked_up, search.similarity, _MOST_CANDIDATES, own_N=self._own
+        )
+        return self._asked[whole], self._held[part]
 
 
 def aligned(thumbnails: Thumbnails, whole: Array, part: Array, search: Search) -> Array:

@@ -38,14 +38,19 @@ class VectorIndex:
         self._starts = np.searchsorted(nearest[self._order], np.arange(cells + 1))
         self._sorted = vectors_ND[self._order]
 
-    def search(self, queries_ND: Array, threshold: float, most: int) -> tuple[Array, Array]:
+    def search(
+        self, queries_ND: Array, threshold: float, most: int, own_N: Array | None = None
+    ) -> tuple[Array, Array]:
         """Return pairs of a query's row and a vector's row that are similar.
 
         Args:
-            queries_ND: unit vectors; query i is never paired with vector i.
+            queries_ND: unit vectors.
             threshold: the least cosine similarity.
             most: the number of vectors that are returned for a query, the most similar ones.
+            own_N: the vector that each query is never paired with, -1 for none; by default the one
+                with its number.
         """
+        own_N = np.arange(len(queries_ND)) if own_N is None else own_N
         cells = self._probed(queries_ND).ravel()
         order = np.argsort(cells, kind="stable")
         queries = order // self._probes
@@ -53,7 +58,7 @@ class VectorIndex:
 
         def in_cell(cell: int) -> list[tuple[Array, Array, Array]]:
             asked = queries[ends[cell] : ends[cell + 1]]
-            return list(self._in_cell(cell, queries_ND, asked, threshold, most))
+            return list(self._in_cell(cell, (queries_ND, own_N), asked, threshold, most))
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             found = [hits for each in pool.map(in_cell, range(len(ends) - 1)) for hits in each]
@@ -75,9 +80,10 @@ class VectorIndex:
             return np.concatenate(list(pool.map(nearest, range(0, len(queries_ND), _BLOCK))))
 
     def _in_cell(
-        self, cell: int, queries_ND: Array, queries: Array, threshold: float, most: int
+        self, cell: int, given: tuple[Array, Array], queries: Array, threshold: float, most: int
     ) -> Iterator[tuple[Array, Array, Array]]:
         """Yield rows of queries, rows of vectors, and similarities; a few blocks at a time."""
+        queries_ND, own_N = given
         here = slice(self._starts[cell], self._starts[cell + 1])
         vectors, originals = self._sorted[here], self._order[here]
         block = max(1, _CELL_BLOCK // max(1, len(vectors)))
@@ -85,7 +91,7 @@ class VectorIndex:
             asked = queries[start : start + block]
             similar = queries_ND[asked] @ vectors.T
             rows, columns = np.nonzero(similar >= threshold)
-            others = asked[rows] != originals[columns]
+            others = own_N[asked[rows]] != originals[columns]
             rows, columns = rows[others], columns[others]
             values = similar[rows, columns]
             rows, columns, values = _best(rows, columns, values, most)
