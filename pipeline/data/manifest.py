@@ -66,7 +66,7 @@ def scan(
         if on_progress:
             on_progress(len(recalled) + len(rows), len(images))
     manifest = _listed(images).join(_together(known, rows, others))
-    if memory and facts is not None:
+    if memory and facts is not None and len(recalled) < len(images):
         memory.keep(manifest, facts)
     if listing.left_out:
         manifest = pd.concat([manifest, _left_out(listing)], ignore_index=True)

@@ -108,6 +108,16 @@ def learned(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(tables, ignore_index=True)[REMEMBERED]
 
 
+def all_known(rows: pd.DataFrame, remembered: pd.DataFrame) -> bool:
+    """Return whether nothing is to be learned: there is an entry for each image and each group."""
+    for kind in (FILE, PIXELS, GROUP):
+        keys = known(rows, kind)
+        held = remembered.loc[remembered["kind"] == kind, "key"]
+        if not _short(keys[keys != ""], kind).isin(held).all():
+            return False
+    return True
+
+
 def follows_first_rule(manifest: pd.DataFrame, wanted: dict[str, float], seed: int) -> bool:
     """Return whether the splits of a manifest are those of the first version of the rule.
 
@@ -168,10 +178,13 @@ def _decided(
 
 def _looked_up(rows: pd.DataFrame, remembered: pd.DataFrame, kind: str) -> pd.Series[float]:
     """Return the remembered split of each row as an index of `SPLITS`, NaN if there is none."""
+    keys = _short(known(rows, kind), kind)
+    if not (keys != "").any():
+        return pd.Series(np.nan, index=rows.index)
     own = remembered[remembered["kind"] == kind]
     places = own["split"].map({split: place for place, split in enumerate(SPLITS)})
     by_key = pd.Series(places.to_numpy(np.float64), index=own["key"].to_numpy(object))
-    return _short(known(rows, kind), kind).map(by_key).astype(np.float64)
+    return keys.map(by_key).astype(np.float64)
 
 
 def _names(rows: pd.DataFrame, units: Array, count: int) -> list[str]:

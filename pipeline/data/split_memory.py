@@ -42,6 +42,8 @@ class SplitMemory:
 
     def remember(self, rows: pd.DataFrame) -> None:
         """Save the splits of images in addition to those already remembered."""
+        if not self.is_new and split.all_known(rows, self.table):
+            return
         before = 0 if self.is_new else len(self.table)
         self._add(split.learned(rows))
         if len(self.table) > before:

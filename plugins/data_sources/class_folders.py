@@ -50,8 +50,7 @@ class ClassFolders:
     @cached_property
     def top(self) -> list[str]:
         """The sorted names of the folders directly in the root."""
-        with_files = {path.partition("/")[0] for path in self.files if "/" in path}
-        return sorted(with_files | {path.partition("/")[0] for path in self.folders})
+        return sorted(self._with_files | {path.partition("/")[0] for path in self.folders})
 
     def below(self, folder: str) -> list[str]:
         """Return the sorted names of the folders directly in a folder of the root."""
@@ -110,8 +109,12 @@ class ClassFolders:
 
     def filled(self, folders: Collection[str]) -> list[str]:
         """Return the folders that contain files, at any depth."""
-        there = {path.partition("/")[0] for path in self.files if "/" in path}
-        return [name for name in folders if name in there]
+        return [name for name in folders if name in self._with_files]
+
+    @cached_property
+    def _with_files(self) -> set[str]:
+        """The names of the folders directly in the root that contain files, at any depth."""
+        return {path.partition("/")[0] for path in self.files if "/" in path}
 
 
 def is_split(content: ClassFolders) -> bool:
@@ -161,8 +164,7 @@ def _images_in_splits(content: ClassFolders) -> tuple[list[ListedImage], list[st
     splits: dict[str, Split] = {name: split for name, split in named.items() if split}
     images, filled = [], set()
     for path in content.files:
-        top, _, rest = path.partition("/")
-        label, _, file = rest.partition("/")
+        top, label, file = [*path.split("/", 2), "", ""][:3]
         if top in splits and file:
             images.append(ListedImage(path, label, splits[top]))
             filled.add(f"{top}/{label}")

@@ -11,11 +11,13 @@ image is decoded or resized again. Shapes: N images, U and V vertical and horizo
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from pipeline.data.child_processes import processors
 from pipeline.data.near_duplicates.thumbnails import Thumbnails
 
 Array = np.ndarray[Any, Any]
@@ -24,7 +26,7 @@ SEARCHED, COMPARED = (8, 4), (12, 4)
 """Frequencies of luma and of chroma in each direction."""
 DETAIL_POWER = 1.5
 _NO_COLOR = 128
-_BLOCK = 16_384
+_BLOCK = 8_192
 
 
 class View(NamedTuple):
@@ -40,11 +42,12 @@ def vectors(thumbnails: Thumbnails, view: View, rows: Array | None = None) -> Ar
     """Return the vectors to search by, of one view of some or all images: float32 (N, D)."""
     if rows is None:
         rows = np.arange(len(thumbnails.luma_NHW))
-    blocks = [
-        _vectors(thumbnails.take(rows[start : start + _BLOCK]), view, SEARCHED, 1)
-        for start in range(0, max(1, len(rows)), _BLOCK)
-    ]
-    return np.concatenate(blocks)
+
+    def block(start: int) -> Array:
+        return _vectors(thumbnails.take(rows[start : start + _BLOCK]), view, SEARCHED, 1)
+
+    with ThreadPoolExecutor(processors()) as pool:
+        return np.concatenate(list(pool.map(block, range(0, max(1, len(rows)), _BLOCK))))
 
 
 def fine_vectors(thumbnails: Thumbnails, view: View) -> Array:

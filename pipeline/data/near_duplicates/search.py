@@ -8,6 +8,7 @@ once the crop is aligned as well as possible.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from threadpoolctl import threadpool_limits
 
+from pipeline.data.child_processes import processors
 from pipeline.data.near_duplicates.picture_vectors import View, fine_vectors, vectors
 from pipeline.data.near_duplicates.search_memory import SearchMemory
 from pipeline.data.near_duplicates.thumbnails import Thumbnails
@@ -167,12 +169,17 @@ def aligned(thumbnails: Thumbnails, whole: Array, part: Array, search: Search) -
     """
     found = np.full(len(whole), -1.0, np.float32)
     coarse = search._replace(shifts=search.shifts[::3], sides=(search.view.side,))
-    for start in range(0, len(whole), _BLOCK):
+
+    def align(start: int) -> None:
         rows = np.arange(start, min(start + _BLOCK, len(whole)))
         for step in (coarse, search):
             values = _aligned(thumbnails, whole[rows], part[rows], step)
             found[rows] = np.maximum(found[rows], values)
             rows = rows[found[rows] >= _PROMISING]
+
+    with ThreadPoolExecutor(processors()) as pool:
+        for _ in pool.map(align, range(0, len(whole), _BLOCK)):
+            pass
     return found
 
 

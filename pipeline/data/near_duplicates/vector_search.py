@@ -8,12 +8,13 @@ cells of its own; the matrix library had better use one thread (`near_duplicates
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+
+from pipeline.data.child_processes import processors
 
 Array = np.ndarray[Any, Any]
 
@@ -60,7 +61,7 @@ class VectorIndex:
             asked = queries[ends[cell] : ends[cell + 1]]
             return list(self._in_cell(cell, (queries_ND, own_N), asked, threshold, most))
 
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
+        with ThreadPoolExecutor(processors()) as pool:
             found = [hits for each in pool.map(in_cell, range(len(ends) - 1)) for hits in each]
         rows, places, similarities = (np.concatenate(parts) for parts in zip(*found, strict=True))
         rows, places, _ = _best(rows, places, similarities, most)
@@ -76,7 +77,7 @@ class VectorIndex:
             near = np.argpartition(different, self._probes - 1, axis=1)[:, : self._probes]
             return near.astype(np.int32)  # a copy: a view would keep all columns in memory
 
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
+        with ThreadPoolExecutor(processors()) as pool:
             return np.concatenate(list(pool.map(nearest, range(0, len(queries_ND), _BLOCK))))
 
     def _in_cell(
@@ -111,8 +112,12 @@ def _best(rows: Array, columns: Array, values: Array, most: int) -> tuple[Array,
 def _nearest(rows_ND: Array, centres_KD: Array) -> Array:
     """Return the nearest centre of each row."""
     starts = range(0, max(1, len(rows_ND)), _BLOCK)
-    blocks = [(rows_ND[start : start + _BLOCK] @ centres_KD.T).argmax(axis=1) for start in starts]
-    return np.concatenate(blocks)
+
+    def nearest(start: int) -> Array:
+        return (rows_ND[start : start + _BLOCK] @ centres_KD.T).argmax(axis=1)
+
+    with ThreadPoolExecutor(processors()) as pool:
+        return np.concatenate(list(pool.map(nearest, starts)))
 
 
 def _centres(vectors_ND: Array, cells: int) -> Array:
