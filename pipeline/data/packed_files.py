@@ -68,7 +68,8 @@ class PackedFiles(StoreShards):
 
     def read(self, shard: Shard) -> list[memoryview]:
         """Return the images of a shard, as image files."""
-        return _images_in(np.fromfile(self.file_of(shard), np.uint8), shard.stop - shard.first)
+        packed_images = _PackedShard(np.fromfile(self.file_of(shard), np.uint8))
+        return [packed_images.image(row) for row in range(shard.stop - shard.first)]
 
     def file_of(self, shard: Shard) -> Path:
         """Return the file of a shard."""
@@ -103,7 +104,7 @@ class PackedImages:
         self._folder = folder
         self._spec = StoreSpec(channels, height, width, described["resize"])
         self._rows_of_a_shard = int(described["rows_of_a_shard"])
-        self._shards: dict[int, list[memoryview]] = {}
+        self._shards: dict[int, _PackedShard] = {}
         self._threads = threads or processors()
 
     def __len__(self) -> int:
@@ -135,18 +136,17 @@ class PackedImages:
         spec, place = self._spec, row % len(self)
         within = place % self._rows_of_a_shard
         file = _shard_file(self._folder, place - within)
-        data = bytes(self._shard(file, place - within)[within])
         try:
+            data = bytes(self._shard(file, place - within).image(within))
             with decoded(data, spec.channels, known_whole=True) as pixels_HWC:
                 return resize_image(pixels_HWC, spec.height, spec.width, spec.resize)
-        except UndecodableImageError as error:
+        except (UndecodableImageError, OSError, ValueError, IndexError) as error:
             raise DataError(f"{file} is damaged ({error}). Run again to repair it.") from error
 
-    def _shard(self, file: Path, first: int) -> list[memoryview]:
-        """Return the images of a shard, which stay on disk until they are used."""
+    def _shard(self, file: Path, first: int) -> _PackedShard:
+        """Return a shard, whose images stay on disk until they are used."""
         if first not in self._shards:
-            count = min(self._rows_of_a_shard, len(self) - first)
-            self._shards[first] = _images_in(np.memmap(file, np.uint8, mode="r"), count)
+            self._shards[first] = _PackedShard(np.memmap(file, np.uint8, mode="r"))
         return self._shards[first]
 
     @cached_property
@@ -173,7 +173,14 @@ def _shard_file(folder: Path, first: int) -> Path:
     return folder / f"packed-{first:09}"
 
 
-def _images_in(file: Pixels, count: int) -> list[memoryview]:
-    offsets = file[: (count + 1) * _OFFSET.itemsize].view(_OFFSET).tolist()
-    content = memoryview(file.data)
-    return [content[offsets[k] : offsets[k + 1]] for k in range(count)]
+class _PackedShard:
+    """The images of the file of a shard."""
+
+    def __init__(self, file: Pixels) -> None:
+        self._content = memoryview(file.data)
+        start = int(file[: _OFFSET.itemsize].view(_OFFSET)[0])  # of the first image, after these
+        self._offsets = file[:start].view(_OFFSET)
+
+    def image(self, row: int) -> memoryview:
+        """Return an image file."""
+        return self._content[int(self._offsets[row]) : int(self._offsets[row + 1])]

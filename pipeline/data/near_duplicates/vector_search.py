@@ -114,7 +114,8 @@ def _nearest(rows_ND: Array, centres_KD: Array) -> Array:
     starts = range(0, max(1, len(rows_ND)), _BLOCK)
 
     def nearest(start: int) -> Array:
-        return (rows_ND[start : start + _BLOCK] @ centres_KD.T).argmax(axis=1)
+        found: Array = (rows_ND[start : start + _BLOCK] @ centres_KD.T).argmax(axis=1)
+        return found
 
     with ThreadPoolExecutor(processors()) as pool:
         return np.concatenate(list(pool.map(nearest, starts)))

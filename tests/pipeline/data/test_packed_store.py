@@ -163,11 +163,13 @@ def test_a_damaged_packed_store_is_repaired(root: Path, tmp_path: Path, damage: 
     assert pack(rows, root, stores) == (store, True)
 
 
-def test_damage_in_use_is_told(root: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("left", [24, 16, 3, 0])
+def test_damage_in_use_is_told(root: Path, tmp_path: Path, left: int) -> None:
     """An image that cannot be decoded any more is an error with the remedy, not a wrong picture."""
     store, _ = pack(rows_of(root), root, tmp_path / "stores")
     shard = min(store.glob("packed-*"))
-    shard.write_bytes(shard.read_bytes()[:24] + bytes(shard.stat().st_size - 24))
+    zeros = bytes(shard.stat().st_size - 24) if left == 24 else b""
+    shard.write_bytes(shard.read_bytes()[:left] + zeros)
     with pytest.raises(DataError, match=r"is damaged .* Run again"):
         open_images(store)[0]
 
