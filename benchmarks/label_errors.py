@@ -1,10 +1,11 @@
 """How many planted label errors a model finds among the images that it was trained on.
 
-python -m benchmarks.label_errors [FOLDER] [--share 0.03] [--preset quick] [--seed 0]
+python -m benchmarks.label_errors [FOLDER] [--share 0.03] [--preset quick] [--seed 0] [--folds N]
 
 Without FOLDER, the built-in digits. A share of the images of each class folder is put into another
 class, at random; `patchline run` trains on the result, and `patchline data inspect --check-labels`
-searches it. Images that the model just predicts wrongly are counted beside what is reported.
+searches it, with N folds by models that were not trained on the images that they judge. Images that
+the model just predicts wrongly are counted beside what is reported.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=0.03)
     parser.add_argument("--preset", default="quick")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--folds", type=int)
     asked = parser.parse_args()
     quiet_libraries.apply()
     print(machine(), flush=True)
@@ -42,7 +44,13 @@ def main() -> None:
             [source] = Path("digits/sources").iterdir()
         planted = plant(source, Path("planted"), asked.share, asked.seed)
         options = {"options": {"mirror_symmetric": False}} if asked.folder is None else {}
-        trained = patchline.run("planted", preset=asked.preset, seed=asked.seed, data=options)
+        trained = patchline.run(
+            "planted",
+            preset=asked.preset,
+            seed=asked.seed,
+            data=options,
+            training={"folds": asked.folds},
+        )
         print(f"test accuracy, wrong labels included: {trained.metrics['test/accuracy'].value:.1%}")
         found = patchline.inspect_data("planted", check_labels="planted", out="report")
         files: Sequence[str] = next(

@@ -28,6 +28,8 @@ def version_judge(
     Raises:
         ModelReferenceError: if there is no such version, or its files are gone.
     """
+    import numpy as np
+
     from pipeline.registry import version_evaluation
     from pipeline.registry.registered_models import resolve
 
@@ -44,14 +46,24 @@ def version_judge(
                 f"({', '.join(package.classes[:5])}, …). Choose a model of the same classes."
             )
         checked = rows[own].reset_index(drop=True)
-        images = version_evaluation.prepared_images(package, checked, root, workspace, on_progress)
+        by_folds = [records.of_folds.get(sha256) for sha256 in checked["sha256"]]
+        left = np.array([each is None for each in by_folds])
+        probabilities_NK = np.empty((len(checked), len(package.classes)), np.float32)
+        probabilities_NK[~left] = [each for each in by_folds if each is not None]
+        others = checked[left].reset_index(drop=True)
+        if len(others):
+            images = version_evaluation.prepared_images(
+                package, others, root, workspace, on_progress
+            )
+            probabilities_NK[left] = version_evaluation.predicted(package, images, on_progress)
         seen = None if known is None else version_evaluation.seen_images(checked, known)
         return Judgement(
             model=f"version {records.reference.version} of {records.reference.name}",
             classes=tuple(package.classes),
             paths=tuple(checked["path"]),
-            probabilities_NK=version_evaluation.predicted(package, images, on_progress),
-            seen_N=None if seen is None else seen.to_numpy(bool),
+            probabilities_NK=probabilities_NK,
+            seen_N=None if seen is None else seen.to_numpy(bool) & left,
+            by_folds=int((~left).sum()),
             left_out=tuple(sorted(set(rows.loc[~own, "label"]))),
         )
 

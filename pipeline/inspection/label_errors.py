@@ -38,6 +38,8 @@ class Judgement:
     probabilities_NK: Array
     seen_N: Array | None
     """Which images the model was trained or selected on; None if that is not recorded."""
+    by_folds: int = 0
+    """How many images were judged by models of folds that were not trained on them."""
     left_out: tuple[str, ...] = ()
     """Classes of the data that the model does not have."""
 
@@ -49,13 +51,18 @@ class Judgement:
                 "the labels of classes that the model does not have were not checked: "
                 f"{examples(list(self.left_out), _NAMED_CLASSES)}"
             )
+        if self.by_folds:
+            notes.append(
+                f"{self.by_folds:,} of the {len(self.paths):,} images whose labels were checked "
+                f"were judged by the folds of {self.model} that were not trained on them"
+            )
         if self.seen_N is None:
             notes.append(f"it is not recorded which images {self.model} was trained on")
         elif count := int(self.seen_N.sum()):
             notes.append(
                 f"{self.model} was trained or selected on {count:,} of the {len(self.paths):,} "
                 "images whose labels were checked; it may know their wrong labels by heart, "
-                "so a model of other images finds more"
+                "so a run with folds (training.folds), or a model of other images, finds more"
             )
         return notes
 

@@ -58,6 +58,21 @@ class VersionRecords:
         """The packaged model, loaded on first use."""
         return open_package(self.reference, self.folder)
 
+    @cached_property
+    def of_folds(self) -> dict[str, Array]:
+        """Probabilities of images by models of folds that were not trained on them, by file digest.
+
+        Empty if the version was trained without folds, or its predictions were not recorded.
+        Images that the initial weights were trained on are left out, and so are exact copies.
+        """
+        table = self.predictions
+        if "split" not in table or not (table["split"] == "train").any():
+            return {}
+        used = self.manifest.loc[self.manifest["split"].isin(["train", "validation"]), "sha256"]
+        own = table[table["split"].isin(["train", "validation"])]
+        own = own[~own["sha256"].isin(used[used.duplicated()])]
+        return dict(zip(own["sha256"], own["probabilities"], strict=True))
+
     @property
     def label(self) -> str:
         """The version as a reference: `flowers/3`."""

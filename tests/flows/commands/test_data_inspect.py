@@ -91,6 +91,21 @@ def test_a_model_finds_wrong_labels(run_here: RunHere, wrong_labels: Path) -> No
     assert 'label_error,warning,,"looks like rising (' in Path(answer["table"]).read_text("utf-8")
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("run_here")
+def test_folds_judge_images_that_they_were_not_trained_on(tmp_path: Path) -> None:
+    """Every image of the training has a verdict of its own; none counts as seen."""
+    folder = write_photos(tmp_path / "photos", images=20)
+    wrong = (folder / "across/003.png").rename(folder / "down/wrong.png")
+    patchline.run(folder, model={"size": "micro"}, training={"epochs": 8, "folds": 3})
+    found = patchline.inspect_data(folder, check_labels="photos", out=tmp_path / "report")
+    judged = [note for note in found.notes if "judged by the folds of version 1 of photos" in note]
+    assert len(judged) == 1
+    assert not any("was trained or selected on" in note for note in found.notes)
+    [errors] = [each for each in found.findings if each.kind == "label_error"]
+    assert str(wrong.relative_to(folder)) in errors.files[:3]
+
+
 def test_a_model_of_other_classes_cannot_check_labels(
     run_here: RunHere, finished_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
