@@ -46,10 +46,11 @@ def version_judge(
                 f"({', '.join(package.classes[:5])}, …). Choose a model of the same classes."
             )
         checked = rows[own].reset_index(drop=True)
-        by_folds = [records.of_folds.get(sha256) for sha256 in checked["sha256"]]
-        left = np.array([each is None for each in by_folds])
         probabilities_NK = np.empty((len(checked), len(package.classes)), np.float32)
-        probabilities_NK[~left] = [each for each in by_folds if each is not None]
+        left = np.ones(len(checked), np.bool_)
+        for place, sha256 in enumerate(checked["sha256"]):
+            if sha256 in records.of_folds:
+                probabilities_NK[place], left[place] = records.of_folds[sha256], False
         others = checked[left].reset_index(drop=True)
         if len(others):
             images = version_evaluation.prepared_images(

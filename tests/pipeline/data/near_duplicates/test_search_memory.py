@@ -76,7 +76,7 @@ def test_known_images_are_not_compared_again(thumbnails: Thumbnails, tmp_path: P
 def test_all_images_are_compared_if_there_is_nothing_to_trust(
     thumbnails: Thumbnails, tmp_path: Path, case: str
 ) -> None:
-    """A damaged memory, one of few of the images, and a fresh run: the search begins anew."""
+    """A damaged memory, one of few of the images, and a fresh run: the search covers everything."""
     memory = SearchMemory(tmp_path / "data", tmp_path)
     groups(thumbnails, [30, 5, 31] if case == "mostly new" else list(range(31)), memory)
     if case == "damaged":
