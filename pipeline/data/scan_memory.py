@@ -45,9 +45,7 @@ class ScanMemory:
     """
 
     def __init__(self, root: Path, workspace: Path, *, fresh: bool = False) -> None:
-        key = json.dumps([FORMAT, *decoder_version(), str(root)])
-        digest = hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:32]
-        self.file = workspace / "scans" / f"{digest}.parquet"
+        self.file = workspace / "scans" / f"{digest_of_root(root, FORMAT)}.parquet"
         self.workspace = workspace
         self._root = root
         self.fresh = fresh
@@ -103,6 +101,15 @@ class ScanMemory:
             make_folder(self.file.parent)
             with replacing(self.file) as temporary:
                 table.to_parquet(temporary, index=False)
+
+
+def digest_of_root(root: Path, version: int | str) -> str:
+    """Return 32 hexadecimal digits over a folder or archive, the decoder, and a version.
+
+    They name a file that remembers something about the images there.
+    """
+    key = json.dumps([version, *decoder_version(), str(root)])
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def _facts(file: str) -> tuple[int, int, int, int]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
 
-from pipeline.data.decoder_version import decoder_version
+from pipeline.data.scan_memory import digest_of_root
 from pipeline.files.atomic_files import replacing, storage_errors
 from pipeline.run_memory import stage_keys
 from pipeline.workspace import make_folder
@@ -32,8 +30,7 @@ class SearchMemory:
     """
 
     def __init__(self, root: Path, workspace: Path, *, fresh: bool = False) -> None:
-        key = json.dumps([stage_keys.code(_CODE), *decoder_version(), str(root)])
-        digest = hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+        digest = digest_of_root(root, stage_keys.code(_CODE))
         self.file = workspace / "near_duplicates" / f"{digest}.npz"
         self._fresh = fresh
 

@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 
 from pipeline.data import manifest as manifests
+from pipeline.data.child_processes import processors
 from pipeline.data.describing_processes import rows_of
 from pipeline.data.prepared_store import StoreSpec, open_images, prepare
 from pipeline.errors import DataError
@@ -34,7 +35,7 @@ def files_of(root: Path, times: int = 1) -> Files:
     return [(image, True) for image in images] * times
 
 
-@pytest.mark.skipif(os.cpu_count() == 1, reason="needs two processors")
+@pytest.mark.skipif(processors() == 1, reason="needs two processors")
 def test_processes_and_threads_return_the_same_rows(tmp_path: Path) -> None:
     """Whole, damaged, foreign, missing, large and oddly named files, in their order."""
     root = write_photos(tmp_path / "photos", classes=2, images=3)
@@ -50,7 +51,7 @@ def test_processes_and_threads_return_the_same_rows(tmp_path: Path) -> None:
     assert (statuses.count("ok"), statuses.count("foreign")) == (7, 1)
 
 
-@pytest.mark.skipif(os.cpu_count() == 1, reason="needs two processors")
+@pytest.mark.skipif(processors() == 1, reason="needs two processors")
 def test_killed_processes_cost_no_row(tmp_path: Path) -> None:
     """The parent describes what a child was asked for, and what nobody is left to ask for."""
     root = write_photos(tmp_path / "photos", classes=2, images=3)
@@ -67,7 +68,7 @@ def test_killed_processes_cost_no_row(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(os.cpu_count() == 1, reason="needs two processors")
+@pytest.mark.skipif(processors() == 1, reason="needs two processors")
 def test_processes_end_with_a_killed_parent(tmp_path: Path) -> None:
     """Nobody is left behind when a run is killed while it reads the images."""
     root = write_photos(tmp_path / "photos", classes=2, images=3)

@@ -27,20 +27,6 @@ from tests.small_disks import small_disk
 SPEC = StoreSpec(channels=3, height=16, width=16, resize="crop")
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    """Return a folder of seven images of several sizes, modes and formats."""
-    folder = tmp_path / "images"
-    folder.mkdir()
-    for number in range(3):
-        Image.fromarray(draw_photo(number, number, 20 + 9 * number)).save(folder / f"{number}.png")
-    Image.fromarray(draw_photo(0, 5, 40)[:, :20]).save(folder / "3 tall.jpg")
-    Image.fromarray(draw_photo(1, 5, 40)[:12, :, 0]).save(folder / "4 wide grey.png")
-    Image.fromarray(draw_photo(1, 6, 12)).save(folder / "5 small.gif")
-    Image.fromarray(draw_photo(2, 6, 16)).save(folder / "6.jpg", quality=10)
-    return folder
-
-
 @pytest.fixture(autouse=True)
 def _small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a shard hold two images."""

@@ -28,19 +28,6 @@ from tests.conftest import draw_photo
 SPEC = StoreSpec(channels=3, height=16, width=16, resize="crop")
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    """Return a folder of seven images of different sizes, modes and formats."""
-    folder = tmp_path / "images"
-    folder.mkdir()
-    for variant in range(4):
-        Image.fromarray(draw_photo(variant, 0, 16 + 8 * variant)).save(folder / f"{variant}.png")
-    Image.fromarray(draw_photo(0, 5, 40)[:, :20]).save(folder / "tall.jpg")
-    Image.fromarray(draw_photo(1, 5, 40)[:12, :, 0]).save(folder / "wide grey.png")
-    Image.fromarray(draw_photo(1, 6, 12)).save(folder / "small.gif")
-    return folder
-
-
 def stores_in(folder: Path) -> list[Path]:
     """Return all stores, complete or not."""
     return sorted(each for each in folder.iterdir() if each.name != ".locks")

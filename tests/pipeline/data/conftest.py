@@ -1,0 +1,23 @@
+"""Images for the tests of prepared stores."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tests.conftest import draw_photo
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Return a folder of seven images of different sizes, modes and formats."""
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for variant in range(4):
+        Image.fromarray(draw_photo(variant, 0, 16 + 8 * variant)).save(folder / f"{variant}.png")
+    Image.fromarray(draw_photo(0, 5, 40)[:, :20]).save(folder / "tall.jpg")
+    Image.fromarray(draw_photo(1, 5, 40)[:12, :, 0]).save(folder / "wide grey.png")
+    Image.fromarray(draw_photo(1, 6, 12)).save(folder / "small.gif")
+    return folder
