@@ -58,6 +58,8 @@ class CounterRandom:
         start = _hashed_number(_hashed_number(seed + _GOLDEN) + (epoch + 1) * _GOLDEN)
         self._keys_B = _hash((rows_B + 1) * _signed(_GOLDEN) + _signed(start))
         self._drawn = 0
+        self._seed, self._epoch, self._rows_B = seed, epoch, rows_B
+        self._alternations = 0
 
     def _words(self, count: int) -> torch.Tensor:
         """Return the next `count` words of every image: int64 (B, count)."""
@@ -87,3 +89,9 @@ class CounterRandom:
         """Return uint8 numbers (B, *shape), evenly distributed from 0 to 255."""
         count = math.prod(shape)
         return self._words(-(-count // 8)).view(torch.uint8)[:, :count].reshape(-1, *shape)
+
+    def alternating(self) -> torch.Tensor:
+        """Return a bool for each image (B,), random in the first epoch, then alternating."""
+        first_epoch = CounterRandom(self._seed, -1 - self._alternations, self._rows_B)
+        self._alternations += 1
+        return first_epoch.integers(0, 2).bool() ^ (self._epoch % 2 == 1)

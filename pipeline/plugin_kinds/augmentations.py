@@ -43,6 +43,10 @@ class BatchRandom(Protocol):
         """Return uint8 numbers (B, *shape), evenly distributed from 0 to 255."""
         ...
 
+    def alternating(self) -> torch.Tensor:
+        """Return a bool for each image (B,), random in the first epoch, then alternating."""
+        ...
+
 
 BatchTransform: TypeAlias = "Callable[[torch.Tensor, BatchRandom], torch.Tensor]"
 """Maps uint8 images (B, H, W, C) to uint8 images of the same shape, on the same device.

@@ -16,7 +16,7 @@ _RATIO_STEPS = 64
 
 
 def flip_and_crop(
-    images_BHWC: torch.Tensor, random: BatchRandom, *, flip: bool, pad: float
+    images_BHWC: torch.Tensor, random: BatchRandom, *, flip: bool, alternate: bool, pad: float
 ) -> torch.Tensor:
     """Pad by reflection, crop a random window of the original size, and mirror half of the images.
 
@@ -24,14 +24,15 @@ def flip_and_crop(
         images_BHWC: uint8.
         random: decides about the window and the mirroring.
         flip: whether to mirror.
+        alternate: whether to mirror each image in every second epoch, instead of at random.
         pad: width of the border, as a fraction of the side; rounded to pixels.
     """
     _, height, width, _ = images_BHWC.shape
     rows_BH = _window(random, height, pad)
     columns_BW = _window(random, width, pad)
     if flip:
-        mirrored_B1 = random.integers(0, 2, 1).bool()
-        columns_BW = torch.where(mirrored_B1, columns_BW.flip(1), columns_BW)
+        mirrored_B = random.alternating() if alternate else random.integers(0, 2).bool()
+        columns_BW = torch.where(mirrored_B[:, None], columns_BW.flip(1), columns_BW)
     return _gathered(images_BHWC, rows_BH, columns_BW)
 
 

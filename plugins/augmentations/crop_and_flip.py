@@ -24,6 +24,10 @@ class CropAndFlipConfig(PluginConfig):
     horizontal_flip: bool | None = None
     """Mirror half of the images; by default only if the data is mirror-symmetric."""
 
+    alternate_flips: bool = False
+    """Mirror each image in every second epoch, instead of at random (arXiv 2404.00498, section
+    3.6)."""
+
     pad: Annotated[float, Field(ge=0, le=0.5)] = 0.125
     """Border added by reflection before a random crop of the original size, as a fraction of the
     side: 4 pixels at 32."""
@@ -45,7 +49,9 @@ def build_batch(config: CropAndFlipConfig, _context: AugmentationContext) -> Bat
     flip = bool(config.horizontal_flip)
 
     def transform(images_BHWC: torch.Tensor, random: BatchRandom) -> torch.Tensor:
-        images_BHWC = flip_and_crop(images_BHWC, random, flip=flip, pad=config.pad)
+        images_BHWC = flip_and_crop(
+            images_BHWC, random, flip=flip, alternate=config.alternate_flips, pad=config.pad
+        )
         if config.erase:
             images_BHWC = erase(images_BHWC, random, probability=config.erase)
         return images_BHWC

@@ -184,7 +184,7 @@ def test_standard_pads_as_a_fraction_of_each_side() -> None:
     """An image that is not square is padded by more pixels along its longer side."""
     images = torch.arange(16 * 48).view(1, 16, 48, 1).expand(300, -1, -1, -1).contiguous()
     random = CounterRandom(0, 0, torch.arange(300))
-    cropped = flip_and_crop(images, random, flip=False, pad=0.125)
+    cropped = flip_and_crop(images, random, flip=False, alternate=False, pad=0.125)
     at_centre = cropped[:, 8, 24, 0]
     assert set((at_centre // 48 - 8).tolist()) == set(range(-2, 3))
     assert set((at_centre % 48 - 24).tolist()) == set(range(-6, 7))
@@ -200,6 +200,23 @@ def test_standard_mirrors_where_the_data_allows_it(symmetric: bool) -> None:
     mirrored = sum(np.array_equal(image, photo[:, ::-1]) for image in seen)
     assert mirrored + sum(np.array_equal(image, photo) for image in seen) == 60
     assert 15 <= mirrored <= 45 if symmetric else mirrored == 0
+
+
+def test_alternating_flips_show_both_sides_in_any_two_epochs() -> None:
+    """Every image is mirrored in every second epoch; half of them in the first one."""
+    augment, photo = (
+        _augmentation("standard", horizontal_flip=True, alternate_flips=True, pad=0),
+        _photo(3),
+    )
+    rows = range(60)
+    mirrored = np.array(
+        [
+            [np.array_equal(augment(photo, epoch, row), photo[:, ::-1]) for row in rows]
+            for epoch in range(3)
+        ]
+    )
+    assert (mirrored[1:] == ~mirrored[:-1]).all()
+    assert 15 <= mirrored[0].sum() <= 45
 
 
 def test_erasing_replaces_one_rectangle_by_noise() -> None:

@@ -87,3 +87,21 @@ def test_an_empty_range_is_refused() -> None:
     for low, high in ((3, 3), (0, 2**31)):
         with pytest.raises(ValueError, match="high - low must be"):
             CounterRandom(0, 0, ROWS).integers(low, high)
+
+
+def test_alternating_values_change_in_every_epoch() -> None:
+    """A row has each value in every second epoch, whatever its batch; rows and calls differ."""
+
+    def drawn(epoch: int, rows: torch.Tensor = ROWS) -> list[torch.Tensor]:
+        random = CounterRandom(4, epoch, rows)
+        return [random.alternating(), random.alternating()]
+
+    epochs = [drawn(epoch) for epoch in range(4)]
+    for call in range(2):
+        values = torch.stack([epoch[call] for epoch in epochs])
+        assert values.dtype == torch.bool
+        assert torch.equal(values[1:], ~values[:-1])
+        assert float(values[0].float().mean()) == pytest.approx(0.5, abs=0.05)
+        assert torch.equal(drawn(3, torch.tensor([1234]))[call], values[3, 1234:1235])
+    first, second = epochs[0]
+    assert float((first == second).float().mean()) == pytest.approx(0.5, abs=0.05)
