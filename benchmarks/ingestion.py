@@ -68,7 +68,7 @@ def _images(folder: Path, count: int, height: int, width: int) -> Path:
 def _compare(folder: Path, work: Path, *, side: int, resized: bool) -> None:
     files = sorted(each for each in folder.rglob("*") if each.is_file())
     bare = _bare_rate(files, work, side if resized else 0)
-    config = RunConfig.model_validate({"data": {"path": str(folder)}})
+    config = RunConfig.model_validate({"data": {"path": str(folder), "image_size": side}})
     began = time.perf_counter()
     data = ingestion.ingest(config, work)
     first = time.perf_counter() - began

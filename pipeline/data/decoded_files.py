@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import shutil
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,6 +19,7 @@ from pipeline.data.store_shards import Contents, Pixels, Shape, Shard, StoreShar
 
 IMAGES_FILE = "images.npy"
 _PIECE_BYTES = 1 << 20
+_MOST_OF_THE_DISK = 0.9
 
 
 class DecodedFiles(StoreShards):
@@ -43,6 +45,11 @@ class DecodedFiles(StoreShards):
         except OSError:
             held = 0
         return max(0, self._bytes - held)
+
+    def fit_the_disk(self) -> bool:
+        """Return whether the array would take at most nine tenths of the space that is free."""
+        place = self.folder if self.folder.is_dir() else self.folder.parent
+        return self.bytes_to_allocate() <= _MOST_OF_THE_DISK * shutil.disk_usage(place).free
 
     def incomplete(self) -> list[Shard]:
         """Return the shards that are missing, cut short, or do not match their digest."""

@@ -82,10 +82,12 @@ def describe(
     return _Description(root, listed, on_image, wanted).row()
 
 
-def describe_small(root: Path, listed: ListedImage, *, wanted: bool) -> Row | None:
+def describe_small(
+    root: Path, listed: ListedImage, on_image: OnImage | None = None, *, wanted: bool
+) -> Row | None:
     """Return the row of a file; None for an image that takes much memory."""
     try:
-        return _Description(root, listed, None, wanted, FEW_PIXELS).row()
+        return _Description(root, listed, on_image, wanted, FEW_PIXELS).row()
     except _LargeImageError:
         return None
 

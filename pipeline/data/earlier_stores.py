@@ -18,6 +18,8 @@ logger = logging.getLogger(__name__)
 
 BUILDING = ".building-"
 """Start of the name of a store that is not complete; its key follows."""
+DRAFT_FILE = "from_a_scan"
+"""In a store that a scan has made; it is removed once its images are in another store."""
 _LOCKS = ".locks"
 _KEPT_SECONDS = 14 * 24 * 3600.0
 
@@ -97,6 +99,14 @@ def note_use(store: Path) -> None:
     """Record that a store is used now, so that it is not removed."""
     with contextlib.suppress(OSError):  # a read-only disk
         os.utime(store)
+
+
+def remove_drafts(stores: Path) -> None:
+    """Remove the stores that scans have made and no run has completed."""
+    for marker in stores.glob(f"{BUILDING}*/{DRAFT_FILE}"):
+        with contextlib.suppress(OSError), file_locks.try_lock(lock_of(marker.parent)) as free:
+            if free:
+                shutil.rmtree(marker.parent)
 
 
 def remove_unused(stores: Path, kept: Sequence[Path]) -> None:

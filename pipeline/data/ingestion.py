@@ -19,6 +19,7 @@ from pipeline.data.class_checks import check_images, one_class
 from pipeline.data.decoding import UndecodableImageError
 from pipeline.data.describing import OnImage
 from pipeline.data.image_root import image_on_disk
+from pipeline.data.image_size import are_grey, default_image_size
 from pipeline.data.ingestion_notes import (
     empty_classes,
     notes_on_empty_classes,
@@ -30,6 +31,7 @@ from pipeline.data.near_duplicates.grouping import with_near_groups
 from pipeline.data.near_duplicates.search_memory import SearchMemory
 from pipeline.data.near_duplicates.thumbnails import ThumbnailCollector
 from pipeline.data.repeated_data import EarlierData, earlier_data, repeated
+from pipeline.data.scan_draft import ScanDraft
 from pipeline.data.scan_memory import ScanMemory
 from pipeline.data.source_listing import listing_of, uses_labels
 from pipeline.errors import ConfigError, DataError
@@ -38,9 +40,6 @@ from pipeline.plugin_api import DataTraits, ImageListing, ImageSpec
 from pipeline.plugin_system.plugin_settings import resolve_settings
 from pipeline.section import Section
 
-_SIZES = (8, 16, 32, 64, 96)
-"""Default image sizes; the largest that most images reach without enlarging is chosen."""
-_GREY_MODES = ["1", "L", "LA", "I", "I;16", "I;16B", "I;16L"]
 _SPLIT_SETTINGS = ("data.split_seed", "data.validation_fraction", "data.test_fraction")
 """A run with the same values splits its images in the same way."""
 StageProgress = Callable[[str, int, int], None]
@@ -173,7 +172,7 @@ def ingest(
         config: the source and the split settings.
         workspace: the folder `.patchline`.
         on_progress: called while the images are read.
-        remember: save the split of every image for later runs.
+        remember: save the split of every image for later runs, and keep images that are decoded.
         fresh: open every file, also those that have not changed since they were last read.
 
     Raises:
@@ -183,7 +182,8 @@ def ingest(
     labelled, data = uses_labels(config), config.data
     earlier = earlier_data(data.manifest, workspace) if data.manifest else None
     known = ScanMemory(listing.root, workspace, fresh=fresh)
-    manifest, notes, exclude = _read(config, listing, known, on_progress, earlier)
+    draft = ScanDraft(config, listing.root, workspace) if remember and not fresh else None
+    manifest, notes, exclude = _read(config, listing, known, on_progress, earlier, draft)
     if labelled and "leakage" not in data.accept:
         check_leakage(manifest)
     wanted = split.wanted_splits(manifest, data.validation_fraction, data.test_fraction)
@@ -204,7 +204,7 @@ def ingest(
         counts={name: int((rows["split"] == name).sum()) for name in split.SPLITS},
         class_counts=_class_counts(rows) if labelled else {},
         median_side=int(rows[["width", "height"]].min(axis=1).median()),
-        greyscale=bool(rows["mode"].isin(_GREY_MODES).all()),
+        greyscale=are_grey(rows["mode"]),
         mirror_symmetric=listing.mirror_symmetric,
         example_image=_example(rows, listing.root, workspace / "sources" / "examples"),
         notes=(*notes, *split_notes, *notes_on_leakage(rows), *notes_on_size(rows)),
@@ -220,6 +220,7 @@ def _read(
     known: ScanMemory,
     on_progress: StageProgress | None,
     earlier: EarlierData | None,
+    draft: ScanDraft | None,
 ) -> tuple[pd.DataFrame, list[str], Path | None]:
     """Return the manifest without splits of Patchline's own, notes, and what was excluded.
 
@@ -238,6 +239,7 @@ def _read(
         labelled=labelled,
         on_image=thumbnails.add if thumbnails is not None else None,
         memory=known,
+        draft=draft,
     )
     notes, exclude = _notes(manifest, listing, labelled=labelled), None
     if data.exclude is not None:
@@ -358,11 +360,6 @@ def prepare(
         resize=config.data.resize,
     )
     return PreparedData(store=store, reused=reused, image=image)
-
-
-def default_image_size(median_side: int) -> int:
-    """Return the largest of 8, 16, 32, 64 and 96 pixels that is at most the median side."""
-    return max([size for size in _SIZES if size <= median_side], default=_SIZES[0])
 
 
 def _class_counts(rows: pd.DataFrame) -> dict[str, int]:

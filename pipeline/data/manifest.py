@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Protocol
 
 import pandas as pd
 
 from pipeline.data.describing import OnImage, Row, empty_row, printable
-from pipeline.data.describing_processes import rows_of
+from pipeline.data.describing_processes import Files, KeptImages, rows_of
 from pipeline.data.scan_memory import DESCRIBED, ScanMemory
 from pipeline.files.atomic_files import replacing
 from pipeline.plugin_api import ImageListing, ListedImage
@@ -29,6 +31,24 @@ OWN_COLUMN = "column:"
 """Start of the names of columns that the data source adds."""
 _FINGERPRINTED = ["path", "label", "split", "group", "sha256", "status"]
 _ROWS_AT_ONCE = 1 << 16
+
+
+class OpenDraft(Protocol):
+    """Keeps the images of one scan while they are decoded."""
+
+    images: KeptImages
+
+    def finish(self, rows: Sequence[Row]) -> None:
+        """Keep the images of these rows, which are all of the scan, for the prepared store."""
+
+
+class Draft(Protocol):
+    """Keeps the images that a scan decodes."""
+
+    def opened(self, files: Files) -> AbstractContextManager[OpenDraft | None]:
+        """Begin a scan of these files; None if their images cannot be kept."""
+
+
 Progress = Callable[[int, int], None]
 """Called with the number of files done and the number of all files."""
 
@@ -40,6 +60,7 @@ def scan(
     labelled: bool = True,
     on_image: OnImage | None = None,
     memory: ScanMemory | None = None,
+    draft: Draft | None = None,
 ) -> pd.DataFrame:
     """Open every listed file once and describe it, sorted by path.
 
@@ -49,6 +70,7 @@ def scan(
         labelled: whether an image without a class is foreign.
         on_image: called for each decoded image, in the thread that has decoded it.
         memory: what is known from earlier scans; unchanged files are opened only for `on_image`.
+        draft: keeps the images that are decoded.
     """
     images = sorted(listing.images, key=lambda listed: listed.path)
     wanted = [bool(listed.label) or not labelled for listed in images]
@@ -61,10 +83,14 @@ def scan(
     recalled = set(known.index)
     others = [place for place in range(len(images)) if place not in recalled]
     rows: list[Row] = []
-    for row in rows_of(listing.root, [(images[each], wanted[each]) for each in others], on_image):
-        rows.append(row)
-        if on_progress:
-            on_progress(len(recalled) + len(rows), len(images))
+    files = [(images[each], wanted[each]) for each in others]
+    with draft.opened(files) if draft and files else nullcontext() as kept:
+        for row in rows_of(listing.root, files, on_image, kept=kept.images if kept else None):
+            rows.append(row)
+            if on_progress:
+                on_progress(len(recalled) + len(rows), len(images))
+        if kept:
+            kept.finish(rows)
     manifest = _listed(images).join(_together(known, rows, others))
     if memory and facts is not None and len(recalled) < len(images):
         memory.keep(manifest, facts)

@@ -34,8 +34,6 @@ logger = logging.getLogger(__name__)
 __all__ = ["StoreKind", "StoreSpec", "open_images", "prepare"]
 
 StoreKind = Literal["auto", "decoded", "packed"]
-_MOST_OF_THE_DISK = 0.9
-"""Decoded images may take so much of the space that is free."""
 
 
 def prepare(
@@ -93,15 +91,14 @@ def prepare(
 def _fits(build: DecodedBuild) -> bool:
     """Return whether the disk has space for decoded images, and log it if not."""
     begun = build.store if build.store.is_dir() else build.building
-    needed = build.files(begun).bytes_to_allocate()
-    free = shutil.disk_usage(build.stores).free
-    if needed <= _MOST_OF_THE_DISK * free:
+    files = build.files(begun)
+    if files.fit_the_disk():
         return True
     logger.warning(
         "the decoded images would take %s, and %s of the disk are free, so they are packed as "
         "files and decoded whenever they are used, which is slower",
-        _size(needed),
-        _size(free),
+        _size(files.bytes_to_allocate()),
+        _size(shutil.disk_usage(build.stores).free),
     )
     return False
 

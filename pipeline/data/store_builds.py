@@ -27,7 +27,13 @@ from pipeline.data.child_processes import pay_off, processors
 from pipeline.data.decoded_files import DecodedFiles
 from pipeline.data.decoder_version import decoder_version
 from pipeline.data.decoding_processes import DecodingProcesses, decode_into
-from pipeline.data.earlier_stores import BUILDING, EarlierStores, note_use, remove_unused
+from pipeline.data.earlier_stores import (
+    BUILDING,
+    EarlierStores,
+    note_use,
+    remove_drafts,
+    remove_unused,
+)
 from pipeline.data.manifest import Progress
 from pipeline.data.packed_files import PackedFiles, packed
 from pipeline.data.store_decoding import StoreSpec, WantedImage, read_image
@@ -112,6 +118,7 @@ class StoreBuild(ABC):
                 shutil.rmtree(building, ignore_errors=True)
             raise
         _publish(building, store)
+        remove_drafts(self.stores)
         remove_unused(self.stores, [store])
         return False
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.data.ingestion import default_image_size
+from pipeline.data.image_size import default_image_size
 from pipeline.planning import recipes, speed
 from pipeline.planning.asked import Asked
 from pipeline.planning.facts import Plan, PlanFacts

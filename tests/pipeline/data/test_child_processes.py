@@ -16,7 +16,7 @@ from PIL import Image
 
 from pipeline.data import manifest as manifests
 from pipeline.data.child_processes import processors
-from pipeline.data.describing_processes import rows_of
+from pipeline.data.describing_processes import KeptImages, rows_of
 from pipeline.data.prepared_store import StoreSpec, open_images, prepare
 from pipeline.errors import DataError
 from pipeline.plugin_api import ListedImage
@@ -35,18 +35,28 @@ def files_of(root: Path, times: int = 1) -> Files:
     return [(image, True) for image in images] * times
 
 
+def _kept(file: Path, count: int) -> KeptImages:
+    """Return what keeps so many images in 8 x 8 pixels."""
+    np.save(file, np.zeros((count, 8, 8, 3), np.uint8))
+    return KeptImages(file, "squash")
+
+
 @pytest.mark.skipif(processors() == 1, reason="needs two processors")
 def test_processes_and_threads_return_the_same_rows(tmp_path: Path) -> None:
     """Whole, damaged, foreign, missing, large and oddly named files, in their order."""
     root = write_photos(tmp_path / "photos", classes=2, images=3)
     (root / "across" / "bad.png").write_bytes(b"\x89PNG\r\n\x1a\nno image")
-    Image.new("L", (4200, 4200)).save(root / "across" / "large.png", compress_level=1)
+    Image.new("L", (4200, 4200), 9).save(root / "across" / "large.png", compress_level=1)
     files = files_of(root)
     files += [(ListedImage("down/000.png", "", None, "a group"), False)]
     files += [(ListedImage(name, "down", "test"), True) for name in ("gone.png", "a\nb", "\udcff")]
-    by_threads = list(rows_of(root, files, fewest=MANY))
-    by_processes = list(rows_of(root, files, fewest=1))
+    kept = [_kept(tmp_path / name, len(files)) for name in ("threads.npy", "processes.npy")]
+    by_threads = list(rows_of(root, files, fewest=MANY, kept=kept[0]))
+    by_processes = list(rows_of(root, files, fewest=1, kept=kept[1]))
     assert by_processes == by_threads
+    images = [np.load(each.file) for each in kept]
+    assert np.array_equal(*images)
+    assert [bool(image.any()) for image in images[0]] == [r["status"] == "ok" for r in by_threads]
     statuses = [row["status"] for row in by_processes]
     assert (statuses.count("ok"), statuses.count("foreign")) == (7, 1)
 
@@ -74,7 +84,7 @@ def test_processes_end_with_a_killed_parent(tmp_path: Path) -> None:
     root = write_photos(tmp_path / "photos", classes=2, images=3)
     code = f"""
 from pathlib import Path
-from pipeline.data.describing_processes import rows_of
+from pipeline.data.describing_processes import KeptImages, rows_of
 from tests.pipeline.data.test_child_processes import files_of
 root = Path({str(root)!r})
 rows = rows_of(root, files_of(root, times=20000), fewest=1)

@@ -13,10 +13,10 @@ from PIL import Image
 from pipeline.config import RunConfig
 from pipeline.config_files import validated
 from pipeline.data import manifest as manifests
+from pipeline.data.image_size import default_image_size
 from pipeline.data.ingestion import (
     IngestedData,
     check_source,
-    default_image_size,
     ingest,
     prepare,
     resolve,

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from pipeline.config import PluginChoice
-from pipeline.data import prepared_store, store_shards
+from pipeline.data import decoded_files, store_shards
 from pipeline.data.batch_order import BatchOrder
 from pipeline.data.loader import TrainingImages, training_batches
 from pipeline.data.packed_files import PackedImages, packed
@@ -98,7 +98,7 @@ def test_images_are_packed_only_where_they_would_not_fit(
 ) -> None:
     """By default the free space decides, and the choice is told; what exists is used."""
     rows, stores = rows_of(root), tmp_path / "stores"
-    monkeypatch.setattr(prepared_store, "_MOST_OF_THE_DISK", 1e-15)
+    monkeypatch.setattr(decoded_files, "_MOST_OF_THE_DISK", 1e-15)
     store, _ = prepare(rows, root, SPEC, stores)
     assert isinstance(open_images(store), PackedImages)
     assert "are packed as files" in caplog.text
@@ -106,7 +106,7 @@ def test_images_are_packed_only_where_they_would_not_fit(
     decoded, _ = prepare(rows, root, SPEC, stores, kind="decoded")
     assert isinstance(open_images(decoded), np.memmap)
     assert prepare(rows, tmp_path / "gone", SPEC, stores) == (decoded, True)
-    monkeypatch.setattr(prepared_store, "_MOST_OF_THE_DISK", 0.9)
+    monkeypatch.setattr(decoded_files, "_MOST_OF_THE_DISK", 0.9)
     assert prepare(rows, tmp_path / "gone", SPEC, stores) == (decoded, True)
 
 
