@@ -16,7 +16,7 @@ from flows.progress import display, shown
 from pipeline import config_files
 from pipeline.browsing.notebook_results import PAGE, TABLE
 from pipeline.config import RunConfig
-from pipeline.errors import ConfigError, UserError
+from pipeline.errors import ConfigError, PipelineError, UserError
 from pipeline.terminal_words import pasted_path, visible
 from pipeline.workspace import WORKSPACE, make_folder
 
@@ -63,7 +63,8 @@ def build(arguments: list[str]) -> Callable[..., None]:
             files = {"page": str(folder / PAGE), "table": str(folder / TABLE)}
             print(json.dumps({**found.result.model_dump(mode="json"), **files}, indent=2))
         else:
-            _print(found, folder)
+            own_model = None if check_labels else _own_model(asked.name or found.result.name)
+            _print(found, folder, own_model)
 
     # The composed class exists only here, so the annotation is not a name that could be looked up.
     inspect.__annotations__["settings"] = Annotated[chosen | None, Parameter(name="*")]
@@ -141,7 +142,22 @@ def _with_plan(found: Inspected, asked: RunConfig, workspace: Path) -> Inspected
     return replace(found, result=result.model_copy(update=added))
 
 
-def _print(found: Inspected, folder: Path) -> None:
+def _own_model(name: str) -> str | None:
+    """Return the champion of earlier runs with this data; a tracking server is not asked."""
+    from pipeline.registry import registered_models
+    from pipeline.tracking import tracking_store
+
+    try:
+        database = tracking_store.sqlite_file()
+        if database is None or not database.exists():
+            return None
+        version = registered_models.champion_of(name)
+    except PipelineError:  # the inspection does not depend on it
+        return None
+    return name if version else None
+
+
+def _print(found: Inspected, folder: Path, own_model: str | None) -> None:
     from rich.console import Console
 
     from pipeline.inspection.terminal_report import terminal_report
@@ -156,6 +172,8 @@ def _print(found: Inspected, folder: Path) -> None:
     ]
     if not found.result.plan:
         lines.append("Plan of a training:   add --preset balanced")
+    if own_model:
+        lines.append(f"Likely label errors:  add --check-labels {pasted_path(own_model)}")
     if found.result.findings:
         lines.append(f"Leave out what it marks `yes` under `exclude`: --data.exclude {table}")
     console.print("\n".join(lines), soft_wrap=True)

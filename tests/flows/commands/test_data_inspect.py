@@ -45,6 +45,17 @@ def test_terminal_names_counts_findings_and_files(run_here: RunHere, tmp_path: P
     assert "down/line\\nend.png" in out
     assert "inspection.html" in out
     assert "--data.exclude .patchline/inspections/photos-" in out
+    assert "--check-labels" not in out
+
+
+def test_the_model_of_the_data_is_offered_to_check_labels(
+    run_here: RunHere, finished_run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where earlier runs have registered a model, the terminal names it."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", finished_run.tracking_uri)
+    code, out, err = run_here("data", "inspect", str(finished_run.folder / "photos"))
+    assert code == 0, err
+    assert "Likely label errors:  add --check-labels photos\n" in out
 
 
 def test_folder_that_is_not_there_is_a_sentence(run_here: RunHere) -> None:
