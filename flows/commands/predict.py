@@ -14,11 +14,12 @@ from flows.closing.close_runs import tell_closed
 from flows.commands.switches import Json, Switch
 from flows.progress import display, shown
 from pipeline.errors import ConfigError, DataError
-from pipeline.prediction.image_files import check_images, find_images
+from pipeline.prediction.image_files import ImageFile, check_images, find_images, pixels_of
 from pipeline.registry.registered_models import ModelReference, resolve
 from pipeline.terminal_words import visible
 
 if TYPE_CHECKING:
+    from pipeline.packaging.packaged_model import PackagedModel
     from pipeline.prediction.batch_prediction import PredictedTable
 
 _BATCH = 64
@@ -41,7 +42,7 @@ def predict(
     model
         NAME, NAME@ALIAS, NAME/VERSION or models:/NAME@ALIAS; NAME alone means its champion.
     images
-        Image files or folders of images.
+        Image files, folders of images, or archives of images.
     top_k
         Number of classes to show per image.
     out
@@ -147,11 +148,27 @@ def _answers(reference: ModelReference, images: Sequence[Path], top_k: int) -> l
     with shown():
         for start in range(0, len(files), _BATCH):
             batch = files[start : start + _BATCH]
-            paths: list[object] = [Path(file.path) for file in batch]
-            for file, answer in zip(batch, model.answers(paths, top_k), strict=True):
+            for file, answer in zip(batch, _answered(model, batch, top_k), strict=True):
                 answers.append({"image": file.name, **answer})
             display().advance("Predicting", len(answers), len(files))
     return answers
+
+
+def _answered(model: PackagedModel, batch: list[ImageFile], top_k: int) -> list[dict[str, Any]]:
+    """Return the answers for a batch, which is predicted at once."""
+    from pipeline.data.decoding import UndecodableImageError
+
+    images: list[object] = []
+    reasons: list[str | None] = []
+    for file in batch:
+        try:
+            images.append(pixels_of(model, file))
+            reasons.append(None)
+        except UndecodableImageError as error:
+            images.append(None)
+            reasons.append(str(error))
+    answers = model.answers(images, top_k)
+    return [{**answer, "error": reason} for answer, reason in zip(answers, reasons, strict=True)]
 
 
 def _line(answer: dict[str, Any]) -> str:

@@ -31,6 +31,7 @@ from pipeline.prediction.image_files import (
     check_images,
     count_images,
     find_images,
+    pixels_of,
     printable,
 )
 from pipeline.prediction.prediction_parts import (
@@ -108,7 +109,7 @@ def predict_images(
     Args:
         model: the packaged model.
         model_id: identifies the model; an interrupted call resumes only with the same one.
-        images: files, or folders of files.
+        images: files, folders of files, or archives.
         out: a .csv or .parquet file; it is replaced at the very end.
         top_k: number of classes in the column `top_k`.
         probabilities: whether a Parquet file includes the probabilities of all classes.
@@ -116,7 +117,8 @@ def predict_images(
         on_progress: called after each batch.
 
     Raises:
-        DataError: if a path does not exist, or a folder holds no files.
+        DataError: if a path does not exist, a folder or an archive holds no files, or an archive
+            cannot be read.
         ConfigError: if the table's name or the state of an interrupted call does not match.
         StorageError: if the disk is full or read-only; earlier predictions are kept.
     """
@@ -208,12 +210,11 @@ def _predict_batch(model: PackagedModel, files: list[ImageFile]) -> _PredictedBa
     pixels: list[np.ndarray[Any, Any]] = []
     errors: list[str | None] = []
     for file in files:
-        reason: str | None = file.error or None
-        if reason is None:
-            try:
-                pixels.append(model.pixels(Path(file.path)))
-            except UndecodableImageError as error:
-                reason = printable(str(error))
+        reason: str | None = None
+        try:
+            pixels.append(pixels_of(model, file))
+        except UndecodableImageError as error:
+            reason = printable(str(error))
         errors.append(reason)
     none = np.empty((0, len(model.classes)), np.float32)
     probabilities_RK = model.probabilities(np.stack(pixels)) if pixels else none

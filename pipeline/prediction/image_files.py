@@ -1,6 +1,7 @@
-"""Find the images below folders, one at a time and in a fixed order.
+"""Find the images below folders and in archives, one at a time and in a fixed order.
 
-Only the names in one folder are held in memory at a time, about 100 MiB for a million of them.
+Only the names in one folder or archive are held in memory at a time, about 100 MiB for a million of
+them.
 """
 
 from __future__ import annotations
@@ -8,18 +9,25 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipeline.errors import DataError
-from pipeline.files.data_names import data_kind
+from pipeline.files.data_names import ARCHIVE_SUFFIXES, data_kind
+from pipeline.workspace import WORKSPACE
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from pipeline.files.archives import Archive
+    from pipeline.packaging.packaged_model import PackagedModel
 
 Place = tuple[int, tuple[str, ...]]
 """An image's position in the order: the index of its argument, and the parts of its name."""
-_WITH_ARTICLE = {"archive": "an archive", "table": "a table", "shards": "a set of shards"}
+_WITH_ARTICLE = {"table": "a table", "shards": "a set of shards"}
 
 
 class ImageFile(NamedTuple):
-    """A file to predict, or a folder that could not be opened."""
+    """A file to predict, a member of an archive, or a folder that could not be opened."""
 
     argument: int
     """Index of the given path that it belongs to."""
@@ -27,7 +35,9 @@ class ImageFile(NamedTuple):
     name: str
     """The path as stored in a table: bytes that are not UTF-8 are escaped."""
     error: str = ""
-    """Why a folder could not be opened."""
+    """Why a folder could not be opened, or a member is not read."""
+    archive: str = ""
+    """The archive that `path` is a member of, if it is one."""
 
     @property
     def place(self) -> Place:
@@ -53,15 +63,20 @@ def place(argument: int, name: str) -> Place:
 
 
 def find_images(given: Sequence[Path], without: Sequence[Path] = ()) -> Iterator[ImageFile]:
-    """Yield the given files and every file below the given folders, in order.
+    """Yield the given files and every file below the given folders and in archives, in order.
 
     Hidden files and folders and the paths `without` are skipped. Linked folders are followed,
     except back to a parent.
+
+    Raises:
+        DataError: if an archive cannot be read.
     """
     left_out = {os.path.realpath(path) for path in without}
     for argument, path in enumerate(given):
         if path.is_dir():
             yield from _below(argument, str(path), left_out, in_order=True)
+        elif is_archive(path):
+            yield from _members(argument, path)
         else:
             yield ImageFile(argument, str(path), printable(str(path)))
 
@@ -70,13 +85,13 @@ def check_images(given: Sequence[Path], without: Sequence[Path] = ()) -> None:
     """Refuse paths without anything to predict; each folder is walked only to its first file.
 
     Raises:
-        DataError: if no path was given, a path does not exist, a folder holds no files, or the only
-            path is an archive, a table or shards.
+        DataError: if no path was given, a path does not exist, a folder or an archive holds no
+            files, an archive cannot be read, or the only path is a table or shards.
     """
     if not given:
         raise DataError("No images given. Give image files or folders of images.")
     kind = data_kind(str(given[0]))
-    if len(given) == 1 and kind != "folder" and given[0].exists():
+    if len(given) == 1 and kind in _WITH_ARTICLE and given[0].exists():
         remedy = "Give the files it names" if kind == "table" else "Unpack it and give the folder"
         raise DataError(f"{given[0]} is {_WITH_ARTICLE[kind]}, not an image or a folder. {remedy}.")
     left_out = {os.path.realpath(path) for path in without}
@@ -84,18 +99,22 @@ def check_images(given: Sequence[Path], without: Sequence[Path] = ()) -> None:
         if not path.exists():
             raise DataError(f"There is no file or folder {path}. Check the path.")
         if is_empty(path, left_out):
+            what = "archive" if is_archive(path) else "folder"
             raise DataError(
-                f"The folder {path} holds no files. Add images, or give another folder."
+                f"The {what} {path} holds no files. Add images, or give another {what}."
             )
 
 
 def is_empty(path: Path, left_out: Collection[str] = ()) -> bool:
-    """Return whether a path is a folder without a file to predict.
+    """Return whether a path is a folder or an archive without a file to predict.
 
     Args:
         path: a folder or a file.
         left_out: real paths of files and folders to ignore.
     """
+    if is_archive(path):
+        archive = _opened_archive(path)[1]
+        return not archive.paths and not archive.refused
     files = _below(0, str(path), set(left_out), in_order=False) if path.is_dir() else iter([path])
     return next(iter(files), None) is None
 
@@ -103,15 +122,69 @@ def is_empty(path: Path, left_out: Collection[str] = ()) -> bool:
 def count_images(given: Sequence[Path], without: Sequence[Path] = ()) -> int:
     """Return how many `find_images` would yield."""
     left_out = {os.path.realpath(path) for path in without}
-    return sum(
-        sum(1 for _ in _below(0, str(path), left_out, in_order=False)) if path.is_dir() else 1
-        for path in given
-    )
+
+    def count(path: Path) -> int:
+        if path.is_dir():
+            return sum(1 for _ in _below(0, str(path), left_out, in_order=False))
+        if is_archive(path):
+            archive = _opened_archive(path)[1]
+            return len(archive.paths) + len(archive.refused)
+        return 1
+
+    return sum(map(count, given))
+
+
+def is_archive(path: Path) -> bool:
+    """Return whether a path is a file that is named as an archive."""
+    return path.name.lower().endswith(ARCHIVE_SUFFIXES) and path.is_file()
+
+
+def pixels_of(model: PackagedModel, file: ImageFile) -> np.ndarray[Any, Any]:
+    """Decode and resize a file for a model: uint8 (H, W, C).
+
+    Raises:
+        UndecodableImageError: with the reason, if it is not read, or is no image.
+    """
+    from pipeline.data.decoding import UndecodableImageError
+    from pipeline.data.image_root import root_image_bytes
+
+    if file.error:
+        raise UndecodableImageError(file.error)
+    if not file.archive:
+        return model.pixels(Path(file.path))
+    with root_image_bytes(Path(file.archive), file.path) as content:
+        return model.pixels(content)
 
 
 def printable(text: str) -> str:
     """Return text that Parquet can store: bytes that are not UTF-8 are escaped."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
+def _members(argument: int, path: Path) -> list[ImageFile]:
+    """Return the members of an archive, in order; those that are refused have an error."""
+    file, archive = _opened_archive(path)
+    errors = [("", member) for member in archive.paths]
+    errors += [(member.reason, member.path) for member in archive.refused]
+    found = [
+        ImageFile(argument, member, printable(f"{path}/{member}"), error, str(file))
+        for error, member in errors
+    ]
+    return sorted(found, key=lambda member: member.place)
+
+
+def _opened_archive(path: Path) -> tuple[Path, Archive]:
+    """Open an archive, and return the file that it is read from.
+
+    A compressed tar is decompressed once, where a run on it would look for it.
+
+    Raises:
+        DataError: if it is damaged, encrypted, or refused as a possible bomb.
+    """
+    from pipeline.files.archives import open_archive, readable_archive
+
+    file = readable_archive(path, WORKSPACE.resolve() / "sources" / "archive")
+    return file, open_archive(file)
 
 
 def _below(argument: int, root: str, left_out: set[str], *, in_order: bool) -> Iterator[ImageFile]:

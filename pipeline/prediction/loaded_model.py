@@ -13,7 +13,7 @@ from PIL import Image as PillowImage
 from pipeline.data.decoding import UndecodableImageError, pillow_pixels
 from pipeline.errors import ConfigError, DataError
 from pipeline.packaging.packaged_model import PackagedModel
-from pipeline.prediction.image_files import check_images, find_images
+from pipeline.prediction.image_files import ImageFile, check_images, find_images, pixels_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,7 +29,6 @@ class _Named(NamedTuple):
     name: str | int
     """The path of a file; the position of anything else."""
     image: object
-    error: str | None = None
 
 
 class _Answered(NamedTuple):
@@ -65,8 +64,8 @@ class Model:
         Args:
             images: a path, the bytes of an image file, a NumPy array of uint8 with axes (height,
                 width) or (height, width, channels), a Pillow image, or any number of these. The
-                path of a folder stands for every file below it. An array with four axes is a
-                batch of images.
+                path of a folder or an archive stands for every file in it. An array with four axes
+                is a batch of images.
             errors: what to do about an image that cannot be read: `raise` an error that names it,
                 or `mark` its row: no label, no probabilities, and the reason in a column `error`.
 
@@ -90,12 +89,11 @@ class Model:
         reasons: list[str | None] = []
         pixels: list[np.ndarray[Any, Any]] = []
         for each in batch:
-            reason = each.error
-            if reason is None:
-                try:
-                    pixels.append(self._pixels(each.image))
-                except UndecodableImageError as error:
-                    reason = str(error)
+            reason = None
+            try:
+                pixels.append(self._pixels(each.image))
+            except UndecodableImageError as error:
+                reason = str(error)
             if reason is not None and errors == "raise":
                 raise DataError(_unreadable(each.name, reason))
             reasons.append(reason)
@@ -104,6 +102,8 @@ class Model:
             yield _Answered(each.name, next(rows) if reason is None else None, reason)
 
     def _pixels(self, image: object) -> np.ndarray[Any, Any]:
+        if isinstance(image, ImageFile):
+            return pixels_of(self._package, image)
         if isinstance(image, PillowImage.Image):
             image = pillow_pixels(image, self._package.image["channels"])
         return self._package.pixels(image)
@@ -148,7 +148,7 @@ def _named(images: Iterable[Image]) -> Iterator[_Named]:
         if isinstance(image, str | Path):
             check_images([Path(image)])
             for file in find_images([Path(image)]):
-                yield _Named(file.name, Path(file.path), file.error or None)
+                yield _Named(file.name, file)
         else:
             yield _Named(position, image)
 

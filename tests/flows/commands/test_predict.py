@@ -12,6 +12,7 @@ import pytest
 import torch
 from mlflow import MlflowClient
 
+import patchline
 from flows.command_line import run_command_line
 from pipeline.config import ModelChoice
 from pipeline.models.model_building import build_model
@@ -101,6 +102,27 @@ def test_the_table_agrees_with_the_answers_on_the_terminal(asked: Asked, tmp_pat
         assert len(answer["top_k"]) == len(json.loads(row["top_k"])) == 3
     lines = asked.predict("pets", "photos").out.splitlines()
     assert [line.split("  ")[0] for line in lines] == table["image"].tolist()
+
+
+@pytest.mark.parametrize("suffix", ["zip", "gztar"])
+def test_archives_are_predicted_as_their_folders(asked: Asked, tmp_path: Path, suffix: str) -> None:
+    """The same probabilities, printed or in a table or from Python, without unpacking them."""
+    folder = write_photos(tmp_path / "photos", images=2)
+    (folder / "across" / "broken.png").write_bytes(b"")
+    archive = Path(shutil.make_archive("packed", suffix, folder)).relative_to(tmp_path)
+    assert asked.predict("pets", "photos", "--out", "folder.parquet").code == 0
+    assert asked.predict("pets", archive, "--out", "archive.parquet").code == 0
+    expected, found = pd.read_parquet("folder.parquet"), pd.read_parquet("archive.parquet")
+    names = expected["image"].str.replace("photos/", f"{archive}/", n=1)
+    assert found["image"].tolist() == names.tolist()
+    others = ["label", "error", "top_k"]
+    assert found[others].equals(expected[others])
+    shown = asked.predict("pets", archive, "--json").json["predictions"]
+    assert [each["label"] or "" for each in shown] == found["label"].fillna("").tolist()
+    assert [each["error"] for each in shown if each["error"]] == ["the file is empty"]
+    told = patchline.load("pets").predict(archive, errors="mark")
+    assert told.index.tolist() == names.tolist()
+    assert {each.name for each in tmp_path.iterdir() if each.is_dir()} <= {".patchline", "photos"}
 
 
 def test_damaged_images_are_listed_and_counted(asked: Asked, tmp_path: Path) -> None:

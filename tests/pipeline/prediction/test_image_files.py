@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
+import tarfile
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,14 +24,54 @@ def _write(root: Path, *names: str) -> Path:
     return root
 
 
-def test_archive_alone_is_refused(tmp_path: Path) -> None:
-    """An archive or a table is no image; among other files it is one that cannot be read."""
-    _write(tmp_path, "photos.zip", "labels.csv", "1.jpg")
-    with pytest.raises(DataError, match=r"photos\.zip is an archive, .* Unpack it and give the"):
-        check_images([tmp_path / "photos.zip"])
+def test_table_alone_is_refused(tmp_path: Path) -> None:
+    """A table is no image; among other files it is one that cannot be read."""
+    _write(tmp_path, "labels.csv", "1.jpg")
     with pytest.raises(DataError, match=r"labels\.csv is a table, .* Give the files it names"):
         check_images([tmp_path / "labels.csv"])
-    check_images([tmp_path / "photos.zip", tmp_path / "1.jpg"])
+    check_images([tmp_path / "labels.csv", tmp_path / "1.jpg"])
+
+
+@pytest.mark.parametrize("suffix", [".zip", ".tar", ".tar.gz"])
+def test_members_of_an_archive_come_in_the_order_of_their_paths(
+    tmp_path: Path, suffix: str
+) -> None:
+    """As the files of a folder do; refused members are among them, with the reason."""
+    shown = ["a/2.png", "a/10.png", "a-b/1.png", "a.png", "b.png"]
+    root = _write(tmp_path / "photos", *shown, ".hidden.png", "a/.x")
+    archive = tmp_path / f"photos{suffix}"
+    if suffix == ".zip":
+        with zipfile.ZipFile(archive, "w") as opened:
+            for name in sorted(shown, reverse=True):
+                opened.write(root / name, name)
+            opened.writestr(".hidden.png", b"x")
+            opened.writestr("../outside.png", b"x")
+    else:
+        with tarfile.open(archive, "w:gz" if suffix.endswith("gz") else "w") as opened:
+            opened.add(root, ".")
+            link = tarfile.TarInfo("../outside.png")
+            opened.addfile(link, io.BytesIO(b""))
+    found = list(find_images([archive, root]))
+    assert count_images([archive, root]) == len(found) == 11
+    check_images([archive, root])
+    places = [file.place for file in found]
+    assert places == sorted(places)
+    assert [file.name for file in found if file.archive and not file.error] == [
+        str(archive / name) for name in map(str, sorted(map(Path, shown)))
+    ]
+    [refused] = [file for file in found if file.error]
+    assert "outside.png" in refused.name
+
+
+def test_an_archive_without_files_is_refused(tmp_path: Path) -> None:
+    """It is named as an archive; one that cannot be read has its own sentence."""
+    with zipfile.ZipFile(tmp_path / "none.zip", "w"):
+        pass
+    with pytest.raises(DataError, match=r"The archive .*none\.zip holds no files\. Add images"):
+        check_images([tmp_path / "none.zip"])
+    (tmp_path / "broken.zip").write_bytes(b"PK\x03\x04 no archive")
+    with pytest.raises(DataError, match=r"broken\.zip"):
+        check_images([tmp_path / "broken.zip"])
 
 
 def _names(*given: Path, without: tuple[Path, ...] = ()) -> list[str]:
