@@ -46,10 +46,11 @@ class DecodedFiles(StoreShards):
             held = 0
         return max(0, self._bytes - held)
 
-    def fit_the_disk(self) -> bool:
-        """Return whether the array would take at most nine tenths of the space that is free."""
+    def fit_the_disk(self, copies: int = 1) -> bool:
+        """Return whether so many of them would take at most nine tenths of the free space."""
         place = self.folder if self.folder.is_dir() else self.folder.parent
-        return self.bytes_to_allocate() <= _MOST_OF_THE_DISK * shutil.disk_usage(place).free
+        free = shutil.disk_usage(place).free
+        return copies * self.bytes_to_allocate() <= _MOST_OF_THE_DISK * free
 
     def incomplete(self) -> list[Shard]:
         """Return the shards that are missing, cut short, or do not match their digest."""

@@ -70,7 +70,8 @@ def scan(
         labelled: whether an image without a class is foreign.
         on_image: called for each decoded image, in the thread that has decoded it.
         memory: what is known from earlier scans; unchanged files are opened only for `on_image`.
-        draft: keeps the images that are decoded.
+        draft: keeps the images that are decoded, unless an earlier scan has seen the folder and
+            they are decoded again for `on_image` alone.
     """
     images = sorted(listing.images, key=lambda listed: listed.path)
     wanted = [bool(listed.label) or not labelled for listed in images]
@@ -84,7 +85,9 @@ def scan(
     others = [place for place in range(len(images)) if place not in recalled]
     rows: list[Row] = []
     files = [(images[each], wanted[each]) for each in others]
-    with draft.opened(files) if draft and files else nullcontext() as kept:
+    if not files or (on_image and memory and memory.file.exists()):
+        draft = None
+    with draft.opened(files) if draft else nullcontext() as kept:
         for row in rows_of(listing.root, files, on_image, kept=kept.images if kept else None):
             rows.append(row)
             if on_progress:

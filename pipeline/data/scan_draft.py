@@ -76,7 +76,7 @@ class ScanDraft:
 
     def _begun(self, folder: Path, spec: StoreSpec, count: int) -> OpenScanDraft | None:
         held = DecodedFiles(folder, (count, spec.height, spec.width, spec.channels))
-        if not held.fit_the_disk():
+        if not held.fit_the_disk(copies=2):  # the store may have to be a copy
             return None
         try:
             make_folder(folder)

@@ -109,6 +109,17 @@ def test_nothing_is_kept_if_the_format_may_be_another(
     assert folders_in(tmp_path / "work") == []
 
 
+def test_images_that_are_compared_are_kept_once(photos: Path, tmp_path: Path) -> None:
+    """The search for near duplicates decodes all images each time; only the first time is kept."""
+    config, work = config_of(photos, image_size=24, group_near_duplicates=True), tmp_path / "work"
+    for run in range(2):
+        data = ingestion.ingest(config, work)
+        assert [name[:9] for name in folders_in(work)] == ([] if run else [".building"])
+        if not run:
+            assert np.array_equal(prepared(config, data, work), decoded(data, work))
+            shutil.rmtree(work / "prepared")
+
+
 def test_grey_images_are_decoded_later(tmp_path: Path) -> None:
     """Images without color get one channel, which is decoded in another way."""
     folder = write_photos(tmp_path / "photos", classes=2, images=3)
