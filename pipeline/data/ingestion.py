@@ -176,7 +176,7 @@ def ingest(
         fresh: open every file, also those that have not changed since they were last read.
 
     Raises:
-        DataError: if the images or labels cannot be used; nothing is saved then.
+        DataError: if the images or labels cannot be used; no manifest and no split is saved then.
     """
     listing = listing_of(config, workspace)
     labelled, data = uses_labels(config), config.data

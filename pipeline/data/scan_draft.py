@@ -2,7 +2,8 @@
 
 Describing an image decodes it. Where the format of the store is certain before the scan, because
 neither a preset nor initial weights choose the size, the resized images are kept. They look like a
-store that somebody has begun and not published: the run completes it, or copies from it.
+store that somebody has begun and not published: the run completes it, or copies from it. If the run
+is refused, for example because a class has too few images, the next one does so.
 """
 
 from __future__ import annotations

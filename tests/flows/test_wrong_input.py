@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from pipeline.data.earlier_stores import DRAFT_FILE
 from tests.conftest import Finished, patchline, write_photos
 from tests.small_disks import small_disk as mounted
 
@@ -33,11 +34,14 @@ def _refused(done: Finished, *words: str, code: int = 2) -> None:
 
 
 def _nothing_left(folder: Path) -> None:
-    """Check that no run, no model and no store was made."""
+    """Check that no run, no model and no store was made; images that were read may be kept."""
     assert not (folder / "mlflow.db").exists()
     assert not (folder / "mlruns").exists()
     assert not list(folder.glob(".patchline/runs/*"))
-    assert not [f for f in folder.rglob("*") if f.name.endswith(".part") or "building" in f.name]
+    begun = [f for f in folder.rglob("*") if f.name.endswith(".part") or "building" in f.name]
+    assert not [each for each in begun if not (each / DRAFT_FILE).exists()]
+    stores = folder.glob(".patchline/prepared/*")
+    assert not [each for each in stores if not each.name.startswith(".")]
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from pipeline.data import ingestion, store_shards
 from pipeline.data import manifest as manifests
 from pipeline.data.earlier_stores import lock_of
 from pipeline.data.prepared_store import StoreSpec, open_images, prepare
+from pipeline.errors import DataError
 from pipeline.files import file_locks
 from tests.conftest import draw_photo, write_photos
 from tests.pipeline.data.test_ingestion import config_of
@@ -91,6 +92,25 @@ def test_a_grown_folder_is_completed_from_what_was_kept(photos: Path, tmp_path: 
     expected = decoded(data, work)
     shutil.rmtree(photos)
     photos.mkdir()
+    assert np.array_equal(prepared(config, data, work), expected)
+    assert len(folders_in(work)) == 1
+
+
+def test_what_a_refused_run_has_read_is_kept(tmp_path: Path) -> None:
+    """Once a class has enough images, those that the refused run has decoded are not read again."""
+    folder, work = write_photos(tmp_path / "photos", classes=2, images=6), tmp_path / "work"
+    few = folder / "few"
+    few.mkdir()
+    Image.fromarray(draw_photo(0, 1, 40)).save(few / "0.png")
+    config = config_of(folder, image_size=24)
+    with pytest.raises(DataError, match="'few'"):
+        ingestion.ingest(config, work)
+    for number in (1, 2, 3):
+        Image.fromarray(draw_photo(2, number, 50)).save(few / f"{number}.png")
+    data = ingestion.ingest(config, work)
+    expected = decoded(data, work)
+    shutil.rmtree(folder)
+    folder.mkdir()
     assert np.array_equal(prepared(config, data, work), expected)
     assert len(folders_in(work)) == 1
 
