@@ -107,6 +107,7 @@ def decoded(
     *,
     known_whole: bool = False,
     on_header: Callable[[ImageHeader], None] | None = None,
+    whole_jpeg: Callable[[bytes, JpegFrame], Pixels | None] | None = None,
 ) -> Iterator[Pixels]:
     """Decode an image like `decode_image` and reserve its memory while the block runs.
 
@@ -117,6 +118,8 @@ def decoded(
         channels: 1 or 3.
         known_whole: whether these bytes are known to be complete from an earlier decoding.
         on_header: called with what the header states, before the pixels are decoded.
+        whole_jpeg: decodes a common JPEG file in color, or returns None, for example if the file
+            may be incomplete; it then takes the usual way.
 
     Raises:
         UndecodableImageError: with the reason, if the bytes are not a complete image.
@@ -130,9 +133,12 @@ def decoded(
         on_header(header)
     with _pixels_in_flight.share(work) if work > _FEW_PIXELS else nullcontext():
         with _failures_named():
-            if frame and not known_whole and lacks_data(data, frame):
-                raise UndecodableImageError("the file ends too early")
-            pixels = _decode_fast(data, channels, frame, png)
+            common = frame if frame and _is_common(data, frame) else None
+            pixels = whole_jpeg(data, common) if whole_jpeg and common else None
+            if pixels is None:
+                if frame and not known_whole and lacks_data(data, frame):
+                    raise UndecodableImageError("the file ends too early")
+                pixels = _decode_fast(data, channels, common, png)
             if pixels is None:
                 pixels = _decode_strict(data, channels)
             if pixels.ndim != 3:  # noqa: PLR2004 - H, W, C
@@ -235,14 +241,21 @@ def _register_heif() -> None:
     register_heif_opener(thumbnails=False)
 
 
+def _is_common(data: bytes, frame: JpegFrame) -> bool:
+    """Return whether every decoder reads a JPEG file alike; CMYK and Adobe's RGB are not so."""
+    return (
+        frame.components in _JPEG_MODES
+        and _JPEG_END in data[-_TRAILING_BYTES:]
+        and b"Adobe" not in data[:4096]
+    )
+
+
 def _decode_fast(
-    data: bytes, channels: int, frame: JpegFrame | None, png: PlainPng | None
+    data: bytes, channels: int, common: JpegFrame | None, png: PlainPng | None
 ) -> Pixels | None:
     if png:
         return _in_opencv(png.data, channels) if _PNG_END in data[-_TRAILING_BYTES:] else None
-    if frame is None or _JPEG_END not in data[-_TRAILING_BYTES:] or b"Adobe" in data[:4096]:
-        return None  # may be CMYK, which OpenCV and Pillow read differently
-    return _in_opencv(data, channels)
+    return _in_opencv(data, channels) if common else None
 
 
 def _in_opencv(data: bytes, channels: int) -> Pixels | None:

@@ -41,7 +41,8 @@ class KeptImages:
 
     def __init__(self, file: Path, resize: ResizePolicy) -> None:
         self.file, self.resize = file, resize
-        self._images: Pixels = np.load(file, mmap_mode="r+", allow_pickle=False)
+        images = np.load(file, mmap_mode="r", allow_pickle=False)
+        self._shape, self._first_byte = images.shape[1:], images.offset
 
     def beside(self, on_image: OnImage | None, place: int) -> OnImage:
         """Return what keeps an image in its row, after what else is called for it."""
@@ -49,8 +50,11 @@ class KeptImages:
         def keep(path: str, data: bytes, image_HWC: Pixels) -> None:
             if on_image:
                 on_image(path, data, image_HWC)
-            _, height, width, _ = self._images.shape
-            self._images[place] = resize_image(image_HWC, height, width, self.resize)
+            height, width, _ = self._shape
+            kept = resize_image(image_HWC, height, width, self.resize)
+            with self.file.open("r+b") as opened:  # faster than to a mapped file
+                opened.seek(self._first_byte + place * kept.nbytes)
+                opened.write(kept.data)
 
         return keep
 

@@ -24,7 +24,7 @@ from pipeline.files.atomic_files import replacing, storage_errors
 from pipeline.files.tar_shards import INDEX_SUFFIX
 from pipeline.workspace import make_folder
 
-FORMAT = 1
+FORMAT = 2
 """Increase it when the rows of a manifest say something else about a file."""
 DESCRIBED = ["sha256", "pixels", "width", "height", "mode", "bytes", "status", "reason"]
 _FACTS = ["stat_bytes", "stat_modified", "stat_changed", "stat_inode"]

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -89,9 +89,9 @@ def use_plugin_files(files: list[Path]) -> None:
 def installed(kind: Kind | None = None, name: str | None = None) -> list[PluginEntry]:
     """Return the installed plugins, sorted by kind and name, without importing any."""
     entries: list[PluginEntry] = []
-    points = metadata.entry_points()  # reads every distribution, so once for all kinds
+    points = _entry_points(tuple((folder, _last_change(folder)) for folder in sys.path))
     for wanted in KINDS if kind is None else (kind,):
-        for point in points.select(group=f"patchline.{wanted}s"):
+        for point in points[wanted]:
             if name not in (None, point.name):
                 continue
             summary, error = _describe_module(point.value.partition(":")[0])
@@ -116,6 +116,20 @@ def installed(kind: Kind | None = None, name: str | None = None) -> list[PluginE
             )
     entries = _with_rivals(list(dict.fromkeys(entries)))
     return sorted(entries, key=lambda e: (list(KINDS).index(e.kind), e.name, e.distribution))
+
+
+@lru_cache(maxsize=1)
+def _entry_points(_folders: tuple[tuple[str, int], ...]) -> dict[Kind, list[metadata.EntryPoint]]:
+    """Read all distributions in these folders, unless none was installed or removed since."""
+    points = metadata.entry_points()
+    return {kind: list(points.select(group=f"patchline.{kind}s")) for kind in KINDS}
+
+
+def _last_change(folder: str) -> int:
+    try:
+        return os.stat(folder or os.curdir).st_mtime_ns  # noqa: PTH116 - "" is the current folder
+    except OSError:
+        return 0
 
 
 def _with_rivals(entries: list[PluginEntry]) -> list[PluginEntry]:
