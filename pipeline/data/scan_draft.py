@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,7 +18,6 @@ import numpy as np
 import pandas as pd
 
 from pipeline.config import RunConfig
-from pipeline.data.child_processes import processors
 from pipeline.data.decoded_files import DecodedFiles
 from pipeline.data.decoding import ImageHeader, UndecodableImageError, read_header
 from pipeline.data.describing import Row
@@ -144,8 +142,7 @@ class OpenScanDraft:
         build = DecodedBuild(table, self._root, self._spec, self._folder.parent, None, 0)
         files = build.files(self._folder)
         files.begin(build.contents, files.shards())
-        with ThreadPoolExecutor(processors()) as pool:
-            list(pool.map(files.seal, files.shards()))
+        files.seal_all()
         (self._folder / DRAFT_FILE).touch()
         with file_locks.try_lock(lock_of(build.store)) as free:
             if free and not build.store.exists():

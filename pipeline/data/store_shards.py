@@ -10,11 +10,13 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from pipeline.data.child_processes import processors
 from pipeline.files.atomic_files import replacing, write_text
 
 SHARD_BYTES = 1 << 26
@@ -74,8 +76,10 @@ class StoreShards(ABC):
 
     def incomplete(self) -> list[Shard]:
         """Return the shards that are missing, cut short, or do not match their digest."""
-        recorded = self._recorded()
-        return [shard for shard in self.shards() if not self._is_intact(shard, recorded)]
+        recorded, shards = self._recorded(), self.shards()
+        with ThreadPoolExecutor(processors()) as pool:
+            intact = pool.map(lambda shard: self._is_intact(shard, recorded), shards)
+            return [shard for shard, is_intact in zip(shards, intact, strict=True) if not is_intact]
 
     def is_intact(self, shard: Shard) -> bool:
         """Return whether a shard is complete and matches its digest."""
@@ -92,6 +96,11 @@ class StoreShards(ABC):
         """Record the digest of a shard whose images have been written."""
         with (self.folder / SHARDS_FILE).open("a", encoding="utf-8") as opened_shards:
             opened_shards.write(_line(shard, self._digest(shard)))
+
+    def seal_all(self) -> None:
+        """Record the digests of all shards."""
+        with ThreadPoolExecutor(processors()) as pool:
+            list(pool.map(self.seal, self.shards()))
 
     def rows_of_a_shard(self) -> int:
         """Return the number of rows of each shard but the last."""
