@@ -1,7 +1,8 @@
 """What pre-training is worth: without labels, and on other classes.
 
 python -m benchmarks.pretraining mae FOLDER [--limit 20m] [--keep DIR]
-python -m benchmarks.pretraining halves FOLDER [--limit 10m] [--fine-tuning 2m] [--keep DIR]
+python -m benchmarks.pretraining halves FOLDER [--limit 10m] [--fine-tuning 2m] [--seeds 3]
+                                               [--keep DIR]
 
 FOLDER holds `train` and `test` with a folder for each class, such as CIFAR-10.
 
@@ -11,7 +12,7 @@ pre-trained encoder's, those of the same encoder with random weights, and the pi
 
 `halves` trains on the first half of the classes. Then 100 images of each other class are trained on
 twice, for the same time (by default a fifth of the limit): from these weights, and from random
-ones.
+ones; with several seeds, twice for each.
 """
 
 from __future__ import annotations
@@ -114,6 +115,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--limit", default="20m", help="of the pre-training")
     parser.add_argument("--fine-tuning", help="time for the second half")
+    parser.add_argument("--seeds", type=int, default=1, help="of the second half")
     parser.add_argument("--keep", type=Path, default=Path("pretraining"))
     arguments = parser.parse_args()
     quiet_libraries.apply()
@@ -123,7 +125,7 @@ def main() -> None:
         _mae(folder, arguments.limit, keep)
     else:
         short = arguments.fine_tuning or f"{duration_seconds(arguments.limit) / _SHORTER:g}s"
-        _halves(folder, arguments.limit, short, keep)
+        _halves(folder, arguments.limit, short, keep, arguments.seeds)
 
 
 def _mae(folder: Path, limit: str, keep: Path) -> None:
@@ -179,7 +181,7 @@ def _features(
     return np.asarray(features), images.labels_N
 
 
-def _halves(folder: Path, limit: str, short: str, keep: Path) -> None:
+def _halves(folder: Path, limit: str, short: str, keep: Path, seeds: int) -> None:
     classes = sorted(each.name for each in (folder / "train").iterdir())
     half = len(classes) // 2
     first = _linked(folder / "train", keep / "first", classes[:half], None)
@@ -188,26 +190,46 @@ def _halves(folder: Path, limit: str, short: str, keep: Path) -> None:
     changes = config_files.merged(_SUPERVISED, _MANY)
     changes = config_files.merged(changes, {"training": {"time_limit": limit}})
     before = _train(*_prepared(first, keep, changes), keep / "halves-first")
-    print(f"pre-trained: {before.best_validation_accuracy or 0:.1%} of its own validation images")
+    print(
+        f"pre-trained: {before.epochs:.1f} epochs, "
+        f"{before.best_validation_accuracy or 0:.1%} of its own validation images"
+    )
     changes = config_files.merged(_SUPERVISED, _FEW)
     changes = config_files.merged(changes, {"training": {"time_limit": short}})
     start = {"init": str(before.best / "model.safetensors")}
     warm = {"model": start, "training": {"trainable": "all"}}
     slower = {"optimizer": {"learning_rate": 1.4e-3}}
-    for name, more in (("random weights", {}), ("pre-trained", config_files.merged(warm, slower))):
-        config, data, prepared = _prepared(second, keep, config_files.merged(changes, more))
-        trained = _train(config, data, prepared, keep / f"halves-{name.replace(' ', '-')}")
-        images = _images(tests, classes[half:], _TESTED * 2, prepared.image)
-        model = load_model(trained.best)[0]
-        rows = np.arange(len(images.pixels))
-        logits_NK = predict_logits(model, images.pixels, rows, prepared.image).numpy()
-        right = int((logits_NK.argmax(1) == images.labels_N).sum())
-        found = proportion(right, len(rows))
-        print(
-            f"{name}: {found.value:.1%} of {found.n} test images ({found.low:.1%} to "
-            f"{found.high:.1%}) after {trained.epochs:.1f} epochs in {trained.seconds:.0f} s",
-            flush=True,
-        )
+    sides = {"random weights": {}, "pre-trained": config_files.merged(warm, slower)}
+    found: dict[str, list[float]] = {name: [] for name in sides}
+    for seed in range(seeds):
+        for name, more in sides.items():
+            asked = config_files.merged(changes, {**more, "seed": seed})
+            config, data, prepared = _prepared(second, keep, asked)
+            kept = keep / f"halves-{name.replace(' ', '-')}-{seed}"
+            trained = _train(config, data, prepared, kept)
+            images = _images(tests, classes[half:], _TESTED * 2, prepared.image)
+            found[name].append(_tested(f"{name}, seed {seed}", trained, images, prepared.image))
+    if seeds > 1:
+        means = {name: float(np.mean(values)) for name, values in found.items()}
+        gains = np.subtract(found["pre-trained"], found["random weights"])
+        error = float(gains.std(ddof=1)) / seeds**0.5
+        print("; ".join(f"{name}: {value:.1%}" for name, value in means.items()), end="; ")
+        print(f"gain {gains.mean():.1%}, standard error {error:.1%} over {seeds} seeds", flush=True)
+
+
+def _tested(name: str, trained: TrainResult, images: Images, spec: ImageSpec) -> float:
+    """Print and return the share of the images that a trained model classifies correctly."""
+    model = load_model(trained.best)[0]
+    rows = np.arange(len(images.pixels))
+    logits_NK = predict_logits(model, images.pixels, rows, spec).numpy()
+    right = int((logits_NK.argmax(1) == images.labels_N).sum())
+    found = proportion(right, len(rows))
+    print(
+        f"{name}: {found.value:.1%} of {found.n} test images ({found.low:.1%} to {found.high:.1%}) "
+        f"after {trained.epochs:.1f} epochs in {trained.seconds:.0f} s",
+        flush=True,
+    )
+    return found.value
 
 
 def _linked(source: Path, target: Path, classes: list[str], each: int | None) -> Path:
