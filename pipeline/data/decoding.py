@@ -15,7 +15,8 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 import cv2
 import numpy as np
@@ -63,6 +64,13 @@ class ImageHeader(NamedTuple):
     """Pillow's name of the pixel format: `RGB`, `L`, `P`, `I;16`, …"""
 
 
+class JpegDecoder(Protocol):
+    """Decodes a JPEG file to (H, W, 3); None if another decoder has to."""
+
+    def __call__(self, data: bytes, frame: JpegFrame, /, *, strict: bool) -> Pixels | None:
+        """Decode; if `strict`, return only an image of which nothing is missing."""
+
+
 class SharedBudget:
     """An amount that threads share; a thread that asks for more than is left waits."""
 
@@ -88,15 +96,20 @@ class SharedBudget:
 _pixels_in_flight = SharedBudget(MAX_PIXELS)
 
 
-def decode_image(data: bytes, channels: int) -> Pixels:
+def decode_image(data: bytes, channels: int, jpeg_decoder: JpegDecoder | None = None) -> Pixels:
     """Decode an image file to uint8 (height, width, channels), the right way up.
 
     Transparent pixels are blended onto white; 16-bit images are scaled to 8 bits.
 
+    Args:
+        data: the file.
+        channels: 1 or 3.
+        jpeg_decoder: see `decoded`.
+
     Raises:
         UndecodableImageError: with the reason, if the bytes are not a complete image.
     """
-    with decoded(data, channels) as pixels_HWC:
+    with decoded(data, channels, jpeg_decoder=jpeg_decoder) as pixels_HWC:
         return pixels_HWC
 
 
@@ -107,7 +120,7 @@ def decoded(
     *,
     known_whole: bool = False,
     on_header: Callable[[ImageHeader], None] | None = None,
-    whole_jpeg: Callable[[bytes, JpegFrame], Pixels | None] | None = None,
+    jpeg_decoder: JpegDecoder | None = None,
 ) -> Iterator[Pixels]:
     """Decode an image like `decode_image` and reserve its memory while the block runs.
 
@@ -118,8 +131,8 @@ def decoded(
         channels: 1 or 3.
         known_whole: whether these bytes are known to be complete from an earlier decoding.
         on_header: called with what the header states, before the pixels are decoded.
-        whole_jpeg: decodes a common JPEG file in color, or returns None, for example if the file
-            may be incomplete; it then takes the usual way.
+        jpeg_decoder: decodes common JPEG files, faster than OpenCV and Pillow, which decode those
+            for which it returns None.
 
     Raises:
         UndecodableImageError: with the reason, if the bytes are not a complete image.
@@ -134,10 +147,14 @@ def decoded(
     with _pixels_in_flight.share(work) if work > _FEW_PIXELS else nullcontext():
         with _failures_named():
             common = frame if frame and _is_common(data, frame) else None
-            pixels = whole_jpeg(data, common) if whole_jpeg and common else None
+            in_color = jpeg_decoder if channels > 1 else None
+            decode = partial(in_color, data, common) if in_color and common else None
+            pixels = decode(strict=True) if decode and not known_whole else None
             if pixels is None:
                 if frame and not known_whole and lacks_data(data, frame):
                     raise UndecodableImageError("the file ends too early")
+                pixels = decode(strict=False) if decode else None
+            if pixels is None:
                 pixels = _decode_fast(data, channels, common, png)
             if pixels is None:
                 pixels = _decode_strict(data, channels)

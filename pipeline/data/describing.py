@@ -14,8 +14,8 @@ from pipeline.data.decoding import ImageHeader, Pixels, UndecodableImageError, d
 from pipeline.data.image_file import MAX_FILE_BYTES, SMALL_FILE_BYTES, too_large
 from pipeline.data.image_formats import HEAD_BYTES, format_of, refused_format
 from pipeline.data.image_root import open_image, root_image_bytes
+from pipeline.data.jpeg_decoding import decode_jpeg
 from pipeline.data.same_images import pixel_digest
-from pipeline.data.strict_jpeg import decoded_if_whole
 from pipeline.files.data_names import IMAGE_SUFFIXES
 from pipeline.files.file_digest import sha256_of
 from pipeline.plugin_api import ListedImage
@@ -155,8 +155,8 @@ class _Description:
     def _decode(self, data: bytes) -> None:
         row = self._row
         row["sha256"], row["bytes"] = hashlib.sha256(data).hexdigest(), len(data)
-        way = decoded(data, channels=3, on_header=self._note, whole_jpeg=decoded_if_whole)
-        with way as image_HWC:
+        decoding = decoded(data, channels=3, on_header=self._note, jpeg_decoder=decode_jpeg)
+        with decoding as image_HWC:
             row["pixels"] = pixel_digest(image_HWC)
             if self.on_image:
                 self.on_image(row["path"], data, image_HWC)

@@ -24,6 +24,7 @@ import numpy as np
 
 from pipeline.data.child_processes import processors
 from pipeline.data.decoding import UndecodableImageError, decoded
+from pipeline.data.jpeg_decoding import decode_jpeg
 from pipeline.data.resizing import Pixels, resize_image
 from pipeline.data.store_decoding import ReadImage, StoreSpec
 from pipeline.data.store_shards import Contents, Shape, Shard, StoreShards
@@ -138,7 +139,9 @@ class PackedImages:
         file = _shard_file(self._folder, place - within)
         try:
             data = bytes(self._shard(file, place - within).image(within))
-            with decoded(data, spec.channels, known_whole=True) as pixels_HWC:
+            with decoded(
+                data, spec.channels, known_whole=True, jpeg_decoder=decode_jpeg
+            ) as pixels_HWC:
                 return resize_image(pixels_HWC, spec.height, spec.width, spec.resize)
         except (UndecodableImageError, OSError, ValueError, IndexError) as error:
             raise DataError(f"{file} is damaged ({error}). Run again to repair it.") from error

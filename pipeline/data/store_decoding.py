@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from pipeline.data.decoding import UndecodableImageError, decoded
 from pipeline.data.image_root import root_image_bytes
+from pipeline.data.jpeg_decoding import decode_jpeg
 from pipeline.data.resizing import Pixels, ResizePolicy, resize_image
 from pipeline.errors import DataError
 
@@ -73,7 +74,9 @@ def read_image(
         with root_image_bytes(root, wanted.path) as data:
             if hashlib.sha256(data).hexdigest() != wanted.sha256:
                 raise DataError(f"{wanted.path} changed while it was being read. Run again.")
-            with decoded(data, spec.channels, known_whole=True, on_header=check) as pixels_HWC:
+            with decoded(
+                data, spec.channels, known_whole=True, on_header=check, jpeg_decoder=decode_jpeg
+            ) as pixels_HWC:
                 height, width = pixels_HWC.shape[:2]
                 resized_HWC = resize_image(pixels_HWC, spec.height, spec.width, spec.resize)
                 yield ReadImage(data, height * width, resized_HWC)

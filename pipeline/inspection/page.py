@@ -9,6 +9,7 @@ import pandas as pd
 
 from pipeline.data.decoding import UndecodableImageError, decode_image
 from pipeline.data.image_root import root_image_bytes
+from pipeline.data.jpeg_decoding import decode_jpeg
 from pipeline.evaluation.html_page import render, thumbnail
 from pipeline.files.atomic_files import write_text
 from pipeline.inspection.finding import Finding
@@ -98,7 +99,7 @@ def _picture(path: str, detail: str, known: pd.DataFrame, root: Path) -> _Pictur
     """Return an image with its caption; None if it cannot be read any more."""
     try:
         with root_image_bytes(root, path) as data:
-            pixels = decode_image(data, 3)
+            pixels = decode_image(data, 3, decode_jpeg)
     except UndecodableImageError:
         return None
     return _Picture(

@@ -159,13 +159,14 @@ def image_reader(images: pd.DataFrame, root: Path | None) -> Callable[[int], Arr
 
     def pixels_of(position: int) -> Array | None:
         from pipeline.data.decoding import decode_image
+        from pipeline.data.jpeg_decoding import decode_jpeg
 
         row = images.iloc[position]
         if root is None or not holds(root, row["path"], row["sha256"]):
             return None
         try:
             with root_image_bytes(root, row["path"]) as data:
-                return decode_image(data, 3)
+                return decode_image(data, 3, decode_jpeg)
         except UndecodableImageError:
             return None
 

@@ -13,6 +13,7 @@ from torch import nn
 
 from pipeline.data.decoding import UndecodableImageError, decoded
 from pipeline.data.image_file import image_bytes
+from pipeline.data.jpeg_decoding import decode_jpeg
 from pipeline.data.resizing import resize_image
 from pipeline.errors import ConfigError, DataError
 from pipeline.files.atomic_files import storage_errors, write_text
@@ -68,7 +69,10 @@ def read_image(file: Path, description: ModelDescription, label: str | None) -> 
     if label is None and file.absolute().parent.name in classes:
         label = file.absolute().parent.name
     try:
-        with image_bytes(file) as data, decoded(data, spec.channels) as original:
+        with (
+            image_bytes(file) as data,
+            decoded(data, spec.channels, jpeg_decoder=decode_jpeg) as original,
+        ):
             pixels = resize_image(original, spec.height, spec.width, spec.resize)
             return ImageToExplain(file.name, np.array(original), np.array(pixels), label)
     except UndecodableImageError as error:

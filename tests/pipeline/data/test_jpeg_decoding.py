@@ -1,4 +1,4 @@
-"""JPEG files that are decoded and checked in one pass: the answer is that of the two passes."""
+"""The decoder of common JPEG files: its answer is that of OpenCV, Pillow and a second pass."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from pipeline.data.decoding import UndecodableImageError, decode_image, decoded
+from pipeline.data.jpeg_decoding import decode_jpeg
 from pipeline.data.jpeg_wholeness import jpeg_frame
-from pipeline.data.strict_jpeg import decoded_if_whole
 from tests.conftest import draw_photo
 
 SIZES = [(1, 1), (17, 16), (33, 47), (100, 75)]
@@ -40,10 +40,10 @@ def turned(orientation: int, byte_order: str) -> bytes:
 
 
 def at_once(data: bytes) -> Any:
-    """Return what `decoded_if_whole` says of a file."""
+    """Return the image, if it is seen to be complete as it is decoded."""
     frame = jpeg_frame(data)
     assert frame is not None
-    return decoded_if_whole(data, frame)
+    return decode_jpeg(data, frame, strict=True)
 
 
 def answer(data: bytes, **options: Any) -> Any:
@@ -72,7 +72,7 @@ def test_turned_photographs_are_left_to_the_usual_way(orientation: int, byte_ord
     """Only a photograph that is upright as it is stored is decoded here."""
     data = turned(orientation, byte_order)
     assert (at_once(data) is None) == (orientation != 1)
-    assert np.array_equal(answer(data, whole_jpeg=decoded_if_whole), decode_image(data, 3))
+    assert np.array_equal(answer(data, jpeg_decoder=decode_jpeg), decode_image(data, 3))
 
 
 @pytest.mark.parametrize("mode", ["L", "CMYK"])
@@ -110,7 +110,30 @@ def test_damaged_files_get_the_same_answer() -> None:
             else:
                 data[place:place] = data[place : place + 7]
         usual = answer(bytes(data))
-        strict = answer(bytes(data), whole_jpeg=decoded_if_whole)
+        strict = answer(bytes(data), jpeg_decoder=decode_jpeg)
         assert np.array_equal(strict, usual), number
         seen["refused" if isinstance(usual, str) else "pixels"] += 1
     assert min(seen.values()) > 100
+
+
+@pytest.mark.parametrize("place", [b"\xff\xda", b"\xff\xd9"], ids=["header", "end"])
+def test_harmless_bytes_are_passed_over_in_silence(
+    place: bytes, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Some programs write bytes between the markers; OpenCV prints a line about each such file."""
+    data = jpeg(40, 24, quality=90)
+    at = data.index(place)
+    odd = data[:at] + b"abcdefg" + data[at:]
+    assert at_once(odd) is None
+    found = answer(odd, jpeg_decoder=decode_jpeg)
+    known = answer(odd, jpeg_decoder=decode_jpeg, known_whole=True)
+    assert capfd.readouterr().err == ""
+    assert np.array_equal(found, decode_image(data, 3))
+    assert np.array_equal(known, found)
+
+
+def test_one_channel_is_decoded_in_the_usual_way() -> None:
+    """The brightness of a photograph in color is that of the file, not made from its colors."""
+    data = jpeg(40, 24, quality=90)
+    with decoded(data, 1, jpeg_decoder=decode_jpeg) as grey_HW1:
+        assert np.array_equal(grey_HW1, decode_image(data, 1))
