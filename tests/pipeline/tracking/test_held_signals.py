@@ -18,6 +18,14 @@ from pipeline.tracking.held_signals import signals_held
 from pipeline.tracking.tracking_store import client
 
 
+@pytest.fixture(autouse=True)
+def _ctrl_c_raises() -> Iterator[None]:
+    """Ctrl-C raises, also where the tests were started in the background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @contextmanager
 def _ctrl_c_in_a_commit() -> Iterator[None]:
     """Press Ctrl-C in the next commit of any database of this process."""
