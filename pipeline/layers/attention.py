@@ -1,6 +1,6 @@
 """Multi-head self-attention (arXiv 2010.11929, appendix A; arXiv 1706.03762, section 3.2).
 
-Shapes: B batch, N tokens, D embedding, H heads, d = D / H the size of a head.
+Shapes: B batch, N tokens, D embedding, H heads, d = D / H the size of a head, S = B H.
 """
 
 from __future__ import annotations
@@ -67,12 +67,51 @@ def fused_attention(
 ) -> torch.Tensor:
     """Compute attention with torch's fused kernel, which never stores the whole score matrix.
 
+    In bfloat16 on a CPU, where the backward pass of that kernel is slow, up to 512 tokens are
+    computed by two batched matrix products instead, which store the weights
+    (docs/reference/performance.md, "A training step").
+
     `attn_mask` is True where a token must not attend; torch's own function has the opposite sense.
     """
+    if query_BHNd.shape[2] <= LONGEST_STORED and _in_bfloat16_on_a_cpu(query_BHNd):
+        return _stored_attention(query_BHNd, key_BHNd, value_BHNd, attn_mask, dropout)
     allowed_NN = None if attn_mask is None else ~attn_mask
     return functional.scaled_dot_product_attention(
         query_BHNd, key_BHNd, value_BHNd, attn_mask=allowed_NN, dropout_p=dropout
     )
+
+
+LONGEST_STORED = 512
+"""The most tokens whose attention weights are stored; with heads of 64 numbers they then need
+twice the memory of the hidden values of the MLP."""
+
+
+def _in_bfloat16_on_a_cpu(values: torch.Tensor) -> bool:
+    """Whether a matrix product of the values is computed in bfloat16 on a CPU."""
+    if values.device.type != "cpu":
+        return False
+    if torch.is_autocast_enabled("cpu"):
+        return torch.get_autocast_dtype("cpu") is torch.bfloat16
+    return values.dtype is torch.bfloat16
+
+
+def _stored_attention(
+    query_BHNd: torch.Tensor,
+    key_BHNd: torch.Tensor,
+    value_BHNd: torch.Tensor,
+    attn_mask: torch.Tensor | None,
+    dropout: float,
+) -> torch.Tensor:
+    """Compute attention by matrix products over one axis of batch and heads, storing the weights.
+
+    The query is scaled, not the scores: N / d times fewer numbers.
+    """
+    scaled_BHNd = query_BHNd * query_BHNd.shape[-1] ** -0.5
+    scores_SNN = torch.bmm(scaled_BHNd.flatten(0, 1), key_BHNd.flatten(0, 1).transpose(1, 2))
+    if attn_mask is not None:
+        scores_SNN = scores_SNN.masked_fill(attn_mask, float("-inf"))
+    weights_SNN = functional.dropout(torch.softmax(scores_SNN, dim=-1), dropout)
+    return torch.bmm(weights_SNN, value_BHNd.flatten(0, 1)).unflatten(0, query_BHNd.shape[:2])
 
 
 class MultiHeadSelfAttention(nn.Module):

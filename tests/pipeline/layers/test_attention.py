@@ -7,8 +7,10 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from pipeline.layers.attention import (
+    LONGEST_STORED,
     AttentionValues,
     MultiHeadSelfAttention,
     explicit_attention,
@@ -101,6 +103,68 @@ def test_step_by_step_equals_the_fused_kernel(kind: str) -> None:
     for explicit, fused in zip(*found, strict=True):
         torch.testing.assert_close(explicit, fused, atol=1e-5, rtol=0)
         assert float(fused.detach().std()) > 0.01
+
+
+@pytest.mark.parametrize("autocast", [True, False])
+@pytest.mark.parametrize("kind", ["nothing", "itself", "what follows"])
+def test_in_bfloat16_equals_the_fused_kernel_of_torch(kind: str, autocast: bool) -> None:
+    """Values and gradients are those of torch's kernel in float32, within bfloat16's rounding."""
+    torch.manual_seed(2)
+    inputs = [torch.randn(B, H, N, D // H).bfloat16() for _ in range(3)]
+    direction_BHNd = torch.randn(B, H, N, D // H)
+    forbidden_NN = _forbidden(kind)
+    allowed_NN = None if forbidden_NN is None else ~forbidden_NN
+    exact = [value.float().requires_grad_() for value in inputs]
+    expected_BHNd = functional.scaled_dot_product_attention(*exact, attn_mask=allowed_NN)
+    dtype = torch.float32 if autocast else torch.bfloat16
+    leaves = [value.to(dtype).requires_grad_() for value in inputs]
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        mixed_BHNd = fused_attention(*leaves, attn_mask=forbidden_NN)
+    assert mixed_BHNd.dtype is torch.bfloat16
+    for found, reference in zip(
+        [mixed_BHNd, *torch.autograd.grad((mixed_BHNd * direction_BHNd).sum(), leaves)],
+        [expected_BHNd, *torch.autograd.grad((expected_BHNd * direction_BHNd).sum(), exact)],
+        strict=True,
+    ):
+        torch.testing.assert_close(found.float(), reference, atol=0.03, rtol=0.03)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "dtype", "stored"),
+    [
+        (LONGEST_STORED, torch.bfloat16, True),
+        (LONGEST_STORED + 1, torch.bfloat16, False),
+        (LONGEST_STORED, torch.float32, False),
+    ],
+)
+def test_only_short_sequences_in_bfloat16_store_their_weights(
+    tokens: int, dtype: torch.dtype, stored: bool
+) -> None:
+    """Nothing as large as the score matrix is kept for the backward pass of other sequences."""
+    kept: list[int] = []
+
+    def keep(value: torch.Tensor) -> torch.Tensor:
+        kept.append(value.numel())
+        return value
+
+    leaf = torch.randn(1, 1, tokens, 8, dtype=dtype, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
+        fused_attention(leaf, leaf, leaf)
+    assert (max(kept) >= tokens**2) is stored
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("autocast", [True, False])
+def test_bfloat16_drops_attention_in_training_alone(autocast: bool) -> None:
+    """Dropout changes what is mixed in bfloat16 as well, and nothing in evaluation."""
+    layer, tokens_BND = _attention(dropout=0.5), _tokens()
+    if not autocast:
+        layer, tokens_BND = layer.bfloat16(), tokens_BND.bfloat16()
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        layer.eval()
+        torch.testing.assert_close(layer(tokens_BND), layer(tokens_BND))
+        layer.train()
+        assert (layer(tokens_BND) - layer(tokens_BND)).abs().max() > 1e-2
 
 
 @torch.no_grad()
