@@ -23,10 +23,20 @@ from typing import IO
 LOG_FILE = "worker.log"
 WAIT = "--wait"
 """Passed instead of a folder to a worker that is prepared ahead of time."""
-# Waiting threads must sleep soon: spinning ones block each other when another process needs a core.
-# Ten thousand spins, some microseconds, bridge the gaps of a small model; sleeping at once made its
-# training 20% slower.
-_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "10000"}
+_ENVIRONMENT = {
+    # Waiting threads must sleep soon: spinning ones block each other when another process needs a
+    # core. Ten thousand spins, some microseconds, bridge the gaps of a small model; sleeping at
+    # once made its training 20% slower.
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "GOMP_SPINCOUNT": "10000",
+    # Each step of a training allocates what the last one has freed. By default glibc returns large
+    # blocks to the kernel, which clears them page by page when they are needed again: a tenth of a
+    # step (docs/reference/performance.md, "A training step"). Other C libraries ignore these.
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(2**40),
+    "MALLOC_TOP_PAD_": str(2**26),
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+}
 _GRACE_SECONDS = 10.0
 
 
@@ -117,8 +127,13 @@ def _started(
         stdout=output,
         stderr=errors,
         start_new_session=True,
-        env={**_ENVIRONMENT, **os.environ},
+        env=environment(),
     )
+
+
+def environment() -> dict[str, str]:
+    """Return the environment of a worker; what the user has set is kept."""
+    return {**_ENVIRONMENT, **os.environ}
 
 
 def _first_line(process: subprocess.Popen[bytes]) -> bytes:

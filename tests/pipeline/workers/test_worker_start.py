@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import platform
+import resource
 import signal
 import subprocess
 import sys
@@ -148,3 +150,32 @@ def test_a_prepared_worker_ends_with_its_parent() -> None:
     while worker.is_running() and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not worker.is_running()
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the settings are glibc's")
+def test_a_worker_keeps_the_memory_that_it_frees() -> None:
+    """Memory that was freed is used again without being returned to the kernel between."""
+    assert _page_faults(worker_start.environment()) < _PAGES < _page_faults(dict(os.environ))
+
+
+_PAGES = 40 * 2**20 // resource.getpagesize()
+_ALLOCATE = f"""
+import resource, ctypes
+library = ctypes.CDLL(None)
+library.malloc.restype = ctypes.c_void_p
+def fill():
+    address = library.malloc(ctypes.c_size_t({40 * 2**20}))
+    ctypes.memset(address, 1, {40 * 2**20})
+    library.free(ctypes.c_void_p(address))
+fill()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(5):
+    fill()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def _page_faults(environment: dict[str, str]) -> int:
+    """Return the page faults of a process that fills and frees 40 MiB five times."""
+    command = [sys.executable, "-c", _ALLOCATE]
+    return int(subprocess.check_output(command, env=environment, text=True))
