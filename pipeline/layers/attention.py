@@ -14,6 +14,10 @@ from torch.nn import functional
 
 from pipeline.layers.normalisation import EPSILON
 
+LONGEST_STORED = 512
+"""The most tokens whose attention weights are stored; with heads of 64 numbers they then need
+twice the memory of the hidden values of the MLP."""
+
 
 class AttentionValues(NamedTuple):
     """The intermediate values of one attention layer, by head."""
@@ -81,11 +85,6 @@ def fused_attention(
     )
 
 
-LONGEST_STORED = 512
-"""The most tokens whose attention weights are stored; with heads of 64 numbers they then need
-twice the memory of the hidden values of the MLP."""
-
-
 def _in_bfloat16_on_a_cpu(values: torch.Tensor) -> bool:
     """Whether a matrix product of the values is computed in bfloat16 on a CPU."""
     if values.device.type != "cpu":
@@ -111,7 +110,7 @@ def _stored_attention(
     if attn_mask is not None:
         scores_SNN = scores_SNN.masked_fill(attn_mask, float("-inf"))
     weights_SNN = functional.dropout(torch.softmax(scores_SNN, dim=-1), dropout)
-    return torch.bmm(weights_SNN, value_BHNd.flatten(0, 1)).unflatten(0, query_BHNd.shape[:2])
+    return torch.bmm(weights_SNN, value_BHNd.flatten(0, 1)).view(query_BHNd.shape)
 
 
 class MultiHeadSelfAttention(nn.Module):

@@ -6,6 +6,8 @@ image holds at a fraction of the cost. The size depends on the progress of the t
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import nn
 from torch.nn import functional
@@ -69,10 +71,17 @@ def _small_size(scale: float, image: ImageSpec, model: nn.Module) -> tuple[int, 
     """Return the size at the start: whole patches, at least two a side."""
     pixels = (image.height, image.width)
     rows, columns = getattr(getattr(model, "patch_embedding", None), "grid", pixels)
-    strides = (max(1, image.height // rows), max(1, image.width // columns))
+    strides = (_stride(image.height, rows), _stride(image.width, columns))
     sides = zip(pixels, strides, strict=True)
     height, width = (
         min(side, max(2 * stride, round(side * scale / stride) * stride)) if scale < 1 else side
         for side, stride in sides
     )
     return height, width
+
+
+def _stride(side: int, tokens: int) -> int:
+    """Return the pixels from one token to the next; without padding fewer tokens fit than that."""
+    if side % tokens == 0:
+        return side // tokens
+    return int(2 ** math.floor(math.log2(max(1.0, side / tokens))))

@@ -18,6 +18,7 @@ _KERNEL = 2
 _EPSILON = 5e-4
 """Added to the variance of each component, so that faint ones are not mostly noise."""
 _FEWEST_CHANNELS = 8
+_FEW_STAGES = 2
 
 
 class WhitenedStem(nn.Module):
@@ -29,20 +30,24 @@ class WhitenedStem(nn.Module):
     """
 
     def __init__(
-        self, num_halvings: int, context: PatchEmbeddingContext, width_factor: float = 1.0
+        self,
+        num_halvings: int,
+        context: PatchEmbeddingContext,
+        width_factor: float = 1.0,
+        *,
+        early_pooling: bool = False,
     ) -> None:
         super().__init__()
         side = context.channels * _KERNEL**2
         self.whitening: torch.Tensor
         self.register_buffer("whitening", _opposite_pairs(torch.eye(side), context.channels))
         self.activation = nn.GELU()
-        widths = stage_widths(num_halvings, context.embed_dim, width_factor)
-        layers: list[nn.Module] = [_convolution(2 * side, widths[0])]
-        for index, (before, after) in enumerate(pairwise(widths)):
-            layers.append(nn.MaxPool2d(2))
-            if index + 1 < num_halvings:
-                layers.append(_convolution(before, before))
-            layers.append(_convolution(before, after))
+        if early_pooling:
+            widths = early_widths(num_halvings, context.embed_dim, width_factor)
+            layers = _early_pooled(2 * side, widths)
+        else:
+            widths = stage_widths(num_halvings, context.embed_dim, width_factor)
+            layers = _late_pooled(2 * side, widths)
         self.stages = nn.Sequential(*layers)
         self.to(memory_format=torch.channels_last)
         self.grid = (
@@ -81,6 +86,40 @@ def stage_widths(num_halvings: int, embed_dim: int, factor: float = 1.0) -> tupl
     return tuple(reversed(widths))
 
 
+def early_widths(num_halvings: int, embed_dim: int, factor: float = 1.0) -> tuple[int, ...]:
+    """Return the channels of each stage with early pooling: 64, 256, 256 for D = 256 and three.
+
+    The last two stages (of two, the last one) have the embedding dimension; before them it is a
+    quarter, an eighth, and so on. The factor multiplies all but the last stage.
+    """
+    widths = [embed_dim]
+    for stage in range(1, num_halvings):
+        whole = stage == 1 and num_halvings > _FEW_STAGES
+        share = factor * (1.0 if whole else 0.5 ** max(2, stage))
+        narrower = round(embed_dim * share / _FEWEST_CHANNELS) * _FEWEST_CHANNELS
+        widths.append(max(_FEWEST_CHANNELS, narrower))
+    return tuple(reversed(widths))
+
+
+def _late_pooled(channels: int, widths: tuple[int, ...]) -> list[nn.Module]:
+    """Return convolutions at the full size, then halve, convolve and widen for each width."""
+    layers: list[nn.Module] = [_convolution(channels, widths[0])]
+    for index, (before, after) in enumerate(pairwise(widths)):
+        layers.append(nn.MaxPool2d(2))
+        if index + 2 < len(widths):
+            layers.append(_convolution(before, before))
+        layers.append(_convolution(before, after))
+    return layers
+
+
+def _early_pooled(channels: int, widths: tuple[int, ...]) -> list[nn.Module]:
+    """Return two convolutions for each width, the first halved before norm and activation."""
+    layers: list[nn.Module] = []
+    for before, after in pairwise((channels, *widths)):
+        layers += [_convolution(before, after, nn.MaxPool2d(2)), _convolution(after, after)]
+    return layers
+
+
 def _patches(images_BCHW: torch.Tensor) -> torch.Tensor:
     """Return all overlapping 2x2 patches as rows."""
     patches_BChwkk = images_BCHW.unfold(2, _KERNEL, 1).unfold(3, _KERNEL, 1)
@@ -93,9 +132,10 @@ def _opposite_pairs(filters_FF: torch.Tensor, channels: int) -> torch.Tensor:
     return torch.cat([kernels, -kernels])
 
 
-def _convolution(channels: int, width: int) -> nn.Module:
-    """Convolve, normalise, activate; half of the filters begin as copies of a channel."""
+def _convolution(channels: int, width: int, pooling: nn.Module | None = None) -> nn.Module:
+    """Convolve, pool, normalise, activate; half of the filters begin as copies of a channel."""
     convolution = nn.Conv2d(channels, width, kernel_size=3, padding=1, bias=False)
     with torch.no_grad():
         nn.init.dirac_(convolution.weight[: min(channels, width // 2)])
-    return nn.Sequential(convolution, nn.BatchNorm2d(width), nn.GELU())
+    pooled = [] if pooling is None else [pooling]
+    return nn.Sequential(convolution, *pooled, nn.BatchNorm2d(width), nn.GELU())

@@ -13,14 +13,17 @@ from pipeline.errors import ConfigError
 from pipeline.plugin_api import DataTraits, ImageSpec, PatchEmbeddingContext
 from pipeline.plugin_system.plugin_loader import load_patch_embedding
 from pipeline.training.initial_images import initialise_from_images
-from plugins.patch_embeddings.whitened_module import WhitenedStem, stage_widths
+from plugins.patch_embeddings.whitened_module import WhitenedStem, early_widths, stage_widths
 
 
-def _stem(channels: int = 3, side: int = 32) -> WhitenedStem:
+def _stem(
+    channels: int = 3, side: int = 32, settings: dict[str, Any] | None = None
+) -> WhitenedStem:
     torch.manual_seed(0)
     plugin = load_patch_embedding("whitened")
     built: Any = plugin.build(
-        plugin.config_class(), PatchEmbeddingContext(channels, side, side, embed_dim=16)
+        plugin.config_class.model_validate(settings or {}),
+        PatchEmbeddingContext(channels, side, side, embed_dim=16),
     )
     stem: WhitenedStem = built
     return stem
@@ -64,6 +67,30 @@ def test_the_widths_grow_to_the_embedding() -> None:
     assert stage_widths(4, 128) == (16, 24, 48, 96, 128)
     assert stage_widths(5, 16)[0] == 8
     assert stage_widths(2, 128, factor=2.0) == (96, 192, 128)
+
+
+def test_early_pooling_ends_at_the_embedding_sooner() -> None:
+    """The widths are 64, 256 and 256 for D = 256; the last two are the embedding's."""
+    assert early_widths(3, 256) == (64, 256, 256)
+    assert early_widths(4, 128) == (16, 32, 128, 128)
+    assert early_widths(2, 256) == (64, 256)
+    assert early_widths(3, 256, factor=0.5) == (32, 128, 256)
+
+
+def test_early_pooling_comes_before_norm_and_activation() -> None:
+    """A stage is conv, max-pool, norm, GELU, conv, norm, GELU, computed here with functions."""
+    stem = _stem(settings={"early_pooling": True, "num_halvings": 3}).eval()
+    images = torch.randn(2, 3, 32, 32)
+    expected = functional.gelu(functional.conv2d(images, stem.whitening))
+    for number, layers in enumerate(stem.stages):
+        convolution, norm = layers[0], layers[-2]  # type: ignore[index]  # a Sequential each
+        expected = functional.conv2d(expected, convolution.weight, padding=1)
+        expected = functional.max_pool2d(expected, 2) if number % 2 == 0 else expected
+        expected = functional.gelu(norm(expected))
+    assert number == 5
+    tokens = stem(images)
+    assert tokens.grid == stem.grid == (3, 3)
+    assert torch.allclose(tokens.tokens_BND.transpose(1, 2).unflatten(2, (3, 3)), expected)
 
 
 def test_a_convolution_begins_by_passing_channels_on() -> None:

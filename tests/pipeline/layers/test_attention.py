@@ -114,10 +114,11 @@ def test_in_bfloat16_equals_the_fused_kernel_of_torch(kind: str, autocast: bool)
     direction_BHNd = torch.randn(B, H, N, D // H)
     forbidden_NN = _forbidden(kind)
     allowed_NN = None if forbidden_NN is None else ~forbidden_NN
-    exact = [value.float().requires_grad_() for value in inputs]
-    expected_BHNd = functional.scaled_dot_product_attention(*exact, attn_mask=allowed_NN)
+    exact = [each.float().requires_grad_() for each in inputs]
+    query, key, value = exact
+    expected_BHNd = functional.scaled_dot_product_attention(query, key, value, attn_mask=allowed_NN)
     dtype = torch.float32 if autocast else torch.bfloat16
-    leaves = [value.to(dtype).requires_grad_() for value in inputs]
+    leaves = [each.to(dtype).requires_grad_() for each in inputs]
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         mixed_BHNd = fused_attention(*leaves, attn_mask=forbidden_NN)
     assert mixed_BHNd.dtype is torch.bfloat16

@@ -31,6 +31,15 @@ def test_the_small_size_is_a_whole_number_of_patches(scale: float, small: int) -
     assert _sizes(scale).at(0.0) == (small, small)
 
 
+@pytest.mark.parametrize(("halvings", "small"), [(2, 24), (3, 24)])
+def test_without_padding_the_stride_is_that_of_the_pooling(halvings: int, small: int) -> None:
+    """A whitened stem has 7 or 3 tokens a side of 32 pixels, but steps of 4 or 8 pixels."""
+    embedding = {"name": "whitened", "num_halvings": halvings}
+    model = built("vit", 32, depth=1, embedding=embedding)
+    config = TrainingConfig(initial_image_scale=0.75)
+    assert ProgressiveSize(config, image_spec(32), model).at(0.0) == (small, small)
+
+
 def test_the_full_size_begins_at_its_progress() -> None:
     """Images are small before `full_size_from`, and have their full size from there to the end."""
     sizes = _sizes(0.5, full_size_from=0.25)
