@@ -1,7 +1,6 @@
 """Pool the tokens into one feature vector: `tokens_BND -> features_BD`.
 
-Five ways: the class token, the average or the largest values of the patches, and two learned
-weighted averages.
+Four ways: the class token, the average of the patches, and two learned weighted averages.
 
 Shapes: B batch, N tokens, D embedding, H heads, d = D / H the size of a head.
 """
@@ -36,14 +35,6 @@ class AveragePooling(nn.Module):
     def forward(self, tokens_BND: torch.Tensor) -> torch.Tensor:
         """Return the mean over the patches."""
         return tokens_BND[:, self.prefix_tokens :].mean(dim=1)
-
-
-class MaxPooling(nn.Module):
-    """Take the largest value of each feature over the tokens (as arXiv 2404.00498, section 3)."""
-
-    def forward(self, tokens_BND: torch.Tensor) -> torch.Tensor:
-        """Return the maximum over all tokens."""
-        return tokens_BND.amax(dim=1)
 
 
 class SequencePooling(nn.Module):

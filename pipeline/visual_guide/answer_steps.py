@@ -11,7 +11,6 @@ from pipeline.layers.pooling import (
     AttentionPooling,
     AveragePooling,
     ClassTokenPooling,
-    MaxPooling,
     SequencePooling,
 )
 from pipeline.visual_guide.attention_steps import overlay, token_map
@@ -34,8 +33,6 @@ _POOLINGS: dict[type[torch.nn.Module], str] = {
     ClassTokenPooling: "The last norm is applied, and the class token is taken; the patches have "
     "done their work.",
     AveragePooling: "The last norm is applied, and the patches' tokens are averaged into one.",
-    MaxPooling: "The last norm is applied, and the largest value of each feature among the "
-    "patches' tokens is taken.",
     SequencePooling: "The last norm is applied, and the tokens are averaged with learned weights: "
     "the map shows how much each counts.",
     AttentionPooling: "The last norm is applied, and one more attention with a learned query "

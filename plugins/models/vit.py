@@ -23,9 +23,9 @@ class VitConfig(BlockConfig):
     positions: Literal["learned", "sine_cosine", "none"] = "learned"
     """Position embedding: learned (as published), fixed sine-cosine, or none."""
 
-    pooling: Literal["class_token", "average", "max", "attention"] = "class_token"
-    """Pooling before the head: the class token (as published), the average or the largest values
-    of the patches, or attention pooling with a learned query (arXiv 2106.04560)."""
+    pooling: Literal["class_token", "average", "attention"] = "class_token"
+    """Pooling before the head: the class token (as published), the average of the patches, or
+    attention pooling with a learned query (arXiv 2106.04560)."""
 
     head: Literal["linear", "tanh"] = "linear"
     """Head: linear (as in fine-tuning), or with one hidden tanh layer (as in pre-training)."""

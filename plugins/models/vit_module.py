@@ -15,12 +15,7 @@ from pipeline.layers.class_token import ClassToken
 from pipeline.layers.head import LinearHead, TanhHead
 from pipeline.layers.normalisation import NORMS
 from pipeline.layers.patch_dropout import PatchDropout
-from pipeline.layers.pooling import (
-    AttentionPooling,
-    AveragePooling,
-    ClassTokenPooling,
-    MaxPooling,
-)
+from pipeline.layers.pooling import AttentionPooling, AveragePooling, ClassTokenPooling
 from pipeline.layers.positions import position_embedding
 from pipeline.plugin_api import ModelContext, PatchTokens
 from plugins.models.encoder_blocks import encoder_blocks
@@ -30,11 +25,6 @@ if TYPE_CHECKING:
 
 
 _HEADS = {"linear": LinearHead, "tanh": TanhHead}
-_POOLINGS: dict[str, type[nn.Module]] = {
-    "class_token": ClassTokenPooling,
-    "average": AveragePooling,
-    "max": MaxPooling,
-}
 
 
 class VisionTransformer(nn.Module):
@@ -96,4 +86,4 @@ def _pooling(config: VitConfig) -> nn.Module:
             activation=config.activation,
             norm_epsilon=config.norm_epsilon,
         )
-    return _POOLINGS[config.pooling]()
+    return AveragePooling() if config.pooling == "average" else ClassTokenPooling()

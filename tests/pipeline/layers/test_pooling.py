@@ -1,4 +1,4 @@
-"""The five ways to make one vector of many tokens, against formulas and timm."""
+"""The four ways to make one vector of many tokens, against formulas and timm."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from pipeline.layers.pooling import (
     AttentionPooling,
     AveragePooling,
     ClassTokenPooling,
-    MaxPooling,
     SequencePooling,
 )
 
@@ -42,12 +41,6 @@ def test_the_average_leaves_out_what_stands_in_front(prefix_tokens: int) -> None
     patches = _tokens()[:, prefix_tokens:]
     expected = patches.sum(dim=1) / (N - prefix_tokens)
     torch.testing.assert_close(AveragePooling(prefix_tokens)(_tokens()), expected)
-
-
-def test_max_pooling_takes_the_largest_value_of_each_feature() -> None:
-    """The values may come from different tokens."""
-    tokens = torch.tensor([[[1.0, -5.0], [3.0, -7.0], [2.0, -4.0]]])
-    assert MaxPooling()(tokens).tolist() == [[3.0, -4.0]]
 
 
 @torch.no_grad()
@@ -98,9 +91,7 @@ def test_attention_pooling_equals_timm() -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(
-    "layer", [AveragePooling(), MaxPooling(), SequencePooling(D), AttentionPooling(D, H, M)]
-)
+@pytest.mark.parametrize("layer", [AveragePooling(), SequencePooling(D), AttentionPooling(D, H, M)])
 def test_pooling_of_all_tokens_knows_no_order(layer: nn.Module) -> None:
     """Tokens in another order are pooled to the same vector."""
     _randomised(layer)

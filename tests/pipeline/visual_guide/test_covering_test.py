@@ -73,7 +73,7 @@ def test_one_image_is_no_test(description: ModelDescription) -> None:
     assert covering_test(_OneCorner(), description, _images(1), seed=0) is None
 
 
-@pytest.mark.parametrize("pooling", ["class_token", "average", "max"])
+@pytest.mark.parametrize("pooling", ["class_token", "average"])
 def test_the_attention_map_is_the_rollout_of_what_is_classified(pooling: str) -> None:
     """Of the class token, or the mean over the patches; the same alone and in a batch."""
     model, description = make_model({"name": "vit", "depth": 2, "pooling": pooling})
