@@ -68,7 +68,7 @@ class Asked:
             multiple = 4 * given["num_heads"]
             sizes["embed_dim"] = -(-sizes["embed_dim"] // multiple) * multiple
         if not given["mlp_dim"]:
-            sizes["mlp_dim"] = 4 * sizes["embed_dim"]
+            sizes["mlp_dim"] = planned["mlp_dim"] // planned["embed_dim"] * sizes["embed_dim"]
         return sizes
 
     def without_set(self, settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -18,10 +18,10 @@ from pipeline.planning.tiers import (
     OWN,
     THUMBNAIL,
     TIERS,
-    TIERS_BY_NAME,
     Tier,
     halvings,
     image_side,
+    tiers_for,
     tokens,
 )
 from pipeline.presets import PRESETS
@@ -92,9 +92,16 @@ def plan(facts: PlanFacts, user_settings: Mapping[str, Any]) -> Plan:
 def candidates(facts: PlanFacts, user_settings: Mapping[str, Any]) -> list[Candidate]:
     """Return the models to choose from, the fastest first; one if the user has chosen it."""
     asked = Asked(user_settings)
+    tiers = _tiers(facts, asked)
     if not asked.leaves_model:
-        return [_candidate(OWN, TIERS_BY_NAME["small"], facts, asked)]
-    return [_candidate(tier.name, tier, facts, asked) for tier in TIERS]
+        return [_candidate(OWN, tiers[1], facts, asked)]
+    return [_candidate(tier.name, tier, facts, asked) for tier in tiers]
+
+
+def _tiers(facts: PlanFacts, asked: Asked) -> tuple[Tier, ...]:
+    """Return the models to compare; those for small images need their own embedding."""
+    whole = asked.leaves_model and asked.leaves_embedding
+    return tiers_for(facts.data.median_side) if whole else TIERS
 
 
 def _candidate(name: str, tier: Tier, facts: PlanFacts, asked: Asked) -> Candidate:
@@ -106,7 +113,9 @@ def _candidate(name: str, tier: Tier, facts: PlanFacts, asked: Asked) -> Candida
         sizes = {key: getattr(tier, key) for key in ("embed_dim", "depth", "num_heads", "mlp_dim")}
         model = {**asked.dimensions(sizes), "pooling": "average", "residual_init": "zero"}
     if asked.leaves_embedding and side >= _SMALLEST_WHITENED:
-        model["patch_embedding"] = {"name": "whitened", "num_halvings": halvings(side)}
+        number = halvings(side, pools_early=tier.pools_early)
+        early = {"early_pooling": True} if tier.pools_early else {}
+        model["patch_embedding"] = {"name": "whitened", "num_halvings": number, **early}
     if model:
         model["name"] = "vit"
     settings: Settings = {"model": model} if model else {}
@@ -117,7 +126,7 @@ def _candidate(name: str, tier: Tier, facts: PlanFacts, asked: Asked) -> Candida
 
 def _chosen(facts: PlanFacts, asked: Asked) -> tuple[Candidate, Length]:
     """Return the largest candidate that pays within the length, and that length."""
-    options = [(each, _length(facts, each.name, asked)) for each in candidates(facts, asked.values)]
+    options = [(each, _length(facts, each, asked)) for each in candidates(facts, asked.values)]
     for candidate, length in reversed(options):
         tier = candidate.tier
         enough_images = facts.data.training_images >= tier.training_images
@@ -130,9 +139,10 @@ def _chosen(facts: PlanFacts, asked: Asked) -> tuple[Candidate, Length]:
     return options[0]
 
 
-def _length(facts: PlanFacts, name: str, asked: Asked) -> Length:
+def _length(facts: PlanFacts, candidate: Candidate, asked: Asked) -> Length:
     images = max(1, facts.data.training_images)
-    rate = speed.images_per_second(facts, name)
+    tiers = _tiers(facts, asked)
+    rate = speed.images_per_second(facts, candidate.tier, tiers, candidate.name)
     knots = asked.get("training.step_plan")
     if knots:
         seen = knots[-1][2] * float(asked.get("training.batch_size") or _STEPS_OF_A_PLAN)

@@ -11,7 +11,7 @@ from typing import Any
 
 from pipeline.planning.asked import Asked
 from pipeline.planning.facts import PlanFacts
-from pipeline.planning.tiers import Tier, halvings
+from pipeline.planning.tiers import Tier, first_filters, halvings, tokens
 
 _BATCHES = (16, 32, 64, 128, 256)
 _BATCHES_ACCELERATOR = (*_BATCHES, 512, 1024)
@@ -71,9 +71,9 @@ def batch_size(facts: PlanFacts, tier: Tier, side: int, length: Length) -> int:
 
 def _activation_bytes(tier: Tier, side: int) -> float:
     """Return roughly what an image takes until its backward pass, in float32."""
-    width = tier.embed_dim * 0.75 / 2.0 ** (halvings(side) - 1)
-    grid: int = ((side - 1) >> halvings(side)) ** 2
-    return 4 * (12 * side**2 * width + 20 * grid * tier.embed_dim * tier.depth)
+    number = halvings(side, pools_early=tier.pools_early)
+    convolutions = 12 * side**2 * first_filters(tier, number)
+    return 4 * (convolutions + 20 * tokens(side, number) * tier.embed_dim * tier.depth)
 
 
 def optimizer(asked: Asked, tier: Tier, side: int, batch: int, length: Length) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def _holds_norms(asked: Asked, tier: Tier, side: int, batch: int, length: Length
     return (
         asked.leaves_model
         and asked.leaves_embedding
-        and tier.name in _HELD_TIERS
+        and (tier.pools_early or tier.name in _HELD_TIERS)
         and side >= _PLAIN_SIDE
         and length.images_seen >= _HELD_IMAGES * length.epochs
         and length.images_seen >= _HELD_STEPS * batch

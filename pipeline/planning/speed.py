@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pipeline.planning.facts import MachineFacts, PlanFacts
-from pipeline.planning.tiers import OWN, TIERS, TIERS_BY_NAME, Tier, image_side, work
+from pipeline.planning.tiers import OWN, Tier, image_side, work
 
 _FLOPS_PER_MAC = 6
 """A forward and a backward pass, two operations each."""
@@ -14,18 +16,23 @@ _KEEPS_GAIN = 0.8
 """Share of a larger model's work that it really costs: small models keep cores waiting."""
 
 
-def images_per_second(facts: PlanFacts, name: str) -> float:
-    """Return the training speed of a candidate, by its name."""
+def images_per_second(facts: PlanFacts, tier: Tier, tiers: Sequence[Tier], name: str) -> float:
+    """Return the training speed of a candidate.
+
+    Args:
+        facts: with the speeds that were measured.
+        tier: of the candidate.
+        tiers: all that are compared, rising in size.
+        name: of the candidate.
+    """
     measured = {speed.candidate: speed.images_per_second for speed in facts.speeds}
     if name in measured:
         return measured[name]
-    tiers = [tier for tier in TIERS if tier.name in measured]
-    if name == OWN or not tiers:
-        own = TIERS_BY_NAME.get(name, TIERS_BY_NAME["small"])
-        return guessed(facts.machine, own, facts)
-    wanted = TIERS_BY_NAME[name]
-    nearest = min(tiers, key=lambda tier: abs(TIERS.index(tier) - TIERS.index(wanted)))
-    ratio = _work(wanted, facts) / _work(nearest, facts)
+    known = [each for each in tiers if each.name in measured]
+    if name == OWN or not known:
+        return guessed(facts.machine, tier, facts)
+    nearest = min(known, key=lambda each: abs(tiers.index(each) - tiers.index(tier)))
+    ratio = _work(tier, facts) / _work(nearest, facts)
     if ratio > 1:
         ratio = max(1.0, _KEEPS_GAIN * ratio)
     return measured[nearest.name] / ratio

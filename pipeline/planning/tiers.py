@@ -2,11 +2,17 @@
 
 A larger model reaches a higher accuracy, but only after more images seen; below the numbers here, a
 smaller one is ahead after the same time. Measured on CIFAR-10 unless noted.
+
+Photographs and thumbnails get attention blocks on some 64 tokens. Small images, of 24 to 95 pixels,
+learn more from the same computation in convolutions: their embedding pools early, has more filters,
+and leaves some 12 tokens to one or two blocks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 THUMBNAIL = 16
 """Images below this side are learned fast: of the scanned digits of 8 pixels, the tiny model has
@@ -32,11 +38,13 @@ class Tier:
     learning_rate: float
     """Of Muon with batches of 256."""
     why: str
+    pools_early: bool = False
+    """Whether the embedding pools before norm and activation, with more filters."""
 
     @property
     def mlp_dim(self) -> int:
         """Hidden dimension of the MLPs."""
-        return 4 * self.embed_dim
+        return (2 if self.pools_early else 4) * self.embed_dim
 
 
 TIERS = (
@@ -63,9 +71,46 @@ TIERS = (
 )  # fmt: skip
 """Rising in size."""
 
-TIERS_BY_NAME = {tier.name: tier for tier in TIERS}
+SMALL_IMAGE_TIERS = (
+    Tier(
+        "tiny", 64, 1, 2, 0, 0, 0, 64, 6e-3,
+        "a quarter of small's computation: for seconds of training",
+        pools_early=True,
+    ),
+    Tier(
+        "small", 128, 1, 4, 12_000, 0, THUMBNAIL, 64, 4e-3,
+        "learns fastest for the first few passes over some ten thousand images",
+        pools_early=True,
+    ),
+    Tier(
+        "medium", 192, 1, 6, 300_000, 4_000, THUMBNAIL, 96, 4e-3,
+        "from about 6 passes over 50,000 images, small has learned what it can hold",
+        pools_early=True,
+    ),
+    Tier(
+        "large", 256, 1, 8, 700_000, 15_000, 24, 128, 4e-3,
+        "for about 15 passes over 50,000 images",
+        pools_early=True,
+    ),
+    Tier(
+        "huge", 384, 2, 12, 5_000_000, 30_000, 24, 160, 3e-3,
+        "for a hundred passes over 50,000 images, or hundreds of thousands of images",
+        pools_early=True,
+    ),
+)  # fmt: skip
+"""Rising in size; for small images."""
+_SMALL_IMAGES = 24
+"""Least side in pixels of the images that these are for."""
+
+
+def tiers_for(median_side: int) -> tuple[Tier, ...]:
+    """Return the models for images of a side in pixels, rising in size."""
+    small = _SMALL_IMAGES <= median_side <= LARGEST_UNSHRUNK
+    return SMALL_IMAGE_TIERS if small else TIERS
+
+
 OWN = "own"
-"""The candidate that stands for a model that the user has chosen."""
+"""The candidate that stands for a model that the user has chosen; `small` lends it its recipe."""
 
 LARGEST_UNSHRUNK = 95
 """Sources up to so many pixels keep their size; larger ones are photographs."""
@@ -85,12 +130,16 @@ def image_side(tier: Tier, median_side: int) -> int:
     return max(_FEWEST_PIXELS, side)
 
 
-_WANTED_TOKENS, _WANTED_TOKENS_LARGE, _LARGE_SIDE = 64, 100, 128
+_WANTED_TOKENS, _WANTED_TOKENS_LARGE, _LARGE_SIDE, _WANTED_TOKENS_EARLY = 64, 100, 128, 12
 
 
-def halvings(side: int) -> int:
-    """Return how often the embedding halves an image, for about 64 tokens (100 from 128 pixels)."""
+def halvings(side: int, *, pools_early: bool = False) -> int:
+    """Return how often the embedding halves an image.
+
+    So that there are about 64 tokens, 100 from 128 pixels, or 12 if it pools early.
+    """
     wanted = _WANTED_TOKENS_LARGE if side >= _LARGE_SIDE else _WANTED_TOKENS
+    wanted = _WANTED_TOKENS_EARLY if pools_early else wanted
     choices = range(1, max(2, (max(side, 5) - 1).bit_length() - 1))
     return min(choices, key=lambda number: _distance(tokens(side, number), wanted))
 
@@ -106,15 +155,48 @@ def _distance(count: int, wanted: int) -> float:
 
 def work(tier: Tier, side: int, channels: int) -> float:
     """Return roughly the multiply-accumulates of an image, to compare candidates by."""
-    number = halvings(side)
-    widths: list[float] = [tier.embed_dim * 0.75 / 2.0**step for step in reversed(range(number))]
-    widths.append(tier.embed_dim)
-    whitened = 8 * channels
-    total: float = side**2 * (4 * channels * whitened + 9 * whitened * widths[0])
-    for step in range(number):
-        pixels = (side / 2 ** (step + 1)) ** 2
-        before, after = widths[step], widths[step + 1]
-        inner = before**2 if step + 1 < number else 0.0
-        total += 9 * pixels * (inner + before * after)
+    number, whitened = halvings(side, pools_early=tier.pools_early), 8 * channels
+    convolutions = _early_convolutions if tier.pools_early else _late_convolutions
+    total = float(side**2 * 4 * channels * whitened)
+    for size, before, after in convolutions(tier.embed_dim, number, side, whitened):
+        total += 9 * size**2 * before * after
     count, width = tokens(side, number), tier.embed_dim
-    return total + count * tier.depth * (12 * width**2 + 2 * count * width)
+    per_token = 4 * width**2 + 2 * tier.mlp_dim * width + 2 * count * width
+    return total + count * tier.depth * per_token
+
+
+Convolutions = Iterator[tuple[float, float, float]]
+"""Of each: the side of what it reads, and its channels before and after."""
+
+
+def _late_convolutions(embed_dim: int, number: int, side: int, whitened: int) -> Convolutions:
+    widths = [embed_dim * 0.75 / 2.0**step for step in reversed(range(number))]
+    yield side, whitened, widths[0]
+    for step, (before, after) in enumerate(pairwise([*widths, embed_dim])):
+        size = side / 2 ** (step + 1)
+        if step + 1 < number:
+            yield size, before, before
+        yield size, before, after
+
+
+def _early_convolutions(embed_dim: int, number: int, side: int, whitened: int) -> Convolutions:
+    before = float(whitened)
+    for step, share in enumerate(_early_shares(number)):
+        width = embed_dim * share
+        yield side / 2**step, before, width
+        yield side / 2 ** (step + 1), width, width
+        before = width
+
+
+def first_filters(tier: Tier, number: int) -> float:
+    """Return about as many filters as the embedding has at the full size of the image."""
+    if tier.pools_early:
+        return tier.embed_dim * _early_shares(number)[0]
+    return tier.embed_dim * 0.75 / 2.0 ** (number - 1)
+
+
+def _early_shares(number: int) -> list[float]:
+    """Return the filters of each stage, as a share of the embedding dimension."""
+    deep = number > 2  # noqa: PLR2004 - of two stages, only the last has all filters
+    stages = reversed(range(number))
+    return [1.0 if stage <= deep else 0.5 ** max(2, stage) for stage in stages]

@@ -11,7 +11,7 @@ from pipeline.config import RunConfig
 from pipeline.config_files import dotted_keys, merged, validated
 from pipeline.planning.facts import DataFacts, MachineFacts, Plan, PlanFacts, Speed
 from pipeline.planning.plan import candidates, plan
-from pipeline.planning.tiers import TIERS, halvings, tokens
+from pipeline.planning.tiers import SMALL_IMAGE_TIERS, TIERS, halvings, tokens
 from pipeline.plugin_api import DataTraits
 from pipeline.plugin_system.plugin_settings import resolve_settings
 from pipeline.presets import PRESETS
@@ -90,7 +90,7 @@ def test_minutes_of_a_slow_machine_give_the_small_model_and_simple_augmentation(
     """The recipe that was best after two epochs of CIFAR-10 is the plan for that time."""
     made = plan(facts(rate=131.0), FIFTEEN_MINUTES)
     config = whole(made, FIFTEEN_MINUTES)
-    assert (config.model.settings["embed_dim"], config.model.settings["depth"]) == (128, 2)
+    assert (config.model.settings["embed_dim"], config.model.settings["depth"]) == (128, 1)
     assert config.model.patch_embedding.name == "whitened"
     assert config.optimizer.name == "muon"
     assert config.optimizer.learning_rate == pytest.approx(12e-3)
@@ -109,7 +109,7 @@ def test_more_time_gives_larger_models_and_stronger_augmentation() -> None:
     plans = [plan(facts(rate=300.0), {"training.time_limit": limit}) for limit in limits]
     sizes = [whole(made).model.settings["embed_dim"] for made in plans]
     assert sizes == sorted(sizes)
-    assert (sizes[0], sizes[-1]) == (64, 256)
+    assert (sizes[0], sizes[-1]) == (64, 384)
     augmentations = [made.settings["augmentation"]["name"] for made in plans]
     assert augmentations[1] == "standard"
     assert augmentations[-1] == "randaugment"
@@ -258,6 +258,7 @@ def test_unmeasured_candidates_are_estimated_in_the_order_of_their_size() -> Non
     from pipeline.planning.speed import images_per_second
 
     given = facts(rate=200.0)
-    rates = [images_per_second(given, tier.name) for tier in TIERS]
-    assert rates == sorted(rates, reverse=True)
-    assert rates[1] == 200.0
+    for tiers in (TIERS, SMALL_IMAGE_TIERS):
+        rates = [images_per_second(given, tier, tiers, tier.name) for tier in tiers]
+        assert rates == sorted(rates, reverse=True)
+        assert rates[1] == 200.0
