@@ -39,7 +39,7 @@ def _smooth_images(count: int, channels: int) -> torch.Tensor:
 @pytest.mark.parametrize("channels", [1, 3])
 def test_the_filters_whiten_the_images(channels: int) -> None:
     """Responses to the images are uncorrelated with variance near 1; the second half negates."""
-    stem, images = _stem(channels), _smooth_images(200, channels)
+    stem, images = _stem(channels), 10 * _smooth_images(200, channels)
     stem.initialise_from(images)
     responses = functional.conv2d(images, stem.whitening).transpose(0, 1).flatten(1)
     side = 4 * channels
