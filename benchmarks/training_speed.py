@@ -48,6 +48,7 @@ from pipeline.training.precision import certain_reason
 from pipeline.training.train_result import TrainResult
 from pipeline.workers.event_log import Event
 from pipeline.workers.worker_process import run_worker
+from pipeline.workers.worker_start import environment
 
 BATCH, SIDE, CLASSES = 128, 32, 10
 _DIM, _DEPTH, _HEADS, _PATCH = 192, 9, 3, 4
@@ -83,6 +84,10 @@ def main() -> None:
     given = parser.parse_args()
     if given.peer:
         print(json.dumps(peer_steps(given.peer, given.steps)))
+        return
+    if given.profile and not environment().items() <= os.environ.items():
+        again = [sys.executable, "-m", "benchmarks.training_speed", *sys.argv[1:]]
+        subprocess.run(again, env=environment(), check=True)  # as a training worker runs
         return
     print(f"{machine()}; load {os.getloadavg()[0]:.1f}")
     with tempfile.TemporaryDirectory(prefix="patchline-benchmark-") as folder:

@@ -32,7 +32,7 @@ STAGE = "precision"
 MOST_SECONDS = 2.0
 _WORTH_CASTING = 1.15
 """How many times faster bfloat16 has to be; with less, float32 is the more exact choice."""
-_FEWEST_IMAGES, _MOST_IMAGES, _MOST_IMAGES_ACCELERATOR = 8, 64, 256
+_FEWEST_IMAGES, _MOST_IMAGES = 8, 256
 """Of a measured step."""
 _ROUNDS = 3
 _NAMES = ("float32", "bfloat16")
@@ -75,23 +75,22 @@ class Chooser:
         if reason := certain_reason(device):
             return Precision(name="float32", reason=reason)
         if self.workspace is None:
-            return self._measured(device, seconds)
+            return self._measured(seconds)
         memory, key = StageMemory(self.workspace), self._ingredients(device)
         known = memory.recall(STAGE, key, Precision)
         if known is None:
-            known = self._measured(device, seconds)
+            known = self._measured(seconds)
             memory.remember(STAGE, known, self.workspace / STAGE, key)
         return known
 
-    def _measured(self, device: torch.device, seconds: float) -> Precision:
+    def _measured(self, seconds: float) -> Precision:
         plain = self.config.model_copy(update={"augmentation": PluginChoice(name="none")})
 
         def steps(name: str, batch: int) -> Iterator[float]:
             model = copy.deepcopy(self.model)
             return trial_steps(plain, self.image, self.num_classes, model, name, batch)
 
-        most = _MOST_IMAGES if device.type == "cpu" else _MOST_IMAGES_ACCELERATOR
-        most = min(most, max(2, self.config.training.batch_size))
+        most = min(_MOST_IMAGES, max(2, self.config.training.batch_size))
         with torch.random.fork_rng():
             while most > 1:
                 try:
@@ -154,20 +153,19 @@ def images_per_second(
         seconds: how long this should take; a few steps of a few images are always measured.
     """
     began, batch = time.monotonic(), min(_FEWEST_IMAGES, most)
-    small = {name: steps(name, batch) for name in _NAMES}
-    for each in small.values():
-        next(each)  # the first step warms up caches
-    image_seconds = max(next(each) for each in small.values()) / batch
-    left = seconds - (time.monotonic() - began)
-    affordable = left / (image_seconds * len(_NAMES) * (1 + _ROUNDS))
-    if affordable > 2 * batch:
-        batch = min(most, 1 << int(affordable).bit_length() - 1)
-        small = {name: steps(name, batch) for name in _NAMES}
-        for each in small.values():
-            next(each)
+    while True:
+        running = {name: steps(name, batch) for name in _NAMES}
+        for each in running.values():
+            next(each)  # the first step warms up caches
+        step = max(next(each) for each in running.values())
+        left = seconds - (time.monotonic() - began)
+        # The update of the weights takes the same for any number of images, so few do not tell.
+        if batch == most or left < 2 * step * len(_NAMES) * (2 + _ROUNDS):
+            break
+        batch = min(most, 2 * batch)
     best = dict.fromkeys(_NAMES, float("inf"))
     for _ in range(_ROUNDS):
-        for name, each in small.items():
+        for name, each in running.items():
             best[name] = min(best[name], next(each))
     return {name: batch / taken for name, taken in best.items()}
 
