@@ -152,11 +152,13 @@ def images_per_second(
         most: images of a step, at most; on a slow machine, a step has fewer.
         seconds: how long this should take; a few steps of a few images are always measured.
     """
-    began, batch = time.monotonic(), min(_FEWEST_IMAGES, most)
+    began, batch = None, min(_FEWEST_IMAGES, most)
     while True:
         running = {name: steps(name, batch) for name in _NAMES}
         for each in running.values():
             next(each)  # the first step warms up caches
+        if began is None:  # what the first steps of all load and compile says nothing
+            began = time.monotonic()
         step = max(next(each) for each in running.values())
         left = seconds - (time.monotonic() - began)
         # The update of the weights takes the same for any number of images, so few do not tell.
