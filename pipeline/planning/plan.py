@@ -61,7 +61,7 @@ def plan(facts: PlanFacts, user_settings: Mapping[str, Any]) -> Plan:
     decay, stochastic_depth = recipes.regularisation(asked, chosen.tier, batch, length)
     training: Settings = {"batch_size": batch, "ema_decay": decay}
     if asked.leaves_model and asked.leaves_embedding:
-        training |= recipes.smaller_images_first(chosen.side, length)
+        training |= recipes.smaller_images_first(chosen.tier, chosen.side, length)
     if not _length_is_set(asked):
         training["epochs"] = max(1, round(length.epochs))
     settings: Settings = {
@@ -73,7 +73,7 @@ def plan(facts: PlanFacts, user_settings: Mapping[str, Any]) -> Plan:
         training |= {"mixup": 0.2, "cutmix": 1.0}
     if "model" in settings and stochastic_depth and asked.leaves_model:
         settings["model"] = {**settings["model"], "stochastic_depth": stochastic_depth}
-    augmentation, why = recipes.augmentation(facts, chosen.side, length)
+    augmentation, why = recipes.augmentation(facts, chosen.tier, chosen.side, length)
     if asked.leaves_augmentation:
         settings["augmentation"] = augmentation
     settings = asked.without_set(settings)

@@ -23,8 +23,10 @@ _MEMORY_SHARE = 0.25
 _LONG_RUN_STEPS = 2_000
 _SHORT_WARMUP, _LONG_WARMUP = 0.15, 0.05
 _SGD_RATE = 0.1
-_STRONGER_EPOCHS, _STRONGEST_EPOCHS = 8, 30
-"""Passes over the images from which they are worth disguising more."""
+_STRONGER_EPOCHS, _STRONGER_EPOCHS_EARLY, _STRONGEST_EPOCHS = 8, 20, 30
+"""Passes over the images from which they are worth disguising more; the second number is for small
+images, before which a quarter of them is erased in part."""
+_ERASED = 0.25
 _FEW_IMAGES, _PLAIN_SIDE = 5_000, 24
 _SMALL_PAD = 0.0625
 """2 pixels at 32, which short trainings on CIFAR-10 do best with."""
@@ -125,14 +127,17 @@ def _rounded(rate: float) -> float:
     return float(f"{rate:.2g}")
 
 
-def smaller_images_first(side: int, length: Length) -> dict[str, Any]:
+def smaller_images_first(tier: Tier, side: int, length: Length) -> dict[str, Any]:
     """Return the settings that make the first epochs of a short training cheaper."""
-    if side < _PLAIN_SIDE or length.epochs >= _STRONGER_EPOCHS:
+    most = _STRONGEST_EPOCHS if tier.pools_early else _STRONGER_EPOCHS
+    if side < _PLAIN_SIDE or length.epochs >= most:
         return {}
     return {"initial_image_scale": _SMALLER, "full_size_from": _FULL_SIZE_FROM}
 
 
-def augmentation(facts: PlanFacts, side: int, length: Length) -> tuple[dict[str, Any], str]:
+def augmentation(
+    facts: PlanFacts, tier: Tier, side: int, length: Length
+) -> tuple[dict[str, Any], str]:
     """Return the augmentation with its settings, and why."""
     epochs, data = length.epochs, facts.data
     if side < _PLAIN_SIDE or data.greyscale:
@@ -143,13 +148,17 @@ def augmentation(facts: PlanFacts, side: int, length: Length) -> tuple[dict[str,
         epochs *= 2  # fewer images are known by heart sooner
     if epochs >= _STRONGEST_EPOCHS:
         name, strength = "randaugment", "strong"
-    elif epochs >= _STRONGER_EPOCHS:
+    elif epochs >= (_STRONGER_EPOCHS_EARLY if tier.pools_early else _STRONGER_EPOCHS):
         name, strength = "trivialaugment", "strong"
     else:
         name, strength = "standard", "simple"
     seen = f"each image is seen {_times(length.epochs)}"
     mixed = ", MixUp and CutMix" if is_mixed(facts, side, length) else " without mixing images"
-    settings = {"name": name, "pad": _SMALL_PAD} if name == "standard" else {"name": name}
+    settings: dict[str, Any] = {"name": name}
+    if name == "standard":
+        settings["pad"] = _SMALL_PAD
+        if epochs >= _STRONGER_EPOCHS:
+            settings |= {"erase": _ERASED, "alternate_flips": True}
     return settings, f"{seen}: {strength} augmentation ({name}){mixed}"
 
 

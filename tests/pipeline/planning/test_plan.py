@@ -117,6 +117,35 @@ def test_more_time_gives_larger_models_and_stronger_augmentation() -> None:
     assert whole(plans[-1]).training.cutmix == 1.0
 
 
+@pytest.mark.parametrize(
+    ("epochs", "augmentation"),
+    [
+        (7, {"name": "standard", "pad": 0.0625}),
+        (12, {"name": "standard", "pad": 0.0625, "erase": 0.25, "alternate_flips": True}),
+        (20, {"name": "trivialaugment"}),
+    ],
+)
+def test_small_images_are_disguised_more_the_longer_they_are_seen(
+    epochs: int, augmentation: dict[str, Any]
+) -> None:
+    """A part of some is erased before all are changed; smaller images come first in each case."""
+    user = {"training.epochs": epochs}
+    made = plan(facts(), user)
+    assert made.settings["augmentation"] == augmentation
+    config = whole(made, user)
+    assert config.training.initial_image_scale == 0.75
+    embedding = config.model.patch_embedding
+    assert (embedding.settings["num_halvings"], embedding.settings["early_pooling"]) == (3, True)
+
+
+def test_an_embedding_that_is_set_gets_the_blocks_that_it_needs() -> None:
+    """Models for small images, of one block, go with their own embedding alone."""
+    user = {"model.patch_embedding.name": "conv", "training.epochs": 10}
+    config = whole(plan(facts(), user), user)
+    assert config.model.settings["depth"] == 4
+    assert config.model.settings["mlp_dim"] == 4 * config.model.settings["embed_dim"]
+
+
 def test_faster_machine_gets_a_larger_model() -> None:
     """The same 15 minutes train a larger model where more images are seen in them."""
     slow, fast = (plan(facts(rate=rate), FIFTEEN_MINUTES) for rate in (100.0, 20_000.0))
