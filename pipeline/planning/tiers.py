@@ -98,7 +98,7 @@ SMALL_IMAGE_TIERS = (
         pools_early=True,
     ),
 )  # fmt: skip
-"""Rising in size; for small images."""
+"""Rising in size; for small images. The limits of large and huge are estimates."""
 _SMALL_IMAGES = 24
 """Least side in pixels of the images that these are for."""
 
