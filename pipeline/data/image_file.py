@@ -52,7 +52,10 @@ def content_of(opened: BinaryIO, size: int, limit: int) -> Iterator[bytes]:
         raise UndecodableImageError(too_large(size))
     with _bytes_in_flight.share(size if size > SMALL_FILE_BYTES else 0):
         try:
-            data = opened.read(limit + 1)
+            # memory is reserved for all that is asked for, so the limit is only asked for if needed
+            data = opened.read(min(size, limit) + 1)
+            if len(data) > size:
+                data += opened.read(limit + 1 - len(data))
         except OSError as error:
             raise UndecodableImageError(f"cannot be read: {error.strerror}") from error
         if len(data) > limit:

@@ -112,15 +112,15 @@ def test_in_bfloat16_equals_the_fused_kernel_of_torch(kind: str, autocast: bool)
     torch.manual_seed(2)
     inputs = [torch.randn(B, H, N, D // H).bfloat16() for _ in range(3)]
     direction_BHNd = torch.randn(B, H, N, D // H)
-    forbidden_NN = _forbidden(kind)
-    allowed_NN = None if forbidden_NN is None else ~forbidden_NN
+    attn_mask = _forbidden(kind)
+    allowed_NN = None if attn_mask is None else ~attn_mask
     exact = [each.float().requires_grad_() for each in inputs]
     query, key, value = exact
     expected_BHNd = functional.scaled_dot_product_attention(query, key, value, attn_mask=allowed_NN)
     dtype = torch.float32 if autocast else torch.bfloat16
     leaves = [each.to(dtype).requires_grad_() for each in inputs]
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        mixed_BHNd = fused_attention(*leaves, attn_mask=forbidden_NN)
+        mixed_BHNd = fused_attention(*leaves, attn_mask=attn_mask)
     assert mixed_BHNd.dtype is torch.bfloat16
     for found, reference in zip(
         [mixed_BHNd, *torch.autograd.grad((mixed_BHNd * direction_BHNd).sum(), leaves)],
