@@ -30,7 +30,7 @@ def test_a_file_beyond_the_limit_is_refused(size: int) -> None:
 
 def test_a_small_file_takes_little_memory() -> None:
     """Memory is allocated for the file, not for the largest one that would be read."""
-    opened = io.BufferedReader(io.BytesIO(bytes(10_000)))  # type: ignore[arg-type]  # as files are
+    opened = io.BufferedReader(io.BytesIO(bytes(10_000)))
     tracemalloc.start()
     with content_of(opened, 10_000, MAX_FILE_BYTES) as data:
         peak = tracemalloc.get_traced_memory()[1]
