@@ -69,7 +69,7 @@ def plan(facts: PlanFacts, user_settings: Mapping[str, Any]) -> Plan:
         "optimizer": recipes.optimizer(asked, chosen.tier, chosen.side, batch, length),
         "training": training,
     }
-    if recipes.is_mixed(facts, chosen.side, length):
+    if recipes.is_mixed(facts, chosen.tier, chosen.side, length):
         training |= {"mixup": 0.2, "cutmix": 1.0}
     if "model" in settings and stochastic_depth and asked.leaves_model:
         settings["model"] = {**settings["model"], "stochastic_depth": stochastic_depth}

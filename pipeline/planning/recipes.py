@@ -23,10 +23,13 @@ _MEMORY_SHARE = 0.25
 _LONG_RUN_STEPS = 2_000
 _SHORT_WARMUP, _LONG_WARMUP = 0.15, 0.05
 _SGD_RATE = 0.1
-_STRONGER_EPOCHS, _STRONGER_EPOCHS_EARLY, _STRONGEST_EPOCHS = 8, 20, 30
-"""Passes over the images from which they are worth disguising more; the second number is for small
-images, before which a quarter of them is erased in part."""
+_STRONGER_EPOCHS, _STRONGEST_EPOCHS = 8, 30
+"""Passes over the images from which they are worth disguising more."""
+_STRONGER_EPOCHS_EARLY, _STRONGEST_EPOCHS_EARLY = 60, 120
+"""The same for small images, where trivialaugment after 38 epochs was behind simple augmentation
+after 17 (docs/reference/cifar10.md, "Early pooling")."""
 _ERASED = 0.25
+"""Share of the small images of which a part is erased from `_STRONGER_EPOCHS` on."""
 _FEW_IMAGES, _PLAIN_SIDE = 5_000, 24
 _SMALL_PAD = 0.0625
 """2 pixels at 32, which short trainings on CIFAR-10 do best with."""
@@ -129,8 +132,8 @@ def _rounded(rate: float) -> float:
 
 def smaller_images_first(tier: Tier, side: int, length: Length) -> dict[str, Any]:
     """Return the settings that make the first epochs of a short training cheaper."""
-    most = _STRONGEST_EPOCHS if tier.pools_early else _STRONGER_EPOCHS
-    if side < _PLAIN_SIDE or length.epochs >= most:
+    stronger, _ = _epochs_of_augmentations(tier)
+    if side < _PLAIN_SIDE or length.epochs >= stronger:
         return {}
     return {"initial_image_scale": _SMALLER, "full_size_from": _FULL_SIZE_FROM}
 
@@ -140,20 +143,23 @@ def augmentation(
 ) -> tuple[dict[str, Any], str]:
     """Return the augmentation with its settings, and why."""
     epochs, data = length.epochs, facts.data
+    stronger, strongest = _epochs_of_augmentations(tier)
     if side < _PLAIN_SIDE or data.greyscale:
         return {
             "name": "light"
         }, "thumbnails and greyscale images keep their shapes: light augmentation"
     if data.training_images < _FEW_IMAGES:
         epochs *= 2  # fewer images are known by heart sooner
-    if epochs >= _STRONGEST_EPOCHS:
+    if epochs >= strongest:
         name, strength = "randaugment", "strong"
-    elif epochs >= (_STRONGER_EPOCHS_EARLY if tier.pools_early else _STRONGER_EPOCHS):
+    elif epochs >= stronger:
         name, strength = "trivialaugment", "strong"
     else:
         name, strength = "standard", "simple"
     seen = f"each image is seen {_times(length.epochs)}"
-    mixed = ", MixUp and CutMix" if is_mixed(facts, side, length) else " without mixing images"
+    mixed = (
+        ", MixUp and CutMix" if is_mixed(facts, tier, side, length) else " without mixing images"
+    )
     settings: dict[str, Any] = {"name": name}
     if name == "standard":
         settings["pad"] = _SMALL_PAD
@@ -162,10 +168,18 @@ def augmentation(
     return settings, f"{seen}: {strength} augmentation ({name}){mixed}"
 
 
-def is_mixed(facts: PlanFacts, side: int, length: Length) -> bool:
+def is_mixed(facts: PlanFacts, tier: Tier, side: int, length: Length) -> bool:
     """Return whether images are seen so often that mixing two of them pays."""
     plain = side < _PLAIN_SIDE or facts.data.greyscale
-    return length.epochs >= _STRONGEST_EPOCHS and not plain
+    _, strongest = _epochs_of_augmentations(tier)
+    return length.epochs >= strongest and not plain
+
+
+def _epochs_of_augmentations(tier: Tier) -> tuple[int, int]:
+    """Return the passes over the images from which strong and strongest augmentation pay."""
+    if tier.pools_early:
+        return _STRONGER_EPOCHS_EARLY, _STRONGEST_EPOCHS_EARLY
+    return _STRONGER_EPOCHS, _STRONGEST_EPOCHS
 
 
 def regularisation(asked: Asked, tier: Tier, batch: int, length: Length) -> tuple[float, float]:
