@@ -137,22 +137,17 @@ def _all_blocks(subject: Subject) -> Step:
     maps = np.stack([token_map(subject, row) for rows in attention_LAN for row in rows])
     maps /= np.maximum(maps.max(axis=(1, 2), keepdims=True), 1e-12)
     sheet = tiled(maps, heads)
+    title, text = _blocks_in_words(layers, heads, subject.the_token)
+    rows = f"block 1 at the top, block {layers} at the bottom; " if layers > 1 else ""
     return Step(
         "blocks",
-        f"The block is repeated {layers} times",
-        (
-            (
-                f"Each of the {layers} blocks has its own learned matrices. The picture shows "
-                f"where {subject.the_token} looks: one row for each block, one column for "
-                f"each of the {heads} heads."
-            ),
-        ),
+        title,
+        (text,),
         (
             Picture(
                 sheet_uri(sheet),
-                f"Attention of {subject.the_token}, {layers} blocks by {heads} heads",
-                f"Attention of {subject.the_token}: block 1 at the top, block {layers} at "
-                "the bottom; each map is scaled to its own maximum",
+                f"Attention of {subject.the_token}, blocks by heads: {layers} by {heads}",
+                f"Attention of {subject.the_token}: {rows}each map is scaled to its own maximum",
                 width=sheet.shape[1],
                 height=sheet.shape[0],
             ),
@@ -166,6 +161,17 @@ def _all_blocks(subject: Subject) -> Step:
             shape_of("z_L", inside.blocks[-1].tokens_out_BND[0], "tokens × D"),
         ),
     )
+
+
+def _blocks_in_words(layers: int, heads: int, token: str) -> tuple[str, str]:
+    """Return the title and the text of the step that shows the attention of all blocks."""
+    shown = f"The picture shows where {token} looks"
+    if layers == 1:
+        text = f"The published models have 12 to 32. {shown}: one column for each head."
+        return "There is one block", text
+    own = f"Each of the {layers} blocks has its own learned matrices."
+    text = f"{own} {shown}: one row for each block, one column for each of the {heads} heads."
+    return f"The block is repeated {layers} times", text
 
 
 def _reach(subject: Subject) -> Step:

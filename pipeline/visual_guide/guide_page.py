@@ -89,9 +89,14 @@ def _lead(subject: Subject) -> str:
         return "Every picture is made of the model's own numbers for this image."
     inside = subject.traced.transformer
     rows, columns = inside.grid
+    blocks, heads = len(inside.blocks), inside.num_heads
+    parts = (
+        f"{rows * columns} patch{'' if rows * columns == 1 else 'es'}, "
+        f"{blocks} block{'' if blocks == 1 else 's'} with "
+        f"{heads} attention head{'' if heads == 1 else 's'}{'' if blocks == 1 else ' each'}"
+    )
     return (
-        f"From pixels to the answer: {rows * columns} patches, {len(inside.blocks)} blocks with "
-        f"{inside.num_heads} attention heads each. Every picture on this page is made of this "
+        f"From pixels to the answer: {parts}. Every picture on this page is made of this "
         "model's own numbers for this image."
     )
 

@@ -76,6 +76,17 @@ def test_every_vit_gets_the_whole_story(name: str, tmp_path: Path) -> None:
     _assert_attention_is_stored(guide, values)
 
 
+def test_one_block_is_told_as_one(tmp_path: Path) -> None:
+    """The plans for small images have a single block behind an embedding that pools early."""
+    early = {"name": "whitened", "num_halvings": 3, "early_pooling": True}
+    model = {"name": "vit", "depth": 1, "pooling": "average", "patch_embedding": early}
+    guide = make_guide(model, tmp_path, side=32)
+    assert len(guide.steps) == 22
+    assert re.search(r"9 patches, 1 block with \d+ attention heads\.", guide.html)
+    assert "There is one block" in guide.html
+    assert "repeated" not in guide.html
+
+
 def _assert_attention_is_stored(guide: Guide, values: IntermediateValues) -> None:
     stored = rows_of(guide.numbers["attention"])
     for layer, block in enumerate(values.blocks):
