@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from pipeline.data.manifest import examples
-from pipeline.data.same_images import content_numbers
+from pipeline.data.same_images import content_numbers, with_copies
 from pipeline.data.split import movable_rows
 from pipeline.errors import DataError
 
@@ -47,12 +47,13 @@ def notes_on_leakage(rows: pd.DataFrame) -> list[str]:
     Args:
         rows: the usable images of a manifest, with their splits.
     """
-    images = _in_several_splits(rows, content_numbers(rows)[0])
+    copies = rows[with_copies(rows)]
+    contents = content_numbers(copies)[0]
+    images = _in_several_splits(copies, contents)
     grouped = rows[rows["group"] != ""]
     groups = grouped.loc[_in_several_splits(grouped, grouped["group"]), "group"]
-    count = int(content_numbers(rows[images])[0].nunique()) if images.any() else 0
     return [
-        *_note(count, "image", list(rows.loc[images, "path"])),
+        *_note(int(contents[images].nunique()), "image", list(copies.loc[images, "path"])),
         *_note(int(groups.nunique()), "group", sorted(set(groups))),
     ]
 

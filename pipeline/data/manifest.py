@@ -95,7 +95,7 @@ def scan(
         if kept:
             kept.finish(rows)
     manifest = _listed(images).join(_together(known, rows, others))
-    if memory and facts is not None and len(recalled) < len(images):
+    if memory and facts is not None and any(row["status"] == "ok" for row in rows):
         memory.keep(manifest, facts)
     if listing.left_out:
         manifest = pd.concat([manifest, _left_out(listing)], ignore_index=True)
@@ -105,12 +105,14 @@ def scan(
 
 def _listed(images: Sequence[ListedImage]) -> pd.DataFrame:
     """Return what the source says of each image."""
+    labels = {label: printable(label) for label in {listed.label for listed in images}}
+    groups = {group: printable(group or "") for group in {listed.group for listed in images}}
     return pd.DataFrame(
         {
             "path": [printable(listed.path) for listed in images],
-            "label": [printable(listed.label) for listed in images],
+            "label": [labels[listed.label] for listed in images],
             "split": [listed.split or "" for listed in images],
-            "group": [printable(listed.group or "") for listed in images],
+            "group": [groups[listed.group] for listed in images],
         }
     )
 

@@ -46,6 +46,15 @@ def content_numbers(*manifests: pd.DataFrame) -> list[pd.Series[int]]:
     ]
 
 
+def with_copies(manifest: pd.DataFrame) -> Array:
+    """Return which rows (N,) share their file or their pixels with another one."""
+    shared = np.zeros(len(manifest), np.bool_)
+    for key in (FILE, PIXELS):
+        values = known(manifest, key)
+        shared |= (values.duplicated(keep=False) & (values != "")).to_numpy()
+    return shared
+
+
 def known(manifest: pd.DataFrame, key: str) -> pd.Series[str]:
     """Return a column of a manifest, with empty texts where it has no value."""
     import pandas as pd

@@ -155,7 +155,9 @@ def _decided(
     groups = known(rows, GROUP)
     units = united(known(rows, FILE), known(rows, PIXELS), groups)
     of_file = _looked_up(rows, remembered, FILE)
-    of_content = of_file.fillna(_looked_up(rows, remembered, PIXELS))
+    of_content = of_file
+    if of_file.isna().any():
+        of_content = of_file.fillna(_looked_up(rows, remembered, PIXELS))
     of_group = _looked_up(rows, remembered, GROUP)
     count = int(units.max()) + 1 if len(units) else 0
     fixed = np.full(count, _NEW)

@@ -52,10 +52,6 @@ class ClassFolders:
         """The sorted names of the folders directly in the root."""
         return sorted(self._with_files | {path.partition("/")[0] for path in self.folders})
 
-    def below(self, folder: str) -> list[str]:
-        """Return the sorted names of the folders directly in a folder of the root."""
-        return self.inside(folder).top
-
     def inside(self, folder: str) -> ClassFolders:
         """Return what is below a folder of the root."""
         start = f"{folder}/"
@@ -162,16 +158,20 @@ def _images_in_splits(content: ClassFolders) -> tuple[list[ListedImage], list[st
     """Return the images with the splits of their folders, and the class folders without files."""
     named = {name: split_named(name) for name in content.top}
     splits: dict[str, Split] = {name: split for name, split in named.items() if split}
-    images, filled = [], set()
+    meanings: dict[str, tuple[str, Split | None]] = {}  # of each folder with files, found once
+    images = []
     for path in content.files:
-        top, label, file = [*path.split("/", 2), "", ""][:3]
-        if top in splits and file:
-            images.append(ListedImage(path, label, splits[top]))
-            filled.add(f"{top}/{label}")
-        else:
-            images.append(ListedImage(path, ""))
-    folders = [f"{top}/{name}" for top in splits for name in content.below(top)]
-    return images, [folder for folder in folders if folder not in filled]
+        folder = path.rpartition("/")[0]
+        meaning = meanings.get(folder)
+        if meaning is None:
+            top, label = [*folder.split("/", 2), ""][:2]
+            meaning = (label, splits[top]) if label and top in splits else ("", None)
+            meanings[folder] = meaning
+        images.append(ListedImage(path, *meaning))
+    filled = {"/".join(folder.split("/", 2)[:2]) for folder in meanings}
+    listed = {"/".join(folder.split("/", 2)[:2]) for folder in content.folders}
+    empty = sorted(each for each in listed - filled if "/" in each)
+    return images, [each for each in empty if each.partition("/")[0] in splits]
 
 
 def _in_class_folder(path: str) -> ListedImage:
