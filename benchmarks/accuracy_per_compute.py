@@ -53,7 +53,8 @@ def flops_per_image(recipe: dict[str, Any]) -> tuple[int, int]:
     import torch
 
     traits = DataTraits(3, _SIDE, _SIDE, _CLASSES, mirror_symmetric=True)
-    choice = resolved_choice(ModelChoice.model_validate(recipe["model"]), traits)
+    trained = {**recipe["model"], "test_time_flip": False}  # training sees one view of an image
+    choice = resolved_choice(ModelChoice.model_validate(trained), traits)
     image = ImageSpec(
         channels=3, height=_SIDE, width=_SIDE, mean=(0.5,) * 3, std=(0.5,) * 3, resize="crop"
     )

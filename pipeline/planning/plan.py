@@ -31,6 +31,10 @@ Settings = dict[str, Any]
 TRAINING_SHARE = 0.9
 """Of a time limit; validation takes the rest."""
 _SMALLEST_WHITENED = 5
+_WHY_FLIPPED = (
+    "mirrored images show the same classes: an image is predicted together with its mirror image, "
+    "which takes twice as long (test_time_flip)"
+)
 _FEWER_FOR_THUMBNAILS = 4
 _STEPS_OF_A_PLAN = 128
 """Images in a step of a recorded step plan whose batch size is not set."""
@@ -79,6 +83,7 @@ def plan(facts: PlanFacts, user_settings: Mapping[str, Any]) -> Plan:
     settings = asked.without_set(settings)
     reasons = [_why_model(facts, chosen, asked), _why_length(facts, chosen, length, asked)]
     reasons += [why] if asked.leaves_augmentation else []
+    reasons += [_WHY_FLIPPED] if settings.get("model", {}).get("test_time_flip") else []
     reasons += _kept(asked)
     return Plan(
         settings=settings,
@@ -112,6 +117,8 @@ def _candidate(name: str, tier: Tier, facts: PlanFacts, asked: Asked) -> Candida
     if asked.leaves_model:
         sizes = {key: getattr(tier, key) for key in ("embed_dim", "depth", "num_heads", "mlp_dim")}
         model = {**asked.dimensions(sizes), "pooling": "average", "residual_init": "zero"}
+        if facts.data.mirror_symmetric and asked.leaves_augmentation:
+            model["test_time_flip"] = True
     if asked.leaves_embedding and side >= _SMALLEST_WHITENED:
         number = halvings(side, pools_early=tier.pools_early)
         early = {"early_pooling": True} if tier.pools_early else {}

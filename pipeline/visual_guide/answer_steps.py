@@ -173,6 +173,12 @@ def _pooled(subject: Subject, figures: list[Figure]) -> tuple[list[Figure], str]
     normed_ND = subject.part("norm")
     if kind is None or normed_ND is None:
         return figures, ""
+    sentence = _POOLINGS[kind]
+    if getattr(subject.model, "test_time_flip", False):
+        sentence += (
+            " The same was done with the mirror image, and the head reads the average of the two "
+            "vectors."
+        )
     if isinstance(pooling, SequencePooling):
         with torch.inference_mode():
             weights_N = torch.softmax(pooling.importance(torch.from_numpy(normed_ND)), dim=0)[:, 0]
@@ -181,10 +187,10 @@ def _pooled(subject: Subject, figures: list[Figure]) -> tuple[list[Figure], str]
             "How much each token counts in the pooled vector",
             "Weights of the pooling",
         )
-        return [shown, *figures], _POOLINGS[kind]
+        return [shown, *figures], sentence
     pooled_D = subject.part("pooling")
     if pooled_D is None:
-        return figures, _POOLINGS[kind]
+        return figures, sentence
     vector: Array = pooled_D[None]
     strip = Picture(
         matrix_uri(vector),
@@ -193,7 +199,7 @@ def _pooled(subject: Subject, figures: list[Figure]) -> tuple[list[Figure], str]
         look="strip",
         width=vector.shape[1],
     )
-    return [strip, *figures], _POOLINGS[kind]
+    return [strip, *figures], sentence
 
 
 # -- what the answer depends on --------------------------------------------------------------------

@@ -40,7 +40,7 @@ class TracedTransformer:
     parts: Mapping[str, torch.Tensor]
     """The outputs of the model's direct parts and of those of its first block, by name."""
     blocks: tuple[BlockValues, ...]
-    """One image in each: B is 1."""
+    """B is 1, or 2 with a test-time flip: the image, then its mirror image."""
     prefix: tuple[str, ...]
     """Names of the P tokens before the patches."""
     readouts_LK: Array | None
@@ -160,12 +160,17 @@ def _traced(
     traced = TracedTransformer(
         grid=patches.grid,
         patch_tokens=patches.tokens_BND[0],
-        parts={name: output[0] for name, output in recording.parts.items()},
+        parts={name: _of_image(name, output) for name, output in recording.parts.items()},
         blocks=blocks,
         prefix=_prefix_names(model, prefix_tokens),
         readouts_LK=_readouts(model, blocks, logits_BK, temperature),
     )
     return logits_BK, traced
+
+
+def _of_image(name: str, output: torch.Tensor) -> torch.Tensor:
+    """Return what a part made of the image itself, or of all its views if they are averaged."""
+    return output.mean(0) if name == "pooling" else output[0]
 
 
 def _prefix_names(model: nn.Module, prefix_tokens: int) -> tuple[str, ...]:
@@ -210,12 +215,15 @@ def _readouts(
     ends = [getattr(model, name, None) for name in ("norm", "pooling", "head")]
     if not all(isinstance(end, nn.Module) for end in ends):
         return None
-    outputs_LND = torch.cat([block.tokens_out_BND for block in blocks])
-    for end in ends:
-        outputs_LND = end(outputs_LND)  # type: ignore[misc]  # checked to be modules above
-    if outputs_LND.shape != (len(blocks), logits_BK.shape[1]):
+    norm, pooling, head = (end for end in ends if isinstance(end, nn.Module))
+    pooled: torch.Tensor = pooling(norm(torch.cat([block.tokens_out_BND for block in blocks])))
+    if len(pooled) % len(blocks):
         return None
-    if not torch.allclose(outputs_LND[-1], logits_BK[0], atol=_READOUT_TOLERANCE, rtol=1e-3):
+    views_LVD = pooled.reshape(len(blocks), -1, *pooled.shape[1:])
+    outputs_LK: torch.Tensor = head(views_LVD.mean(1))
+    if outputs_LK.shape != (len(blocks), logits_BK.shape[1]):
+        return None
+    if not torch.allclose(outputs_LK[-1], logits_BK[0], atol=_READOUT_TOLERANCE, rtol=1e-3):
         return None  # the model ends in another way
-    readouts: Array = torch.softmax(outputs_LND.float() / temperature, dim=1).numpy()
+    readouts: Array = torch.softmax(outputs_LK.float() / temperature, dim=1).numpy()
     return readouts

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class VitConfig(BlockConfig):
-    """Size, regularisation, positions, pooling, head."""
+    """Size, regularisation, positions, pooling, head, test-time augmentation."""
 
     size: Literal["micro", "mini", "ti", "s", "b", "l", "h"] = "micro"
     """Dimensions: micro and mini for small images and few cores; ti, s, b, l, h as published."""
@@ -29,6 +29,11 @@ class VitConfig(BlockConfig):
 
     head: Literal["linear", "tanh"] = "linear"
     """Head: linear (as in fine-tuning), or with one hidden tanh layer (as in pre-training)."""
+
+    test_time_flip: bool = False
+    """Predict an image together with its mirror image, and give the head the average of the two:
+    more accurate where a mirrored image still shows its class, at twice the computation of a
+    prediction. Training does not change."""
 
     embedding_norm: bool = False
     """Normalise the tokens before the first block, as in CLIP (arXiv 2103.00020, section 2.4)."""

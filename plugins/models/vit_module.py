@@ -1,6 +1,7 @@
 """The network of the Vision Transformer (arXiv 2010.11929, section 3.1, equations 1 to 4).
 
-Shapes: B batch, C channels, H height, W width, N tokens, D embedding, K classes, V visible patches.
+Shapes: B batch, C channels, H height, W width, N tokens, D embedding, K classes, V visible patches
+or the two views of an image at test time.
 """
 
 from __future__ import annotations
@@ -55,11 +56,18 @@ class VisionTransformer(nn.Module):
         )
         self.norm = NORMS[config.norm](embed_dim, config.norm_epsilon)
         self.pooling = _pooling(config)
+        self.test_time_flip = config.test_time_flip
         self.head = _HEADS[config.head](embed_dim, context.num_classes)
 
     def forward(self, images_BCHW: torch.Tensor) -> torch.Tensor:
         """Return the logits of a batch of normalised images."""
-        logits_BK: torch.Tensor = self.head(self.pooling(self.encode(images_BCHW)))
+        if self.test_time_flip and not self.training:
+            views_VBCHW = torch.stack((images_BCHW, images_BCHW.flip(-1)))
+            pooled_VBD = self.pooling(self.encode(views_VBCHW.flatten(0, 1)))
+            pooled_BD = pooled_VBD.unflatten(0, (2, -1)).mean(0)
+        else:
+            pooled_BD = self.pooling(self.encode(images_BCHW))
+        logits_BK: torch.Tensor = self.head(pooled_BD)
         return logits_BK
 
     def encode(

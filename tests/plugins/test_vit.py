@@ -20,6 +20,7 @@ from pipeline.layers.activations import QuickGELU
 from pipeline.layers.mlp import MLP
 from pipeline.models.model_building import build_model, build_on_meta
 from pipeline.plugin_api import DataTraits, ImageSpec
+from pipeline.probing.linear_head import linear_head
 from plugins.models.transformer_settings import VIT_SIZES
 from plugins.models.vit import VitConfig
 
@@ -99,6 +100,25 @@ def test_the_tanh_head_adds_a_hidden_layer() -> None:
     weights["head.hidden.bias"] = torch.zeros(features)
     tanh.load_state_dict(weights)
     torch.testing.assert_close(1e3 * tanh(_images()), linear(_images()), atol=1e-3, rtol=1e-3)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("pooling", ["class_token", "average"])
+def test_a_flip_at_test_time_averages_both_views(pooling: str) -> None:
+    """Logits are the mean of those of the image and its mirror image; training does not change."""
+    plain, flipped = _small(pooling=pooling), _small(pooling=pooling, test_time_flip=True)
+    images = _images()
+    expected = (plain(images) + plain(images.flip(3))) / 2
+    torch.testing.assert_close(flipped(images), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(flipped(images.flip(3)), expected, atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(plain(images), expected, atol=1e-3)
+    torch.testing.assert_close(flipped.train()(images), plain.train()(images))
+
+
+def test_a_flipped_model_can_be_probed() -> None:
+    """The head reads one vector for each image, whose linear map the answer is."""
+    model: Any = _small(test_time_flip=True)
+    assert linear_head(model, 5, _image()) is model.head
 
 
 def test_resolving_fills_in_the_dimensions() -> None:

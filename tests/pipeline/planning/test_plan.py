@@ -138,6 +138,18 @@ def test_small_images_are_changed_little_for_many_passes(
     assert (embedding.settings["num_halvings"], embedding.settings["early_pooling"]) == (3, True)
 
 
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_images_are_predicted_with_their_mirror_images_where_that_keeps_the_class(
+    symmetric: bool,
+) -> None:
+    """The plan says so; digits, and an augmentation of the user's own, are left alone."""
+    made = plan(facts(mirror_symmetric=symmetric), FIFTEEN_MINUTES)
+    assert whole(made).model.settings["test_time_flip"] is symmetric
+    assert any("mirror image" in reason for reason in made.reasons) is symmetric
+    own = {**FIFTEEN_MINUTES, "augmentation.name": "none"}
+    assert whole(plan(facts(), own), own).model.settings["test_time_flip"] is False
+
+
 def test_an_embedding_that_is_set_gets_the_blocks_that_it_needs() -> None:
     """Models for small images, of one block, go with their own embedding alone."""
     user = {"model.patch_embedding.name": "conv", "training.epochs": 10}

@@ -29,6 +29,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "vit": {"name": "vit", "layer_scale": 0.5},
     "vit as CLIP": {"name": "vit", "embedding_norm": True, "qk_norm": True, "norm": "rms_norm"},
     "vit, averaged": {"name": "vit", "pooling": "average", "positions": "sine_cosine"},
+    "vit, flipped": {"name": "vit", "pooling": "average", "test_time_flip": True},
     "vit, attention pooling": {"name": "vit", "pooling": "attention", "positions": "none"},
     "vit, tanh head": {"name": "vit", "head": "tanh"},
     "simple_vit": {"name": "simple_vit"},
@@ -74,6 +75,17 @@ def test_every_vit_gets_the_whole_story(name: str, tmp_path: Path) -> None:
     assert guide.shapes["all attention"] == (DEPTH, *block.attention.weights_BHNN.shape[1:])
     assert guide.shapes["concatenated"] == tuple(block.tokens_in_BND.shape[1:])
     _assert_attention_is_stored(guide, values)
+
+
+def test_a_flip_at_test_time_is_told_and_counted(tmp_path: Path) -> None:
+    """The page shows the image's own tokens, and an answer that is that of both views."""
+    model = {"name": "vit", "depth": DEPTH, "pooling": "average", "test_time_flip": True}
+    guide = make_guide(model, tmp_path)
+    assert "The same was done with the mirror image" in guide.html
+    values, _ = _values(guide)
+    assert len(values.blocks[0].tokens_in_BND) == 2
+    after_last_block_K = guide.numbers["readouts"][-1]
+    np.testing.assert_allclose(after_last_block_K, guide.numbers["probabilities"], atol=1e-4)
 
 
 def test_one_block_is_told_as_one(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ _QUICK_MODEL = "vit"
 """The other models take up to half a minute each, and wait for the slow tests."""
 VARIATIONS = [
     ("model", "vit", {"pooling": "attention", "positions": "sine_cosine", "head": "tanh"}),
-    ("model", "vit", {"layer_scale": 0.1, "patch_dropout": 0.5, "pooling": "average"}),
-    ("model", "vit", {"embedding_norm": True, "activation": "quick_gelu", "norm_epsilon": 1e-5}),
+    ("model", "vit", {"layer_scale": 0.1, "pooling": "average", "test_time_flip": True}),
+    ("model", "vit", {"patch_dropout": 0.5, "embedding_norm": True, "activation": "quick_gelu"}),
     ("model", "rope_vit", {"frequencies": "axial", "absolute_positions": True}),
     ("model", "rope_vit", {"patch_dropout": 0.5}),
     ("model", "cct", {"positions": "none"}),
