@@ -1,7 +1,8 @@
 """Train on the built-in digits with several seeds, with the default settings and a preset in turn.
 
-    python -m benchmarks.digits [SEEDS] [--preset quick]
+    python -m benchmarks.digits [SEEDS] [--preset quick] [--earlier PATCHLINE]
 
+PATCHLINE is the command of another environment, with an earlier version; its defaults train too.
 Prints accuracy and seconds for each seed, and the means. The seeds share one split, so they show
 the variation of the training, not of the test images.
 """
@@ -13,22 +14,36 @@ import statistics
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from benchmarks.measured_runs import machine, measured_run
-
-
-def sides(preset: str | None) -> dict[str, tuple[str, ...]]:
-    """Return the flags of each side, by its name."""
-    return {"defaults": (), **({preset: ("--preset", preset)} if preset else {})}
+from benchmarks.measured_runs import PATCHLINE, machine, measured_run
 
 
-def runs(seeds: int, preset: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
+class Side(NamedTuple):
+    """One way to train the digits."""
+
+    flags: tuple[str, ...] = ()
+    patchline: Path = PATCHLINE
+
+
+def sides(preset: str | None, earlier: Path | None) -> dict[str, Side]:
+    """Return the sides by their names."""
+    found = {"defaults": Side()}
+    if preset:
+        found[preset] = Side(("--preset", preset))
+    if earlier:
+        found["earlier defaults"] = Side(patchline=earlier)
+    return found
+
+
+def runs(seeds: int, compared: dict[str, Side]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Run every side with every seed, in turn; print a line and yield the summary of each."""
-    folders = {side: Path(tempfile.mkdtemp(prefix="patchline-digits-")) for side in sides(preset)}
+    folders = {side: Path(tempfile.mkdtemp(prefix="patchline-digits-")) for side in compared}
     for seed in range(seeds):
-        for side, flags in sides(preset).items():
-            summary = measured_run("--seed", str(seed), *flags, folder=folders[side])
+        for side, (flags, patchline) in compared.items():
+            summary = measured_run(
+                "--seed", str(seed), *flags, folder=folders[side], patchline=patchline
+            )
             accuracy, training = summary["metrics"]["test/accuracy"], summary["training"]
             print(
                 f"seed {seed}, {side}: {accuracy['value']:.2%} of {accuracy['n']}, "
@@ -45,11 +60,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("seeds", type=int, nargs="?", default=5)
     parser.add_argument("--preset")
+    parser.add_argument("--earlier", type=Path)
     given = parser.parse_args()
     print(machine())
     accuracies: dict[str, list[float]] = {}
     seconds: dict[str, list[float]] = {}
-    for side, summary in runs(given.seeds, given.preset):
+    for side, summary in runs(given.seeds, sides(given.preset, given.earlier)):
         accuracies.setdefault(side, []).append(summary["metrics"]["test/accuracy"]["value"])
         seconds.setdefault(side, []).append(summary["training"]["seconds"])
     for side, values in accuracies.items():

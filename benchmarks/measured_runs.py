@@ -28,8 +28,10 @@ def machine() -> str:
     )
 
 
-def measured_run(*arguments: str, folder: Path | None = None) -> dict[str, Any]:
-    """Run `patchline run` and return its summary.
+def measured_run(
+    *arguments: str, folder: Path | None = None, patchline: Path = PATCHLINE
+) -> dict[str, Any]:
+    """Run `patchline run`, of this environment or another one, and return its summary.
 
     It also gets `began`, `wall_seconds`, `first_step_seconds` and the `training`'s result.
     """
@@ -37,7 +39,7 @@ def measured_run(*arguments: str, folder: Path | None = None) -> dict[str, Any]:
     folder = folder or Path(tempfile.mkdtemp(prefix="patchline-benchmark-"))
     began = time.time()
     done = subprocess.run(
-        [str(PATCHLINE), "run", *arguments, "--json"],
+        [str(patchline), "run", *arguments, "--json"],
         cwd=folder,
         env=os.environ,
         stdout=subprocess.PIPE,

@@ -71,12 +71,12 @@ _SUPERVISED: dict[str, Any] = {
     "model": {
         "name": "vit",
         "embed_dim": 128,
-        "depth": 2,
+        "depth": 1,
         "num_heads": 4,
-        "mlp_dim": 512,
+        "mlp_dim": 256,
         "pooling": "average",
         "residual_init": "zero",
-        "patch_embedding": {"name": "whitened", "num_halvings": 2},
+        "patch_embedding": {"name": "whitened", "num_halvings": 3, "early_pooling": True},
     },
     "augmentation": {"name": "standard", "pad": 0.0625},
     "optimizer": {
@@ -91,7 +91,7 @@ _SUPERVISED: dict[str, Any] = {
     },
     "training": {"batch_size": 128, "ema_decay": 0.0},
 }
-"""As the presets plan short trainings on small photographs."""
+"""As the presets plan short trainings on small images."""
 _MANY: dict[str, Any] = {
     "optimizer": {"learning_rate": 12e-3, "weight_decay": 0.8},
     "training": {"batch_size": 256, "initial_image_scale": 0.75, "full_size_from": 0.6},
