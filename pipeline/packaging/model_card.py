@@ -196,6 +196,9 @@ def _facts(
         "probabilities)"
         if description.classes
         else "",
+        "test-time flip": "an image is predicted together with its mirror image"
+        if description.model.settings.get("test_time_flip")
+        else "",
         "initial weights": facts.initial_weights,
         "training": facts.training,
         "images": images,

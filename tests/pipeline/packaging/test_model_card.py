@@ -32,7 +32,11 @@ FACTS = CardFacts(
 
 
 def _description(classes: tuple[str, ...] = ("rose", "tulip"), **given: Any) -> ModelDescription:
-    choice = {"name": "vit", "patch_embedding": {"name": "conv", "patch_size": 4}}
+    choice = {
+        "name": "vit",
+        "test_time_flip": True,
+        "patch_embedding": {"name": "conv", "patch_size": 4},
+    }
     plugin = PluginRecord(kind="model", name="vit", distribution="patchline", version="0.1.0")
     return ModelDescription(
         model=ModelChoice.model_validate(choice),
@@ -55,6 +59,7 @@ def test_the_card_tells_what_is_known() -> None:
     card = _card(_description())
     for words in (
         "# flowers\n", "one of 2 classes", "| model | vit |", "| patch embedding | conv |",
+        "| test-time flip |",
         "vit (patchline 0.1.0)", "302,506", "1.25 (divides", "20 epochs on cpu",
         "7,000 train, 286 test", "fingerprint-1", "run-1", "0123456789ab", "1e-07",
         "| Accuracy | test | 0.9825 | 0.9600 to 0.9900 | 286 |", "16 x 16 pixels, RGB",
@@ -134,4 +139,5 @@ def test_packaging_writes_the_card(tmp_path: Path) -> None:
     card = (made.folder / "model_card.md").read_text()
     assert "on 12 test images" in card
     assert "1.5 (divides" in card
+    assert "test-time flip" not in card
     assert str(tmp_path) not in card
