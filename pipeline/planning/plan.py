@@ -65,7 +65,7 @@ def plan(facts: PlanFacts, user_settings: Mapping[str, Any]) -> Plan:
     decay, stochastic_depth = recipes.regularisation(asked, chosen.tier, batch, length)
     training: Settings = {"batch_size": batch, "ema_decay": decay}
     if asked.leaves_model and asked.leaves_embedding:
-        training |= recipes.smaller_images_first(chosen.tier, chosen.side, length)
+        training |= recipes.smaller_images_first(facts, chosen.tier, chosen.side, length)
     if not _length_is_set(asked):
         training["epochs"] = max(1, round(length.epochs))
     settings: Settings = {

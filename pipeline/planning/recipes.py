@@ -11,7 +11,7 @@ from typing import Any
 
 from pipeline.planning.asked import Asked
 from pipeline.planning.facts import PlanFacts
-from pipeline.planning.tiers import Tier, first_filters, halvings, tokens
+from pipeline.planning.tiers import LARGEST_UNSHRUNK, Tier, first_filters, halvings, tokens
 
 _BATCHES = (16, 32, 64, 128, 256)
 _BATCHES_ACCELERATOR = (*_BATCHES, 512, 1024)
@@ -130,9 +130,9 @@ def _rounded(rate: float) -> float:
     return float(f"{rate:.2g}")
 
 
-def smaller_images_first(tier: Tier, side: int, length: Length) -> dict[str, Any]:
+def smaller_images_first(facts: PlanFacts, tier: Tier, side: int, length: Length) -> dict[str, Any]:
     """Return the settings that make the first epochs of a short training cheaper."""
-    stronger, _ = _epochs_of_augmentations(tier)
+    stronger, _ = _epochs_of_augmentations(facts, tier)
     if side < _PLAIN_SIDE or length.epochs >= stronger:
         return {}
     return {"initial_image_scale": _SMALLER, "full_size_from": _FULL_SIZE_FROM}
@@ -143,7 +143,7 @@ def augmentation(
 ) -> tuple[dict[str, Any], str]:
     """Return the augmentation with its settings, and why."""
     epochs, data = length.epochs, facts.data
-    stronger, strongest = _epochs_of_augmentations(tier)
+    stronger, strongest = _epochs_of_augmentations(facts, tier)
     if side < _PLAIN_SIDE or data.greyscale:
         return {
             "name": "light"
@@ -171,13 +171,13 @@ def augmentation(
 def is_mixed(facts: PlanFacts, tier: Tier, side: int, length: Length) -> bool:
     """Return whether images are seen so often that mixing two of them pays."""
     plain = side < _PLAIN_SIDE or facts.data.greyscale
-    _, strongest = _epochs_of_augmentations(tier)
+    _, strongest = _epochs_of_augmentations(facts, tier)
     return length.epochs >= strongest and not plain
 
 
-def _epochs_of_augmentations(tier: Tier) -> tuple[int, int]:
+def _epochs_of_augmentations(facts: PlanFacts, tier: Tier) -> tuple[int, int]:
     """Return the passes over the images from which strong and strongest augmentation pay."""
-    if tier.pools_early:
+    if tier.pools_early and facts.data.median_side <= LARGEST_UNSHRUNK:
         return _STRONGER_EPOCHS_EARLY, _STRONGEST_EPOCHS_EARLY
     return _STRONGER_EPOCHS, _STRONGEST_EPOCHS
 

@@ -3,15 +3,15 @@
 A larger model reaches a higher accuracy, but only after more images seen; below the numbers here, a
 smaller one is ahead after the same time. Measured on CIFAR-10 unless noted.
 
-Photographs and thumbnails get attention blocks on some 64 tokens. Small images, of 24 to 95 pixels,
-learn more from the same computation in convolutions: their embedding pools early, has more filters,
-and leaves some 12 tokens to one or two blocks.
+Thumbnails get attention blocks on some 64 tokens. Small images, of 24 to 95 pixels, and photographs
+learn more from the same computation in convolutions: their embedding pools early and has more
+filters. Small images leave some 12 tokens to one or two blocks, photographs some 49.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 THUMBNAIL = 16
@@ -99,14 +99,22 @@ SMALL_IMAGE_TIERS = (
     ),
 )  # fmt: skip
 """Rising in size; for small images. The limits of large and huge are estimates."""
+PHOTOGRAPH_TIERS = tuple(
+    replace(early, depth=depth, images_seen=late.images_seen, photo_size=size, why=late.why)
+    for early, late, depth, size in zip(
+        SMALL_IMAGE_TIERS, TIERS, (1, 1, 2, 4, 8), (64, 96, 96, 128, 160), strict=True
+    )
+)
+"""Rising in size; for photographs. Only small was measured, on 2,945 of them."""
 _SMALL_IMAGES = 24
-"""Least side in pixels of the images that these are for."""
+"""Least side in pixels of the images that pool early."""
 
 
 def tiers_for(median_side: int) -> tuple[Tier, ...]:
     """Return the models for images of a side in pixels, rising in size."""
-    small = _SMALL_IMAGES <= median_side <= LARGEST_UNSHRUNK
-    return SMALL_IMAGE_TIERS if small else TIERS
+    if median_side < _SMALL_IMAGES:
+        return TIERS
+    return SMALL_IMAGE_TIERS if median_side <= LARGEST_UNSHRUNK else PHOTOGRAPH_TIERS
 
 
 OWN = "own"
@@ -130,16 +138,19 @@ def image_side(tier: Tier, median_side: int) -> int:
     return max(_FEWEST_PIXELS, side)
 
 
-_WANTED_TOKENS, _WANTED_TOKENS_LARGE, _LARGE_SIDE, _WANTED_TOKENS_EARLY = 64, 100, 128, 12
+_WANTED_TOKENS, _WANTED_TOKENS_LARGE, _LARGE_SIDE = 64, 100, 128
+_WANTED_TOKENS_EARLY, _WANTED_TOKENS_PHOTOGRAPH, _PHOTOGRAPH_SIDE = 12, 49, 64
 
 
 def halvings(side: int, *, pools_early: bool = False) -> int:
     """Return how often the embedding halves an image.
 
-    So that there are about 64 tokens, 100 from 128 pixels, or 12 if it pools early.
+    So that there are about 64 tokens, and 100 from 128 pixels; if it pools early, 12, and 49 from
+    64 pixels.
     """
     wanted = _WANTED_TOKENS_LARGE if side >= _LARGE_SIDE else _WANTED_TOKENS
-    wanted = _WANTED_TOKENS_EARLY if pools_early else wanted
+    if pools_early:
+        wanted = _WANTED_TOKENS_PHOTOGRAPH if side >= _PHOTOGRAPH_SIDE else _WANTED_TOKENS_EARLY
     choices = range(1, max(2, (max(side, 5) - 1).bit_length() - 1))
     return min(choices, key=lambda number: _distance(tokens(side, number), wanted))
 

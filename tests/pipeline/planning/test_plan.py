@@ -11,7 +11,7 @@ from pipeline.config import RunConfig
 from pipeline.config_files import dotted_keys, merged, validated
 from pipeline.planning.facts import DataFacts, MachineFacts, Plan, PlanFacts, Speed
 from pipeline.planning.plan import candidates, plan
-from pipeline.planning.tiers import SMALL_IMAGE_TIERS, TIERS, halvings, tokens
+from pipeline.planning.tiers import PHOTOGRAPH_TIERS, SMALL_IMAGE_TIERS, TIERS, halvings, tokens
 from pipeline.plugin_api import DataTraits
 from pipeline.plugin_system.plugin_settings import resolve_settings
 from pipeline.presets import PRESETS
@@ -187,14 +187,23 @@ def test_few_images_get_small_batches(images: int) -> None:
     assert batch == 32 or images / batch >= 20
 
 
-def test_photographs_shrink_and_give_49_to_144_tokens() -> None:
-    """Photographs are read at the size of the tier; tokens stay few."""
-    for tier in TIERS:
-        side = next(
-            each.side for each in candidates(facts(median_side=500), {}) if each.name == tier.name
-        )
-        assert side == tier.photo_size
-        assert 49 <= tokens(side, halvings(side)) <= 144
+def test_photographs_shrink_and_give_25_to_81_tokens() -> None:
+    """Photographs are read at the size of the tier, by an embedding that pools early."""
+    found = candidates(facts(median_side=500), {})
+    for candidate, tier in zip(found, PHOTOGRAPH_TIERS, strict=True):
+        assert candidate.side == tier.photo_size
+        embedding = candidate.settings["model"]["patch_embedding"]
+        assert embedding["early_pooling"]
+        assert embedding["num_halvings"] == halvings(tier.photo_size, pools_early=True)
+        assert 25 <= tokens(tier.photo_size, embedding["num_halvings"]) <= 81
+
+
+def test_few_photographs_are_changed_much_sooner_than_small_images() -> None:
+    """Three thousand photographs are known by heart after some forty passes."""
+    user = {"training.epochs": 40}
+    made = plan(facts(training_images=2_945, median_side=128), user)
+    assert made.settings["augmentation"]["name"] == "randaugment"
+    assert made.settings["training"]["cutmix"] == 1.0
 
 
 @pytest.mark.parametrize(
@@ -299,7 +308,7 @@ def test_unmeasured_candidates_are_estimated_in_the_order_of_their_size() -> Non
     from pipeline.planning.speed import images_per_second
 
     given = facts(rate=200.0)
-    for tiers in (TIERS, SMALL_IMAGE_TIERS):
+    for tiers in (TIERS, SMALL_IMAGE_TIERS, PHOTOGRAPH_TIERS):
         rates = [images_per_second(given, tier, tiers, tier.name) for tier in tiers]
         assert rates == sorted(rates, reverse=True)
         assert rates[1] == 200.0
