@@ -7,6 +7,9 @@ floating-point operations.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
@@ -36,18 +39,33 @@ class ComputeShare:
 
 @torch.inference_mode()
 def forward_flops(model: nn.Module, image: ImageSpec, device: torch.device) -> int:
-    """Return the floating-point operations of one image's forward pass, in evaluation mode."""
+    """Return the floating-point operations of one image's forward pass in a training step.
+
+    They are counted in evaluation mode, without the second view of a model with a test-time flip.
+    """
     from torch.utils.flop_counter import FlopCounterMode
 
     image_BHWC = torch.zeros(
         1, image.height, image.width, image.channels, dtype=torch.uint8, device=device
     )
-    was_training = model.training
-    model.eval()
-    with FlopCounterMode(display=False) as counter:
+    with _one_view_in_evaluation(model), FlopCounterMode(display=False) as counter:
         model(normalised(image_BHWC, image))
-    model.train(was_training)
     return int(counter.get_total_flops())
+
+
+@contextmanager
+def _one_view_in_evaluation(model: nn.Module) -> Iterator[None]:
+    was_training = model.training
+    flipping: Any = model if getattr(model, "test_time_flip", False) else None
+    model.eval()
+    if flipping is not None:
+        flipping.test_time_flip = False
+    try:
+        yield
+    finally:
+        model.train(was_training)
+        if flipping is not None:
+            flipping.test_time_flip = True
 
 
 @torch.inference_mode()

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
+from pipeline.config import ModelChoice
+from pipeline.models.model_building import build_model
 from pipeline.plugin_api import ImageSpec
 from pipeline.training.compute_share import ComputeShare, forward_flops, matrix_product_rate
 
@@ -17,6 +21,17 @@ def test_operations_are_two_per_multiplication() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 10))
     assert forward_flops(model, IMAGE, CPU) == 2 * 640
     assert model.training
+
+
+def test_training_has_one_view_of_an_image() -> None:
+    """A flip at test time does not count, and is there again afterwards."""
+    counts = []
+    for flip in (False, True):
+        choice = ModelChoice.model_validate({"name": "vit", "test_time_flip": flip})
+        model: Any = build_model(choice, IMAGE, 10)
+        counts.append(forward_flops(model, IMAGE, CPU))
+        assert model.test_time_flip is flip
+    assert counts[0] == counts[1] > 0
 
 
 def test_the_share_grows_with_the_rate_and_leaves_random_numbers_alone() -> None:
