@@ -205,7 +205,7 @@ def _estimated(
 ) -> tuple[float, float]:
     """Return how long training and the whole run would take, in seconds."""
     rate = plan.images_per_second if plan else trained.images_per_second
-    predicted = evaluating.predicting_seconds(data.counts["validation"], rate)
+    predicted = evaluating.predicting_seconds(config, data.counts["validation"], rate)
     if config.training.trainable == "head":
         training = sum(data.counts.values()) / rate
     elif config.training.time_limit:
@@ -217,7 +217,7 @@ def _estimated(
             images / rate + predicted for images in images_of_parts(config, data)
         )
     decoding = seconds["prepare"] * sum(data.counts.values()) / sum(few.counts.values())
-    tested = predicted + evaluating.predicting_seconds(data.counts["test"], rate)
+    tested = predicted + evaluating.predicting_seconds(config, data.counts["test"], rate)
     if config.training.trainable == "head":  # which computes the features of these images, too
         tested = 0.0
     rest = seconds["read"] + seconds["evaluate"] + 2 * seconds["package"]

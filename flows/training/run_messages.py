@@ -81,12 +81,12 @@ def planning_title(config: RunConfig) -> str:
     )
 
 
-def evaluation_title(data: IngestedData, trained: TrainResult) -> str:
+def evaluation_title(config: RunConfig, data: IngestedData, trained: TrainResult) -> str:
     """Return what is evaluated, and about how long it takes."""
     images = data.counts["validation"] + data.counts["test"]
     if trained.probe is not None:
         return f"Evaluating on the test images ({images:,} images with validation)"
-    seconds = predicting_seconds(images, trained.images_per_second)
+    seconds = predicting_seconds(config, images, trained.images_per_second)
     cost = f"{images:,} images with validation, about {max(1, round(seconds)):,} s"
     return f"Evaluating on the test images ({cost})"
 

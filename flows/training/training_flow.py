@@ -258,7 +258,7 @@ def _train_and_register(
         write_text(run.folder / SUMMARY_FILE, summary.model_dump_json(indent=2))
         return summary
     model_id = registration.logged_model(run, str(config.name))
-    with state.stage("evaluate", run_messages.evaluation_title(data, trained)):
+    with state.stage("evaluate", run_messages.evaluation_title(config, data, trained)):
         evaluated: Evaluated = stages.step(
             stages.evaluate_model, config, data, prepared, trained, run, memory, after=trained
         )

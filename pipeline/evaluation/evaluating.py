@@ -51,9 +51,10 @@ _PREDICTING_IS_FASTER = 3
 """Than training: it has no backward pass."""
 
 
-def predicting_seconds(images: int, images_per_second: float) -> float:
+def predicting_seconds(config: RunConfig, images: int, images_per_second: float) -> float:
     """Return about how long predicting takes, from the speed of training."""
-    return images / max(1e-9, images_per_second) / _PREDICTING_IS_FASTER
+    views = 2 if config.model.settings.get("test_time_flip") else 1
+    return views * images / max(1e-9, images_per_second) / _PREDICTING_IS_FASTER
 
 
 class Evaluated(Section):
