@@ -58,7 +58,8 @@ def training_recipe(config: RunConfig) -> str:
 
 
 def _training_recipe(config: RunConfig) -> str:
-    length = config.training.time_limit or f"{config.training.epochs} epochs"
+    epochs = config.training.epochs
+    length = config.training.time_limit or f"{epochs} epoch{'' if epochs == 1 else 's'}"
     if config.training.step_plan:
         length = f"{config.training.step_plan[-1][2]} steps, as recorded"
     parts = f"{' with '.join(config.model.names)} for {length}"

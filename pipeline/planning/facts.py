@@ -36,6 +36,13 @@ class MachineFacts(Section):
     memory_gib: float = 8.0
     """Main memory; for cuda, that of the accelerator."""
 
+    @property
+    def computes_on(self) -> str:
+        """The device in words: `cuda`, or `2 CPU threads`."""
+        if self.device != "cpu":
+            return self.device
+        return f"{self.threads} CPU thread{'' if self.threads == 1 else 's'}"
+
 
 class Speed(Section):
     """How fast a candidate trains."""

@@ -132,7 +132,7 @@ def _reasons(
     if cost is None:
         return [f"{known}: the speed is not known, so only the head is trained"]
     every = data.training_images + data.validation_images + data.test_images
-    where = machine.device if machine.device != "cpu" else f"{machine.threads} CPU threads"
+    where = machine.computes_on
     speed = every / cost.features
     measured = (
         f"measured {speed:.3g} images/s without gradients ({where}): the features of all "

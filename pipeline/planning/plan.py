@@ -222,7 +222,7 @@ def _why_model(facts: PlanFacts, chosen: Candidate, asked: Asked) -> str:
 def _why_length(facts: PlanFacts, chosen: Candidate, length: Length, asked: Asked) -> str:
     verb = "measured" if speed.is_measured(facts, chosen.name) else "estimated"
     machine = facts.machine
-    where = machine.device if machine.device != "cpu" else f"{machine.threads} CPU threads"
+    where = machine.computes_on
     vector = f", {machine.vector_instructions}" if machine.vector_instructions else ""
     known = f"{verb} {_number(length.images_per_second)} images/s ({where}{vector})"
     limit, epochs = asked.get("training.time_limit"), _number(length.epochs)
