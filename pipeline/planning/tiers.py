@@ -5,7 +5,7 @@ smaller one is ahead after the same time. Measured on CIFAR-10 unless noted.
 
 Thumbnails get attention blocks on some 64 tokens. Small images, of 24 to 95 pixels, and photographs
 learn more from the same computation in convolutions: their embedding pools early and has more
-filters. Small images leave some 12 tokens to one or two blocks, photographs some 49.
+filters. Small images leave some 12 tokens to one or two blocks, photographs 25 to 81.
 """
 
 from __future__ import annotations
