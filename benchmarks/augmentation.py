@@ -29,6 +29,7 @@ _CHOICES: tuple[dict[str, Any], ...] = (
     {"name": "light"},
     {"name": "standard"},
     {"name": "standard", "erase": 0.25},
+    {"name": "resized_crop"},
     {"name": "trivialaugment"},
     {"name": "randaugment"},
     {"name": "strong"},

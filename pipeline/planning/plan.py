@@ -70,7 +70,7 @@ def plan(facts: PlanFacts, user_settings: Mapping[str, Any]) -> Plan:
         training["epochs"] = max(1, round(length.epochs))
     settings: Settings = {
         **chosen.settings,
-        "optimizer": recipes.optimizer(asked, chosen.tier, chosen.side, batch, length),
+        "optimizer": recipes.optimizer(facts, asked, chosen.tier, chosen.side, batch, length),
         "training": training,
     }
     if recipes.is_mixed(facts, chosen.tier, chosen.side, length):

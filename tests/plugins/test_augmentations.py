@@ -9,6 +9,12 @@ import numpy as np
 import pytest
 import torch
 from scipy.ndimage import affine_transform
+from torchvision.transforms.v2.functional import (
+    adjust_brightness,
+    adjust_contrast,
+    adjust_saturation,
+    resized_crop,
+)
 
 from pipeline.config import PluginChoice
 from pipeline.data.augmentation import SeededAugmentation
@@ -19,6 +25,8 @@ from plugins.augmentations.affine_module import lit, moved
 from plugins.augmentations.batch_module import erase, flip_and_crop
 from plugins.augmentations.crop_and_flip import CropAndFlipConfig
 from plugins.augmentations.light import LightConfig
+from plugins.augmentations.resized_crop import ResizedCropConfig
+from plugins.augmentations.resized_crop_module import enlarged, recolored, windows
 from tests.conftest import draw_photo
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
@@ -235,8 +243,87 @@ def test_erasing_replaces_one_rectangle_by_noise() -> None:
         assert box.float().std() > 40
 
 
+@pytest.mark.parametrize(("height", "width", "channels"), [(24, 24, 3), (16, 40, 1), (1, 8, 1)])
+def test_windows_are_enlarged_as_by_torchvision(height: int, width: int, channels: int) -> None:
+    """Pixels are interpolated linearly within the window; half of the images are mirrored."""
+    rows = torch.arange(40)
+    images_BCHW = torch.rand(40, channels, height, width) * 255
+    windows_B4 = windows(
+        (height, width), CounterRandom(0, 0, rows), smallest_area=0.1, largest_ratio=2.0
+    )
+    random = CounterRandom(0, 1, rows)
+    found_BCHW = enlarged(images_BCHW, windows_B4, random, flip=True)
+    mirrored_B = CounterRandom(0, 1, rows).integers(0, 2, 1)[:, 0].tolist()
+    assert 10 < sum(mirrored_B) < 30
+    for row, (top, left, tall, wide) in enumerate(windows_B4.int().tolist()):
+        expected = resized_crop(
+            images_BCHW[row], top, left, tall, wide, [height, width], antialias=False
+        )
+        expected = expected.flip(2) if mirrored_B[row] else expected
+        assert torch.allclose(found_BCHW[row], expected, atol=0.02)
+
+
+def test_windows_have_the_areas_ratios_and_places_of_the_settings() -> None:
+    """Within the image, from the smallest area to all of it, as often tall as wide."""
+    random = CounterRandom(0, 0, torch.arange(4000))
+    found = windows((96, 96), random, smallest_area=0.2, largest_ratio=4 / 3)
+    top, left, height, width = found.unbind(1)
+    assert (found[:, :2] >= 0).all()
+    assert (top + height <= 96).all()
+    assert (left + width <= 96).all()
+    area, ratio = height * width / 96**2, width / height
+    assert 0.19 < float(area.min()) < 0.23
+    assert 0.95 < float(area.max()) <= 1
+    assert float(area.mean()) == pytest.approx(0.57, abs=0.03)
+    assert 0.73 < float(ratio.min()) < 0.77
+    assert 1.3 < float(ratio.max()) < 1.36
+    assert 0.47 < float((ratio > 1).float().mean()) < 0.53
+    small = height < 60
+    assert float((top / (96 - height))[small].mean()) == pytest.approx(0.5, abs=0.05)
+
+
+def test_a_window_that_never_fits_shows_the_whole_image() -> None:
+    """Of a wide image, nearly all as a square does not exist."""
+    random = CounterRandom(0, 0, torch.arange(200))
+    found = windows((20, 200), random, smallest_area=0.95, largest_ratio=1.0)
+    assert found.unique(dim=0).tolist() == [[0, 0, 20, 200]]
+
+
 @pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("name", ["randaugment", "trivialaugment", "strong"])
+def test_colors_change_as_by_torchvision(channels: int) -> None:
+    """Brightness, then contrast, then saturation, each image by its own factors."""
+    rows = torch.arange(30)
+    images_BCHW = torch.rand(30, channels, 12, 10)
+    settings = {"brightness": 0.4, "contrast": 0.5, "saturation": 0.6}
+    found_BCHW = recolored(images_BCHW * 255, CounterRandom(0, 0, rows), **settings) / 255
+    random = CounterRandom(0, 0, rows)
+    factors_F = [random.uniform(1, 1, 1, low=1 - most, high=1 + most).flatten().tolist()
+                 for most in settings.values()]  # fmt: skip
+    for image, found, bright, strong, colored in zip(
+        images_BCHW, found_BCHW, *(factors_F if channels == 3 else [*factors_F[:2], [1.0] * 30]),
+        strict=True,
+    ):
+        expected = adjust_contrast(adjust_brightness(image, bright), strong)
+        if channels == 3:
+            expected = adjust_saturation(expected, colored)
+        assert torch.allclose(found, expected, atol=1e-3)
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_resized_crop_mirrors_where_the_data_allows_it(symmetric: bool) -> None:
+    """With the whole image as the only window, an image is mirrored or stays as it is."""
+    traits = DataTraits(channels=3, height=24, width=24, num_classes=2, mirror_symmetric=symmetric)
+    still = {"smallest_area": 1, "largest_ratio": 1, "brightness": 0, "contrast": 0}
+    resolved = ResizedCropConfig.model_validate(still | {"saturation": 0}).resolved_for(traits)
+    augment, photo = _augmentation("resized_crop", **resolved.model_dump()), _photo(3)
+    seen = [augment(photo, 0, row) for row in range(60)]
+    mirrored = sum(np.array_equal(image, photo[:, ::-1]) for image in seen)
+    assert mirrored + sum(np.array_equal(image, photo) for image in seen) == 60
+    assert 15 <= mirrored <= 45 if symmetric else mirrored == 0
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("name", ["resized_crop", "randaugment", "trivialaugment", "strong"])
 def test_policies_show_another_image_each_epoch(name: str, channels: int) -> None:
     """Images stay uint8 of the same shape and differ between epochs."""
     augment, photo = _augmentation(name, channels, horizontal_flip=True), _photo(channels)

@@ -198,12 +198,17 @@ def test_photographs_shrink_and_give_25_to_81_tokens() -> None:
         assert 25 <= tokens(tier.photo_size, embedding["num_halvings"]) <= 81
 
 
-def test_few_photographs_are_changed_much_sooner_than_small_images() -> None:
-    """Three thousand photographs are known by heart after some forty passes."""
-    user = {"training.epochs": 40}
+@pytest.mark.parametrize(
+    ("epochs", "augmentation"), [(3, "standard"), (40, "resized_crop"), (500, "randaugment")]
+)
+def test_photographs_are_shown_in_crops_of_random_size(epochs: int, augmentation: str) -> None:
+    """Only the longest trainings mix images; Muon's larger rate pays from some steps on."""
+    user = {"training.epochs": epochs}
     made = plan(facts(training_images=2_945, median_side=128), user)
-    assert made.settings["augmentation"]["name"] == "randaugment"
-    assert made.settings["training"]["cutmix"] == 1.0
+    assert made.settings["augmentation"]["name"] == augmentation
+    assert ("cutmix" in made.settings["training"]) is (epochs == 500)
+    held = made.settings["optimizer"]["learning_rate"] > 6e-3
+    assert held is (epochs >= 40)
 
 
 @pytest.mark.parametrize(

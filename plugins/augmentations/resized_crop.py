@@ -1,0 +1,91 @@
+"""Random parts of the image, enlarged to its size; flips, changes of color, and erasing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Self
+
+from pydantic import Field
+
+from pipeline.plugin_api import (
+    AugmentationContext,
+    AugmentationPlugin,
+    BatchRandom,
+    BatchTransform,
+    DataTraits,
+    PluginConfig,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+Share = Annotated[float, Field(ge=0, lt=1)]
+
+
+class ResizedCropConfig(PluginConfig):
+    """Size and shape of the part that is shown, and what else changes."""
+
+    horizontal_flip: bool | None = None
+    """Mirror half of the images; by default only if the data is mirror-symmetric."""
+
+    smallest_area: Annotated[float, Field(gt=0, le=1)] = 0.35
+    """Smallest area of the part that is shown, as a fraction of the image."""
+
+    largest_ratio: Annotated[float, Field(ge=1, le=10)] = 4 / 3
+    """Largest ratio of its sides, in either direction, for a square image."""
+
+    brightness: Share = 0.3
+    """Largest change of brightness, as a fraction."""
+
+    contrast: Share = 0.3
+    """Largest change of contrast, as a fraction."""
+
+    saturation: Share = 0.3
+    """Largest change of the saturation of colors, as a fraction."""
+
+    erase: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Probability of replacing a random rectangle by noise (random erasing, arXiv 1708.04896)."""
+
+    def resolved_for(self, traits: DataTraits) -> Self:
+        """Mirror only if a mirrored image still shows its class."""
+        if self.horizontal_flip is not None:
+            return self
+        return self.model_copy(update={"horizontal_flip": traits.mirror_symmetric})
+
+
+def build_batch(config: ResizedCropConfig, _context: AugmentationContext) -> BatchTransform:
+    """Build the transform of whole batches."""
+    from plugins.augmentations.affine_module import as_bytes, as_floats
+    from plugins.augmentations.batch_module import erase
+    from plugins.augmentations.resized_crop_module import enlarged, recolored, windows
+
+    def transform(images_BHWC: torch.Tensor, random: BatchRandom) -> torch.Tensor:
+        windows_B4 = windows(
+            images_BHWC.shape[1:3],
+            random,
+            smallest_area=config.smallest_area,
+            largest_ratio=config.largest_ratio,
+        )
+        images_BCHW = enlarged(
+            as_floats(images_BHWC), windows_B4, random, flip=bool(config.horizontal_flip)
+        )
+        images_BCHW = recolored(
+            images_BCHW,
+            random,
+            brightness=config.brightness,
+            contrast=config.contrast,
+            saturation=config.saturation,
+        )
+        changed_BHWC = as_bytes(images_BCHW)
+        if config.erase:
+            changed_BHWC = erase(changed_BHWC, random, probability=config.erase)
+        return changed_BHWC
+
+    return transform
+
+
+plugin = AugmentationPlugin(
+    summary="Random parts of the image, enlarged to its size; flips and changes of color",
+    paper="arXiv 1409.4842, section 6",
+    config_class=ResizedCropConfig,
+    build_batch=build_batch,
+)
