@@ -87,6 +87,7 @@ def extended_training(job: TrainingJob, runs: Path) -> ExtendedTraining | None:
         "seed": (config.seed, old.seed),
         "model": (config.model, old.model),
         "optimizer.name": (config.optimizer.name, old.optimizer.name),
+        "optimizer.layer_decay": (config.optimizer.layer_decay, old.optimizer.layer_decay),
         "training.batch_size": (config.training.batch_size, old.training.batch_size),
     }
     changed = [name for name, (new, former) in compared.items() if new != former]

@@ -11,11 +11,15 @@ from pipeline.training.step_plan import StepPlan
 from pipeline.training.train_state import TrainState
 from pipeline.workers.event_log import EventWriter
 
+_GROUP_SETTINGS = ("weight_decay", "momentum", "nesterov", "rate_factor")
+"""What a parameter group gets from the config; the rest is counted while training."""
+
 
 def take_over(job: TrainingJob, extended: ExtendedTraining, state: TrainState) -> None:
     """Restore weights, moments and history of the finished training, with the new plan.
 
-    Images that are full-sized already stay so, if training began with smaller ones.
+    The optimizer keeps the settings that it was built with, which may be new. Images that are
+    full-sized already stay so, if training began with smaller ones.
 
     Args:
         job: of the new training.
@@ -26,7 +30,13 @@ def take_over(job: TrainingJob, extended: ExtendedTraining, state: TrainState) -
         DamagedFileError: if the final checkpoint or the best weights are damaged.
     """
     settings, end = job.config.training, state.plan.last_step
+    chosen = [
+        {key: group[key] for key in _GROUP_SETTINGS if key in group}
+        for group in state.optimizer.param_groups
+    ]
     load(extended.folder / LAST, state)
+    for group, values in zip(state.optimizer.param_groups, chosen, strict=True):
+        group.update(values)
     progress = state.step / end
     if settings.initial_image_scale < 1.0:
         progress = max(progress, settings.full_size_from)

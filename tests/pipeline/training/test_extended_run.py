@@ -13,6 +13,7 @@ from pipeline.training import checkpoint
 from pipeline.training.config import TrainingConfig
 from pipeline.training.job import ExtendedTraining, TrainingJob
 from pipeline.training.loop import Training
+from pipeline.training.starting_state import take_over
 from pipeline.training.train_result import EpochRecord, TrainResult
 from pipeline.workers.event_log import EventWriter
 from tests.pipeline.training.conftest import MakeJob
@@ -75,6 +76,23 @@ def test_weights_of_the_finished_training_stay_the_best_if_nothing_is_better(
     assert (first.folder / "best/model.safetensors").read_bytes() == (
         result.best / "model.safetensors"
     ).read_bytes()
+
+
+def test_new_settings_of_the_optimizer_are_those_that_train(
+    make_job: MakeJob, tmp_path: Path
+) -> None:
+    """Weight decay and momentum come from the new config; the moments are taken over."""
+    sgd = {"name": "sgd", "momentum": 0.9, "weight_decay": 0.1}
+    first = make_job(tmp_path / "first", training={"epochs": 1}, optimizer=sgd)
+    extends = ExtendedTraining(run_id="earlier", folder=first.folder, steps=_trained(first).steps)
+    changed = {**sgd, "momentum": 0.5, "weight_decay": 0.2}
+    job = make_job(tmp_path / "extended", training={"epochs": 2}, optimizer=changed)
+    training = Training(job, EventWriter(job.folder / "events.jsonl"))
+    take_over(job, extends, training.state)
+    groups = training.state.optimizer.param_groups
+    assert {group["momentum"] for group in groups} == {0.5}
+    assert {group["weight_decay"] for group in groups} == {0.2, 0.0}
+    assert training.state.optimizer.state_dict()["state"]
 
 
 @pytest.mark.parametrize("setting", [{"folds": 2}, {"refit": True}, {"time_limit": "90s"}])
