@@ -17,7 +17,9 @@ from pipeline.errors import PipelineError
 from pipeline.training.config import TrainingConfig, duration_seconds
 
 if TYPE_CHECKING:
+    from pipeline.data.loader import Batch
     from pipeline.training.loop import Training
+    from pipeline.training.train_step import TrainStep
 
 _FEWEST_STEPS, _FEWEST_SECONDS = 5_000, 1_200.0
 """Of a training that repays its compilation on a GPU."""
@@ -88,7 +90,10 @@ def _failure(training: Training) -> str:
 
 
 def _try_all_shapes(training: Training) -> None:
-    """Compute gradients of black images in the shapes of all batches; the weights stay."""
+    """Compute gradients of black images in the shapes of all batches; the weights stay.
+
+    If the device is out of memory, batches are divided as in a step.
+    """
     step, image, order = training.step, training.job.image, training.order
     last = len(order.rows) - (order.steps_per_epoch - 1) * order.batch_size
     only_full = copy.copy(step.size)
@@ -97,4 +102,15 @@ def _try_all_shapes(training: Training) -> None:
         shape = (images, image.height, image.width, image.channels)
         batch = torch.zeros(shape, dtype=torch.uint8), torch.zeros(images, dtype=torch.int64)
         for size in {step.size.small_size: step.size, only_full.full_size: only_full}.values():
-            replace(step, size=size).compute_gradients(training.state, batch)
+            _try_shape(training, replace(step, size=size), batch)
+
+
+def _try_shape(training: Training, step: TrainStep, batch: Batch) -> None:
+    while True:
+        try:
+            step.compute_gradients(training.state, batch)
+        except torch.OutOfMemoryError as error:
+            failure = error
+        else:
+            return
+        training.halve_micro_batches(len(batch[1]), failure)

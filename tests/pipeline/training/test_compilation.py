@@ -72,6 +72,33 @@ def test_a_training_that_cannot_be_compiled_runs_as_it_is(
     assert all(torch.equal(same[0][name], same[1][name]) for name in same[0])
 
 
+def test_batches_that_do_not_fit_are_divided_before_the_first_step(
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Compiling tries them: it is not the compiler that fails, and the model stays compiled."""
+    sizes: list[int] = []
+
+    def compile_with_little_memory(model: nn.Module, **_: Any) -> None:
+        plain: Any = model._call_impl
+
+        def call(images: torch.Tensor, *rest: Any) -> Any:
+            sizes.append(len(images))
+            if len(images) > 8:
+                raise torch.OutOfMemoryError
+            return plain(images, *rest)
+
+        object.__setattr__(model, "_compiled_call_impl", call)
+
+    monkeypatch.setattr(nn.Module, "compile", compile_with_little_memory)
+    changes = {"epochs": 1, "compile": True, "batch_size": 16}
+    result, said = _run(make_job(tmp_path, training=changes))
+    assert result.compiled
+    assert result.halvings == (0,)
+    assert sizes[:2] == [16, 8]
+    assert max(sizes[1:]) == 8
+    assert [message for message in said if "2 micro-batches" in message] == said
+
+
 def test_a_ramp_of_stochastic_depth_is_not_compiled(make_job: MakeJob, tmp_path: Path) -> None:
     """A probability that changes in every step would be compiled in every step."""
     changes = {"epochs": 1, "compile": True, "stochastic_depth_ramp": 0.5}
