@@ -17,6 +17,7 @@ from torch import nn
 from pipeline.models.inference import normalised
 from pipeline.plugin_api import ImageSpec
 from pipeline.training.device import wait_for
+from pipeline.training.progressive_size import ProgressiveSize
 
 _PASSES_PER_STEP = 3
 _ROUNDS = 4
@@ -24,17 +25,41 @@ _SIDE = {"cpu": 1024, "mps": 2048, "cuda": 8192}
 
 
 class ComputeShare:
-    """Measured once, in about a quarter of a second; changes neither weights nor random numbers."""
+    """Measured once, in about a quarter of a second; changes neither weights nor random numbers.
+
+    Args:
+        model: that is trained.
+        image: the full size.
+        sizes: of the images at each progress.
+        device: that trains.
+        precision: of the matrix products.
+    """
 
     def __init__(
-        self, model: nn.Module, image: ImageSpec, device: torch.device, precision: str
+        self,
+        model: nn.Module,
+        image: ImageSpec,
+        sizes: ProgressiveSize,
+        device: torch.device,
+        precision: str,
     ) -> None:
+        height, width = sizes.small_size
+        small = image.model_copy(update={"height": height, "width": width})
         self._flops = forward_flops(model, image, device)
+        self._flops_of_small = forward_flops(model, small, device)
+        self._sizes = sizes
         self._rate = matrix_product_rate(device, precision)
 
-    def at(self, images_per_second: float) -> float:
-        """Return the share at a training rate."""
-        return _PASSES_PER_STEP * self._flops * images_per_second / self._rate
+    def at(self, images_per_second: float, progress: float) -> float:
+        """Return the share at a training rate, the mean since the start of the training.
+
+        Args:
+            images_per_second: mean since the start.
+            progress: of the training, from 0 to 1.
+        """
+        small = self._sizes.share_of_small(progress)
+        flops = small * self._flops_of_small + (1 - small) * self._flops
+        return _PASSES_PER_STEP * flops * images_per_second / self._rate
 
 
 @torch.inference_mode()

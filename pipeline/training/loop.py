@@ -71,7 +71,7 @@ class Training:
         if settings.class_weights == "balanced":
             weights_K = self.data.class_weights_K().to(self.device)
         self.objective = build_objective(job.config, job.image, len(job.classes), weights_K)
-        size = ProgressiveSize(settings, job.image, model)
+        self.sizes = ProgressiveSize(settings, job.image, model)
         model = self.objective.training_module(model).to(self.device)
         self.step = TrainStep(
             config=job.config,
@@ -80,7 +80,7 @@ class Training:
             num_classes=len(job.classes),
             device=self.device,
             precision=self.precision.name,
-            size=size,
+            size=self.sizes,
             schedules=ModelSchedules(settings, model),
             group=self.group,
         )
@@ -207,16 +207,26 @@ class Training:
             try:
                 return self.step.compute_gradients(self.state, batch)
             except torch.OutOfMemoryError as error:
-                if not self.step.can_halve(self.state, len(batch[1])):
-                    raise RunError(
-                        "The device is out of memory even with two images at a time. Choose a "
-                        "smaller model or image size."
-                    ) from error
+                failure = error
             for buffer, before in zip(self.state.model.buffers(), buffers, strict=True):
                 buffer.copy_(before)  # batch norm may have seen a part of the batch
-            self._halve_micro_batches()
+            self.halve_micro_batches(len(batch[1]), failure)
 
-    def _halve_micro_batches(self) -> None:
+    def halve_micro_batches(self, images: int, failure: torch.OutOfMemoryError) -> None:
+        """Divide batches further, because a step did not fit the memory of the device.
+
+        Args:
+            images: that this process loads of a batch.
+            failure: of the device.
+
+        Raises:
+            RunError: if there is nothing to divide.
+        """
+        if not self.step.can_halve(self.state, images):
+            raise RunError(
+                "The device is out of memory even with two images at a time. Choose a smaller "
+                "model or image size."
+            ) from failure
         self.state.halvings.append(self.state.step)
         self.state.optimizer.zero_grad(set_to_none=True)
         if self.device.type == "cuda":
@@ -300,11 +310,16 @@ class Training:
         if self._share is None and self.elapsed > _LONG_RUN_SECONDS:
             with self.group.alone():
                 self._share = ComputeShare(
-                    state.average.model, self.job.image, self.device, self.precision.name
+                    state.average.model,
+                    self.job.image,
+                    self.sizes,
+                    self.device,
+                    self.precision.name,
                 )
         if self._share:
             rate = record.images_per_second / self.group.devices
-            values["matmul_share"] = self._share.at(rate)
+            progress = state.plan.progress_of(state.step)
+            values["matmul_share"] = self._share.at(rate, progress)
         self.events.write("metrics", step=state.step, values=values)
         self.checkpoints.mark(state)
         if self.checkpoints.is_due or not self.checkpoints.exist:

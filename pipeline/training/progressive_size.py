@@ -40,6 +40,12 @@ class ProgressiveSize:
         """Return height and width at a progress from 0 to 1."""
         return self.small_size if progress < self._full_size_from else self.full_size
 
+    def share_of_small(self, progress: float) -> float:
+        """Return the fraction of the training until a progress that has seen smaller images."""
+        if self.small_size == self.full_size:
+            return 0.0
+        return min(1.0, self._full_size_from / max(progress, 1e-9))
+
     def resized(self, images_BCHW: torch.Tensor, progress: float) -> torch.Tensor:
         """Return float images at the size of a progress, antialiased."""
         size = self.at(progress)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -11,6 +12,8 @@ from pipeline.config import ModelChoice
 from pipeline.models.model_building import build_model
 from pipeline.plugin_api import ImageSpec
 from pipeline.training.compute_share import ComputeShare, forward_flops, matrix_product_rate
+from pipeline.training.config import TrainingConfig
+from pipeline.training.progressive_size import ProgressiveSize
 
 CPU = torch.device("cpu")
 IMAGE = ImageSpec(channels=1, height=8, width=8, mean=(0.5,), std=(0.5,), resize="crop")
@@ -34,11 +37,25 @@ def test_training_has_one_view_of_an_image() -> None:
     assert counts[0] == counts[1] > 0
 
 
+def _sizes(model: nn.Module, **settings: float) -> ProgressiveSize:
+    return ProgressiveSize(TrainingConfig.model_validate(settings), IMAGE, model)
+
+
+def test_smaller_images_count_as_what_they_cost() -> None:
+    """Half the side for half of the training: a convolution costs 5/8 of the full size in all."""
+    model = nn.Sequential(nn.Conv2d(1, 4, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    settings = {"initial_image_scale": 0.5, "full_size_from": 0.5}
+    share = ComputeShare(model, IMAGE, _sizes(model, **settings), CPU, "float32")
+    always_full = share.at(1e6, 1e12)
+    assert share.at(1e6, 0.25) == pytest.approx(always_full / 4)
+    assert share.at(1e6, 1.0) == pytest.approx(always_full * 5 / 8)
+
+
 def test_the_share_grows_with_the_rate_and_leaves_random_numbers_alone() -> None:
     """It is three passes per image over the measured rate."""
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     before = torch.get_rng_state()
-    share = ComputeShare(model, IMAGE, CPU, "float32")
+    share = ComputeShare(model, IMAGE, _sizes(model), CPU, "float32")
     assert torch.equal(torch.get_rng_state(), before)
-    assert share.at(2e6) == 2 * share.at(1e6) > 0
+    assert share.at(2e6, 0.5) == 2 * share.at(1e6, 0.5) > 0
     assert matrix_product_rate(CPU, "float32") > 1e8
