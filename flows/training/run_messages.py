@@ -31,7 +31,7 @@ from pipeline.browsing.outcome import (
 )
 from pipeline.config import RunConfig
 from pipeline.data.ingestion import IngestedData
-from pipeline.evaluation.evaluating import predicting_seconds
+from pipeline.evaluation.evaluating import evaluation_seconds, predicted_images
 from pipeline.metrics.names import METRICS
 from pipeline.run_memory import live_runs
 from pipeline.tracking import addresses, tracked_run, tracking_store
@@ -84,11 +84,12 @@ def planning_title(config: RunConfig) -> str:
 
 def evaluation_title(config: RunConfig, data: IngestedData, trained: TrainResult) -> str:
     """Return what is evaluated, and about how long it takes."""
-    images = data.counts["validation"] + data.counts["test"]
+    images = predicted_images(data, trained)
+    held_out = "" if trained.ensemble is not None else " with validation"
     if trained.probe is not None:
-        return f"Evaluating on the test images ({images:,} images with validation)"
-    seconds = predicting_seconds(config, images, trained.images_per_second)
-    cost = f"{images:,} images with validation, about {max(1, round(seconds)):,} s"
+        return f"Evaluating on the test images ({images:,} images{held_out})"
+    seconds = evaluation_seconds(config, data, trained)
+    cost = f"{images:,} images{held_out}, about {max(1, round(seconds)):,} s"
     return f"Evaluating on the test images ({cost})"
 
 

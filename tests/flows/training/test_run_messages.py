@@ -35,6 +35,33 @@ def test_the_data_task_names_the_folder_without_its_way() -> None:
     assert run_messages.read_name({"config": RunConfig()}) == "Read digits"
 
 
+@pytest.mark.parametrize(
+    ("parts", "told"),
+    [
+        ({"images_per_second": 1e3}, "300 images with validation, about 1 s"),
+        ({}, "300 images with validation, about 10 s"),
+        (
+            {"images_per_second": 16.0, "precision": "bfloat16"},
+            "300 images with validation, about 10 s",
+        ),
+        ({"folds": object()}, "1,000 images with validation, about 33 s"),
+        (
+            {"ensemble": SimpleNamespace(temperatures=(1.0,) * 5)},
+            "1,000 images, about 33 s",
+        ),
+    ],
+)
+def test_the_evaluation_says_how_many_images_every_model_predicts(
+    parts: dict[str, Any], told: str
+) -> None:
+    """Folds predict their own images; each model of an ensemble predicts the test images."""
+    data: Any = SimpleNamespace(counts={"train": 700, "validation": 100, "test": 200})
+    known = {"images_per_second": 10.0, "precision": "float32", "probe": None}
+    trained: Any = SimpleNamespace(**{**known, "folds": None, "ensemble": None, **parts})
+    title = run_messages.evaluation_title(RunConfig(), data, trained)
+    assert title == f"Evaluating on the test images ({told})"
+
+
 def test_every_stage_has_a_name_of_its_own_and_a_description() -> None:
     """Each task is named by a function, and described by its docstring."""
     tasks: list[Task[..., Any]] = [
