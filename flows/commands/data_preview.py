@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from flows.commands.run import composed
 from flows.commands.switches import Json
-from flows.progress import display, shown
+from flows.progress import shown
 from pipeline import config_files
 from pipeline.config import RunConfig
 from pipeline.errors import ConfigError
@@ -51,7 +51,7 @@ def build(arguments: list[str]) -> Callable[..., None]:
         config
             YAML file with settings; flags override it.
         preset
-            Starting point that the file and flags override: quick, balanced or best.
+            Plan to show: quick, balanced or best; the file and flags override it.
         settings
             Settings of a run: --augmentation.name standard, --training.cutmix 1.
         """
@@ -76,12 +76,12 @@ def build(arguments: list[str]) -> Callable[..., None]:
 
 
 def _draw(asked: RunConfig, file: Path, images: int, epochs: int) -> RunConfig:
-    from pipeline.data import ingestion
+    """Draw what a run with these settings would show: with a preset, that is planned first."""
+    from flows.training.dry_run import dry_run
     from pipeline.training.previewing import save_preview
+    from pipeline.workers import worker_start
 
-    with shown():
-        display().stage(f"Reading the data ({asked.data.path or asked.data.source})")
-        data = ingestion.ingest(asked, WORKSPACE.resolve(), display().advance, remember=False)
-    resolved = ingestion.resolve(asked, data)
-    save_preview(resolved, data, file, images=images, epochs=epochs)
-    return resolved
+    with shown(), worker_start.prepared_workers():
+        resolved = dry_run(asked, WORKSPACE.resolve())
+    save_preview(resolved.config, resolved.data, file, images=images, epochs=epochs)
+    return resolved.config

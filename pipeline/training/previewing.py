@@ -31,7 +31,7 @@ def save_preview(
         config: resolved.
         data: the manifest.
         file: PNG file to write; missing folders are created.
-        images: number of images, starting with one of each class.
+        images: number of images, starting with one of each class, if there are classes.
         epochs: number of epochs.
 
     Raises:
@@ -43,7 +43,8 @@ def save_preview(
         raise DataError("The image size is unknown. Resolve the config first.")
     table = manifests.usable(manifests.load(data.manifest_file))
     index = {label: number for number, label in enumerate(data.classes)}
-    labels = table["label"].map(index).to_numpy().astype(np.int64)
+    numbers = table["label"].map(index) if data.classes else np.zeros(len(table))
+    labels = np.asarray(numbers).astype(np.int64)
     rows = preview_rows(labels, np.flatnonzero(table["split"] == "train"), images)
     spec = prepared_store.StoreSpec(channels, size, size, config.data.resize)
     with tempfile.TemporaryDirectory() as folder:
@@ -63,7 +64,8 @@ def save_preview(
     columns = preview_columns(
         augmentation, originals, [int(row) for row in rows], epochs, config.training
     )
-    picture = labelled_picture(_title(config), columns, [data.classes[labels[row]] for row in rows])
+    names = [data.classes[labels[row]] if data.classes else "" for row in rows]
+    picture = labelled_picture(_title(config), columns, names)
     with storage_errors(file):
         make_folder(file.parent)
         picture.save(file, "PNG")

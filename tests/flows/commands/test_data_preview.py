@@ -45,6 +45,29 @@ def test_json_has_the_resolved_augmentation(run_here: RunHere, tmp_path: Path) -
     assert answer["augmentation"]["horizontal_flip"] is True
 
 
+def test_a_preset_shows_the_augmentation_that_it_plans(run_here: RunHere, tmp_path: Path) -> None:
+    """Not the default one: what a run with the same arguments would train on."""
+    photos = write_photos(tmp_path / "photos", images=8, side=32)
+    code, out, err = run_here("data", "preview", str(photos), "--preset", "quick", "--json")
+    assert code == 0, err
+    assert json.loads(out)["augmentation"]["name"] == "standard"
+    assert "Planning the training" in err
+
+
+def test_images_without_labels_are_shown(run_here: RunHere, tmp_path: Path) -> None:
+    """Pre-training needs no classes, and neither does its preview."""
+    folder = tmp_path / "unlabelled"
+    write_photos(tmp_path / "photos", images=8, side=32)
+    folder.mkdir()
+    for number, file in enumerate(sorted((tmp_path / "photos").rglob("*.png"))):
+        file.rename(folder / f"{number}.png")
+    code, out, err = run_here(
+        *("data", "preview", str(folder), "--objective.name", "mae", "--picture", "seen.png")
+    )
+    assert code == 0, err
+    assert out == "seen.png\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
