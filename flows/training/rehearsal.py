@@ -43,6 +43,7 @@ from pipeline.training.machine import MODULE
 from pipeline.training.run_parts import images_of_parts
 from pipeline.training.train_result import TrainResult
 from pipeline.workers import prewarm, worker_start
+from pipeline.workers.event_log import Event
 from pipeline.workers.worker_process import run_worker
 from pipeline.workspace import WORKSPACE, make_folder
 
@@ -111,6 +112,8 @@ def rehearse(config: RunConfig) -> Rehearsal:
             registered_models.check_classes(str(config.name), data.classes)
             prepared = ingestion.prepare(config, few, folder)
         prewarm.evaluation_and_packaging()
+        if config.training.folds or config.training.refit:
+            display().note("folds and a refit repeat this training and are not rehearsed")
         with stages.stage("train", f"Training {_BATCHES} steps"):
             trained = _train(config, few, prepared, folder, workspace)
         memory = StageMemory(folder, fresh=True)
@@ -154,7 +157,13 @@ def _train(
     training = config.training.model_copy(update=length)
     config = config.model_copy(update={"training": training})
     job = job_of(config, few, prepared, folder / "training", "rehearsal", workspace)
-    return run_worker(MODULE, job.folder, job, TrainResult, lambda _: None)
+    return run_worker(MODULE, job.folder, job, TrainResult, _show_warning)
+
+
+def _show_warning(event: Event) -> None:
+    """Show what a run would warn of; the progress of two steps is not worth a line."""
+    if event["kind"] == "warning":
+        show_event(event)
 
 
 def _evaluate(

@@ -49,12 +49,14 @@ def test_images_without_labels_are_rehearsed(tmp_path: Path, photos: Path) -> No
 @pytest.mark.slow
 def test_a_rehearsal_registers_nothing(tmp_path: Path, photos: Path) -> None:
     """Every stage runs, the package is checked, and no run, version or file is left."""
-    flags = ["--preset", "quick", "--training.time-limit", "7m", "--json"]
-    done = patchline("run", photos, "--rehearse", *flags, cwd=tmp_path)
+    flags = ["--preset", "quick", "--training.time-limit", "7m", "--training.refit", "--json"]
+    compiled = ["--training.compile", "--training.stochastic-depth-ramp", "0.5"]
+    done = patchline("run", photos, "--rehearse", *flags, *compiled, cwd=tmp_path)
     assert done.code == 0, done.err
     assert done.json["training_seconds"] == 420
     assert done.json["run_seconds"] > 420
-    for words in ("Training 2 steps", "Packaging the model", "measured"):
+    said = ("Training 2 steps", "Packaging the model", "measured", "are not rehearsed")
+    for words in (*said, "The model is not compiled"):  # what a run would warn of
         assert words in done.err
     assert not (tmp_path / "mlflow.db").exists()
     assert not (tmp_path / ".patchline/runs").exists()
