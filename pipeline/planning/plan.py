@@ -26,6 +26,7 @@ from pipeline.planning.tiers import (
 )
 from pipeline.presets import PRESETS
 from pipeline.terminal_words import duration
+from pipeline.training.part import images_of_trainings
 
 Settings = dict[str, Any]
 TRAINING_SHARE = 0.9
@@ -59,8 +60,9 @@ def plan(facts: PlanFacts, user_settings: Mapping[str, Any]) -> Plan:
     """
     asked = Asked(user_settings)
     chosen, length = _chosen(facts, asked)
-    batch = asked.get("training.batch_size") or recipes.batch_size(
-        facts, chosen.tier, chosen.side, length
+    batch = asked.get("training.batch_size") or max(
+        recipes.batch_size(facts, chosen.tier, chosen.side, length),
+        _fewest_images_of_a_batch(asked),
     )
     decay, stochastic_depth = recipes.regularisation(asked, chosen.tier, batch, length)
     training: Settings = {"batch_size": batch, "ema_decay": decay}
@@ -92,6 +94,12 @@ def plan(facts: PlanFacts, user_settings: Mapping[str, Any]) -> Plan:
         images_per_second=length.images_per_second,
         facts=facts,
     )
+
+
+def _fewest_images_of_a_batch(asked: Asked) -> int:
+    """Return how many images a batch needs, so that every process gets two."""
+    processes = asked.get("training.processes", 1) * asked.get("training.nodes", 1)
+    return 2 * int(processes) if processes > 1 else 1
 
 
 def candidates(facts: PlanFacts, user_settings: Mapping[str, Any]) -> list[Candidate]:
@@ -146,21 +154,34 @@ def _chosen(facts: PlanFacts, asked: Asked) -> tuple[Candidate, Length]:
     return options[0]
 
 
+def _trainings(facts: PlanFacts, asked: Asked) -> list[float]:
+    """Return the images in an epoch of each training: one, or the folds and the last one."""
+    return images_of_trainings(
+        max(1, facts.data.training_images),
+        facts.data.validation_images,
+        folds=asked.get("training.folds"),
+        refit=bool(asked.get("training.refit")),
+        ensemble=bool(asked.get("training.ensemble")),
+    )
+
+
 def _length(facts: PlanFacts, candidate: Candidate, asked: Asked) -> Length:
-    images = max(1, facts.data.training_images)
+    """Return the length of the first training, which shares its time with all others."""
+    trainings = _trainings(facts, asked)
+    images, share = trainings[0], trainings[0] / sum(trainings)
     tiers = _tiers(facts, asked)
     rate = speed.images_per_second(facts, candidate.tier, tiers, candidate.name)
     knots = asked.get("training.step_plan")
     if knots:
         seen = knots[-1][2] * float(asked.get("training.batch_size") or _STEPS_OF_A_PLAN)
     elif asked.seconds:
-        seen = rate * asked.seconds * TRAINING_SHARE
+        seen = rate * asked.seconds * share * TRAINING_SHARE
     elif asked.get("training.epochs"):
         seen = float(asked.get("training.epochs") * images)
     else:
         ambition = PRESETS[facts.preset]
         most = _most_epochs(facts, asked) * images
-        seen = max(images, min(most, rate * ambition.minutes * 60 * TRAINING_SHARE))
+        seen = max(images, min(most, rate * ambition.minutes * 60 * share * TRAINING_SHARE))
     return Length(seen, seen / images, rate)
 
 
@@ -226,9 +247,12 @@ def _why_length(facts: PlanFacts, chosen: Candidate, length: Length, asked: Aske
     vector = f", {machine.vector_instructions}" if machine.vector_instructions else ""
     known = f"{verb} {_number(length.images_per_second)} images/s ({where}{vector})"
     limit, epochs = asked.get("training.time_limit"), _number(length.epochs)
+    trainings = _trainings(facts, asked)
+    each = f" for each of {len(trainings)} trainings" if len(trainings) > 1 else ""
     if limit:
-        return f"{known}: {limit} with validation are about {epochs} epochs"
-    took = f"{epochs} epochs take about {duration(length.seconds / TRAINING_SHARE)}"
+        return f"{known}: {limit} with validation are about {epochs} epochs{each}"
+    whole = length.seconds / TRAINING_SHARE * sum(trainings) / trainings[0]
+    took = f"{epochs} epochs{each} take about {duration(whole)}"
     if _length_is_set(asked):
         return f"{known}: {took}"
     ambition = PRESETS[facts.preset]

@@ -90,6 +90,23 @@ class TrainingPart(Section):
         return tuple((moved(step, steps_per_epoch, before), images) for step, images in steps)
 
 
+def images_of_trainings(
+    train: int, validation: int, *, folds: int | None, refit: bool, ensemble: bool
+) -> list[float]:
+    """Return the number of images that each training of a run has in an epoch.
+
+    Args:
+        train: images of the training split.
+        validation: images of the validation split.
+        folds: as `training.folds`.
+        refit: as `training.refit`; folds without an ensemble have one anyway.
+        ensemble: as `training.ensemble`.
+    """
+    everything = train + validation
+    images = [float(train)] if folds is None else [everything * (folds - 1) / folds] * folds
+    return [*images, everything] if refit or (folds and not ensemble) else images
+
+
 def moved(step: int, numerator: int, denominator: int) -> int:
     """Return a step times a fraction, rounded."""
     return (2 * step * numerator + denominator) // (2 * denominator)

@@ -24,7 +24,7 @@ from pipeline.training import launching
 from pipeline.training.config import duration_seconds
 from pipeline.training.launching import OnEvent, TrainingInputs, replayable
 from pipeline.training.machine import MODULE
-from pipeline.training.part import TrainingPart
+from pipeline.training.part import TrainingPart, images_of_trainings
 from pipeline.training.train_result import (
     EnsembleResult,
     FoldRecord,
@@ -231,14 +231,14 @@ class RunParts:
 
 def images_of_parts(config: RunConfig, data: IngestedData) -> list[float]:
     """Return the number of images that each training of a run has in an epoch."""
-    training, everything = config.training, data.counts["train"] + data.counts["validation"]
-    if training.folds is None:
-        images: list[float] = [data.counts["train"]]
-        refit = training.refit
-    else:
-        images = [everything * (training.folds - 1) / training.folds] * training.folds
-        refit = not training.ensemble
-    return [*images, everything] if refit else images
+    training = config.training
+    return images_of_trainings(
+        data.counts["train"],
+        data.counts["validation"],
+        folds=training.folds,
+        refit=training.refit,
+        ensemble=training.ensemble,
+    )
 
 
 def _following(config: RunConfig, first: TrainResult) -> RunConfig:

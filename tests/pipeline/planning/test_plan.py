@@ -138,6 +138,28 @@ def test_small_images_are_changed_little_for_many_passes(
     assert (embedding.settings["num_halvings"], embedding.settings["early_pooling"]) == (3, True)
 
 
+@pytest.mark.parametrize(
+    ("repeated", "trainings"),
+    [
+        ({"training.folds": 5}, 6),
+        ({"training.folds": 5, "training.ensemble": True}, 5),
+        ({"training.refit": True}, 2),
+    ],
+)
+def test_trainings_of_one_run_share_the_time(repeated: dict[str, Any], trainings: int) -> None:
+    """The plan is that of the time which each of them gets, and says how many there are."""
+    given = facts(rate=1_000.0, validation_images=7_500)
+    asked = {"training.time_limit": "24h", "model.size": "mini"}
+    alone, shared = (plan(given, {**asked, **more}) for more in ({}, repeated))
+
+    def epochs(made: Plan) -> float:
+        reason = next(each for each in made.reasons if " epochs" in each)
+        return float(reason.partition(" epochs")[0].split()[-1].replace(",", ""))
+
+    assert epochs(alone) / epochs(shared) == pytest.approx(trainings, rel=0.2)
+    assert any(f"for each of {trainings} trainings" in reason for reason in shared.reasons)
+
+
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_images_are_predicted_with_their_mirror_images_where_that_keeps_the_class(
     symmetric: bool,
@@ -185,6 +207,13 @@ def test_few_images_get_small_batches(images: int) -> None:
     """An epoch has about 20 steps, or batches have the least size."""
     batch = whole(plan(facts(training_images=images), {})).training.batch_size
     assert batch == 32 or images / batch >= 20
+
+
+def test_every_process_gets_two_images_of_a_batch() -> None:
+    """A batch that is planned for few images is large enough for the processes that were set."""
+    user = {"training.processes": 20}
+    made = plan(facts(training_images=200), user)
+    assert whole(made, user).training.batch_size == 40
 
 
 def test_photographs_shrink_and_give_25_to_81_tokens() -> None:
