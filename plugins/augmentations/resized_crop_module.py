@@ -112,21 +112,21 @@ def recolored(
         saturation: the same.
     """
 
-    def factor_B111(most: float) -> torch.Tensor:
+    def factor(most: float) -> torch.Tensor:
         return random.uniform(1, 1, 1, low=1 - most, high=1 + most)
 
-    images_BCHW = (images_BCHW * factor_B111(brightness)).clamp(0, _BRIGHTEST)
+    images_BCHW = (images_BCHW * factor(brightness)).clamp(0, _BRIGHTEST)
     grey_B111 = _grey(images_BCHW).mean((1, 2, 3), keepdim=True)
-    images_BCHW = _blended(grey_B111, images_BCHW, factor_B111(contrast))
+    images_BCHW = _blended(grey_B111, images_BCHW, factor(contrast))
     if images_BCHW.shape[1] != len(_LUMA):
         return images_BCHW
-    return _blended(_grey(images_BCHW), images_BCHW, factor_B111(saturation))
+    return _blended(_grey(images_BCHW), images_BCHW, factor(saturation))
 
 
 def _grey(images_BCHW: torch.Tensor) -> torch.Tensor:
     if images_BCHW.shape[1] != len(_LUMA):
         return images_BCHW.mean(1, keepdim=True)
-    red, green, blue = images_BCHW.split(1, 1)
+    red, green, blue = (images_BCHW[:, channel : channel + 1] for channel in range(3))
     return _LUMA[0] * red + _LUMA[1] * green + _LUMA[2] * blue
 
 
