@@ -18,7 +18,7 @@ from pipeline.training import best_weights, data_workers
 from pipeline.training.checkpoint import Checkpoints
 from pipeline.training.compilation import compile_model
 from pipeline.training.compute_share import ComputeShare
-from pipeline.training.device import make_repeatable, wait_for
+from pipeline.training.device import make_repeatable, memory_named, wait_for
 from pipeline.training.divergence import Diverged, FiniteCheck, save_batch
 from pipeline.training.ema import MovingAverage
 from pipeline.training.final_average import with_average
@@ -124,7 +124,7 @@ class Training:
         self.checkpoints.start_clock()
         if isinstance(self.validations, Timed):
             self.validations.restore(state.history, state.validation_seconds, self.elapsed)
-        with data_workers.dead_workers_named():
+        with data_workers.dead_workers_named(), memory_named():
             while not self.is_finished:
                 try:
                     self._train()

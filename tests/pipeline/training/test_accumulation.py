@@ -105,6 +105,19 @@ def test_two_images_that_do_not_fit_are_an_error(make_job: MakeJob, tmp_path: Pa
         training._gradients(next(training.batches()))
 
 
+def test_an_optimizer_that_does_not_fit_is_one_sentence(make_job: MakeJob, tmp_path: Path) -> None:
+    """Dividing the batch would not help: the state of the optimizer has the size of the model."""
+    training = _training(make_job, tmp_path)
+
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError
+
+    training.state.optimizer.register_step_pre_hook(full)
+    with pytest.raises(RunError, match="Lower training.batch_size"):
+        training.run()
+    assert not training.state.halvings
+
+
 def test_recorded_halvings_replay(make_job: MakeJob, tmp_path: Path) -> None:
     """The recorded config divides the batches from the same step."""
     job = make_job(tmp_path / "first", training={"epochs": 1, "halvings": [2]})
