@@ -54,6 +54,7 @@ def read_exclusion(file: Path) -> Exclusion:
     Raises:
         DataError: if it cannot be read, lacks a column, or has an answer that is not yes or no.
     """
+    file = file.expanduser()
     setting = f"data.exclude is {file}"
     try:
         text = file.read_text(encoding="utf-8-sig")
@@ -70,14 +71,37 @@ def read_exclusion(file: Path) -> Exclusion:
         ) from error
 
 
+def applied(
+    setting: str | None, manifest: pd.DataFrame, workspace: Path
+) -> tuple[pd.DataFrame, list[str], Path | None]:
+    """Return the manifest without the files that `data.exclude` names, notes, and a copy of it.
+
+    Args:
+        setting: the value of `data.exclude`; None excludes nothing.
+        manifest: of all files.
+        workspace: receives the copy of the table.
+
+    Raises:
+        DataError: if the table cannot be used.
+    """
+    if setting is None:
+        return manifest, [], None
+    excluded = read_exclusion(Path(setting))
+    manifest, notes = with_exclusion(manifest, excluded)
+    return manifest, notes, excluded.kept_copy(workspace)
+
+
 def with_exclusion(manifest: pd.DataFrame, exclusion: Exclusion) -> tuple[pd.DataFrame, list[str]]:
-    """Return the manifest with the files of a table excluded, and notes on them."""
+    """Return the manifest with the files of a table excluded, and notes on them.
+
+    Files that an earlier run has excluded stay so.
+    """
     here = manifest["path"].isin(exclusion.reasons)
     usable = here & (manifest["status"] == "ok")
     manifest = manifest.copy()
     manifest.loc[usable, "reason"] = manifest.loc[usable, "path"].map(exclusion.reasons)
     manifest.loc[usable, "status"] = STATUS
-    count = int(usable.sum())
+    count = int((here & (manifest["status"] == STATUS)).sum())
     notes = [f"{count:,} image{' was' if count == 1 else 's were'} excluded by {exclusion.name}"]
     absent = sorted(exclusion.reasons.keys() - set(manifest["path"]))
     if absent:

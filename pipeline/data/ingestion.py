@@ -229,9 +229,11 @@ def _read(
     labelled, data = uses_labels(config), config.data
     if earlier is not None:
         checking = _labelled(on_progress, "Checking images")
+        rest, more, exclude = exclusion.applied(data.exclude, earlier.manifest, known.workspace)
+        earlier = earlier._replace(manifest=rest)
         manifest, notes = repeated(config, earlier, listing.root, known.workspace, checking)
         check_images(manifest, listing.root, labelled=labelled)
-        return manifest if labelled else manifest.assign(label=""), notes, None
+        return manifest if labelled else manifest.assign(label=""), [*notes, *more], exclude
     thumbnails = ThumbnailCollector() if data.group_near_duplicates else None
     manifest = manifests.scan(
         listing,
@@ -241,11 +243,8 @@ def _read(
         memory=known,
         draft=draft,
     )
-    notes, exclude = _notes(manifest, listing, labelled=labelled), None
-    if data.exclude is not None:
-        excluded = exclusion.read_exclusion(Path(data.exclude).expanduser())
-        manifest, more = exclusion.with_exclusion(manifest, excluded)
-        notes, exclude = [*notes, *more], excluded.kept_copy(known.workspace)
+    manifest, more, exclude = exclusion.applied(data.exclude, manifest, known.workspace)
+    notes = [*_notes(manifest, listing, labelled=labelled), *more]
     check_images(manifest, listing.root, labelled=labelled)
     if thumbnails is not None:
         compared = SearchMemory(listing.root, known.workspace, fresh=known.fresh)
