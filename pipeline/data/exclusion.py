@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -62,7 +63,6 @@ def read_exclusion(file: Path) -> Exclusion:
         raise DataError(f"{setting}, but there is no such file. Check the path.") from error
     except (OSError, ValueError) as error:
         raise DataError(f"{setting}, which cannot be read ({error}). Save it as CSV.") from error
-    csv.field_size_limit(_LONGEST_FIELD)
     try:
         return Exclusion(file.name, _reasons(text, setting), text)
     except csv.Error as error:
@@ -112,9 +112,21 @@ def with_exclusion(manifest: pd.DataFrame, exclusion: Exclusion) -> tuple[pd.Dat
     return manifest, notes
 
 
-def _reasons(text: str, setting: str) -> dict[str, str]:
+def table_of(text: str) -> tuple[list[str], Iterator[tuple[int, dict[str, str]]]]:
+    """Return the names of a table's columns in lower case, and its rows with their line numbers."""
+    csv.field_size_limit(_LONGEST_FIELD)
     lines = csv.reader(io.StringIO(text, newline=""), delimiter=_delimiter(text))
     names = [name.strip().lower() for name in next(lines, [])]
+    return names, ((lines.line_num, dict(zip(names, cells, strict=False))) for cells in lines)
+
+
+def says_yes(answer: str) -> bool:
+    """Return whether an answer in the column `exclude` excludes the file."""
+    return answer.strip().lower() in _YES
+
+
+def _reasons(text: str, setting: str) -> dict[str, str]:
+    names, rows = table_of(text)
     for needed in (PATH, EXCLUDE):
         if needed not in names:
             raise DataError(
@@ -122,15 +134,14 @@ def _reasons(text: str, setting: str) -> dict[str, str]:
                 f"{', '.join(names) or 'none'}). Use the findings.csv of `patchline data inspect`."
             )
     reasons: dict[str, str] = {}
-    for cells in lines:
-        row = dict(zip(names, cells, strict=False))
+    for number, row in rows:
         answer = row.get(EXCLUDE, "").strip().lower()
-        if answer in _YES:
+        if says_yes(answer):
             reasons.setdefault(row[PATH], row.get("kind", "") or "excluded by the table")
         elif answer not in _NO:
             raise DataError(
                 f"{setting}, which says '{answer}' in the column '{EXCLUDE}' near line "
-                f"{lines.line_num}. Write yes or no."
+                f"{number}. Write yes or no."
             )
     return reasons
 

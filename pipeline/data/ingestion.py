@@ -184,7 +184,7 @@ def ingest(
     known = ScanMemory(listing.root, workspace, fresh=fresh)
     draft = ScanDraft(config, listing.root, workspace) if remember and not fresh else None
     manifest, notes, exclude = _read(config, listing, known, on_progress, earlier, draft)
-    if labelled and earlier is None and "leakage" not in data.accept:  # the earlier run has told
+    if labelled and earlier is None and "leakage" not in data.accept:  # else it was checked before
         check_leakage(manifest)
     wanted = split.wanted_splits(manifest, data.validation_fraction, data.test_fraction)
     split_origin = split.origin(manifest, wanted)
