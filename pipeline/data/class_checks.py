@@ -37,17 +37,23 @@ def one_class(root: Path, labels: AbstractSet[str]) -> DataError:
     )
 
 
-def _check_classes(manifest: pd.DataFrame, root: Path) -> None:
+def unreadable_classes(manifest: pd.DataFrame) -> pd.DataFrame:
+    """Return the files of the classes of which no image can be read, by class."""
     left_out = manifest["status"].isin(["foreign", STATUS])
     labelled = manifest[(manifest["label"] != "") & ~left_out]
+    readable = labelled.loc[labelled["status"] == "ok", "label"].unique()
+    return labelled[~labelled["label"].isin(readable)].sort_values("label", kind="stable")
+
+
+def _check_classes(manifest: pd.DataFrame, root: Path) -> None:
+    unreadable = unreadable_classes(manifest)
+    if len(unreadable):
+        first = unreadable.iloc[0]
+        raise DataError(
+            f"Class '{first['label']}' has no readable image ({first['path']}: {first['reason']}). "
+            "Repair its files, or remove the class."
+        )
     readable = set(manifests.usable(manifest)["label"].unique())
-    for label in sorted(labelled["label"].unique()):
-        if label not in readable:
-            files = labelled.loc[labelled["label"] == label]
-            raise DataError(
-                f"Class '{label}' has no readable image ({files.iloc[0]['path']}: "
-                f"{files.iloc[0]['reason']}). Repair its files, or remove the class."
-            )
     if len(readable) == 1:
         raise one_class(root, readable)
     if not readable and (manifest["status"] == STATUS).any():

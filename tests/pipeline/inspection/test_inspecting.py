@@ -13,7 +13,6 @@ import pytest
 from PIL import Image, ImageFilter
 
 from pipeline.config import RunConfig
-from pipeline.errors import DataError
 from pipeline.inspection.finding import KINDS, Inspection
 from pipeline.inspection.findings_table import write_table
 from pipeline.inspection.inspecting import Inspected, inspect_data
@@ -285,34 +284,6 @@ def test_answers_in_an_edited_table_are_kept(tmp_path: Path) -> None:
     table.write_text(edited, encoding="utf-8")
     write_table(found.result, found.manifest, table)
     assert table.read_text("utf-8") == edited
-
-
-@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
-def test_what_is_excluded_already_stays_in_the_table(tmp_path: Path, delimiter: str) -> None:
-    """Inspecting with the table that the findings are written to excludes the same files again."""
-    folder = garden(tmp_path / "garden")
-    _dark(folder)
-    found, table = inspected(folder), tmp_path / "findings.csv"
-    write_table(found.result, found.manifest, table)
-    edited = table.read_text("utf-8").replace(",dark,note,,", ",dark,note,yes,")
-    table.write_text(edited.replace(",", delimiter), encoding="utf-8")
-    for _ in range(2):
-        again = inspected(folder, exclude=str(table))
-        assert again.result.findings == ()
-        write_table(again.result, again.manifest, table)
-        assert table.read_text("utf-8") == edited
-    write_table(found.result, found.manifest, table)
-    assert table.read_text("utf-8") == edited
-
-
-@pytest.mark.parametrize("content", [b"path,exclude\n\xff,yes\n", b"file,exclude\na.png,yes\n"])
-def test_a_table_that_cannot_be_read_is_not_replaced(tmp_path: Path, content: bytes) -> None:
-    """Its answers would be lost, so the error names it and what to do."""
-    found, table = inspected(garden(tmp_path / "garden", images=4)), tmp_path / "findings.csv"
-    table.write_bytes(content)
-    with pytest.raises(DataError, match=r"replace .*findings\.csv, .* or move it away\."):
-        write_table(found.result, found.manifest, table)
-    assert table.read_bytes() == content
 
 
 def test_the_kinds_are_those_that_scripts_rely_on() -> None:
