@@ -125,7 +125,7 @@ def check_source(config: RunConfig, workspace: Path, *, to_train: bool = True) -
     labels = {listed.label for listed in listing.images} - {""}
     trains = to_train and uses_labels(config)
     if trains and len(labels) == 1:
-        raise one_class(listing.root, labels)
+        raise one_class(listing.root, labels, (image.path for image in listing.images))
     if trains and config.data.manifest is None:
         check_slices(config.evaluation.slices, listed_columns(listing))
     return SourceCounts(files=len(listing.images), classes=len(labels))
