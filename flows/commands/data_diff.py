@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
 
 from flows.commands.switches import Json
 from flows.progress import display, shown
-from pipeline import config_files
-from pipeline.errors import DataError, ModelReferenceError
-from pipeline.plugin_system.plugin_loader import installed
+from pipeline.config_files import data_settings, merged, validated
+from pipeline.data.config import TableColumns
+from pipeline.errors import ConfigError, DataError, ModelReferenceError
+from pipeline.plugin_system.plugin_loader import config_class, installed
 from pipeline.terminal_words import visible
 from pipeline.workspace import WORKSPACE
 
@@ -22,7 +26,14 @@ if TYPE_CHECKING:
 _MOST_FILES = 5
 
 
-def diff(a: str, b: str, /, *, as_json: Json = False) -> None:
+def diff(
+    a: str,
+    b: str,
+    /,
+    *,
+    as_json: Json = False,
+    table: Annotated[TableColumns | None, Parameter(name="--data")] = None,
+) -> None:
     """Show which images were added, removed, changed or relabelled from A to B.
 
     Parameters
@@ -32,11 +43,15 @@ def diff(a: str, b: str, /, *, as_json: Json = False) -> None:
         flowers/3, or a run, for the data that it was trained with.
     b
         As A.
+    table
+        Columns of the tables among A and B, where they cannot be guessed.
     """
     from pipeline.data.data_diff import compare
 
+    columns = table.model_dump(exclude_none=True) if table else {}
+    _check_used(columns, a, b)
     with shown():
-        found = compare(_manifest(a), _manifest(b))
+        found = compare(_manifest(a, columns), _manifest(b, columns))
     if as_json:
         content = {"a": a, "b": b, "same": found.same, **found.model_dump(mode="json")}
         print(json.dumps(content, indent=2))
@@ -44,14 +59,37 @@ def diff(a: str, b: str, /, *, as_json: Json = False) -> None:
         print("\n".join(_lines(a, b, found)))
 
 
-def _manifest(named: str) -> pd.DataFrame:
+def _check_used(columns: Mapping[str, str], a: str, b: str) -> None:
+    """Refuse settings of a table if there is none that takes them."""
+    unused = columns.keys() - _own(columns, a).keys() - _own(columns, b).keys()
+    if unused:
+        flag = min(unused).replace("_", "-")
+        raise ConfigError(
+            f"--data.{flag} has no effect: neither {a} nor {b} is a table with it. Leave it out."
+        )
+
+
+def _own(columns: Mapping[str, str], named: str) -> dict[str, str]:
+    """Return those of the settings that the source of some data takes; a run takes none."""
+    if not _is_data(named):
+        return {}
+    source = data_settings(named, None)["data"]["source"]
+    known = config_class("data_source", source).model_fields
+    return {key: value for key, value in columns.items() if key in known}
+
+
+def _is_data(named: str) -> bool:
+    source = named.partition(":")[0]
+    return Path(named).exists() or source in {entry.name for entry in installed("data_source")}
+
+
+def _manifest(named: str, columns: Mapping[str, str]) -> pd.DataFrame:
     """Return the manifest of data, or of the run that trained a version."""
     from pipeline.data import ingestion
     from pipeline.data.earlier_manifests import manifest_of_run
 
-    source = named.partition(":")[0]
-    if Path(named).exists() or source in {entry.name for entry in installed("data_source")}:
-        config = config_files.requested(named)
+    if _is_data(named):
+        config = validated(merged(data_settings(named, None), {"data": _own(columns, named)}))
         workspace = WORKSPACE.resolve()
         ingestion.check_source(config, workspace, to_train=False)
         display().stage(f"Reading the data ({named})")

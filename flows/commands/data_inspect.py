@@ -86,12 +86,14 @@ def inspected(
     """
     from pipeline.data import ingestion
     from pipeline.files.atomic_files import storage_errors
-    from pipeline.inspection.findings_table import write_table
+    from pipeline.inspection.findings_table import earlier_rows, write_table
     from pipeline.inspection.inspecting import inspect_data
     from pipeline.inspection.page import write_page
 
     if out is not None and out.exists() and not out.is_dir():
         raise ConfigError(f"--out {out} is a file. Set it to a folder for the page.")
+    if out is not None:
+        earlier_rows(out / TABLE)  # a table that cannot be read would be replaced
     workspace = WORKSPACE.resolve()
     ingestion.check_source(asked, workspace, to_train=False)
     with shown():

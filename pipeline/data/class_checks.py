@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 
@@ -10,6 +11,9 @@ import pandas as pd
 from pipeline.data import manifest as manifests
 from pipeline.data.exclusion import STATUS
 from pipeline.errors import DataError
+
+_FLAT = 2
+"""Parts of the path of an image directly in its class folder."""
 
 
 def check_images(manifest: pd.DataFrame, root: Path, *, labelled: bool) -> None:
@@ -29,26 +33,47 @@ def check_images(manifest: pd.DataFrame, root: Path, *, labelled: bool) -> None:
         raise DataError(f"{root} has no readable image. Name a folder with images.")
 
 
-def one_class(root: Path, labels: AbstractSet[str]) -> DataError:
-    """Return the error for data with a single class."""
+def one_class(root: Path, labels: AbstractSet[str], paths: Iterable[str]) -> DataError:
+    """Return the error for data with a single class.
+
+    Args:
+        root: what the paths are relative to.
+        labels: the class.
+        paths: its images; folders in the class folder may be what is meant by classes.
+    """
+    label = next(iter(labels))
+    parts = [path.split("/") for path in paths]
+    inner = sorted({part[1] for part in parts if len(part) > _FLAT and part[0] == label})
+    hint = ""
+    if len(inner) > 1 and root.is_dir():
+        hint = (
+            f" If the folders in it ({manifests.examples(inner)}) are classes, pass {root / label}."
+        )
     return DataError(
-        f"{root} has only one class, '{next(iter(labels))}'. A classifier needs at "
-        "least two folders of images, one for each class, or two labels in a table."
+        f"{root} has only one class, '{label}'. A classifier needs at least two folders of images, "
+        f"one for each class, or two labels in a table.{hint}"
     )
 
 
-def _check_classes(manifest: pd.DataFrame, root: Path) -> None:
+def unreadable_classes(manifest: pd.DataFrame) -> pd.DataFrame:
+    """Return the files of the classes of which no image can be read, by class."""
     left_out = manifest["status"].isin(["foreign", STATUS])
     labelled = manifest[(manifest["label"] != "") & ~left_out]
-    readable = set(manifests.usable(manifest)["label"].unique())
-    for label in sorted(labelled["label"].unique()):
-        if label not in readable:
-            files = labelled.loc[labelled["label"] == label]
-            raise DataError(
-                f"Class '{label}' has no readable image ({files.iloc[0]['path']}: "
-                f"{files.iloc[0]['reason']}). Repair its files, or remove the class."
-            )
+    readable = labelled.loc[labelled["status"] == "ok", "label"].unique()
+    return labelled[~labelled["label"].isin(readable)].sort_values("label", kind="stable")
+
+
+def _check_classes(manifest: pd.DataFrame, root: Path) -> None:
+    unreadable = unreadable_classes(manifest)
+    if len(unreadable):
+        first = unreadable.iloc[0]
+        raise DataError(
+            f"Class '{first['label']}' has no readable image ({first['path']}: {first['reason']}). "
+            "Repair its files, or remove the class."
+        )
+    usable = manifests.usable(manifest)
+    readable = set(usable["label"].unique())
     if len(readable) == 1:
-        raise one_class(root, readable)
+        raise one_class(root, readable, usable["path"])
     if not readable and (manifest["status"] == STATUS).any():
         raise DataError(f"{root} has no image left: all are excluded. Edit data.exclude.")

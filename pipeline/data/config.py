@@ -25,6 +25,8 @@ Mean = Annotated[float, Field(ge=0, le=1)]
 Deviation = Annotated[float, Field(gt=0, le=1)]
 
 
+OWN_COLUMN = "column:"
+"""Start of the names of the manifest's columns that the data source adds."""
 GROUP_NAME = "group"
 """Name of the part that a group pattern captures, if it captures several."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -54,6 +55,7 @@ def read_exclusion(file: Path) -> Exclusion:
     Raises:
         DataError: if it cannot be read, lacks a column, or has an answer that is not yes or no.
     """
+    file = file.expanduser()
     setting = f"data.exclude is {file}"
     try:
         text = file.read_text(encoding="utf-8-sig")
@@ -61,7 +63,6 @@ def read_exclusion(file: Path) -> Exclusion:
         raise DataError(f"{setting}, but there is no such file. Check the path.") from error
     except (OSError, ValueError) as error:
         raise DataError(f"{setting}, which cannot be read ({error}). Save it as CSV.") from error
-    csv.field_size_limit(_LONGEST_FIELD)
     try:
         return Exclusion(file.name, _reasons(text, setting), text)
     except csv.Error as error:
@@ -70,14 +71,37 @@ def read_exclusion(file: Path) -> Exclusion:
         ) from error
 
 
+def applied(
+    setting: str | None, manifest: pd.DataFrame, workspace: Path
+) -> tuple[pd.DataFrame, list[str], Path | None]:
+    """Return the manifest without the files that `data.exclude` names, notes, and a copy of it.
+
+    Args:
+        setting: the value of `data.exclude`; None excludes nothing.
+        manifest: of all files.
+        workspace: receives the copy of the table.
+
+    Raises:
+        DataError: if the table cannot be used.
+    """
+    if setting is None:
+        return manifest, [], None
+    excluded = read_exclusion(Path(setting))
+    manifest, notes = with_exclusion(manifest, excluded)
+    return manifest, notes, excluded.kept_copy(workspace)
+
+
 def with_exclusion(manifest: pd.DataFrame, exclusion: Exclusion) -> tuple[pd.DataFrame, list[str]]:
-    """Return the manifest with the files of a table excluded, and notes on them."""
+    """Return the manifest with the files of a table excluded, and notes on them.
+
+    Files that an earlier run has excluded stay so.
+    """
     here = manifest["path"].isin(exclusion.reasons)
     usable = here & (manifest["status"] == "ok")
     manifest = manifest.copy()
     manifest.loc[usable, "reason"] = manifest.loc[usable, "path"].map(exclusion.reasons)
     manifest.loc[usable, "status"] = STATUS
-    count = int(usable.sum())
+    count = int((here & (manifest["status"] == STATUS)).sum())
     notes = [f"{count:,} image{' was' if count == 1 else 's were'} excluded by {exclusion.name}"]
     absent = sorted(exclusion.reasons.keys() - set(manifest["path"]))
     if absent:
@@ -88,9 +112,21 @@ def with_exclusion(manifest: pd.DataFrame, exclusion: Exclusion) -> tuple[pd.Dat
     return manifest, notes
 
 
-def _reasons(text: str, setting: str) -> dict[str, str]:
+def table_of(text: str) -> tuple[list[str], Iterator[tuple[int, dict[str, str]]]]:
+    """Return the names of a table's columns in lower case, and its rows with their line numbers."""
+    csv.field_size_limit(_LONGEST_FIELD)
     lines = csv.reader(io.StringIO(text, newline=""), delimiter=_delimiter(text))
     names = [name.strip().lower() for name in next(lines, [])]
+    return names, ((lines.line_num, dict(zip(names, cells, strict=False))) for cells in lines)
+
+
+def says_yes(answer: str) -> bool:
+    """Return whether an answer in the column `exclude` excludes the file."""
+    return answer.strip().lower() in _YES
+
+
+def _reasons(text: str, setting: str) -> dict[str, str]:
+    names, rows = table_of(text)
     for needed in (PATH, EXCLUDE):
         if needed not in names:
             raise DataError(
@@ -98,15 +134,14 @@ def _reasons(text: str, setting: str) -> dict[str, str]:
                 f"{', '.join(names) or 'none'}). Use the findings.csv of `patchline data inspect`."
             )
     reasons: dict[str, str] = {}
-    for cells in lines:
-        row = dict(zip(names, cells, strict=False))
+    for number, row in rows:
         answer = row.get(EXCLUDE, "").strip().lower()
-        if answer in _YES:
+        if says_yes(answer):
             reasons.setdefault(row[PATH], row.get("kind", "") or "excluded by the table")
         elif answer not in _NO:
             raise DataError(
                 f"{setting}, which says '{answer}' in the column '{EXCLUDE}' near line "
-                f"{lines.line_num}. Write yes or no."
+                f"{number}. Write yes or no."
             )
     return reasons
 

@@ -30,6 +30,7 @@ from pipeline.data.leakage import check_leakage, notes_on_leakage
 from pipeline.data.near_duplicates.grouping import with_near_groups
 from pipeline.data.near_duplicates.search_memory import SearchMemory
 from pipeline.data.near_duplicates.thumbnails import ThumbnailCollector
+from pipeline.data.own_columns import check_slices, listed_columns
 from pipeline.data.repeated_data import EarlierData, earlier_data, repeated
 from pipeline.data.scan_draft import ScanDraft
 from pipeline.data.scan_memory import ScanMemory
@@ -118,11 +119,15 @@ def check_source(config: RunConfig, workspace: Path, *, to_train: bool = True) -
 
     Raises:
         DataError: if there are no images, or only one class and `to_train` is set.
+        ConfigError: if the images are to be sliced by a column that is not there.
     """
     listing = listing_of(config, workspace)
     labels = {listed.label for listed in listing.images} - {""}
-    if to_train and len(labels) == 1 and uses_labels(config):
-        raise one_class(listing.root, labels)
+    trains = to_train and uses_labels(config)
+    if trains and len(labels) == 1:
+        raise one_class(listing.root, labels, (image.path for image in listing.images))
+    if trains and config.data.manifest is None:
+        check_slices(config.evaluation.slices, listed_columns(listing))
     return SourceCounts(files=len(listing.images), classes=len(labels))
 
 
@@ -184,7 +189,8 @@ def ingest(
     known = ScanMemory(listing.root, workspace, fresh=fresh)
     draft = ScanDraft(config, listing.root, workspace) if remember and not fresh else None
     manifest, notes, exclude = _read(config, listing, known, on_progress, earlier, draft)
-    if labelled and "leakage" not in data.accept:
+    check_slices(config.evaluation.slices if labelled else (), manifest.columns)
+    if labelled and earlier is None and "leakage" not in data.accept:  # else it was checked before
         check_leakage(manifest)
     wanted = split.wanted_splits(manifest, data.validation_fraction, data.test_fraction)
     split_origin = split.origin(manifest, wanted)
@@ -229,9 +235,11 @@ def _read(
     labelled, data = uses_labels(config), config.data
     if earlier is not None:
         checking = _labelled(on_progress, "Checking images")
+        rest, more, exclude = exclusion.applied(data.exclude, earlier.manifest, known.workspace)
+        earlier = earlier._replace(manifest=rest)
         manifest, notes = repeated(config, earlier, listing.root, known.workspace, checking)
         check_images(manifest, listing.root, labelled=labelled)
-        return manifest if labelled else manifest.assign(label=""), notes, None
+        return manifest if labelled else manifest.assign(label=""), [*notes, *more], exclude
     thumbnails = ThumbnailCollector() if data.group_near_duplicates else None
     manifest = manifests.scan(
         listing,
@@ -241,11 +249,8 @@ def _read(
         memory=known,
         draft=draft,
     )
-    notes, exclude = _notes(manifest, listing, labelled=labelled), None
-    if data.exclude is not None:
-        excluded = exclusion.read_exclusion(Path(data.exclude).expanduser())
-        manifest, more = exclusion.with_exclusion(manifest, excluded)
-        notes, exclude = [*notes, *more], excluded.kept_copy(known.workspace)
+    manifest, more, exclude = exclusion.applied(data.exclude, manifest, known.workspace)
+    notes = [*_notes(manifest, listing, labelled=labelled), *more]
     check_images(manifest, listing.root, labelled=labelled)
     if thumbnails is not None:
         compared = SearchMemory(listing.root, known.workspace, fresh=known.fresh)

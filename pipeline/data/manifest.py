@@ -16,6 +16,7 @@ from typing import Protocol
 
 import pandas as pd
 
+from pipeline.data.config import OWN_COLUMN
 from pipeline.data.describing import OnImage, Row, empty_row, printable
 from pipeline.data.describing_processes import Files, KeptImages, rows_of
 from pipeline.data.scan_memory import DESCRIBED, ScanMemory
@@ -27,8 +28,6 @@ COLUMNS = [
     "status", "reason",
 ]  # fmt: skip
 
-OWN_COLUMN = "column:"
-"""Start of the names of columns that the data source adds."""
 _FINGERPRINTED = ["path", "label", "split", "group", "sha256", "status"]
 _ROWS_AT_ONCE = 1 << 16
 

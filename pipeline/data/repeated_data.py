@@ -94,8 +94,9 @@ def repeated(
     used = manifest.index[manifest["status"] == "ok"]
     found = _changes(root, manifest.loc[used], on_progress)
     changes = {row: what for row, what in zip(used, found, strict=True) if what}
+    notes = _unused(config, earlier)
     if not changes:
-        return manifest, [f"the images, labels and splits are those of {earlier.words}"]
+        return manifest, [f"the images, labels and splits are those of {earlier.words}", *notes]
     listed = manifest.loc[list(changes), ["path"]].assign(change=list(changes.values()))
     file = _listed(listed, workspace)
     counted = (
@@ -114,7 +115,17 @@ def repeated(
         )
     for row, what in changes.items():
         manifest.loc[row, ["status", "reason", "split"]] = [STATUS, _REASONS[what], ""]
-    return manifest, [f"{counted}; they are left out, and listed in {file}"]
+    return manifest, [f"{counted}; they are left out, and listed in {file}", *notes]
+
+
+def _unused(config: RunConfig, earlier: EarlierData) -> list[str]:
+    """Name the settings of groups, which decide nothing where the splits are given."""
+    names = ("group_pattern", "group_near_duplicates")
+    return [
+        f"data.{name} has no effect, because the splits are those of {earlier.words}"
+        for name in names
+        if getattr(config.data, name)
+    ]
 
 
 def _changes(

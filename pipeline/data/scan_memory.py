@@ -21,7 +21,7 @@ import pandas as pd
 from pipeline.data.decoder_version import decoder_version
 from pipeline.data.image_root import archive_of
 from pipeline.files.atomic_files import replacing, storage_errors
-from pipeline.files.tar_shards import INDEX_SUFFIX
+from pipeline.files.tar_shards import INDEX_SUFFIX, ShardedArchive
 from pipeline.workspace import make_folder
 
 FORMAT = 2
@@ -57,8 +57,10 @@ class ScanMemory:
             base = os.fspath(self._root)
             return np.array([_facts(f"{base}/{path}") for path in paths], np.int64).reshape(-1, 4)
         archive = archive_of(self._root)
-        if archive is None or archive.suffix == INDEX_SUFFIX:  # it stays while its shards change
+        if archive is None:
             return np.full((len(paths), 4), -1, np.int64)
+        if archive.suffix == INDEX_SUFFIX:  # it stays while its shards change
+            return _facts_of_shards(archive, paths)
         return np.tile(np.array(_facts(os.fspath(archive)), np.int64), (len(paths), 1))
 
     def known(self, paths: list[str], facts: Facts) -> pd.DataFrame:
@@ -110,6 +112,14 @@ def digest_of_root(root: Path, version: int | str) -> str:
     """
     key = json.dumps([version, *decoder_version(), str(root)])
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def _facts_of_shards(index: Path, paths: list[str]) -> Facts:
+    """Look at the shard of each file."""
+    archive = ShardedArchive(index)
+    shards = [os.fspath(archive.shard_of(path)) for path in paths]
+    facts = {shard: _facts(shard) for shard in set(shards)}
+    return np.array([facts[shard] for shard in shards], np.int64).reshape(-1, 4)
 
 
 def _facts(file: str) -> tuple[int, int, int, int]:

@@ -29,11 +29,12 @@ def predict(job: PredictionJob, events: EventWriter) -> PredictionResult:
     parts += [(held_out.model_folder, held_out.rows(table)) for held_out in job.held_out]
     total, began = sum(len(rows) for _, rows in parts), time.monotonic()
     found: list[pd.DataFrame] = []
+    kept = [*FROM_MANIFEST, *job.columns]
     for folder, rows in parts:
         before = sum(len(part) for part in found)
         report = partial(_report, events, before, total)
         logits_NK = logits_of(folder, images, rows, device, report)
-        found.append(table.loc[rows, FROM_MANIFEST].assign(row=rows, logits=list(logits_NK)))
+        found.append(table.loc[rows, kept].assign(row=rows, logits=list(logits_NK)))
     seconds = time.monotonic() - began
     chosen = pd.concat(found).sort_values("row", kind="stable")
     save(chosen, job.file)

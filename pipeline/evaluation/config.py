@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
+from pipeline.data.config import OWN_COLUMN
 from pipeline.section import Section
 
 SplitChoice = Literal["auto", "all", "train", "validation", "test"]
@@ -23,16 +24,22 @@ SLICE_COLUMNS = {
     "bytes": "size of the file",
 }
 """Columns that the images can be sliced by, with their meaning."""
+_OF_TABLE = "column of the data's table"
+
+
+def meaning_of(column: str) -> str:
+    """Return what a column that the images are sliced by means."""
+    return SLICE_COLUMNS.get(column, _OF_TABLE)
 
 
 def _known_columns(columns: tuple[str, ...]) -> tuple[str, ...]:
     for column in columns:
-        if column not in SLICE_COLUMNS:
+        if column not in SLICE_COLUMNS and not column.startswith(OWN_COLUMN):
             close = difflib.get_close_matches(column, SLICE_COLUMNS, n=1, cutoff=0.5)
             nearest = f"did you mean {close[0]}? " if close else ""
             raise ValueError(
                 f"there is no column {column!r} to slice the images by; {nearest}"
-                f"choose from: {', '.join(SLICE_COLUMNS)}"
+                f"choose from: {', '.join(SLICE_COLUMNS)}; or {OWN_COLUMN}NAME, a column of a table"
             )
     return tuple(dict.fromkeys(columns))
 
@@ -42,7 +49,8 @@ class EvaluationConfig(Section):
 
     slices: Annotated[tuple[str, ...], AfterValidator(_known_columns)] = ("group", "mode", "size")
     """Columns of the manifest to slice the images by; each slice gets its own accuracy: group,
-    folder, label, mode, size (the shorter side), width, height, bytes."""
+    folder, label, mode, size (the shorter side), width, height, bytes; or column:NAME, a further
+    column of a table."""
 
     gallery_size: Annotated[int, Field(ge=0, le=100)] = 24
     """Number of images in each gallery of the report."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pandas as pd
 
 from pipeline.config import RunConfig
 from pipeline.data.ingestion import IngestedData, PreparedData
+from pipeline.data.own_columns import own_columns
 from pipeline.data.prepared_store import open_images
 from pipeline.evaluation.calibrated_predictions import calibrated
 from pipeline.evaluation.chosen_images import EXPLANATIONS, TITLES
@@ -132,8 +134,18 @@ def ingredients(
         "held out": ", ".join(digest_of(file).sha256 for file in held_out),
         "notes": "\n".join((data.split_origin, *data.notes)),
         "training": trained.model_dump_json(exclude=_PATHS),
+        **_own_values(config, data),
         "code": stage_keys.code(*_CODE),
     }
+
+
+def _own_values(config: RunConfig, data: IngestedData) -> Ingredients:
+    """Return a digest of the columns that the images are sliced by, which the data's lacks."""
+    columns = own_columns(config.evaluation.slices)
+    if not columns:
+        return {}
+    values = pd.util.hash_pandas_object(pd.read_parquet(data.manifest_file, columns=columns))
+    return {"columns": hashlib.sha256(values.to_numpy().tobytes()).hexdigest()}
 
 
 def model_ingredients(
@@ -312,6 +324,7 @@ def _job(
         manifest_file=data.manifest_file.resolve(),
         store=prepared.store.resolve(),
         splits=("validation", "test") if alone else ("test",),
+        columns=tuple(own_columns(config.evaluation.slices)),
         held_out=_held_out(config, trained),
         device=trained.device,
         file=folder.parent / "prediction" / "logits.parquet",

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipeline.evaluation.config import SLICE_COLUMNS
+from pipeline.evaluation.config import meaning_of
 from pipeline.evaluation.confusion_matrix import confused_pairs, shown_matrix
 from pipeline.evaluation.galleries import GalleryImage
 from pipeline.evaluation.html_page import picture, render, thumbnail, tinted
@@ -112,7 +112,7 @@ def write_html(
         chart=reliability_chart(report),
         calibration=_calibration_words(report.temperature),
         slices=_by_column(report.slices),
-        slice_meanings=SLICE_COLUMNS,
+        slice_meanings={column: meaning_of(column) for column in report.config.slices},
         curves=curve_charts(history),
         preview=picture(preview) if preview else "",
     )

@@ -72,6 +72,8 @@ class PredictionJob(Section):
     device: str
     file: Path
     """The table to write; it has logits, but no probabilities yet."""
+    columns: tuple[str, ...] = ()
+    """Columns of the data itself that the table keeps."""
     held_out: tuple[HeldOut, ...] = ()
     """Other models and more images, for the calibration of a model that was trained on these."""
     explained: ExplanationJob | None = None

@@ -1,8 +1,9 @@
 """A model's predictions for the images of a manifest, as a Parquet table.
 
 Columns: path, sha256, split, label, label_index, predicted, probability (of the predicted class),
-probabilities (K numbers, calibrated), group, mode, width, height, bytes. The table of a run also
-has row (of the prepared store) and logits (K numbers, uncalibrated).
+probabilities (K numbers, calibrated), group, mode, width, height, bytes. The columns of the
+data itself that `evaluation.slices` names follow. The table of a run also has row (of the prepared
+store) and logits (K numbers, uncalibrated).
 
 Shapes: N images, K classes.
 """
@@ -17,6 +18,7 @@ from typing import Any, Self
 import numpy as np
 import pandas as pd
 
+from pipeline.data.own_columns import own_columns
 from pipeline.errors import DataError
 from pipeline.files.atomic_files import replacing
 
@@ -88,7 +90,7 @@ def with_probabilities(
     """Return rows of a manifest as a table of predictions, numbered from 0.
 
     Args:
-        rows: rows with the manifest's columns; `row` and `logits` are kept if present.
+        rows: rows with the manifest's columns; `row`, `logits` and the data's own are kept.
         classes: the model's classes, in the order of its outputs.
         probabilities_NK: calibrated probabilities of the rows.
 
@@ -110,7 +112,7 @@ def with_probabilities(
     table["predicted"] = np.array(classes, dtype=object)[answers]
     table["probability"] = probabilities[np.arange(len(answers)), answers]
     table["probabilities"] = list(probabilities)
-    own = [column for column in ("row", "logits") if column in rows]
+    own = [*own_columns(rows.columns), *(column for column in ("row", "logits") if column in rows)]
     table = table[COLUMNS]
     return table.assign(**{column: rows[column].to_numpy() for column in own})
 

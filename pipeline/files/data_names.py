@@ -21,6 +21,12 @@ SPLIT_NAMES: Mapping[str, Split] = {
     "testing": "test",
 }
 """The usual names of the splits, in lower case."""
+_FILLERS = frozenset({
+    "set", "data", "dataset", "subset", "split", "partition", "image", "images", "img", "imgs",
+    "photos", "pictures", "samples", "files", "folder", "seg", "shards",
+})  # fmt: skip
+"""Words that say nothing beside the name of a split: `train_images`."""
+_GLUED = re.compile(f"({'|'.join(SPLIT_NAMES)})(set|data|dataset|images|imgs)")
 
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz", ".tbz2", ".tar.xz", ".txz")
 ARCHIVE_SUFFIXES = (".zip", *TAR_SUFFIXES)
@@ -80,9 +86,27 @@ def stem_of(file: Path) -> str:
     return file.name[: len(file.name) - len(ending)]
 
 
-def split_named(name: str) -> Split | None:
-    """Return the split that a name usually means, in any case; None for any other name."""
-    return SPLIT_NAMES.get(name.strip().lower())
+def split_named(name: str, *, exactly: bool = False) -> Split | None:
+    """Return the split that a name usually means, in any case; None for any other name.
+
+    Words around it that say nothing may be there: `train_images`, `testset`. A name with a number,
+    with two splits (`train_val`) or with any other word means nothing.
+
+    Args:
+        name: of a folder, for example.
+        exactly: whether no other word may be there.
+    """
+    if exactly:
+        return SPLIT_NAMES.get(name.strip().lower())
+    found = set()
+    for word in re.split(r"[\s_.-]+", name.strip().lower()):
+        glued = _GLUED.fullmatch(word)
+        split = SPLIT_NAMES.get(glued[1] if glued else word)
+        if split is not None:
+            found.add(split)
+        elif word and word not in _FILLERS:
+            return None
+    return found.pop() if len(found) == 1 else None
 
 
 def valid_name(name: str) -> str:

@@ -124,6 +124,10 @@ class ShardedArchive:
         shard, member = self._found(path)
         return open_archive(shard).open(member)
 
+    def shard_of(self, path: str) -> Path:
+        """Return the shard that a file is in; raise `MemberError` if it is in none."""
+        return self._found(path)[0]
+
     def _found(self, path: str) -> tuple[Path, str]:
         parts = path.split("/")
         for count in range(1, len(parts)):

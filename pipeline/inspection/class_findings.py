@@ -15,7 +15,10 @@ _FEW_IMAGES = 10
 
 
 def findings_on_classes(
-    rows: pd.DataFrame, empty: Sequence[str], needed_splits: int
+    rows: pd.DataFrame,
+    empty: Sequence[str],
+    needed_splits: int,
+    unreadable: pd.DataFrame | None = None,
 ) -> list[Finding]:
     """Return what is unusual about the classes.
 
@@ -23,25 +26,32 @@ def findings_on_classes(
         rows: the usable images, as the source lists them, before they are split.
         empty: classes without an image.
         needed_splits: number of splits that the images of every class are divided into.
+        unreadable: the files of classes of which no image can be read.
     """
     counts = {str(label): int(count) for label, count in rows["label"].value_counts().items()}
-    small = _small(rows, counts, needed_splits) if counts else []
+    damaged = rows[:0] if unreadable is None else unreadable
+    small = _small(rows, counts, needed_splits, damaged) if counts else []
     return [*small, *_imbalance(counts), *_empty(empty)]
 
 
-def _small(rows: pd.DataFrame, counts: Mapping[str, int], needed_splits: int) -> list[Finding]:
+def _small(
+    rows: pd.DataFrame, of_usable: Mapping[str, int], needed_splits: int, unreadable: pd.DataFrame
+) -> list[Finding]:
+    counts = {**of_usable, **dict.fromkeys(unreadable["label"], 0)}
     units = pd.Series(
         united(known(rows, FILE), known(rows, PIXELS), known(rows, GROUP)), index=rows.index
     )
     different = units.groupby(rows["label"]).nunique()
-    stopping = [label for label in counts if different[label] < needed_splits]
+    stopping = [label for label in counts if different.get(label, 0) < needed_splits]
     small = sorted(label for label in counts if counts[label] < _FEW_IMAGES or label in stopping)
     if not small:
         return []
     named = examples([f"{label} ({counts[label]})" for label in small], 5)
     one = len(small) == 1
+    files = pd.concat([rows, unreadable])
+    needed = f"{needed_splits} different images, one for each split"
     action = (
-        f"Stops: every class needs {needed_splits} different images, one for each split. Add "
+        f"Stops: every class needs {needed if needed_splits > 1 else 'an image'}. Add or repair "
         "images, or remove the class."
         if stopping
         else "Trains on them, but their metrics say little. Add images, or merge classes."
@@ -54,7 +64,7 @@ def _small(rows: pd.DataFrame, counts: Mapping[str, int], needed_splits: int) ->
             f"{len(small):,} class{' has' if one else 'es have'} fewer than {_FEW_IMAGES} "
             f"images: {named}.",
             action,
-            files=rows.loc[rows["label"].isin(small), "path"],
+            files=files.loc[files["label"].isin(small), "path"],
         )
     ]
 

@@ -19,6 +19,8 @@ Array = np.ndarray[Any, Any]
 
 _TRUNCATED = "the file ends too early"
 """The decoder's reason for an incomplete image."""
+_HEIF_PACKAGE = "pillow-heif"
+"""Named in the reason why a HEIF file cannot be read without it."""
 _SUFFIXES = {
     "JPEG": {".jpg", ".jpeg", ".jpe", ".jfif", ".mpo"},
     "PNG": {".png", ".apng"},
@@ -29,6 +31,7 @@ _SUFFIXES = {
     "PPM": {".ppm", ".pgm", ".pbm", ".pnm"},
     "AVIF": {".avif"},
     "JPEG2000": {".jp2", ".j2k", ".jpx", ".jpc", ".jpf"},
+    "HEIF": {".heic", ".heif", ".hif"},
 }
 _USUAL_MODES = {"RGB", "L"}
 _USUAL_SHARE = 0.2
@@ -45,10 +48,12 @@ def findings_on_status(manifest: pd.DataFrame) -> list[Finding]:
     early = damaged["reason"] == _TRUNCATED
     foreign = manifest[manifest["status"] == "foreign"]
     left_out = "Leaves them out of every run."
+    heif = any(_HEIF_PACKAGE in reason for reason in damaged["reason"])
+    remedy = "; HEIF files (.heic) need pip install 'patchline[heic]'" if heif else ""
     return [
         *_finding("foreign", "note", foreign, _files, f"{left_out} Nothing needs to be done."),
         *_finding("unreadable", "warning", damaged[~early], _images,
-                  f"{left_out} Repair or delete the files."),
+                  f"{left_out} Repair or delete the files{remedy}."),
         *_finding("truncated", "warning", damaged[early], _images,
                   f"{left_out} Copy or download the files again."),
     ]  # fmt: skip

@@ -12,7 +12,10 @@ import pandas as pd
 from pipeline.config import RunConfig
 from pipeline.data import exclusion, ingestion, split
 from pipeline.data import manifest as manifests
+from pipeline.data.class_checks import check_images, unreadable_classes
+from pipeline.data.ingestion import ScannedData
 from pipeline.data.leakage import given_splits
+from pipeline.data.near_duplicates.grouping import grouped_by
 from pipeline.data.near_duplicates.search import near_duplicates
 from pipeline.data.near_duplicates.search_memory import SearchMemory
 from pipeline.data.source_listing import uses_labels
@@ -67,29 +70,36 @@ def inspect_data(
     measures = ImageMeasures()
     scanned = ingestion.scan(config, workspace, on_progress, measures.add)
     # files that are left out and empty classes, which scanned.notes name too, are findings here
-    manifest, notes = scanned.manifest, list(scanned.source_notes)
-    if config.data.exclude is not None:
-        excluded = exclusion.read_exclusion(Path(config.data.exclude))
+    manifest, notes = scanned.manifest, [*scanned.source_notes, *_unused(config)]
+    data = config.data
+    if data.exclude is not None:
+        excluded = exclusion.read_exclusion(Path(data.exclude))
         manifest, more = exclusion.with_exclusion(manifest, excluded)
         notes += more
-    assigned, origin, more = _with_splits(manifest, scanned.name, config, workspace)
+    rows = manifests.usable(manifest)
+    near = np.zeros(0, np.int64)
+    if len(rows):
+        compared = SearchMemory(scanned.root, workspace)
+        near = near_duplicates(measures.thumbnails(rows["path"]), rows, on_progress, compared)
+        if data.group_near_duplicates:
+            manifest, note = grouped_by(manifest, near)
+            notes.append(note)
+    assigned, origin, more = _with_splits(manifest, scanned, config, workspace)
     rows = manifests.usable(assigned)
     found = findings_on_status(manifest)
     if len(rows):
         measured = pd.concat([rows, measures.table(rows["path"])], axis=1)
-        compared = SearchMemory(scanned.root, workspace)
-        near = near_duplicates(measures.thumbnails(rows["path"]), rows, on_progress, compared)
         given = given_splits(manifest).reset_index(drop=True)
         found += [
             *findings_on_format(measured),
             *findings_on_size(rows),
             *findings_on_light(measured),
-            *findings_on_duplicates(rows, given, near),
+            *findings_on_duplicates(rows, given, near, grouped=data.group_near_duplicates),
         ]
     if uses_labels(config):
-        data = config.data
         wanted = split.wanted_splits(manifest, data.validation_fraction, data.test_fraction)
-        found += findings_on_classes(rows, scanned.empty_classes, len(wanted) + 1)
+        unreadable = unreadable_classes(manifest)
+        found += findings_on_classes(rows, scanned.empty_classes, len(wanted) + 1, unreadable)
     if judge is not None:
         judgement = judge(rows, scanned.root)
         found += findings_on_labels(rows, judgement)
@@ -98,26 +108,41 @@ def inspect_data(
     return Inspected(result, scanned.root, assigned)
 
 
+def _unused(config: RunConfig) -> list[str]:
+    """Return a note on `data.manifest`, which only a run uses."""
+    if config.data.manifest is None:
+        return []
+    return ["the data is inspected as it is now: data.manifest has an effect on runs alone"]
+
+
 def _with_splits(
-    manifest: pd.DataFrame, name: str, config: RunConfig, workspace: Path
+    manifest: pd.DataFrame, scanned: ScannedData, config: RunConfig, workspace: Path
 ) -> tuple[pd.DataFrame, str, list[str]]:
-    """Return the manifest as a run would split it; if it could not, with the source's splits."""
+    """Return the manifest as a run would split it; if it could not, with the source's splits.
+
+    The notes say what stops a run.
+    """
     data = config.data
+    stops: list[str] = []
+    try:
+        check_images(manifest, scanned.root, labelled=uses_labels(config))
+    except DataError as error:
+        stops = [f"a run stops: {error}"]
     if manifests.usable(manifest).empty:
-        return manifest, "no image can be read", ["a run stops: no image can be read"]
+        return manifest, "no image can be read", stops or ["a run stops: no image can be read"]
     wanted = split.wanted_splits(manifest, data.validation_fraction, data.test_fraction)
     try:
         assigned, _ = ingestion.assign_splits(
-            manifest, config, wanted, name, workspace, remember=False
+            manifest, config, wanted, scanned.name, workspace, remember=False
         )
     except DataError as error:
         unassigned = (manifest["status"] == "ok") & (manifest["split"] == "")
         return (
             manifest.assign(split=manifest["split"].mask(unassigned, _NO_SPLIT)),
             "as given by the data; a run cannot split it",
-            [f"a run stops: {error}"],
+            stops or [f"a run stops: {error}"],
         )
-    return assigned, split.origin(manifest, wanted), []
+    return assigned, split.origin(manifest, wanted), stops
 
 
 def _sorted(found: list[Finding]) -> tuple[Finding, ...]:

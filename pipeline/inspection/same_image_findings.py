@@ -16,13 +16,16 @@ _BY_IMPORTANCE = {"test": 0, "validation": 1, "train": 2, "": 3}
 """Of several copies, the one in the first of these splits is kept."""
 
 
-def findings_on_duplicates(rows: pd.DataFrame, given: pd.Series[str], near: Array) -> list[Finding]:
+def findings_on_duplicates(
+    rows: pd.DataFrame, given: pd.Series[str], near: Array, *, grouped: bool = False
+) -> list[Finding]:
     """Return the exact and near duplicates, those in several splits, and those with two labels.
 
     Args:
         rows: the usable images with their splits, indexed from 0.
         given: the splits that the source fixes.
         near: a number for each row, equal for images that are nearly the same.
+        grouped: whether the groups of the rows keep these together.
     """
     exact = content_numbers(rows)[0]
     nearly = pd.Series(near.astype(int), index=rows.index, dtype="int64")
@@ -30,7 +33,7 @@ def findings_on_duplicates(rows: pd.DataFrame, given: pd.Series[str], near: Arra
         *_leakage(rows, given, exact, nearly),
         *_conflicts(rows, exact, nearly),
         *_exact(rows, exact),
-        *_near(rows, exact, nearly),
+        *_near(rows, exact, nearly, grouped=grouped),
     ]
 
 
@@ -50,7 +53,9 @@ def _exact(rows: pd.DataFrame, exact: pd.Series[Any]) -> list[Finding]:
     ]  # fmt: skip
 
 
-def _near(rows: pd.DataFrame, exact: pd.Series[Any], nearly: pd.Series[Any]) -> list[Finding]:
+def _near(
+    rows: pd.DataFrame, exact: pd.Series[Any], nearly: pd.Series[Any], *, grouped: bool
+) -> list[Finding]:
     places = _several(exact, nearly)
     if not places.any():
         return []
@@ -60,8 +65,10 @@ def _near(rows: pd.DataFrame, exact: pd.Series[Any], nearly: pd.Series[Any]) -> 
             "near_duplicate", "note", groups,
             f"{_images(places.sum())} in {len(groups):,} group{'' if len(groups) == 1 else 's'} "
             "look like another image that was cropped, mirrored, rescaled or saved again.",
-            "Treats them as different images, which may get into different splits. Exclude all but "
-            "one, or name groups in a table (data.group_column).",
+            "Keeps each group in one split, as data.group_near_duplicates says. Exclude all but "
+            "one if they should not count more than others." if grouped else
+            "Treats them as different images, which may get into different splits. Keep each group "
+            "in one split with --data.group-near-duplicates, or exclude all but one.",
         )
     ]  # fmt: skip
 
@@ -90,10 +97,14 @@ def _leakage(
             [*_groups(rows, exact, same), *_groups(rows, groups, group & ~same),
              *_groups(rows, nearly, alike & ~same & ~group)],
             f"{told}. The metrics on them are optimistic.",
-            "Stops the run. Exclude the copies outside the test split, or accept it with "
+            "Stops the run. Exclude those outside the test split, or accept it with "
             "--data.accept leakage." if stops else
-            "Trains and evaluates as usual. Exclude the copies outside the test split.",
-            exclude=_outside_test(rows, exact, same) + _outside_test(rows, nearly, alike & ~same),
+            "Trains and evaluates as usual. Exclude those outside the test split.",
+            exclude=(
+                *_outside_test(rows, exact, same),
+                *_outside_test(rows, groups, group),
+                *_outside_test(rows, nearly, alike & ~same),
+            ),
         )
     ]  # fmt: skip
 
@@ -151,7 +162,7 @@ def _all_but_one(
 def _outside_test(
     rows: pd.DataFrame, numbers: pd.Series[Any], places: pd.Series[bool]
 ) -> tuple[str, ...]:
-    """Return the images whose copies are in a more important split."""
+    """Return the images whose copies, or others of their group, are in a more important split."""
     ranks = rows.loc[places, "split"].map(_BY_IMPORTANCE)
     best = ranks.groupby(numbers[places]).transform("min")
     return tuple(rows.loc[ranks.index[ranks > best], "path"])

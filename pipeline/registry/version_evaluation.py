@@ -18,6 +18,7 @@ from pipeline.config import RunConfig
 from pipeline.data import ingestion, prepared_store
 from pipeline.data import manifest as manifests
 from pipeline.data.ingestion import ScannedData
+from pipeline.data.own_columns import check_slices, own_columns
 from pipeline.data.same_images import content_numbers
 from pipeline.errors import DataError, ModelReferenceError
 from pipeline.evaluation.config import EvaluationConfig, SplitChoice
@@ -99,11 +100,13 @@ def choose_images(
 
     Raises:
         DataError: if no image is left, or the classes differ from the model's.
+        ConfigError: if the images are to be sliced by a column that is not there.
         ModelReferenceError: if the version's files are missing.
     """
     records, known = records_of(reference)
     classes = tuple(records.package.classes)
     data = ingestion.scan(config, workspace, on_progress)
+    check_slices(choices.report.slices, data.manifest.columns)
     return ChosenImages(records, data, select(data, known, classes, choices))
 
 
@@ -126,7 +129,9 @@ def evaluate_version(
     data, selection, package = chosen.data, chosen.selection, chosen.records.package
     images = prepared_images(package, selection.rows, data.root, workspace, on_progress)
     probabilities = predicted(package, images, on_progress)
-    table = with_probabilities(selection.rows, package.classes, probabilities)
+    unused = set(own_columns(selection.rows.columns)) - set(choices.report.slices)
+    rows = selection.rows.drop(columns=list(unused))
+    table = with_probabilities(rows, package.classes, probabilities)
     predictions = Predictions.of(table)
     report = evaluate(
         predictions,

@@ -84,7 +84,9 @@ def _unwrapped(content: ClassFolders) -> ClassFolders:
     """Return the innermost folder that holds all class folders: `flowers/` of `flowers/rose/…`."""
     while True:
         filled = content.filled(content.top)
-        if len(filled) != 1 or split_named(filled[0]) or content.has_images_beside():
+        if len(filled) != 1 or content.has_images_beside():
+            return content
+        if split_named(filled[0], exactly=True):
             return content
         inner = content.inside(filled[0])
         if inner.has_images_beside() or not inner.filled(inner.top):

@@ -89,14 +89,26 @@ class ClassFolders:
             )
         return images, empty
 
-    def classes_in(self, folders: Collection[str]) -> set[str]:
-        """Return the names of the folders with files directly in any of some folders."""
-        parts = (path.split("/", 2) for path in self.files)
-        return {part[1] for part in parts if len(part) > 2 and part[0] in folders}  # noqa: PLR2004 - folder, class, file
+    def classes_in(self, splits: Collection[str]) -> set[str]:
+        """Return the names of the class folders with files in any of some folders for splits."""
+        starts = tuple(f"{self.split_places[name]}/" for name in splits)
+        if not starts:
+            return set()
+        folders = {path.rpartition("/")[0] for path in self.files if path.startswith(starts)}
+        return {found.rpartition("/")[2] for found in map(self.class_folder, folders) if found}
 
-    def loose_files_in(self, folder: str) -> int:
-        """Return the number of files directly in a folder."""
-        return sum(path.count("/") == 1 for path in self.files if path.startswith(f"{folder}/"))
+    def class_folder(self, folder: str) -> str:
+        """Return the class folder of a split that a folder is or lies in; empty for others."""
+        place = self.split_places.get(folder.partition("/")[0])
+        if place is None or not folder.startswith(f"{place}/"):
+            return ""
+        return f"{place}/{folder[len(place) + 1 :].partition('/')[0]}"
+
+    def loose_files_in(self, split: str) -> int:
+        """Return the number of files directly in a folder for a split."""
+        start = f"{self.split_places[split]}/"
+        deep = start.count("/")
+        return sum(path.count("/") == deep for path in self.files if path.startswith(start))
 
     def has_images_beside(self) -> bool:
         """Return whether a file directly in the root is named like an image."""
@@ -106,6 +118,27 @@ class ClassFolders:
     def filled(self, folders: Collection[str]) -> list[str]:
         """Return the folders that contain files, at any depth."""
         return [name for name in folders if name in self._with_files]
+
+    @cached_property
+    def split_places(self) -> dict[str, str]:
+        """Where the class folders of each split are, by the name of its folder in the root.
+
+        That is the folder itself, or `seg_train/seg_train` if it holds nothing but that.
+        """
+        return {name: self._innermost(name) for name in self.top if split_named(name)}
+
+    def _innermost(self, folder: str) -> str:
+        split = split_named(folder)
+        while True:
+            content = self.inside(folder)
+            filled = content.filled(content.top)
+            loose = any("/" not in path for path in content.files)
+            if loose or len(filled) != 1 or split_named(filled[0]) != split:
+                return folder
+            inner = content.inside(filled[0])
+            if inner.has_images_beside() or not inner.filled(inner.top):
+                return folder
+            folder = f"{folder}/{filled[0]}"
 
     @cached_property
     def _with_files(self) -> set[str]:
@@ -164,14 +197,14 @@ def _images_in_splits(content: ClassFolders) -> tuple[list[ListedImage], list[st
         folder = path.rpartition("/")[0]
         meaning = meanings.get(folder)
         if meaning is None:
-            top, label = [*folder.split("/", 2), ""][:2]
-            meaning = (label, splits[top]) if label and top in splits else ("", None)
+            found = content.class_folder(folder)
+            label = found.rpartition("/")[2]
+            meaning = (label, splits[folder.partition("/")[0]]) if label else ("", None)
             meanings[folder] = meaning
         images.append(ListedImage(path, *meaning))
-    filled = {"/".join(folder.split("/", 2)[:2]) for folder in meanings}
-    listed = {"/".join(folder.split("/", 2)[:2]) for folder in content.folders}
-    empty = sorted(each for each in listed - filled if "/" in each)
-    return images, [each for each in empty if each.partition("/")[0] in splits]
+    filled = set(map(content.class_folder, meanings))
+    listed = set(map(content.class_folder, content.folders))
+    return images, sorted(listed - filled - {""})
 
 
 def _in_class_folder(path: str) -> ListedImage:

@@ -72,8 +72,8 @@ def _content(root: Path) -> ClassFolders:
     """Walk the folder; raise `DataError` if a part of it cannot be opened."""
     files = list(_whole(root))
     top = visible_folders(root)
-    splits = [name for name in top if split_named(name)]
-    below = [f"{name}/{folder}" for name in splits for folder in visible_folders(root / name)]
+    splits = ClassFolders(root, top, files).split_places.values()
+    below = [f"{place}/{name}" for place in splits for name in visible_folders(root / place)]
     return ClassFolders(root, [*top, *below], files)
 
 

@@ -34,7 +34,7 @@ class ShardTable:
 
     The columns are `image`, or one for each kind of image if a sample has several; the text members
     (`cls`); the fields of the JSON members; and `split` if the shards or their folders are named
-    for splits.
+    for splits, instead of a field of that name.
 
     Args:
         place: the folder of the shards, or a single one.
@@ -53,6 +53,8 @@ class ShardTable:
         self._rows: list[dict[str, str]] = []
         """The facts of each sample, and the paths of its images."""
         splits = _splits(place, list(shards))
+        self.splits_by_name = any(splits)
+        """Whether the shards or their folders are named for splits."""
         image_kinds: set[str] = set()
         most_images = 0
         for (name, shard), split in zip(shards.items(), splits, strict=True):
@@ -135,7 +137,7 @@ def _fields(text: str) -> dict[str, str]:
     except (ValueError, RecursionError) as error:
         raise _UnreadableError(f"its {_JSON} is not valid ({error})") from error
     if isinstance(content, dict):
-        return {str(name): _plain(value) for name, value in content.items() if name != SPLIT}
+        return {str(name): _plain(value) for name, value in content.items()}
     return {_JSON: _plain(content)}
 
 
@@ -148,9 +150,16 @@ def _plain(value: Any) -> str:
 
 
 def _splits(place: Path, names: list[str]) -> list[str | None]:
-    """Return the split of each shard, told by its folder or the first word of its name."""
+    """Return the split of each shard, told by its folder or the first word of its name.
+
+    If that tells none, a word further inside does (`imagenet1k-train-0000.tar`), provided that it
+    does for every shard, and that there are several splits.
+    """
     splits = [_split_of(name) for name in names]
-    if any(splits) and not all(splits):
+    if not any(splits):
+        inside = [_split_inside(name) for name in names]
+        return inside if all(inside) and len(set(inside)) > 1 else splits
+    if not all(splits):
         odd, known = (
             names[splits.index(None)],
             next(n for n, s in zip(names, splits, strict=True) if s),
@@ -164,10 +173,22 @@ def _splits(place: Path, names: list[str]) -> list[str | None]:
 
 def _split_of(name: str) -> str | None:
     folder, _, file = name.rpartition("/")
-    for word in (*folder.split("/"), *file.replace("_", "-").replace(".", "-").split("-")[:1]):
-        if split := split_named(word.rstrip("0123456789")):
-            return str(split)
-    return None
+    told = map(_split_in_word, (*folder.split("/"), _words(file)[0]))
+    return next((split for split in told if split), None)
+
+
+def _split_inside(name: str) -> str | None:
+    """Return the only split that the words of a shard's name mean."""
+    found = set(map(_split_in_word, _words(name.rpartition("/")[2]))) - {None}
+    return found.pop() if len(found) == 1 else None
+
+
+def _words(file: str) -> list[str]:
+    return file.replace("_", "-").replace(".", "-").split("-")
+
+
+def _split_in_word(word: str) -> str | None:
+    return split_named(word.rstrip("0123456789"))
 
 
 def _class_names(place: Path, rows: list[dict[str, str]]) -> dict[str, list[str]]:

@@ -49,7 +49,7 @@ _BY_SPLIT = {
 """Their class takes `split=` with one of these names."""
 _WITHOUT_SPLITS = ("Caltech101", "Caltech256", "EuroSAT", "SUN397")
 NAMES = tuple(sorted([*_BY_FLAG, *_BY_SPLIT, *_WITHOUT_SPLITS]))
-"""The data sets with one class for each image."""
+"""The data sets that can be read, which have one class for each image; there are others."""
 _MEANT: dict[str, Split] = {
     "train": "train",
     "trainval": "train",
@@ -89,7 +89,7 @@ class TorchvisionData:
             close = difflib.get_close_matches(self.name.lower().replace("-", ""), plain, n=1)
             hint = f" Did you mean torchvision:{plain[close[0]]}?" if close else ""
             raise DataError(
-                f"'{self.name}' is no data set of torchvision with one class for each image.{hint} "
+                f"torchvision:{self.name} is not among the data sets that can be read.{hint} "
                 f"Choose one of {', '.join(NAMES)}."
             )
 

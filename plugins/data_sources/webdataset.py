@@ -91,7 +91,7 @@ class WebDataset:
             images=images,
             mirror_symmetric=self.config.mirror_symmetric,
             left_out=[*left_out, *table.left_out, *refused],
-            notes=_notes(place, columns, images),
+            notes=_notes(table, columns, images),
             columns=own_columns(table, columns, rows),
         )
 
@@ -123,15 +123,22 @@ def _no_label(place: Path, column: str, left_out: list[LeftOutFile]) -> DataErro
     )
 
 
-def _notes(place: Path, columns: Columns, images: list[ListedImage]) -> list[str]:
+def _notes(table: ShardTable, columns: Columns, images: list[ListedImage]) -> list[str]:
     """Return what was guessed, in words."""
-    notes = []
-    if any(guess.startswith("labels") for guess in columns.guessed):
+    place, notes = table.file.name, []
+    guessed = {guess.partition(" ")[0] for guess in columns.guessed}
+    if "labels" in guessed:
         notes.append(
-            f"{place.name}: labels from '{columns.label}' (--data.label-column chooses another)"
+            f"{place}: labels from '{columns.label}' (--data.label-column chooses another)"
         )
-    if columns.split == SPLIT and any(image.split for image in images):
-        notes.append(f"{place.name}: splits by the names of the shards")
+    if not any(image.split for image in images):
+        return notes
+    if columns.split == SPLIT and table.splits_by_name:
+        notes.append(f"{place}: splits by the names of the shards")
+    elif "splits" in guessed:
+        notes.append(
+            f"{place}: splits from '{columns.split}' (--data.split-column chooses another)"
+        )
     return notes
 
 

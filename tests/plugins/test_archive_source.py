@@ -76,6 +76,24 @@ def test_splits_in_an_archive_are_used(tmp_path: Path) -> None:
     assert found.split_origin == "test split off from train"
 
 
+def test_folders_of_a_split_in_another_are_its_own(tmp_path: Path) -> None:
+    """`seg_train/seg_train` holds the classes of the split, and the paths of the images stay."""
+    write_photos(tmp_path / "set/seg_train/seg_train", classes=2, images=4)
+    write_photos(tmp_path / "set/seg_test/seg_test", classes=2, images=2, side=24)
+    archive = Path(shutil.make_archive(str(tmp_path / "set"), "zip", tmp_path, "set"))
+    found = ingested(archive, tmp_path / "work")
+    assert (found.counts["test"], len(found.classes)) == (4, 2)
+    paths = manifests.load(found.manifest_file)["path"]
+    assert paths.str.match(r"seg_(train/seg_train|test/seg_test)/\w+/\d+\.png").all()
+
+
+def test_folder_around_the_classes_is_no_split_whatever_its_name(tmp_path: Path) -> None:
+    """An archive with nothing but test_images/rose is one of roses, as before."""
+    write_photos(tmp_path / "test_images", classes=2, images=4)
+    archive = Path(shutil.make_archive(str(tmp_path / "a"), "zip", tmp_path, "test_images"))
+    assert ingested(archive, tmp_path / "work").split_origin.endswith("split off from all images")
+
+
 def test_what_is_left_out_is_named(tmp_path: Path) -> None:
     """Members that do harm, are damaged or lie beside the folders are named with the reason."""
     file = tmp_path / "photos.zip"

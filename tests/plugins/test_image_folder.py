@@ -76,6 +76,16 @@ def test_empty_class_folders_are_named(tmp_path: Path, prefix: str) -> None:
     assert listing(root).empty_classes == [f"{prefix}c", f"{prefix}e"]
 
 
+def test_folders_of_a_split_in_another_keep_their_paths(tmp_path: Path) -> None:
+    """Where a split holds one more folder for itself, its classes are found, also empty ones."""
+    prefix = "seg_train/seg_train"
+    root = make(tmp_path, f"{prefix}/a/1.png", f"{prefix}/b/1.png", f"{prefix}/c/")
+    (root / prefix / "b/again").symlink_to(root / prefix)
+    found = listing(root)
+    assert {image.path for image in found.images} == {f"{prefix}/a/1.png", f"{prefix}/b/1.png"}
+    assert found.empty_classes == [f"{prefix}/c"]
+
+
 CLASSES = {("train", None), ("car", None), ("plane", None)}
 SPLITS = {("cat", "train"), ("dog", "train")}
 
@@ -93,6 +103,21 @@ SPLITS = {("cat", "train"), ("dog", "train")}
             {*SPLITS, ("cat", "test"), ("", None)},
         ),
         (["train/cat/1.png", "train/dog/1.png", "test/1.png"], {*SPLITS, ("", None)}),
+        (
+            ["seg_train/cat/1.png", "seg_train/dog/1.png", "test_images/cat/1.png"],
+            {*SPLITS, ("cat", "test")},
+        ),
+        (
+            ["seg_train/seg_train/cat/1.png", "seg_train/seg_train/dog/1.png",
+             "seg_test/test/cat/1.png", "seg_pred/seg_pred/1.png"],
+            {*SPLITS, ("cat", "test"), ("", None)},
+        ),
+        (["train/train/1.png", "train/train/deep/2.png", "test/train/1.png", "test/car/1.png"],
+         {("train", "train"), ("train", "test"), ("car", "test")}),
+        (["train_photos/1.png", "car_photos/1.png"],
+         {("train_photos", None), ("car_photos", None)}),
+        (["valid_images/1.png", "invalid_images/1.png"],
+         {("valid_images", None), ("invalid_images", None)}),
         (["train/", "car/1.png", "plane/1.png"], {("car", None), ("plane", None)}),
     ],
 )  # fmt: skip

@@ -83,7 +83,14 @@ def test_a_key_ends_at_the_first_dot_of_the_name(path: str, expected: tuple[str,
     assert sample_key(path) == expected
 
 
-@pytest.mark.parametrize("names", [("train-0.tar", "test-0.tar"), ("train/0.tgz", "test/0.tgz")])
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("train-0.tar", "test-0.tar"),
+        ("train/0.tgz", "test/0.tgz"),
+        ("flowers-train-00.tar", "flowers_test.0.tar"),
+    ],
+)
 def test_shards_are_read_as_the_same_images_in_folders(
     tmp_path: Path, names: tuple[str, str]
 ) -> None:
@@ -98,6 +105,26 @@ def test_shards_are_read_as_the_same_images_in_folders(
     assert sorted({image.split for image in found.images if image.split}) == ["test", "train"]
     assert found.name == "shards"
     assert found.notes == ["shards: splits by the names of the shards"]
+
+
+def test_a_field_of_the_json_members_tells_the_splits_if_the_shards_do_not(tmp_path: Path) -> None:
+    """It is said where the splits come from; names of shards go first; other values are kept."""
+    photos = write_photos(tmp_path / "photos", classes=2, images=4)
+    for name, values in (("a", ("train", "val")), ("test", ("train", "val")), ("b", ("x", "y"))):
+        members = samples(photos, label="json")
+        for number, key in enumerate(key for key in members if key.endswith("json")):
+            fields = {**json.loads(members[key]), "split": values[number % 2]}
+            members[key] = json.dumps(fields).encode()
+        shard_of(tmp_path / name / f"{name}-train-0.tar", members)
+    found = [listed(tmp_path / name, tmp_path / "work") for name in ("a", "test", "b")]
+    splits = [{image.split for image in each.images} for each in found]
+    assert splits == [{"train", "validation"}, {"test"}, {None}]
+    assert [each.notes[-1].partition(": ")[2] for each in found] == [
+        "splits from 'split' (--data.split-column chooses another)",
+        "splits by the names of the shards",
+        "labels from 'label' (--data.label-column chooses another)",
+    ]
+    assert set(found[2].columns["split"]) == {"x", "y"}
 
 
 def test_a_single_shard_and_a_further_one(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from pipeline.data.near_duplicates.search_memory import SearchMemory
 from pipeline.data.near_duplicates.thumbnails import ThumbnailCollector
 from pipeline.data.same_images import GROUP, content_numbers, known, united
 
+Array = np.ndarray[Any, Any]
 _NAME_DIGITS = 12
 
 
@@ -35,6 +36,17 @@ def with_near_groups(
     """
     rows = usable(manifest)
     near_N = near_duplicates(thumbnails.of(rows["path"]), rows, on_progress, memory)
+    return grouped_by(manifest, near_N)
+
+
+def grouped_by(manifest: pd.DataFrame, near_N: Array) -> tuple[pd.DataFrame, str]:
+    """Return the manifest with images of the same number in one group, and how many are.
+
+    Args:
+        manifest: not yet split.
+        near_N: a number for each usable image, equal for images that are nearly the same.
+    """
+    rows = usable(manifest)
     groups = known(rows, GROUP)
     units_N = united(groups, pd.Series(near_N.astype(str), index=rows.index))
     contents_N = content_numbers(rows)[0].to_numpy()
@@ -58,7 +70,7 @@ def with_near_groups(
     return grouped, f"{images:,} images are near duplicates of others, {kept}"
 
 
-def _connects_several(near_N: np.ndarray[Any, Any], contents_N: np.ndarray[Any, Any]) -> Any:
+def _connects_several(near_N: Array, contents_N: Array) -> Any:
     """Return which rows nearly show the same as a row with another content."""
     pairs = pd.DataFrame({"near": near_N, "content": contents_N})
     return (pairs.groupby("near")["content"].transform("nunique") > 1).to_numpy()

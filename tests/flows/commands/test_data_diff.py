@@ -35,3 +35,32 @@ def test_unknown_name_is_a_sentence(run_here: RunHere, tmp_path: Path) -> None:
     code, _, err = run_here("data", "diff", str(photos), "no-such-run")
     assert code == 2
     assert "no-such-run" in err
+
+
+def test_columns_of_tables_can_be_chosen(run_here: RunHere, tmp_path: Path) -> None:
+    """They count for both sides, unless one is a folder; without a table, the flag is refused."""
+    photos = write_photos(tmp_path / "photos", classes=2, images=4)
+    files = sorted(photos.rglob("*.png"))
+    for name, wrong in (("one", ""), ("two", files[0].name)):
+        rows = [
+            f"{file.relative_to(photos)},x,{'down' if file.name == wrong else file.parent.name}"
+            for file in files
+        ]
+        (photos / f"{name}.csv").write_text("\n".join(["where,a,b", *rows]), encoding="utf-8")
+    one, two = (str(photos / f"{name}.csv") for name in ("one", "two"))
+    code, _, err = run_here("data", "diff", one, two)
+    assert code == 2
+    assert "--data.label-column" in err
+    chosen = ("--data.label-column", "b", "--json")
+    code, out, err = run_here("data", "diff", one, two, *chosen)
+    assert code == 0, err
+    assert [each["path"] for each in json.loads(out)["relabelled"]] == ["across/000.png"]
+    other = Path(
+        shutil.copytree(photos, tmp_path / "other", ignore=lambda *_: ["one.csv", "two.csv"])
+    )
+    code, out, err = run_here("data", "diff", str(other), one, *chosen)
+    assert code == 0, err
+    assert json.loads(out)["same"]
+    code, _, err = run_here("data", "diff", str(other), str(other), *chosen)
+    assert code == 2
+    assert "--data.label-column has no effect" in err

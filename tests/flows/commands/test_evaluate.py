@@ -113,6 +113,17 @@ def test_the_columns_of_a_table_can_be_chosen(command: Command, store: Path) -> 
     code, out, err = command("evaluate", "stripes", "known.csv", *columns, "species", "--json")
     assert code == 0, err
     assert json.loads(out)["images"] == 24
+    sliced = (*columns, "species", "--out", "sliced", "--evaluation.slices")
+    code, _, err = command("evaluate", "stripes", "known.csv", *sliced, "column:color")
+    assert code == 0, err
+    report = json.loads((store / "sliced/report.json").read_text("utf-8"))
+    parts = {(part["column"], part["value"]): part["images"] for part in report["slices"]}
+    assert parts == {("column:color", "cold"): 12, ("column:color", "warm"): 12}
+    assert "By column:color" in (store / "sliced/report.html").read_text("utf-8")
+    assert "column:color" in pd.read_parquet(store / "sliced/predictions.parquet")
+    code, _, err = command("evaluate", "stripes", "known.csv", *sliced, "column:site")
+    assert code == 2
+    assert "choose from: column:color" in err
     code, _, err = command("evaluate", "stripes", "known.csv", *columns, "kind")
     assert code == 2
     assert "kind" in err

@@ -58,6 +58,26 @@ def test_the_same_run_again_computes_nothing_and_has_everything(
 
 
 @pytest.mark.slow
+def test_slices_by_a_column_of_a_table_evaluate_again(finished_run: Run, tmp_path: Path) -> None:
+    """The images are those of the folder, so nothing but the report is computed, from the table."""
+    shutil.copytree(finished_run.folder / ".patchline/stages", tmp_path / ".patchline/stages")
+    photos = Path(shutil.copytree(finished_run.folder / "photos", tmp_path / "photos"))
+    lines = ["image,label,site"]
+    for number, file in enumerate(sorted(photos.rglob("*.png"))):
+        lines.append(f"{file.relative_to(photos)},{file.parent.name},{'ab'[number % 2]}")
+    (photos / "labels.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    flags = ["--training.epochs", "12", "--evaluation.slices", "column:site", "--json"]
+    done = patchline("run", photos / "labels.csv", *flags, cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert set(done.json["reused"]) >= {"train"}
+    report = json.loads(Path(done.json["report"]).with_name("report.json").read_text("utf-8"))
+    assert {(part["column"], part["value"]) for part in report["slices"]} == {
+        ("column:site", "a"),
+        ("column:site", "b"),
+    }
+
+
+@pytest.mark.slow
 def test_what_changed_is_computed_again_and_what_did_not_is_not(tmp_path: Path) -> None:
     """Gates, settings of the training, an image, a damaged file, `--fresh`: each as it should."""
     write_photos(tmp_path / "photos", images=12)

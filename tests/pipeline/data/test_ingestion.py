@@ -92,6 +92,10 @@ def _unreadable_class(folder: Path) -> None:
     (folder / "broken" / "a.png").write_bytes((folder / "down/000.png").read_bytes()[:300])
 
 
+def _one_folder_around_the_classes(folder: Path) -> None:
+    write_photos(folder / "flowers", classes=2, images=5)
+
+
 def _one_class_that_can_be_read(folder: Path) -> None:
     write_photos(folder, classes=1, images=5)
     (folder / "notes").mkdir()
@@ -118,6 +122,7 @@ def _untrained_class(folder: Path) -> None:
         (_no_class_folder, ["has no class folder", "Put the images of each class"]),
         (_one_class, ["only one class", "'across'", "at least two folders"]),
         (_unreadable_class, ["'broken'", "broken/a.png", "ends too early", "Repair"]),
+        (_one_folder_around_the_classes, ["only one class", "(across, down)", "given/flowers"]),
         (_one_class_that_can_be_read, ["only one class", "'across'", "at least two folders"]),
         (_too_few_images, ["'down'", "2 usable images", "3 splits", "Add images"]),
         (_untrained_class, ["'rising'", "test", "none to train on", "Add some"]),

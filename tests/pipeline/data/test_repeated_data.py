@@ -129,3 +129,46 @@ def test_what_names_no_manifest_is_an_error(tmp_path: Path) -> None:
     run_id = logged(first, work)
     with pytest.raises(DataError, match=r"None of the 12 images .* Give the data of that run"):
         again(elsewhere, work, run_id)
+
+
+def test_more_can_be_excluded_and_groups_stay_as_they_were(tmp_path: Path) -> None:
+    """Images that the table names are left out of the earlier data, whether they are there or not.
+
+    The splits of the others are those of the earlier run, and settings of groups say so.
+    """
+    work = tmp_path / "work"
+    photos = write_photos(tmp_path / "photos", classes=2, images=12)
+    table = tmp_path / "findings.csv"
+    write_text(table, "path,kind,exclude\nacross/003.png,dark,yes\n")
+    first = ingestion.ingest(config_of(photos, exclude=str(table)), work)
+    before = manifests.load(first.manifest_file).set_index("path")
+    run_id = logged(first, work)
+    same = again(photos, work, run_id, exclude=str(table))
+    assert same.fingerprint == first.fingerprint
+    write_text(table, "path,kind,exclude\ndown/004.png,blank,yes\ndown/005.png,dark,yes\n")
+    (photos / "down/005.png").unlink()
+    groups = {"group_pattern": r"(\d+)\.png", "group_near_duplicates": True}
+    found = again(photos, work, run_id, exclude=str(table), **groups)
+    now = manifests.load(found.manifest_file).set_index("path")
+    left_out = {"across/003.png": "dark", "down/004.png": "blank", "down/005.png": "dark"}
+    assert dict(now.loc[now["status"] == "excluded", "reason"]) == left_out
+    kept = now[now["status"] == "ok"]
+    assert (kept["split"] == before.loc[kept.index, "split"]).all()
+    assert "2 images were excluded by findings.csv" in found.notes
+    assert sum("has no effect, because the splits are those of run" in n for n in found.notes) == 2
+    resolved = ingestion.resolve(config_of(photos, manifest=run_id, exclude=str(table)), found)
+    assert resolved.data.exclude is not None
+    assert Path(resolved.data.exclude).parent.parent == work / "exclusions"
+
+
+def test_leakage_that_did_not_stop_a_run_does_not_stop_its_repetition(tmp_path: Path) -> None:
+    """The splits of the manifest may be Patchline's own, which keep copies where they were."""
+    photos = write_photos(tmp_path / "photos", classes=2, images=12)
+    shutil.copy(photos / "across/000.png", photos / "across/copy.png")
+    first = ingestion.ingest(config_of(photos), tmp_path / "work")
+    rows = manifests.load(first.manifest_file)
+    copy = rows["path"] == "across/copy.png"
+    rows.loc[copy, "split"] = "train" if (rows.loc[copy, "split"] == "test").all() else "test"
+    manifests.save(rows, tmp_path / "earlier.parquet")
+    found = again(photos, tmp_path / "other", str(tmp_path / "earlier.parquet"))
+    assert any("1 image lies in more than one split" in note for note in found.notes)

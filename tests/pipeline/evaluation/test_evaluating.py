@@ -11,13 +11,19 @@ from scipy.optimize import minimize_scalar
 from scipy.special import softmax
 from sklearn.metrics import log_loss
 
+from pipeline.data import manifest as manifests
 from pipeline.evaluation import plots
+from pipeline.evaluation.__main__ import predict
 from pipeline.evaluation.calibrated_predictions import calibrated
 from pipeline.evaluation.chosen_images import EXPLANATIONS
+from pipeline.evaluation.config import EvaluationConfig
 from pipeline.evaluation.evaluating import write_report
 from pipeline.evaluation.html_report import ReportPage
+from pipeline.evaluation.prediction_job import PredictionJob
 from pipeline.evaluation.predictions import Predictions
 from pipeline.evaluation.report import EvaluationReport
+from pipeline.evaluation.slices import slices
+from pipeline.workers.event_log import EventWriter
 from tests.conftest import Run
 from tests.pipeline.evaluation.conftest import predicted_rows, random_images, report_of
 
@@ -86,3 +92,28 @@ def test_a_real_run_has_its_files(finished_run: Run) -> None:
     files = {file.name for file in folder.iterdir()}
     assert files == FILES | PICTURES | {plots.CURVES, EXPLANATIONS}
     assert not (folder.parent / "prediction" / "logits.parquet").exists()
+
+
+def test_predictions_keep_the_columns_to_slice_by(finished_run: Run, tmp_path: Path) -> None:
+    """The worker takes them from the manifest, and they are still there with probabilities."""
+    work = finished_run.folder / ".patchline"
+    [best], [file] = work.glob("runs/*/training/best"), work.glob("manifests/*.parquet")
+    manifest = manifests.load(file)
+    sites = [f"site {number % 3}" for number in range(len(manifest))]
+    manifests.save(manifest.assign(**{"column:site": sites, "column:age": "1"}), tmp_path / "m")
+    [store] = [each for each in work.glob("prepared/*") if not each.name.startswith(".")]
+    job = PredictionJob(
+        model_folder=best,
+        manifest_file=tmp_path / "m",
+        store=store,
+        splits=("validation", "test"),
+        device="cpu",
+        file=tmp_path / "logits.parquet",
+        columns=("column:site",),
+    )
+    predict(job, EventWriter(tmp_path / "events.jsonl"))
+    table, _ = calibrated(pd.read_parquet(job.file), ("across", "down", "rising"))
+    assert "column:age" not in table
+    found = slices(Predictions.of(table), EvaluationConfig(slices=("column:site",)))
+    assert {part.value for part in found} == {"site 0", "site 1", "site 2"}
+    assert sum(part.images for part in found) == len(table)

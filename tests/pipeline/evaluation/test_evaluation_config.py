@@ -33,6 +33,13 @@ def test_a_column_is_used_once() -> None:
     assert EvaluationConfig(slices=tuple(SLICE_COLUMNS)).slices == tuple(SLICE_COLUMNS)
 
 
+def test_a_column_of_a_table_is_written_with_its_prefix() -> None:
+    """Whether the data has it is checked when the data is known."""
+    assert EvaluationConfig(slices=("column:site",)).slices == ("column:site",)
+    with pytest.raises(ConfigError, match="or column:NAME, a column of a table"):
+        config_files.validated({"evaluation": {"slices": ["site"]}})
+
+
 @pytest.mark.parametrize(
     ("setting", "value"), [("gallery_size", -1), ("gallery_size", 101), ("small_sample", 0)]
 )

@@ -1,0 +1,132 @@
+"""The inspection says what a run would do, and its table is read as a run reads it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from pipeline.config_files import validated
+from pipeline.data import image_formats, ingestion
+from pipeline.errors import DataError
+from pipeline.inspection.file_findings import findings_on_format, findings_on_status
+from pipeline.inspection.findings_table import write_table
+from tests.conftest import write_photos
+from tests.pipeline.inspection.test_inspecting import garden, inspected, scene
+
+
+def test_class_without_a_readable_image_is_an_error(tmp_path: Path) -> None:
+    """A run stops at it, so the inspection says so and names the files."""
+    folder = write_photos(tmp_path / "photos", images=12)
+    for number in range(12):
+        (folder / f"down/{number:03d}.png").write_text("words")
+    result = inspected(folder).result
+    [finding] = [finding for finding in result.findings if finding.kind == "small_class"]
+    assert (finding.severity, finding.classes, len(finding.files)) == ("error", ("down",), 12)
+    assert any(
+        note.startswith("a run stops: Class 'down' has no readable image") for note in result.notes
+    )
+
+
+def test_single_class_is_said_to_stop_a_run(tmp_path: Path) -> None:
+    """It can be inspected all the same."""
+    result = inspected(write_photos(tmp_path / "photos", classes=1, images=12)).result
+    assert (result.images, len(result.notes)) == (12, 1)
+    assert re.match(r"a run stops: .* has only one class, 'across'", result.notes[0])
+
+
+def test_splits_are_those_of_a_run_that_groups_near_duplicates(tmp_path: Path) -> None:
+    """With the setting the version of the data is the run's; without it, the setting is advised."""
+    folder = tmp_path / "garden"
+    for number in range(24):
+        file = folder / ("day", "night")[number % 2] / f"{number:02d}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        scene(number).save(file)
+        if number < 8:
+            scene(number).save(file.with_suffix(".jpg"), quality=30)
+    settings = {"source": "image_folder", "path": str(folder), "group_near_duplicates": True}
+    run = ingestion.ingest(validated({"data": settings}), tmp_path / "other")
+    for grouped, advice in (
+        (True, "as data.group_near_duplicates says"),
+        (False, "--data.group-near-duplicates"),
+    ):
+        found = inspected(folder, group_near_duplicates=grouped)
+        [near] = [each for each in found.result.findings if each.kind == "near_duplicate"]
+        assert near.count == 16
+        assert advice in near.action
+        assert (found.result.fingerprint == run.fingerprint) is grouped
+
+
+def test_table_of_a_leak_by_groups_unblocks_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Members of a group outside the most important of its splits are marked, as copies are."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    folder = garden(tmp_path / "garden")
+    shutil.copy(folder / "test/day/00.png", folder / "train/day/copy.png")
+    group = {"group_pattern": r"(0[01])\.png"}
+    found = inspected(folder, **group)
+    [leak] = [each for each in found.result.findings if each.kind == "leakage"]
+    assert leak.severity == "error"
+    kept = {f"test/{label}/0{number}.png" for label in ("day", "night") for number in (0, 1)}
+    assert set(leak.files) - set(leak.exclude) == kept
+    write_table(found.result, found.manifest, tmp_path / "findings.csv")
+    settings = {"source": "image_folder", "path": str(folder), **group}
+    with pytest.raises(DataError, match="more than one split"):
+        ingestion.ingest(validated({"data": settings}), tmp_path / "other")
+    settings["exclude"] = "~/findings.csv"
+    run = ingestion.ingest(validated({"data": settings}), tmp_path / "other")
+    rest = inspected(folder, **group, exclude="~/findings.csv").result
+    assert rest.findings == ()
+    assert rest.fingerprint == run.fingerprint
+
+
+def test_photographs_of_phones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A .heic file has the right extension; where it cannot be read, the remedy is said."""
+    rows = pd.DataFrame({"path": ["a.heic", "b.png"], "format": "HEIF", "mode": "RGB"})
+    [finding] = findings_on_format(rows)
+    assert (finding.kind, finding.files) == ("wrong_extension", ("b.png",))
+    monkeypatch.setattr(image_formats, "reads_heif", lambda: False)
+    reason = image_formats.why_not_read(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic")
+    damaged = pd.DataFrame({"path": ["a.heic"], "status": "damaged", "reason": reason})
+    [finding] = findings_on_status(damaged)
+    assert "pip install 'patchline[heic]'" in finding.action
+
+
+def test_data_of_an_earlier_run_is_not_inspected(tmp_path: Path) -> None:
+    """The setting comes with configs of runs, so it is no error, but it is said."""
+    notes = inspected(garden(tmp_path / "garden", images=4), manifest="last").result.notes
+    assert notes == (
+        "the data is inspected as it is now: data.manifest has an effect on runs alone",
+    )
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+def test_what_is_excluded_already_stays_in_the_table(tmp_path: Path, delimiter: str) -> None:
+    """Inspecting with the table that the findings are written to excludes the same files again."""
+    folder = garden(tmp_path / "garden")
+    scene(900).point(lambda value: value // 8).save(folder / "train/day/odd.png")
+    found, table = inspected(folder), tmp_path / "findings.csv"
+    write_table(found.result, found.manifest, table)
+    edited = table.read_text("utf-8").replace(",dark,note,,", ",dark,note,yes,")
+    table.write_text(edited.replace(",", delimiter), encoding="utf-8")
+    for _ in range(2):
+        again = inspected(folder, exclude=str(table))
+        assert again.result.findings == ()
+        write_table(again.result, again.manifest, table)
+        assert table.read_text("utf-8") == edited
+    write_table(found.result, found.manifest, table)
+    assert table.read_text("utf-8") == edited
+
+
+@pytest.mark.parametrize("content", [b"path,exclude\n\xff,yes\n", b"file,exclude\na.png,yes\n"])
+def test_a_table_that_cannot_be_read_is_not_replaced(tmp_path: Path, content: bytes) -> None:
+    """Its answers would be lost, so the error names it and what to do."""
+    found, table = inspected(garden(tmp_path / "garden", images=4)), tmp_path / "findings.csv"
+    table.write_bytes(content)
+    with pytest.raises(DataError, match=r"replace .*findings\.csv, .* or move it away\."):
+        write_table(found.result, found.manifest, table)
+    assert table.read_bytes() == content
