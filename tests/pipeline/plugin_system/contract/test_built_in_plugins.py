@@ -78,7 +78,7 @@ def test_keeps_the_contract_with_other_settings(
 
 def test_all_of_them_are_checked() -> None:
     """The list holds the zoo."""
-    assert len(BUILT_IN) == 32
+    assert len(BUILT_IN) == 33
     assert {entry.kind for entry in BUILT_IN} == set(plugin_loader.KINDS)
 
 
