@@ -86,4 +86,6 @@ def _title(config: RunConfig) -> str:
 
 
 def _words(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
     return str(value).lower() if isinstance(value, bool) else str(value)
