@@ -312,6 +312,7 @@ def resolve(config: RunConfig, data: IngestedData) -> RunConfig:
     )
     resolved = resolve_settings(config, traits)
     sections = {
+        "set_by_user": None,  # nothing is left to follow from other settings
         "name": config.name or (data.name if data.classes else f"{data.name}-encoder"),
         "data": config.data.model_copy(
             update={
