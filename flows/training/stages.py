@@ -21,6 +21,7 @@ from flows.training import run_messages
 from pipeline.config import RunConfig
 from pipeline.data import ingestion, prepare_stage
 from pipeline.data.ingestion import IngestedData, PreparedData
+from pipeline.data.seen_images import notes_on_seen
 from pipeline.evaluation import evaluating
 from pipeline.evaluation.evaluating import Evaluated
 from pipeline.initial_weights import stage as initial_weights
@@ -83,7 +84,7 @@ def read_data(config: RunConfig, workspace: Path, fresh: bool = False) -> Ingest
 )
 def find_initial_weights(config: RunConfig, data: IngestedData, workspace: Path) -> StartingPoint:
     """Find the initial weights, and let the settings follow them."""
-    return initial_weights.starting_point(config, data.name, workspace)
+    return initial_weights.starting_point(config, data.name, workspace, data.manifest_file)
 
 
 @task(
@@ -204,6 +205,7 @@ def card_facts(
         images=data.counts,
         metrics=metrics,
         initial_weights=shown(config.model.init) if config.model.init else "",
+        seen_before=tuple(notes_on_seen(data.seen_before, data.counts)),
         training=run_parts.length(trained),
         commit=provenance.commit()[0][:12],
     )

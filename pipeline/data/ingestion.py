@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+from pydantic import Field
 
 from pipeline.config import RunConfig
 from pipeline.data import earlier_manifests, exclusion, prepared_store, split, split_memory
@@ -75,6 +76,8 @@ class IngestedData(Section):
     """A copy of the table of excluded files, named by its content."""
     repeats: str | None = None
     """The run or the file whose manifest is used again, if any."""
+    seen_before: dict[str, int] | None = Field(default_factory=dict)
+    """Number of images by split that the initial weights have seen; see `seen_images`."""
 
     def findings(self) -> list[str]:
         """Return how many images there are and how they are split, then what is unusual."""

@@ -141,3 +141,12 @@ def test_packaging_writes_the_card(tmp_path: Path) -> None:
     assert "1.5 (divides" in card
     assert "test-time flip" not in card
     assert str(tmp_path) not in card
+
+
+def test_optimistic_metrics_are_a_limitation() -> None:
+    """What the initial weights have seen of the test images is the first one."""
+    facts = FACTS.model_copy(update={"seen_before": ("3 of the 286 test images were seen",)})
+    assert "## Limitations\n\n- 3 of the 286 test images were seen.\n- The" in _card(
+        _description(), facts
+    )
+    assert "## Limitations\n\n- The" in _card(_description())
