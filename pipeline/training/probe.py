@@ -25,6 +25,7 @@ from pipeline.probing.linear_fit import FittedHead, fit_head
 from pipeline.probing.linear_head import linear_head
 from pipeline.terminal_words import duration
 from pipeline.training.best_weights import FINAL
+from pipeline.training.config import duration_seconds
 from pipeline.training.device import make_repeatable
 from pipeline.training.initial_model import description_of, initial_model
 from pipeline.training.job import TrainingJob
@@ -170,11 +171,22 @@ def _features(
     began, left = time.monotonic(), store.remaining()
     if left:
         each = seconds_per_image(model, data.images, rows, job.image, device, precision)
-        seconds = duration(each * left)
-        message = f"computing the features of {left:,} images takes about {seconds}"
+        message = f"computing the features of {left:,} images takes about {duration(each * left)}"
         events.write("note", message=message)
+        if words := _beyond_limit(job.config.training.time_limit, each * left):
+            events.write("warning", message=words)
     features_ND = store.features(lambda done, of: events.progress(done, of, "features"))
     return features_ND, max(time.monotonic() - began, 1e-9)
+
+
+def _beyond_limit(limit: str | None, seconds: float) -> str:
+    """Return a sentence if features take longer than a time limit, which does not include them."""
+    if limit is None or seconds <= duration_seconds(limit):
+        return ""
+    return (
+        f"training.time_limit is {limit}, but does not include the features, which take about "
+        f"{duration(seconds)}: use fewer images or a smaller model, or leave out the limit"
+    )
 
 
 def _key(job: TrainingJob, model: nn.Module, head: nn.Linear) -> str:
@@ -193,7 +205,8 @@ def _key(job: TrainingJob, model: nn.Module, head: nn.Linear) -> str:
 def _fitted(job: TrainingJob, frozen: _Frozen, events: EventWriter) -> FittedHead:
     """Fit the head, and report the tried values of C."""
     weights_K, data, features_ND = None, frozen.data, frozen.features_ND
-    if job.config.training.class_weights == "balanced":
+    training_config = job.config.training
+    if "balanced" in (training_config.class_weights, training_config.sampling):
         weights_K = data.class_weights_K().numpy()
     training, validation = data.training.rows, data.validation_rows
     if not len(training):
