@@ -52,7 +52,7 @@ def dry_run(config: RunConfig, workspace: Path) -> DryRun:
     _show(data.findings())
     if config.model.init:
         display().stage(f"Finding the initial weights ({config.model.init})")
-        start = starting_point(config, data.name, workspace, data.manifest_file)
+        start = starting_point(config, data.name, workspace, data.manifest_file, data.classes)
         known = len(data.notes)
         data = with_seen(data, start.seen_before)
         _show([*start.notes(), *data.notes[known:]])

@@ -84,7 +84,8 @@ def read_data(config: RunConfig, workspace: Path, fresh: bool = False) -> Ingest
 )
 def find_initial_weights(config: RunConfig, data: IngestedData, workspace: Path) -> StartingPoint:
     """Find the initial weights, and let the settings follow them."""
-    return initial_weights.starting_point(config, data.name, workspace, data.manifest_file)
+    known = data.manifest_file, data.classes
+    return initial_weights.starting_point(config, data.name, workspace, *known)
 
 
 @task(

@@ -21,11 +21,18 @@ _OF_THE_SIZE = (*_DIMENSIONS, "num_heads")
 """Settings that follow model.size where they are null."""
 
 
-def with_initial_weights(config: RunConfig, found: InitialWeights) -> RunConfig:
+def with_initial_weights(
+    config: RunConfig, found: InitialWeights, classes: tuple[str, ...] | None = None
+) -> RunConfig:
     """Return the config of a run that starts from the weights.
 
     The model's settings are those of the weights. A setting that the user has given stays, such as
     another patch size, also if it equals its default.
+
+    Args:
+        config: not resolved, or resolved by an earlier attempt.
+        found: the weights.
+        classes: of the run; None if they are not known.
 
     Raises:
         ConfigError: if a setting contradicts the weights.
@@ -42,7 +49,8 @@ def with_initial_weights(config: RunConfig, found: InitialWeights) -> RunConfig:
         "init_sha256": found.sha256,
         "download": config.model.download,
     }
-    model = config_files.merged(found.settings, {**chosen, **reference})
+    followed = _with_suitable_head(found, classes)
+    model = config_files.merged(followed, {**chosen, **reference})
     trainable = config.training.trainable
     if trainable is None and (found.kind != "file" or config.preset is None):
         trainable = "head" if found.kind == "file" else "all"
@@ -88,6 +96,18 @@ def _listed_with(config: RunConfig, chosen: Settings) -> list[str] | None:
     if config.model.init_sha256:  # resolved before; its values also differ because of the weights
         return None if config.set_by_user is None else list(config.set_by_user)
     return sorted({*_listed(config), *config_files.dotted_keys({"model": chosen})})
+
+
+def _with_suitable_head(found: InitialWeights, classes: tuple[str, ...] | None) -> Settings:
+    """Return the settings of the weights, with a linear head for other classes.
+
+    The hidden layer of a tanh head belongs to the classes of the pre-training (arXiv 2010.11929,
+    section 3.2). It stays if the run has all of them, as a warm start does.
+    """
+    is_kept = classes is None or (found.classes and set(found.classes) <= set(classes))
+    if found.settings.get("head") != "tanh" or is_kept:
+        return found.settings
+    return {**found.settings, "head": "linear"}
 
 
 def _set_by_user(config: RunConfig) -> Settings:

@@ -52,7 +52,11 @@ class StartingPoint(Section):
 
 
 def starting_point(
-    config: RunConfig, data_name: str, workspace: Path, manifest_file: Path | None = None
+    config: RunConfig,
+    data_name: str,
+    workspace: Path,
+    manifest_file: Path | None = None,
+    classes: tuple[str, ...] | None = None,
 ) -> StartingPoint:
     """Find the initial weights that a config names, and return the config that follows them.
 
@@ -61,6 +65,7 @@ def starting_point(
         data_name: the name of the run's model, unless the config names it.
         workspace: the folder `.patchline`, where the weights are kept.
         manifest_file: of the run; its images that the weights have seen are counted.
+        classes: of the run; for other classes than those of the weights, a tanh head is replaced.
 
     Raises:
         ConfigError: if there are no such weights, or a setting contradicts them.
@@ -82,7 +87,7 @@ def starting_point(
     if manifest_file and found.run_id:
         seen = seen_before(manifest_file, found.run_id)
     return StartingPoint(
-        config=settings.with_initial_weights(config, found),
+        config=settings.with_initial_weights(config, found, classes),
         weights=found,
         seen_before=seen,
     )

@@ -113,6 +113,30 @@ def test_a_value_that_equals_its_default_stays(tmp_path: Path) -> None:
     assert with_initial_weights(asked(), found).model.settings["activation"] == "quick_gelu"
 
 
+@pytest.mark.parametrize(
+    ("classes", "head"),
+    [
+        (("ant", "bee"), "tanh"),
+        (("ant", "bee", "cat"), "tanh"),
+        (("bee", "cat"), "linear"),
+        ((), "linear"),
+        (None, "tanh"),
+    ],
+)
+def test_a_hidden_layer_in_the_head_is_for_its_own_classes(
+    classes: tuple[str, ...] | None, head: str
+) -> None:
+    """A version with a tanh head gives other classes a linear one, unless the user chooses."""
+    settings = {"name": "vit", "embed_dim": 48, "depth": 3, "num_heads": 4, "head": "tanh"}
+    changes = {"settings": settings, "kind": "version", "classes": ("ant", "bee")}
+    found = FOUND.model_copy(update=changes)
+    assert with_initial_weights(asked(), found, classes).model.settings["head"] == head
+    chosen = with_initial_weights(asked(model={"head": "tanh"}), found, classes)
+    assert chosen.model.settings["head"] == "tanh"
+    encoder = found.model_copy(update={"classes": ()})
+    assert with_initial_weights(asked(), encoder, ("ant",)).model.settings["head"] == "linear"
+
+
 def test_an_embedding_that_is_left_open_follows_the_weights() -> None:
     """`auto` chooses no patch embedding, and null no dimension."""
     config = with_initial_weights(
