@@ -199,6 +199,7 @@ def card_facts(
     data: IngestedData,
     trained: TrainResult,
     metrics: dict[str, MetricEstimate],
+    start: StartingPoint | None,
 ) -> CardFacts:
     """Return the facts for the model card that only the run knows."""
     return CardFacts(
@@ -206,6 +207,7 @@ def card_facts(
         images=data.counts,
         metrics=metrics,
         initial_weights=shown(config.model.init) if config.model.init else "",
+        license=start.weights.license if start and start.weights else "",
         seen_before=tuple(notes_on_seen(data.seen_before, data.counts)),
         training=run_parts.length(trained),
         commit=provenance.commit()[0][:12],

@@ -279,7 +279,7 @@ def _train_and_register(
             for file in sorted(folder.glob("*.*")):
                 tracked_run.log_file(run, file, kind)
     with state.stage("package", "Packaging the model and checking the package"):
-        card = stages.card_facts(config, data, trained, evaluated.report.metrics)
+        card = stages.card_facts(config, data, trained, evaluated.report.metrics, state.start)
         inputs = (config, data, prepared, trained, evaluated, card, run, memory)
         package: Package = stages.step(stages.package_model, *inputs, after=evaluated)
     with state.stage("register", f"Registering '{config.name}'"):

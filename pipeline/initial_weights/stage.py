@@ -11,7 +11,7 @@ from pipeline.initial_weights import finding, settings
 from pipeline.initial_weights.record import InitialWeights
 from pipeline.registry.seen_before import seen_before
 from pipeline.section import Section
-from pipeline.tracking.tracked_run import INITIAL_RUN_TAG
+from pipeline.tracking.tracked_run import INITIAL_RUN_TAG, LICENSE_TAG
 
 _TRAINED = {
     "all": "all weights",
@@ -48,6 +48,8 @@ class StartingPoint(Section):
         if self.weights is None:
             return {}
         tags = {REFERENCE_TAG: f"{self.weights.origin} ({self.weights.layout})"}
+        if self.weights.license:
+            tags[LICENSE_TAG] = self.weights.license
         return {**tags, INITIAL_RUN_TAG: self.weights.run_id} if self.weights.run_id else tags
 
 

@@ -136,6 +136,8 @@ class CardFacts(Section):
     """Metrics with their confidence intervals, by `SPLIT/metric`."""
     initial_weights: str = ""
     """What training started from; empty for random weights."""
+    license: str = ""
+    """Of published initial weights; empty if it is not known."""
     seen_before: tuple[str, ...] = ()
     """What the initial weights have seen of the images that the metrics belong to."""
     training: str = ""
@@ -203,6 +205,7 @@ def _facts(
         if description.model.settings.get("test_time_flip")
         else "",
         "initial weights": facts.initial_weights,
+        "license of the initial weights": facts.license,
         "training": facts.training,
         "images": images,
         "data version": description.data_fingerprint,
