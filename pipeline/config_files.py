@@ -18,7 +18,7 @@ from pipeline.data.config import source_of
 from pipeline.errors import ConfigError
 from pipeline.files.atomic_files import write_text
 from pipeline.initial_weights import recipe
-from pipeline.plugin_system.plugin_loader import installed, patch_embedding_name
+from pipeline.plugin_system.plugin_loader import installed, load_objective, patch_embedding_name
 from pipeline.plugin_system.plugin_settings import checked_plugins
 from pipeline.presets import checked_preset
 
@@ -109,7 +109,8 @@ def assemble(*, preset_name: str | None, file: Path | None, flags: Settings) -> 
         chosen[_GIVEN] = sorted(given - _left_open(chosen))
     if reference and not (preset and recipe.is_published(str(reference))):  # else the plan decides
         trainable = _in_section(chosen, "training", "trainable")
-        chosen = merged(recipe.settings_for(str(reference), trainable), chosen)
+        followed = recipe.settings_for(str(reference), trainable, labelled=_is_labelled(chosen))
+        chosen = merged(followed, chosen)
     if preset is None:
         return chosen
     name = preset.get("name", "") if isinstance(preset, Mapping) else preset
@@ -128,6 +129,16 @@ def _given(settings: Settings, flags: Settings, preset: object) -> set[str]:
     if isinstance(listed, list | tuple):
         return {*map(str, listed), *dotted_keys(flags)}
     return set(dotted_keys(merged(settings, flags))) - {_GIVEN}
+
+
+def _is_labelled(settings: Settings) -> bool:
+    """Return whether the objective uses labels.
+
+    Raises:
+        PluginError: if there is no such objective.
+    """
+    name = _in_section(settings, "objective", "name")
+    return not isinstance(name, str) or load_objective(name).uses_labels
 
 
 def _left_open(settings: Settings) -> set[str]:

@@ -11,7 +11,7 @@ from pipeline.config_files import Settings
 from pipeline.errors import ConfigError
 from pipeline.initial_weights import recipe
 from pipeline.initial_weights.record import InitialWeights
-from pipeline.plugin_system.plugin_loader import patch_embedding_name
+from pipeline.plugin_system.plugin_loader import load_objective, patch_embedding_name
 
 _CHANNELS = (1, 3)
 _DIMENSIONS = ("embed_dim", "depth", "mlp_dim")
@@ -53,7 +53,8 @@ def with_initial_weights(
     model = config_files.merged(followed, {**chosen, **reference})
     trainable = config.training.trainable
     if trainable is None and (found.kind != "file" or config.preset is None):
-        trainable = "head" if found.kind == "file" else "all"
+        is_labelled = load_objective(config.objective.name).uses_labels
+        trainable = "head" if found.kind == "file" and is_labelled else "all"
     changes = {
         "data": _of_images(config, found),
         "training": {"trainable": trainable},

@@ -179,6 +179,17 @@ def test_the_recipe_depends_on_what_is_trained() -> None:
     assert chosen.training.epochs == plain
 
 
+@pytest.mark.parametrize("reference", [FILE, "moths-encoder/1"])
+def test_pretraining_continues_with_all_weights(reference: str) -> None:
+    """Without labels there is no head to train, and the recipe is that of a warm start."""
+    model = {"init": reference}
+    config = asked(model=model, objective={"name": "mae"})
+    assert (config.optimizer.learning_rate, config.training.epochs) == (1e-3, 20)
+    assert with_initial_weights(config, FOUND).training.trainable == "all"
+    with pytest.raises(ConfigError, match=r"trainable is head, but objective\.name mae"):
+        asked(model=model, objective={"name": "mae"}, training={"trainable": "head"})
+
+
 def test_without_a_champion_training_is_as_usual() -> None:
     """The first run of a schedule has the usual rate and length, but for what was set."""
     flags: dict[str, Any] = {"model": {"init": "champion"}, "optimizer": {"weight_decay": 0.2}}
