@@ -107,7 +107,7 @@ def assemble(*, preset_name: str | None, file: Path | None, flags: Settings) -> 
     reference = _in_section(chosen, "model", "init")
     if reference:
         chosen[_GIVEN] = sorted(given - _left_open(chosen))
-    if reference and not (preset and recipe.is_published(str(reference))):  # else the plan decides
+    if reference and not preset:  # else the plan decides
         trainable = _in_section(chosen, "training", "trainable")
         followed = recipe.settings_for(str(reference), trainable, labelled=_is_labelled(chosen))
         chosen = merged(followed, chosen)
