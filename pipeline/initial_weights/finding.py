@@ -224,6 +224,11 @@ def _trained(reference: str, runs: Path) -> _Trained:
     try:
         version = registered_models.resolve(reference)
     except PipelineError as no_version:
+        if Path(reference).expanduser().is_dir() and "/" in reference:
+            raise ConfigError(
+                f"model.init {reference} is a folder, and no model version has this name "
+                f"({str(no_version).rstrip('.')}). Give a file in the folder, a version or a run."
+            ) from no_version
         if any(sign in reference for sign in "@/:"):
             raise ConfigError(f"model.init {reference} is not there: {no_version}") from no_version
         return _trained_by_run(reference, runs)

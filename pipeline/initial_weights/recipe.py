@@ -43,9 +43,12 @@ def split_name(reference: str) -> tuple[str, str]:
 
 
 def is_file(reference: str) -> bool:
-    """Return whether initial weights are named as a file, not as a model version or a run."""
+    """Return whether initial weights are named as a file, not as a model version or a run.
+
+    A folder is none: `digits/3` is a version, also where a folder has this path.
+    """
     path = Path(reference).expanduser()
-    return path.suffix.lower() in _SUFFIXES or path.exists()
+    return path.suffix.lower() in _SUFFIXES or path.is_file()
 
 
 def is_published(reference: str) -> bool:

@@ -21,6 +21,7 @@ from pipeline.models.model_building import build_model
 from pipeline.models.model_description import ModelDescription
 from pipeline.models.model_files import save_model
 from pipeline.plugin_api import ImageSpec
+from tests.pipeline.registry.made_versions import make_version
 
 CLASSES = tuple("abcdefg")
 
@@ -135,7 +136,9 @@ def test_a_model_of_ours_is_recognized(tmp_path: Path) -> None:
     ("reference", "words"),
     [
         ("gone.safetensors", "does not exist"),
-        ("folder", "is a folder"),
+        ("folder", "neither a file nor a registered model nor a run"),
+        ("./folder", "is a folder, and no model version has this name"),
+        ("folder.bin", "is a folder"),
         ("text.safetensors", "text.safetensors"),
         ("text.pth", "text.pth"),
         ("no_such_model", "neither a file nor a registered model nor a run"),
@@ -145,13 +148,23 @@ def test_a_model_of_ours_is_recognized(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_used_is_one_sentence(reference: str, words: str, tmp_path: Path) -> None:
     """A missing file, a folder, a text and an unknown name are told apart."""
-    (tmp_path / "folder").mkdir()
+    for name in ("folder", "folder.bin"):
+        (tmp_path / name).mkdir()
     for name in ("text.safetensors", "text.pth"):
         (tmp_path / name).write_text("no weights", encoding="utf-8")
     with pytest.raises(PipelineError, match=words) as caught:
         find(reference, tmp_path / "work", "x")
     assert "\n" not in str(caught.value)
     assert not list((tmp_path / "work").rglob("*"))
+
+
+def test_a_version_is_found_beside_a_folder_of_its_name(tmp_path: Path) -> None:
+    """A folder `digits/3` is no file of weights, so the registry is asked."""
+    reference = make_version("digits", tmp_path / "made")
+    (tmp_path / "digits" / reference.version).mkdir(parents=True)
+    found = find(f"digits/{reference.version}", tmp_path / "work", "x")
+    assert found is not None
+    assert (found.kind, found.reference) == ("version", f"digits/{reference.version}")
 
 
 def test_there_is_no_champion_yet(tmp_path: Path) -> None:
