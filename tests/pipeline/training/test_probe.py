@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
@@ -110,6 +112,25 @@ def test_features_are_computed_once(make_job: MakeJob, tmp_path: Path) -> None:
     assert any("computing the features of" in message for message in said[0])
     assert not any("computing the features of" in message for message in said[1])
     assert len(list((tmp_path / FEATURES_FOLDER).iterdir())) == 1
+
+
+def test_only_the_features_of_added_images_are_computed(
+    make_job: MakeJob, small_photos: Path, tmp_path: Path
+) -> None:
+    """As for a folder that grows every day; the network and its normalization stay."""
+    shutil.copytree(small_photos, tmp_path / "photos")
+    changes: dict[str, Any] = {
+        "model": {"init": "x.safetensors"},
+        "training": {"trainable": "head"},
+        "data": {"path": str(tmp_path / "photos"), "mean": [0.5] * 3, "std": [0.2] * 3},
+    }
+    for day in ("first", "second"):
+        job = with_weights(make_job(tmp_path / day, **changes), tmp_path)
+        probe(job, EventWriter(job.folder / "events.jsonl"))
+        existing = next((tmp_path / "photos").rglob("*.png"))
+        Image.new("RGB", (16, 16), "teal").save(existing.with_name("added.png"))
+    messages = [event["message"] for event in events_of(job, "note")]
+    assert "computing the features of 1 image" in messages
 
 
 def test_folds_and_the_refit_fit_their_own_images_on_the_same_features(
