@@ -300,7 +300,9 @@ def test_colors_change_as_by_torchvision(channels: int) -> None:
     factors_F = [random.uniform(1, 1, 1, low=1 - most, high=1 + most).flatten().tolist()
                  for most in settings.values()]  # fmt: skip
     for image, found, bright, strong, colored in zip(
-        images_BCHW, found_BCHW, *(factors_F if channels == 3 else [*factors_F[:2], [1.0] * 30]),
+        images_BCHW,
+        found_BCHW,
+        *(factors_F if channels == 3 else [*factors_F[:2], [1.0] * 30]),
         strict=True,
     ):
         expected = adjust_contrast(adjust_brightness(image, bright), strong)

@@ -56,6 +56,7 @@ def test_what_the_ancestors_were_trained_on_counts_as_seen(tmp_path: Path) -> No
     assert len(load_records(first).manifest) == len(made_manifest())
 
 
+@pytest.mark.usefixtures("own_store")
 def test_images_that_the_initial_weights_have_seen_are_counted(tmp_path: Path) -> None:
     """Trained on by any ancestor, or for a test image used for model selection by one."""
     first, second = (make_version("made", tmp_path / name) for name in ("first", "second"))
