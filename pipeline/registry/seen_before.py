@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pipeline.data import manifest as manifests
 from pipeline.data.same_images import content_numbers
 from pipeline.registry.version_records import lineage
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _REPEATED = ("training.folds", "training.refit")
 """Params of a run that has trained on its validation images too."""
@@ -28,7 +32,8 @@ def seen_before(manifest_file: Path, run_id: str) -> dict[str, int] | None:
         Numbers by split, without zeros; None if the manifest of one of the runs is gone.
     """
     rows = manifests.usable(manifests.load(manifest_file))
-    trained, selected = [], []
+    trained: list[pd.DataFrame] = []
+    selected: list[pd.DataFrame] = []
     try:
         for params, manifest in lineage(run_id):
             usable = manifest[manifest["status"] == "ok"]
