@@ -136,6 +136,11 @@ class RunConfig(Section):
     promotion: PromotionConfig = PromotionConfig()
     """Conditions for a version to become champion."""
 
+    set_by_user: tuple[str, ...] | None = None
+    """Dotted keys of the settings that the user has given, such as model.activation, if the others
+    follow initial weights; a value that differs from the default counts as given even if it is not
+    listed. Null once they are resolved, and without initial weights."""
+
     preset: Annotated[PresetChoice | None, BeforeValidator(_as_choice)] = None
     """Plan the settings that are not set from the data and the machine: quick, balanced or best;
     null once the plan is made, and for the defaults."""
@@ -163,7 +168,7 @@ class RunConfig(Section):
     def flat(self) -> dict[str, str]:
         """Return dotted keys and their values as text, as MLflow params hold them.
 
-        A preset is left out: a resolved config has none, but the settings of its plan.
+        A preset and `set_by_user` are left out: a resolved config has all settings instead.
         """
         pairs: dict[str, str] = {}
 
@@ -174,5 +179,5 @@ class RunConfig(Section):
             else:
                 pairs[prefix] = "" if value is None else str(value)
 
-        walk("", self.model_dump(mode="json", exclude={"preset"}))
+        walk("", self.model_dump(mode="json", exclude={"preset", "set_by_user"}))
         return pairs

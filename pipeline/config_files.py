@@ -18,7 +18,7 @@ from pipeline.data.config import source_of
 from pipeline.errors import ConfigError
 from pipeline.files.atomic_files import write_text
 from pipeline.initial_weights import recipe
-from pipeline.plugin_system.plugin_loader import installed, patch_embedding_name
+from pipeline.plugin_system.plugin_loader import installed, load_objective, patch_embedding_name
 from pipeline.plugin_system.plugin_settings import checked_plugins
 from pipeline.presets import checked_preset
 
@@ -84,10 +84,14 @@ def _kept(old: Mapping[str, Any], new: Mapping[str, Any]) -> Settings:
 
 _RECORDED = {"step_plan", "validation_plan", "rate_cuts", "halvings"}
 """Settings of the training that record what a run of that length did."""
+_GIVEN = "set_by_user"
 
 
 def assemble(*, preset_name: str | None, file: Path | None, flags: Settings) -> Settings:
     """Merge file and flags, and name the preset with all settings that its plan must keep.
+
+    With initial weights, the settings that the user has given are listed too, because the others
+    follow the weights.
 
     Args:
         preset_name: overrides the preset of the file.
@@ -97,18 +101,52 @@ def assemble(*, preset_name: str | None, file: Path | None, flags: Settings) -> 
     settings = read_settings(file) if file is not None else {}
     preset = settings.pop("preset", None) if preset_name is None else preset_name
     settings.pop("preset", None)
+    given = _given(settings, flags, preset)
+    settings.pop(_GIVEN, None)
     chosen = _assembled(settings, flags)
     reference = _in_section(chosen, "model", "init")
-    if reference and not (preset and recipe.is_published(str(reference))):  # else the plan decides
+    if reference:
+        chosen[_GIVEN] = sorted(given - _left_open(chosen))
+    if reference and not preset:  # else the plan decides
         trainable = _in_section(chosen, "training", "trainable")
-        chosen = merged(recipe.settings_for(str(reference), trainable), chosen)
+        followed = recipe.settings_for(str(reference), trainable, labelled=_is_labelled(chosen))
+        chosen = merged(followed, chosen)
     if preset is None:
         return chosen
-    keep = set(dotted_keys(merged(settings, flags)))
-    if isinstance(preset, Mapping):  # as the parameters of a schedule hold it
-        keep = {*preset.get("keep", ()), *dotted_keys(flags)}
-        preset = preset.get("name", "")
-    return {**chosen, "preset": {"name": checked_preset(str(preset)), "keep": sorted(keep)}}
+    name = preset.get("name", "") if isinstance(preset, Mapping) else preset
+    return {**chosen, "preset": {"name": checked_preset(str(name)), "keep": sorted(given)}}
+
+
+def _given(settings: Settings, flags: Settings, preset: object) -> set[str]:
+    """Return the dotted keys of the settings that the user has given in a file and in flags.
+
+    A config that was stored before it was resolved, as the parameters of a schedule hold it, has
+    all settings and lists these.
+    """
+    listed = settings.get(_GIVEN)
+    if listed is None and isinstance(preset, Mapping):
+        listed = preset.get("keep", ())
+    if isinstance(listed, list | tuple):
+        return {*map(str, listed), *dotted_keys(flags)}
+    return set(dotted_keys(merged(settings, flags))) - {_GIVEN}
+
+
+def _is_labelled(settings: Settings) -> bool:
+    """Return whether the objective uses labels.
+
+    Raises:
+        PluginError: if there is no such objective.
+    """
+    name = _in_section(settings, "objective", "name")
+    return not isinstance(name, str) or load_objective(name).uses_labels
+
+
+def _left_open(settings: Settings) -> set[str]:
+    """Return the key of the patch embedding if it is given as `auto`, which chooses none."""
+    model = settings.get("model")
+    embedding = model.get("patch_embedding") if isinstance(model, Mapping) else None
+    is_auto = isinstance(embedding, Mapping) and embedding.get("name") == AUTO
+    return {"model.patch_embedding.name"} if is_auto else set()
 
 
 def _in_section(settings: Settings, section: str, key: str) -> Any:

@@ -10,6 +10,7 @@ from flows.progress import display
 from pipeline.config import RunConfig
 from pipeline.data import ingestion
 from pipeline.data.ingestion import IngestedData
+from pipeline.data.seen_images import with_seen
 from pipeline.initial_weights.stage import starting_point
 from pipeline.planning import stage as planning
 from pipeline.planning.facts import Plan
@@ -51,8 +52,10 @@ def dry_run(config: RunConfig, workspace: Path) -> DryRun:
     _show(data.findings())
     if config.model.init:
         display().stage(f"Finding the initial weights ({config.model.init})")
-        start = starting_point(config, data.name, workspace)
-        _show(start.notes())
+        start = starting_point(config, data.name, workspace, data.manifest_file, data.classes)
+        known = len(data.notes)
+        data = with_seen(data, start.seen_before)
+        _show([*start.notes(), *data.notes[known:]])
         config = start.config
     plan = None
     if config.preset:

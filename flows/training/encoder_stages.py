@@ -64,7 +64,7 @@ def register_encoder(
         for file in sorted(evaluated.folder.iterdir()):
             tracked_run.log_file(run, file, "report")
     with state.stage("package", "Packaging the encoder and checking the package"):
-        card = card_facts(config, data, trained, evaluated.report.metrics)
+        card = card_facts(config, data, trained, evaluated.report.metrics, state.start)
         inputs = (config, data, prepared, trained, card, run.folder, memory)
         package: Package = step(package_encoder, *inputs, after=trained)
     with state.stage("register", f"Registering '{name}'"):

@@ -21,6 +21,7 @@ from flows.training import run_messages
 from pipeline.config import RunConfig
 from pipeline.data import ingestion, prepare_stage
 from pipeline.data.ingestion import IngestedData, PreparedData
+from pipeline.data.seen_images import notes_on_seen
 from pipeline.evaluation import evaluating
 from pipeline.evaluation.evaluating import Evaluated
 from pipeline.initial_weights import stage as initial_weights
@@ -83,7 +84,8 @@ def read_data(config: RunConfig, workspace: Path, fresh: bool = False) -> Ingest
 )
 def find_initial_weights(config: RunConfig, data: IngestedData, workspace: Path) -> StartingPoint:
     """Find the initial weights, and let the settings follow them."""
-    return initial_weights.starting_point(config, data.name, workspace)
+    known = data.manifest_file, data.classes
+    return initial_weights.starting_point(config, data.name, workspace, *known)
 
 
 @task(
@@ -197,6 +199,7 @@ def card_facts(
     data: IngestedData,
     trained: TrainResult,
     metrics: dict[str, MetricEstimate],
+    start: StartingPoint | None,
 ) -> CardFacts:
     """Return the facts for the model card that only the run knows."""
     return CardFacts(
@@ -204,6 +207,8 @@ def card_facts(
         images=data.counts,
         metrics=metrics,
         initial_weights=shown(config.model.init) if config.model.init else "",
+        license=start.weights.license if start and start.weights else "",
+        seen_before=tuple(notes_on_seen(data.seen_before, data.counts)),
         training=run_parts.length(trained),
         commit=provenance.commit()[0][:12],
     )

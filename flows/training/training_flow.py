@@ -27,6 +27,7 @@ from pipeline.browsing.run_summary import RunSummary, summary_of
 from pipeline.config import RunConfig
 from pipeline.data import ingestion, prepare_stage
 from pipeline.data.ingestion import IngestedData, PreparedData
+from pipeline.data.seen_images import notes_on_seen, with_seen
 from pipeline.errors import DataError, PipelineError
 from pipeline.evaluation.chosen_images import EXPLANATIONS
 from pipeline.evaluation.evaluating import Evaluated
@@ -147,7 +148,7 @@ def _read_and_prepare(state: RunState) -> tuple[IngestedData, PreparedData]:
     if state.interrupted:
         _check_data_unchanged(state.interrupted, state, data)
     if state.config.model.init:
-        _find_initial_weights(state, data)
+        data = _find_initial_weights(state, data)
     if state.config.preset:
         _plan(state, data)
     state.config = ingestion.resolve(state.config, data)
@@ -161,16 +162,22 @@ def _read_and_prepare(state: RunState) -> tuple[IngestedData, PreparedData]:
     return data, prepared
 
 
-def _find_initial_weights(state: RunState, data: IngestedData) -> None:
-    """Let the settings follow the initial weights, and show what they are."""
+def _find_initial_weights(state: RunState, data: IngestedData) -> IngestedData:
+    """Let the settings follow the initial weights, and show what they are.
+
+    Returns:
+        The data with what the weights have seen of it.
+    """
     with state.stage("initialize", f"Finding the initial weights ({state.config.model.init})"):
         workspace = state.memory.workspace
         found: StartingPoint = stages.step(
             stages.find_initial_weights, state.config, data, workspace, after=data
         )
-        for line in found.notes():
+        seen = with_seen(data, found.seen_before)
+        for line in (*found.notes(), *seen.notes[len(data.notes) :]):
             display().note(line)
     state.start, state.config = found, found.config
+    return seen
 
 
 def _plan(state: RunState, data: IngestedData) -> None:
@@ -272,7 +279,7 @@ def _train_and_register(
             for file in sorted(folder.glob("*.*")):
                 tracked_run.log_file(run, file, kind)
     with state.stage("package", "Packaging the model and checking the package"):
-        card = stages.card_facts(config, data, trained, evaluated.report.metrics)
+        card = stages.card_facts(config, data, trained, evaluated.report.metrics, state.start)
         inputs = (config, data, prepared, trained, evaluated, card, run, memory)
         package: Package = stages.step(stages.package_model, *inputs, after=evaluated)
     with state.stage("register", f"Registering '{config.name}'"):
@@ -332,6 +339,8 @@ def _report_failure(state: RunState, error: BaseException) -> None:
 
 def _run_tags(state: RunState, data: IngestedData) -> dict[str, str]:
     tags = {**_prefect_tags(), tracked_run.DATA_ROOT_TAG: str(data.root)}
+    if seen := notes_on_seen(data.seen_before, data.counts):
+        tags[tracked_run.SEEN_TAG] = "; ".join(seen)
     return {**tags, **state.start.tags()} if state.start else tags
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+from pydantic import Field
 
 from pipeline.config import RunConfig
 from pipeline.data import earlier_manifests, exclusion, prepared_store, split, split_memory
@@ -76,6 +77,8 @@ class IngestedData(Section):
     """A copy of the table of excluded files, named by its content."""
     repeats: str | None = None
     """The run or the file whose manifest is used again, if any."""
+    seen_before: dict[str, int] | None = Field(default_factory=dict)
+    """Number of images by split that the initial weights have seen; see `seen_images`."""
 
     def findings(self) -> list[str]:
         """Return how many images there are and how they are split, then what is unusual."""
@@ -317,6 +320,7 @@ def resolve(config: RunConfig, data: IngestedData) -> RunConfig:
     )
     resolved = resolve_settings(config, traits)
     sections = {
+        "set_by_user": None,  # nothing is left to follow from other settings
         "name": config.name or (data.name if data.classes else f"{data.name}-encoder"),
         "data": config.data.model_copy(
             update={

@@ -356,11 +356,25 @@ def _page(
     }
     return ReportPage(
         title=f"{config.name}: test report",
-        lead="These images were not used for training or model selection.",
+        lead=lead(data),
         facts=facts,
         notes=data.notes,
         settings=config.flat(),
     )
+
+
+def lead(data: IngestedData) -> str:
+    """Return what the images of a report were used for before."""
+    unused = "not used for training or model selection"
+    if data.seen_before is None:
+        return f"As far as it is recorded, these images were {unused}."
+    if seen := data.seen_before.get("test", 0):
+        were = "was" if seen == 1 else "were"
+        return (
+            f"{seen:,} of these images {were} used to train or select the initial weights, "
+            f"so the metrics are optimistic; the others were {unused}."
+        )
+    return f"These images were {unused}."
 
 
 def about_run(

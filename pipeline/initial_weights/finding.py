@@ -32,7 +32,7 @@ from pipeline.models.model_description import (
 from pipeline.models.pretrained.companion_files import COMPANION_FILES
 from pipeline.registry import package_download, registered_models
 from pipeline.run_memory import interrupted_runs, stage_keys
-from pipeline.tracking.tracked_run import FOLDER_TAG
+from pipeline.tracking.tracked_run import FOLDER_TAG, LICENSE_TAG
 from pipeline.tracking.tracking_store import client, store_exists
 
 if TYPE_CHECKING:
@@ -146,12 +146,14 @@ def _of_name(
     from pipeline.initial_weights import named_weights
 
     known = named_weights.file_of(reference, download=download)
-    found = _of_file(reference, known.file, num_heads, workspace)
-    licensed = f"The license of {reference} is {known.license or 'not stated by the library'}."
+    found = _of_file(reference, known.file, num_heads, workspace, known.license)
+    licensed = f"The license of {reference} is {found.license or 'not stated by the library'}."
     return found.model_copy(update={"notes": (*found.notes, licensed)})
 
 
-def _of_file(reference: str, file: Path, num_heads: int | None, workspace: Path) -> InitialWeights:
+def _of_file(
+    reference: str, file: Path, num_heads: int | None, workspace: Path, license_name: str = ""
+) -> InitialWeights:
     """Convert a file, unless the workspace has the converted weights already."""
     sha256 = digest_of(file).sha256
     beside = [file.with_name(name) for name in COMPANION_FILES]
@@ -159,7 +161,8 @@ def _of_file(reference: str, file: Path, num_heads: int | None, workspace: Path)
     code = " ".join([stage_keys.code(*_CODE), *digests, str(num_heads or "")]).strip()
     kept = _kept(workspace, sha256)
     if kept is not None and kept.code == code:
-        found = kept.model_copy(update={"reference": reference})
+        changes = {"reference": reference, "license": license_name or kept.license}
+        found = kept.model_copy(update=changes)
         if found != kept:
             _write_record(found, workspace)
         return found
@@ -167,6 +170,7 @@ def _of_file(reference: str, file: Path, num_heads: int | None, workspace: Path)
 
     converted = convert(file, num_heads=num_heads)
     found = _converted_record(reference, sha256, code, converted)
+    found = found.model_copy(update={"license": license_name or (kept.license if kept else "")})
     _keep(found, converted.weights, workspace)
     return found
 
@@ -220,6 +224,11 @@ def _trained(reference: str, runs: Path) -> _Trained:
     try:
         version = registered_models.resolve(reference)
     except PipelineError as no_version:
+        if Path(reference).expanduser().is_dir() and "/" in reference:
+            raise ConfigError(
+                f"model.init {reference} is a folder, and no model version has this name "
+                f"({str(no_version).rstrip('.')}). Give a file in the folder, a version or a run."
+            ) from no_version
         if any(sign in reference for sign in "@/:"):
             raise ConfigError(f"model.init {reference} is not there: {no_version}") from no_version
         return _trained_by_run(reference, runs)
@@ -268,7 +277,7 @@ def _of_training(trained: _Trained, workspace: Path) -> InitialWeights:
 def _trained_record(
     trained: _Trained, description: ModelDescription, sha256: str
 ) -> InitialWeights:
-    image = description.image
+    image, tags = description.image, _tags_of(description.run_id)
     return InitialWeights(
         reference=trained.reference,
         kind=trained.kind,
@@ -280,18 +289,18 @@ def _trained_record(
         mean=image.mean,
         std=image.std,
         classes=description.classes,
-        run_id=description.run_id if _is_here(description.run_id) else "",
+        run_id="" if tags is None else description.run_id,
+        license=(tags or {}).get(LICENSE_TAG, ""),
     )
 
 
-def _is_here(run_id: str) -> bool:
-    """Return whether this store has a run; a file may come from elsewhere."""
+def _tags_of(run_id: str) -> dict[str, str] | None:
+    """Return the tags of a run; None if this store has none, as for a file from elsewhere."""
     from mlflow.exceptions import MlflowException
 
     if not run_id or not store_exists():
-        return False
+        return None
     try:
-        client().get_run(run_id)
+        return dict(client().get_run(run_id).data.tags)
     except MlflowException:
-        return False
-    return True
+        return None

@@ -47,20 +47,21 @@ def load_into(
     """Give a model its initial weights, and return what happened to each of them.
 
     The head keeps the outputs of classes with the same name; other classes, and a head whose
-    classes are unknown and whose size differs, keep their random initial weights.
+    classes are unknown and whose size differs, keep their random initial weights. An encoder has no
+    classes, and its one output is not used.
 
     Args:
         model: just built; its weights are overwritten.
         found: describes the weights.
         folder: holds their tensors.
-        classes: of the model's outputs, in order.
+        classes: of the model's outputs, in order; none for an encoder.
 
     Raises:
         ConfigError: if a weight other than the head's is missing, left over, or does not fit.
         DamagedFileError: if the tensors are not what was written.
     """
     weights, _ = read_tensors(folder / TENSORS_FILE)
-    head = _name_of_head(model, len(classes))
+    head = _name_of_head(model, max(1, len(classes)))
     loader = _Loader(model, found, weights, tuple(classes), head)
     state = {name: loader.value_of(name, tensor) for name, tensor in model.state_dict().items()}
     loader.check_left_over()
@@ -132,6 +133,10 @@ class _Loader:
     def _of_head(self, name: str, own: torch.Tensor, old: torch.Tensor | None) -> torch.Tensor:
         if old is None or old.shape[1:] != own.shape[1:]:
             return self._noted(name, own, "initialized")
+        if not self.classes and self.found.classes != ():
+            reason = "the encoder has no classes"
+            self.done.append(Assignment(name, "not used", _shape(old), reason))
+            return own
         known = self.found.classes
         if known == self.classes or (known is None and old.shape == own.shape):
             detail = "" if known else "the names of the file's classes are unknown"

@@ -14,12 +14,16 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import yaml
+
 from pipeline.errors import ConfigError, PluginError
 from pipeline.initial_weights.recipe import split_name
 from pipeline.models.pretrained.companion_files import COMPANION_FILES
 
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 """Files of a repository of weights, in order of preference."""
+_CARD_FILE = "README.md"
+"""Of a repository; it states the license."""
 _SHOWN = 300
 
 
@@ -56,9 +60,10 @@ def file_of(reference: str, *, download: bool) -> Downloaded:
         return Downloaded(found.cached, found.license)
     bring = f"or bring {found.file} to this machine and give its path"
     if not download:
+        licensed = f" (license: {found.license})" if found.license else ""
         raise ConfigError(
-            f"model.init {reference} has not been downloaded yet. Add --download to allow it, "
-            f"{bring}."
+            f"model.init {reference}{licensed} has not been downloaded yet. Add --download to "
+            f"allow it, {bring}."
         )
     answer = _downloaded(reference)
     if "error" in answer:
@@ -80,6 +85,7 @@ def published(reference: str) -> Published:
     if library == "torchvision":
         return _of_torchvision(name)
     repository, license_name = _of_timm(name) if library == "timm" else (name, "")
+    license_name = license_name or _license_on_card(repository)
     cached = next((found for file in _WEIGHTS if (found := _cached(repository, file))), None)
     return Published(cached, f"{_WEIGHTS[0]} of the repository {repository}", license_name)
 
@@ -92,9 +98,10 @@ def _of_torchvision(name: str) -> Published:
     vits = [str(each) for model in list_models(include="vit_*") for each in weights_of(model)]
     if name not in vits:
         raise _unknown("torchvision", name, vits)
-    url = str(get_weight(name).url)
+    weights = get_weight(name)
+    url, license_name = str(weights.url), str(weights.meta.get("license", ""))
     file = Path(torch.hub.get_dir()) / "checkpoints" / url.rpartition("/")[2]
-    return Published(file if file.is_file() else None, f"{file.name} ({url})", "")
+    return Published(file if file.is_file() else None, f"{file.name} ({url})", license_name)
 
 
 def _of_timm(name: str) -> tuple[str, str]:
@@ -103,6 +110,20 @@ def _of_timm(name: str) -> tuple[str, str]:
     if config is None or not config.hf_hub_id:
         raise _unknown("timm", name, timm.list_pretrained("*vit*"))
     return str(config.hf_hub_id), str(config.license or "")
+
+
+def _license_on_card(repository: str) -> str:
+    """Return the license that the cached card of a repository states; empty if none does."""
+    file = _cached(repository, _CARD_FILE)
+    text = file.read_text(encoding="utf-8", errors="replace") if file else ""
+    if not text.startswith("---"):
+        return ""
+    try:
+        facts = yaml.safe_load(text.split("---")[1])
+    except yaml.YAMLError:
+        return ""
+    facts = facts if isinstance(facts, dict) else {}
+    return str(facts.get("license_name") or facts.get("license") or "")
 
 
 def _cached(repository: str, file: str) -> Path | None:
@@ -158,10 +179,12 @@ def _download(reference: str) -> dict[str, str]:
         import torch
         from torchvision.models import get_weight
 
+        _announce(reference, _of_torchvision(name).license)
         torch.hub.load_state_dict_from_url(
             get_weight(name).url, check_hash=True, map_location="cpu", weights_only=True
         )
-        return {"file": str(_of_torchvision(name).cached), "license": ""}
+        found = _of_torchvision(name)
+        return {"file": str(found.cached), "license": found.license}
     repository, license_name = _of_timm(name) if library == "timm" else (name, "")
     hub = _library("huggingface_hub", "hf")
     card = hub.model_info(repository)
@@ -169,11 +192,19 @@ def _download(reference: str) -> dict[str, str]:
     file = next((each for each in _WEIGHTS if each in there), None)
     if file is None:
         return {"error": f"the repository {repository} has none of {', '.join(_WEIGHTS)}"}
-    for companion in COMPANION_FILES:
+    stated = (card.card_data or {}).get("license") or license_name
+    _announce(reference, str(stated or ""))
+    for companion in (*COMPANION_FILES, _CARD_FILE):
         if companion in there:
             hub.hf_hub_download(repository, companion)
-    stated = (card.card_data or {}).get("license") or license_name
     return {"file": hub.hf_hub_download(repository, file), "license": str(stated or "")}
+
+
+def _announce(reference: str, license_name: str) -> None:
+    """Name the license on the terminal, above the progress bar."""
+    stated = license_name or "not stated by the library"
+    sys.stderr.write(f"downloading {reference}; license: {stated}\n")
+    sys.stderr.flush()
 
 
 def _main(reference: str) -> None:

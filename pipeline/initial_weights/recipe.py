@@ -19,7 +19,7 @@ WARM_START: dict[str, dict[str, Any]] = {
     "optimizer": {"learning_rate": 1e-3},
     "training": {"epochs": 20},
 }
-"""For a model that was trained on an earlier version of the data."""
+"""For a model that was trained on an earlier version of the data, and to continue pre-training."""
 
 
 _NAME = re.compile(r"(timm|torchvision|hf):(.+)")
@@ -43,9 +43,12 @@ def split_name(reference: str) -> tuple[str, str]:
 
 
 def is_file(reference: str) -> bool:
-    """Return whether initial weights are named as a file, not as a model version or a run."""
+    """Return whether initial weights are named as a file, not as a model version or a run.
+
+    A folder is none: `digits/3` is a version, also where a folder has this path.
+    """
     path = Path(reference).expanduser()
-    return path.suffix.lower() in _SUFFIXES or path.exists()
+    return path.suffix.lower() in _SUFFIXES or path.is_file()
 
 
 def is_published(reference: str) -> bool:
@@ -53,14 +56,17 @@ def is_published(reference: str) -> bool:
     return is_file(reference) or is_name(reference)
 
 
-def settings_for(reference: str, trainable: object) -> dict[str, dict[str, Any]]:
+def settings_for(
+    reference: str, trainable: object, *, labelled: bool = True
+) -> dict[str, dict[str, Any]]:
     """Return the settings for initial weights, as nested settings.
 
     Args:
         reference: as in `model.init`.
         trainable: as in `training.trainable`, None if it is not set.
+        labelled: the objective uses labels; without them, pre-training continues.
     """
-    if not is_published(reference):
+    if not labelled or not is_published(reference):
         return {} if trainable == "head" else WARM_START
     return {"training": {"trainable": "head"}} if trainable in (None, "head") else FINE_TUNING
 

@@ -49,6 +49,8 @@ class InitialWeights(Section):
     """What was assumed."""
     run_id: str = ""
     """The MLflow run that trained the weights, if one of this store did."""
+    license: str = ""
+    """As the library that published the weights states it; kept from run to run."""
     code: str = ""
     """Digests of the code that converted the file, and of the files beside it that were read."""
 

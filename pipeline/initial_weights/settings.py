@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from pipeline import config_files
@@ -11,18 +11,28 @@ from pipeline.config_files import Settings
 from pipeline.errors import ConfigError
 from pipeline.initial_weights import recipe
 from pipeline.initial_weights.record import InitialWeights
-from pipeline.plugin_system.plugin_loader import patch_embedding_name
+from pipeline.plugin_system.plugin_loader import load_objective, patch_embedding_name
 
 _CHANNELS = (1, 3)
-_DECIDED = ("name", "embed_dim", "depth", "mlp_dim")
+_DIMENSIONS = ("embed_dim", "depth", "mlp_dim")
+_DECIDED = ("name", *_DIMENSIONS)
 """Settings that no weights can be adapted to."""
+_OF_THE_SIZE = (*_DIMENSIONS, "num_heads")
+"""Settings that follow model.size where they are null."""
 
 
-def with_initial_weights(config: RunConfig, found: InitialWeights) -> RunConfig:
+def with_initial_weights(
+    config: RunConfig, found: InitialWeights, classes: tuple[str, ...] | None = None
+) -> RunConfig:
     """Return the config of a run that starts from the weights.
 
-    The model's settings are those of the weights. A setting that the user has changed from its
-    default stays, such as another patch size.
+    The model's settings are those of the weights. A setting that the user has given stays, such as
+    another patch size, also if it equals its default.
+
+    Args:
+        config: not resolved, or resolved by an earlier attempt.
+        found: the weights.
+        classes: of the run; None if they are not known.
 
     Raises:
         ConfigError: if a setting contradicts the weights.
@@ -32,19 +42,23 @@ def with_initial_weights(config: RunConfig, found: InitialWeights) -> RunConfig:
     implied = {"model": found.settings}
     for key in _DECIDED:
         _check(f"model.{key}", chosen.get(key), found.settings.get(key), found)
-    _check("model.size", chosen.get("size"), found.settings.get("size"), found)
+    if any(chosen.get(key) is None for key in _DIMENSIONS):  # else the size decides nothing
+        _check("model.size", chosen.get("size"), found.settings.get("size"), found)
     reference = {
         "init": found.reference,
         "init_sha256": found.sha256,
         "download": config.model.download,
     }
-    model = config_files.merged(found.settings, {**chosen, **reference})
+    followed = _with_suitable_head(found, classes)
+    model = config_files.merged(followed, {**chosen, **reference})
     trainable = config.training.trainable
     if trainable is None and (found.kind != "file" or config.preset is None):
-        trainable = "head" if found.kind == "file" else "all"
+        is_labelled = load_objective(config.objective.name).uses_labels
+        trainable = "head" if found.kind == "file" and is_labelled else "all"
     changes = {
         "data": _of_images(config, found),
         "training": {"trainable": trainable},
+        "set_by_user": _listed_with(config, chosen),
     }
     settings = config_files.merged({**settings, "model": model}, changes)
     return config_files.validated(_keeping(settings, config_files.dotted_keys(implied)))
@@ -63,16 +77,49 @@ def without_initial_weights(config: RunConfig) -> RunConfig:
         )
     settings, defaults = config.model_dump(mode="json"), RunConfig().model_dump(mode="json")
     settings["model"]["init"] = None
+    listed = _listed(config)
     for section, values in recipe.settings_for(str(config.model.init), None).items():
         for key, value in values.items():
-            if settings[section][key] == value:
+            if settings[section][key] == value and f"{section}.{key}" not in listed:
                 settings[section][key] = defaults[section][key]
     return config_files.validated(settings)
 
 
+def _listed(config: RunConfig) -> set[str]:
+    """Return the dotted keys that were listed as set by the user when the settings were read."""
+    if config.set_by_user is not None:
+        return set(config.set_by_user)
+    return set(config.preset.keep) if config.preset else set()
+
+
+def _listed_with(config: RunConfig, chosen: Settings) -> list[str] | None:
+    """Return the listed keys and those that the user has chosen besides, in a form."""
+    if config.model.init_sha256:  # resolved before; its values also differ because of the weights
+        return None if config.set_by_user is None else list(config.set_by_user)
+    return sorted({*_listed(config), *config_files.dotted_keys({"model": chosen})})
+
+
+def _with_suitable_head(found: InitialWeights, classes: tuple[str, ...] | None) -> Settings:
+    """Return the settings of the weights, with a linear head for other classes.
+
+    The hidden layer of a tanh head belongs to the classes of the pre-training (arXiv 2010.11929,
+    section 3.2). It stays if the run has all of them, as a warm start does.
+    """
+    is_kept = classes is None or (found.classes and set(found.classes) <= set(classes))
+    if found.settings.get("head") != "tanh" or is_kept:
+        return found.settings
+    return {**found.settings, "head": "linear"}
+
+
 def _set_by_user(config: RunConfig) -> Settings:
-    """Return the settings of the model that differ from their defaults."""
+    """Return the settings of the model that the user has set.
+
+    That is what is listed, and every value that is not the default: a form sends all values. Of a
+    config that was resolved before, such as that of a resumed run, every value is final.
+    """
     model = config.model.architecture().model_dump(mode="json")
+    if config.set_by_user is None and config.model.init_sha256:
+        return _without_null_dimensions(model)
     name, embedding = config.model.name, config.model.patch_embedding.name
     names = {"name": name, "patch_embedding": {"name": embedding}}
     defaults = config_files.validated({"model": names}).model.model_dump(mode="json")
@@ -81,7 +128,14 @@ def _set_by_user(config: RunConfig) -> Settings:
         chosen["name"] = name
     if embedding not in (AUTO, patch_embedding_name(name, AUTO)):
         chosen["patch_embedding"] = {**chosen.get("patch_embedding", {}), "name": embedding}
-    return chosen
+    chosen = config_files.merged(chosen, _picked(model, _listed(config), "model."))
+    return _without_null_dimensions(chosen)
+
+
+def _without_null_dimensions(model: Settings) -> Settings:
+    return {
+        key: value for key, value in model.items() if value is not None or key not in _OF_THE_SIZE
+    }
 
 
 def _different(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> Settings:
@@ -91,6 +145,18 @@ def _different(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> Settin
             if inner := _different(value, defaults.get(key) or {}):
                 found[key] = inner
         elif value != defaults.get(key):
+            found[key] = value
+    return found
+
+
+def _picked(values: Mapping[str, Any], keys: Collection[str], prefix: str) -> Settings:
+    """Return the values with these dotted keys."""
+    found: Settings = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            if inner := _picked(value, keys, f"{prefix}{key}."):
+                found[key] = inner
+        elif f"{prefix}{key}" in keys:
             found[key] = value
     return found
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pydantic import Field
+
 from pipeline.config import RunConfig
 from pipeline.initial_weights import finding, settings
 from pipeline.initial_weights.record import InitialWeights
+from pipeline.registry.seen_before import seen_before
 from pipeline.section import Section
-from pipeline.tracking.tracked_run import INITIAL_RUN_TAG
+from pipeline.tracking.tracked_run import INITIAL_RUN_TAG, LICENSE_TAG
 
 _TRAINED = {
     "all": "all weights",
@@ -24,6 +27,8 @@ class StartingPoint(Section):
     config: RunConfig
     weights: InitialWeights | None
     """None if the run's own model has no champion yet."""
+    seen_before: dict[str, int] | None = Field(default_factory=dict)
+    """Number of validation and test images that the weights have seen; None if not known."""
 
     def notes(self) -> list[str]:
         """Return sentences for the user: what was found, and what was assumed."""
@@ -43,16 +48,26 @@ class StartingPoint(Section):
         if self.weights is None:
             return {}
         tags = {REFERENCE_TAG: f"{self.weights.origin} ({self.weights.layout})"}
+        if self.weights.license:
+            tags[LICENSE_TAG] = self.weights.license
         return {**tags, INITIAL_RUN_TAG: self.weights.run_id} if self.weights.run_id else tags
 
 
-def starting_point(config: RunConfig, data_name: str, workspace: Path) -> StartingPoint:
+def starting_point(
+    config: RunConfig,
+    data_name: str,
+    workspace: Path,
+    manifest_file: Path | None = None,
+    classes: tuple[str, ...] | None = None,
+) -> StartingPoint:
     """Find the initial weights that a config names, and return the config that follows them.
 
     Args:
         config: not resolved, with `model.init`.
         data_name: the name of the run's model, unless the config names it.
         workspace: the folder `.patchline`, where the weights are kept.
+        manifest_file: of the run; its images that the weights have seen are counted.
+        classes: of the run; for other classes than those of the weights, a tanh head is replaced.
 
     Raises:
         ConfigError: if there are no such weights, or a setting contradicts them.
@@ -70,4 +85,11 @@ def starting_point(config: RunConfig, data_name: str, workspace: Path) -> Starti
     )
     if found is None:
         return StartingPoint(config=settings.without_initial_weights(config), weights=None)
-    return StartingPoint(config=settings.with_initial_weights(config, found), weights=found)
+    seen: dict[str, int] | None = {}
+    if manifest_file and found.run_id:
+        seen = seen_before(manifest_file, found.run_id)
+    return StartingPoint(
+        config=settings.with_initial_weights(config, found, classes),
+        weights=found,
+        seen_before=seen,
+    )

@@ -63,8 +63,8 @@ $metrics
 
 ## Limitations
 
-- The loss of the pre-training says little about the classes that the features can tell apart. Train
-  a classifier on them, or compare with one that was trained from random weights.
+$seen- The loss of the pre-training says little about the classes that the features can tell apart.
+  Train a classifier on them, or compare with one that was trained from random weights.
 - Details smaller than a few pixels at $height x $width are lost.
 """)
 
@@ -110,8 +110,8 @@ $metrics
 
 ## Limitations
 
-- The model predicts one of its classes for every image, even if the image shows none of them: there
-  is no class "something else".
+$seen- The model predicts one of its classes for every image, even if the image shows none of them:
+  there is no class "something else".
 - Its probabilities are calibrated on images like its training images. On other images (another
   camera, another place, drawings) it may be overconfident; evaluate it on your own images.
 - Details smaller than a few pixels at $height x $width are lost.
@@ -136,6 +136,10 @@ class CardFacts(Section):
     """Metrics with their confidence intervals, by `SPLIT/metric`."""
     initial_weights: str = ""
     """What training started from; empty for random weights."""
+    license: str = ""
+    """Of published initial weights; empty if it is not known."""
+    seen_before: tuple[str, ...] = ()
+    """What the initial weights have seen of the images that the metrics belong to."""
     training: str = ""
     """Duration and device of the training, in words."""
     commit: str = ""
@@ -170,6 +174,7 @@ def model_card(
         resize=resize[image.resize],
         facts="\n".join(_facts(description, facts, parameters, check)),
         metrics="\n".join(_metrics(facts)),
+        seen="".join(f"- {escaped(note[:1].upper() + note[1:])}.\n" for note in facts.seen_before),
         classes="\n".join(_classes(description.classes)),
     )
 
@@ -200,6 +205,7 @@ def _facts(
         if description.model.settings.get("test_time_flip")
         else "",
         "initial weights": facts.initial_weights,
+        "license of the initial weights": facts.license,
         "training": facts.training,
         "images": images,
         "data version": description.data_fingerprint,

@@ -5,7 +5,7 @@ A pure function; `pipeline.planning.stage` collects the facts and remembers the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,12 +51,15 @@ class Candidate:
     settings: Settings
 
 
-def plan(facts: PlanFacts, user_settings: Mapping[str, Any]) -> Plan:
+def plan(
+    facts: PlanFacts, user_settings: Mapping[str, Any], given: Collection[str] | None = None
+) -> Plan:
     """Return the plan for a preset.
 
     Args:
         facts: data, machine and measured speeds.
         user_settings: what the user has set, by dotted key; never changed, and the rest fits it.
+        given: keys of these that the user has set, if others follow from initial weights.
     """
     asked = Asked(user_settings)
     chosen, length = _chosen(facts, asked)
@@ -68,7 +71,7 @@ def plan(facts: PlanFacts, user_settings: Mapping[str, Any]) -> Plan:
     training: Settings = {"batch_size": batch, "ema_decay": decay}
     if asked.leaves_model and asked.leaves_embedding:
         training |= recipes.smaller_images_first(facts, chosen.tier, chosen.side, length)
-    if not _length_is_set(asked):
+    if not length_is_set(asked.values):
         training["epochs"] = max(1, round(length.epochs))
     settings: Settings = {
         **chosen.settings,
@@ -83,10 +86,14 @@ def plan(facts: PlanFacts, user_settings: Mapping[str, Any]) -> Plan:
     if asked.leaves_augmentation:
         settings["augmentation"] = augmentation
     settings = asked.without_set(settings)
-    reasons = [_why_model(facts, chosen, asked), _why_length(facts, chosen, length, asked)]
+    follows = given is not None
+    reasons = [
+        _why_model(facts, chosen, asked, follows=follows),
+        _why_length(facts, chosen, length, asked),
+    ]
     reasons += [why] if asked.leaves_augmentation else []
     reasons += [_WHY_FLIPPED] if settings.get("model", {}).get("test_time_flip") else []
-    reasons += _kept(asked)
+    reasons += _kept(asked.values if given is None else given)
     return Plan(
         settings=settings,
         summary=_summary(settings, asked, chosen, length),
@@ -191,9 +198,10 @@ def _most_epochs(facts: PlanFacts, asked: Asked) -> int:
     return epochs // _FEWER_FOR_THUMBNAILS if side < THUMBNAIL else epochs
 
 
-def _length_is_set(asked: Asked) -> bool:
+def length_is_set(settings: Mapping[str, Any]) -> bool:
+    """Return whether settings by dotted key decide how long the training is."""
     keys = ("training.time_limit", "training.step_plan", "training.epochs")
-    return any(asked.get(key) is not None for key in keys)
+    return any(settings.get(key) is not None for key in keys)
 
 
 # -- in words ----------------------------------------------------------------------------------
@@ -229,14 +237,14 @@ def _summary(
     return f"model: {model}; {embedding} embedding of {pixels}", recipe
 
 
-def _why_model(facts: PlanFacts, chosen: Candidate, asked: Asked) -> str:
+def _why_model(facts: PlanFacts, chosen: Candidate, asked: Asked, *, follows: bool) -> str:
     data = facts.data
     known = (
         f"{data.training_images:,} training images of {data.median_side} pixels in "
         f"{data.classes:,} classes"
     )
     if not asked.leaves_model:
-        return f"{known}: the model as set"
+        return f"{known}: the model {'of the initial weights' if follows else 'as set'}"
     return f"{known}: the {chosen.name} model ({chosen.tier.why})"
 
 
@@ -253,7 +261,7 @@ def _why_length(facts: PlanFacts, chosen: Candidate, length: Length, asked: Aske
         return f"{known}: {limit} with validation are about {epochs} epochs{each}"
     whole = length.seconds / TRAINING_SHARE * sum(trainings) / trainings[0]
     took = f"{epochs} epochs{each} take about {duration(whole)}"
-    if _length_is_set(asked):
+    if length_is_set(asked.values):
         return f"{known}: {took}"
     ambition = PRESETS[facts.preset]
     most = _most_epochs(facts, asked)
@@ -261,9 +269,9 @@ def _why_length(facts: PlanFacts, chosen: Candidate, length: Length, asked: Aske
     return f"{known}: {took} ({aim})"
 
 
-def _kept(asked: Asked) -> list[str]:
+def _kept(given: Collection[str]) -> list[str]:
     prefixes = ("model", "optimizer", "training", "augmentation", "data.image_size")
-    keys = [key for key in sorted(asked.values) if key.startswith(prefixes)]
+    keys = [key for key in sorted(given) if key.startswith(prefixes)]
     return [f"kept as set: {', '.join(keys)}"] if keys else []
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from pipeline.planning.facts import DataFacts, MachineFacts, Plan, PlanFacts
 from pipeline.planning.fine_tuning import FEATURES, fine_tuning_plan
 from pipeline.planning.measuring_job import MODULE, MeasuredCandidate, Measurement, MeasuringJob
 from pipeline.planning.plan import candidates, plan
+from pipeline.planning.warm_start import warm_start_plan, with_rate
 from pipeline.plugin_system.plugin_settings import checked_plugins
 from pipeline.run_memory import stage_keys
 from pipeline.run_memory.stage_memory import Ingredients, StageMemory
@@ -37,8 +39,10 @@ from pipeline.workspace import make_folder
 STAGE = "plan"
 JSON_FILE, TEXT_FILE = "plan.json", "plan.txt"
 _MOST_SECONDS, _SHARE_OF_LIMIT = 4.0, 0.05
-_CODE = ("__main__", "plan", "fine_tuning")
+_CODE = ("__main__", "plan", "fine_tuning", "warm_start")
 _KEPT_SECTIONS = ("augmentation", "model", "optimizer", "training")
+_FOLLOW = ("data.image_size", "training.trainable")
+"""Settings besides those of the model that follow from initial weights."""
 OnNote = Callable[[str], None]
 
 
@@ -66,8 +70,14 @@ def planned(
         measure: measures the candidates, and may use a folder.
     """
     facts, asked = known_facts(config, data), asked_settings(config)
+    make: Callable[[PlanFacts, Mapping[str, Any]], Plan]
     make = fine_tuning_plan if _starts_from_published(config) else plan
     key = ingredients(facts, asked, data)
+    if _is_warm_start(config):
+        given = _given(config, asked)
+        make = partial(warm_start_plan, given=given)
+        key = {**key, "given": ", ".join(sorted(given))}
+        asked = with_rate(asked)
     known = memory.recall(STAGE, key, Plan)
     if known is not None:
         return known
@@ -200,6 +210,19 @@ def measuring_job(
 def _starts_from_published(config: RunConfig) -> bool:
     """Return whether training starts from a file or published weights, not from a model of ours."""
     return bool(config.model.init) and recipe.is_published(str(config.model.init))
+
+
+def _is_warm_start(config: RunConfig) -> bool:
+    """Return whether all weights of a model of ours are trained again."""
+    own = bool(config.model.init) and not _starts_from_published(config)
+    return own and config.training.trainable != "head"
+
+
+def _given(config: RunConfig, asked: Mapping[str, Any]) -> set[str]:
+    """Return the keys of what the user has set, without what follows from the initial weights."""
+    listed = set(config.set_by_user or ())
+    follow = {key for key in asked if key.startswith("model.") or key in _FOLLOW}
+    return {key for key in asked if key in listed or key not in follow}
 
 
 def _job(config: RunConfig, data: IngestedData, known: list[MeasuredCandidate]) -> MeasuringJob:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pipeline.config import RunConfig
 from pipeline.data.ingestion import IngestedData, PreparedData
-from pipeline.evaluation.evaluating import FOLDER, about_run, model_ingredients
+from pipeline.evaluation.evaluating import FOLDER, about_run, lead, model_ingredients
 from pipeline.evaluation.html_report import ReportPage
 from pipeline.metrics.intervals import MetricEstimate, mean_of_repeats
 from pipeline.pretraining.job import PretrainingJob, PretrainingResult
@@ -102,7 +102,7 @@ def _evaluated(
     preview = trained.best.parent / "augmentation_preview.png"
     page = ReportPage(
         title=f"{config.name}: pre-training report",
-        lead="These images were not used for training or model selection.",
+        lead=lead(data),
         facts={
             **about_run(config, data, prepared, trained),
             "Best weights": f"epoch {trained.best_epoch:.4g}, validation loss "

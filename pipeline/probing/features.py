@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,9 @@ from pipeline.errors import ConfigError
 from pipeline.files.stored_images import StoredImages
 from pipeline.models.inference import normalised
 from pipeline.plugin_api import ImageSpec
+from pipeline.probing.earlier_features import StoredRow, stored_rows, write_index
 from pipeline.probing.linear_head import evaluating
-from pipeline.probing.piecewise_array import Floats, PiecewiseArray
+from pipeline.probing.piecewise_array import Floats, Piece, PiecewiseArray
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 Rows = np.ndarray[Any, np.dtype[np.int64]]
@@ -56,6 +57,10 @@ class FeatureStore:
         precision: float32 or bfloat16.
         batch_size: images that are computed together.
         piece_seconds: how long to compute before the results are stored; a kill loses no more.
+        contents: digest of what each row holds, such as its file's. With these, features that are
+            stored in a folder beside this one, computed by the same network, are not computed
+            again.
+        network: digest of the model without its head, and of how images are decoded.
     """
 
     model: nn.Module
@@ -68,11 +73,13 @@ class FeatureStore:
     precision: str
     batch_size: int
     piece_seconds: float = _PIECE_SECONDS
+    contents: tuple[str, ...] = ()
+    network: str = ""
 
     def remaining(self) -> int:
         """Return the number of images whose features are not stored yet, or are damaged."""
-        finished = sum(piece.stop - piece.start for piece in self._array().finished())
-        return len(self.rows) - finished
+        missing = np.flatnonzero(~self._finished(self._array().finished()))
+        return len(missing) - len(self._stored_elsewhere(missing))
 
     def features(self, on_progress: Progress | None = None) -> Floats:
         """Compute what is not stored yet, and return all features (N, D), mapped from disk.
@@ -87,17 +94,40 @@ class FeatureStore:
             return np.empty((0, self.head.in_features), np.float32)
         array = self._array()
         with array.exclusive(), evaluating(self.model):
-            finished = np.zeros(len(self.rows), bool)
-            for piece in array.resume():
-                finished[piece.start : piece.stop] = True
+            finished = self._finished(array.resume())
+            if self.contents:
+                write_index(array, self._computed_with, list(self.contents))
+            known = self._stored_elsewhere(np.flatnonzero(~finished))
             starts = range(0, len(self.rows), self.batch_size)
             missing = [start for start in starts if not finished[start]]
             done = int(finished.sum())
             if on_progress and done:
                 on_progress(done, len(self.rows))
-            for start, features_ND in self._pieces(missing, done, on_progress):
+            for start, features_ND in self._pieces(missing, done, known, on_progress):
                 array.write(start, features_ND)
             return array.read()
+
+    @property
+    def _computed_with(self) -> tuple[str | int, ...]:
+        """What decides the features of an image, whatever other images there are."""
+        return _FORMAT, self.network, self.batch_size, self.precision, self.device.type
+
+    def _finished(self, pieces: list[Piece]) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Return which rows (N,) are in these pieces."""
+        finished = np.zeros(len(self.rows), bool)
+        for piece in pieces:
+            finished[piece.start : piece.stop] = True
+        return finished
+
+    def _stored_elsewhere(self, positions: Rows) -> dict[int, StoredRow]:
+        """Return where the features for these positions in the rows are, if they are stored."""
+        if not self.contents or not len(positions):
+            return {}
+        wanted = {self.contents[position] for position in positions}
+        dimensions = self.head.in_features
+        found = stored_rows(self.folder, self._computed_with, wanted, dimensions)
+        by_position = {int(position): self.contents[position] for position in positions}
+        return {place: found[name] for place, name in by_position.items() if name in found}
 
     def _array(self) -> PiecewiseArray:
         rows = hashlib.sha256(np.ascontiguousarray(self.rows, np.int64).tobytes()).hexdigest()
@@ -106,7 +136,11 @@ class FeatureStore:
         return PiecewiseArray(self.folder, name, (len(self.rows), self.head.in_features))
 
     def _pieces(
-        self, starts: list[int], done: int, on_progress: Progress | None
+        self,
+        starts: list[int],
+        done: int,
+        known: Mapping[int, StoredRow],
+        on_progress: Progress | None,
     ) -> Iterator[tuple[int, Floats]]:
         """Yield features of consecutive batches together with the position of their first image."""
         batches: list[Floats] = []
@@ -119,13 +153,27 @@ class FeatureStore:
                 batches, began = [], time.monotonic()
             if not batches:
                 first = start
-            rows = self.rows[start : start + self.batch_size]
-            batches.append(self._computed(rows))
-            stop, done = start + len(rows), done + len(rows)
+            batches.append(self._of_batch(start, known))
+            stop, done = start + len(batches[-1]), done + len(batches[-1])
             if on_progress:
                 on_progress(done, len(self.rows))
         if batches:
             yield first, np.concatenate(batches)
+
+    def _of_batch(self, start: int, known: Mapping[int, StoredRow]) -> Floats:
+        """Return the features of the batch that begins at a position: stored ones, or computed."""
+        rows = self.rows[start : start + self.batch_size]
+        stored = [place for place in range(len(rows)) if start + place in known]
+        if not stored:
+            return self._computed(rows)
+        features_BD = np.empty((len(rows), self.head.in_features), np.float32)
+        new = np.delete(np.arange(len(rows)), stored)
+        if len(new):
+            features_BD[new] = self._computed(rows[new])
+        for place in stored:
+            found = known[start + place]
+            features_BD[place] = found.features_ND[found.row]
+        return features_BD
 
     def _computed(self, rows: Rows) -> Floats:
         """Return the features of a batch; it is divided if the device runs out of memory."""

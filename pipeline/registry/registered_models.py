@@ -106,7 +106,9 @@ def check_classes(name: str, classes: tuple[str, ...]) -> None:
     parts += [f"only there: {_few(missing)}"] if missing else []
     raise ModelReferenceError(
         f"The registered model '{name}' (version {newest.version}) has other classes than this "
-        f"data ({'; '.join(parts) or 'too many to list'}). Choose another name with --name."
+        f"data ({'; '.join(parts) or 'too many to list'}). Choose another name with --name. "
+        f"Add --model.init {name}/{newest.version} to start from this version; it matches classes "
+        "by name."
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -173,20 +173,45 @@ def image_reader(images: pd.DataFrame, root: Path | None) -> Callable[[int], Arr
     return pixels_of
 
 
+def lineage(run_id: str) -> list[tuple[dict[str, str], pd.DataFrame]]:
+    """Return params and manifest of a run and of those whose weights it started from.
+
+    Raises:
+        OSError: if one of the runs, or its manifest, is gone.
+    """
+    from mlflow.exceptions import MlflowException
+
+    try:
+        with tempfile.TemporaryDirectory(prefix="patchline-") as folder:
+            found = _lineage(client(), run_id, Path(folder), set())
+            return [(run.data.params, manifest) for run, manifest in found]
+    except MlflowException as error:
+        raise OSError(str(error)) from error
+
+
 def _with_ancestors(
     store: MlflowClient, run: Run, manifest: pd.DataFrame, folder: Path
 ) -> pd.DataFrame:
     """Return the manifest of a run with the images that its initial weights were trained on."""
-    tables, visited = [manifest], {run.info.run_id}
-    while (run_id := run.data.tags.get(INITIAL_RUN_TAG)) and run_id not in visited:
+    tables, started_from = [manifest], run.data.tags.get(INITIAL_RUN_TAG)
+    for _, earlier in _lineage(store, started_from, folder, {run.info.run_id}):
+        tables.append(earlier[earlier["split"].isin(["train", "validation"])])
+    return pd.concat(tables, ignore_index=True) if len(tables) > 1 else manifest
+
+
+def _lineage(
+    store: MlflowClient, run_id: str | None, folder: Path, visited: set[str]
+) -> Iterator[tuple[Run, pd.DataFrame]]:
+    """Yield a run with its manifest, then the run whose weights it started from, and so on."""
+    while run_id and run_id not in visited:
         visited.add(run_id)
         run = store.get_run(run_id)
         (folder / run_id).mkdir()
-        earlier = _table(store, run_id, "data", str(folder / run_id))
-        if earlier is None:
+        manifest = _table(store, run_id, "data", str(folder / run_id))
+        if manifest is None:
             raise OSError(f"the run {run_id[:8]} with its initial weights has no manifest")
-        tables.append(earlier[earlier["split"].isin(["train", "validation"])])
-    return pd.concat(tables, ignore_index=True) if len(tables) > 1 else manifest
+        yield run, manifest
+        run_id = run.data.tags.get(INITIAL_RUN_TAG)
 
 
 def _table(store: MlflowClient, run_id: str, folder: str, into: str) -> pd.DataFrame | None:

@@ -34,6 +34,10 @@ FLOW_RUNS_TAG = "patchline.flow_runs"
 DATA_ROOT_TAG = "patchline.data_root"
 INITIAL_RUN_TAG = "patchline.initial_run_id"
 """The run that trained the initial weights."""
+LICENSE_TAG = "patchline.initial_weights_license"
+"""Of published weights that the run, or one that it started from, began with."""
+SEEN_TAG = "patchline.seen_images"
+"""What the initial weights have seen of the validation and test images, and what follows."""
 _LOCK_FILE = "owner.lock"
 _LONGEST_PARAM = 6000
 _CLOSE_SECONDS = 10.0

@@ -126,7 +126,8 @@ class TrainingConfig(Section):
 
     time_limit: Duration | None = None
     """Training time including validation, instead of a number of epochs: 90s, 20m, 2h. With folds
-    or refit, the time of all trainings of the run together."""
+    or refit, the time of all trainings of the run together. Features of frozen weights are not
+    included."""
 
     step_plan: Annotated[StepPlanKnots, AfterValidator(_checked_plan)] | None = None
     """Recorded (step, progress, end) knots of a run with a time limit, to reproduce it."""
@@ -216,7 +217,8 @@ class TrainingConfig(Section):
 
     sampling: Literal["uniform", "balanced"] = "uniform"
     """How often the images are drawn in an epoch: uniform draws each once; balanced draws every
-    class equally often, images of a rare class several times, each time augmented differently."""
+    class equally often, images of a rare class several times, each time augmented differently. A
+    head alone is fitted as with balanced class_weights."""
 
     class_weights: Literal["none", "balanced"] = "none"
     """Weights of the classes in the training loss; balanced is the inverse of the class frequency

@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from pipeline.data import manifest as manifests
+from pipeline.data.decoder_version import decoder_version
 from pipeline.errors import RunError
 from pipeline.models.model_files import save_model
 from pipeline.models.stored_logits import save_logits
@@ -25,6 +27,7 @@ from pipeline.probing.linear_fit import FittedHead, fit_head
 from pipeline.probing.linear_head import linear_head
 from pipeline.terminal_words import duration
 from pipeline.training.best_weights import FINAL
+from pipeline.training.config import duration_seconds
 from pipeline.training.device import make_repeatable
 from pipeline.training.initial_model import description_of, initial_model
 from pipeline.training.job import TrainingJob
@@ -37,6 +40,8 @@ from pipeline.workers.event_log import EventWriter
 
 FEATURES_FOLDER = "features"
 """In the workspace."""
+_TOO_FEW_TO_MEASURE = 16
+"""Images whose features take about as long as measuring how long they take."""
 Array = np.ndarray[Any, Any]
 
 
@@ -156,44 +161,71 @@ def _features(
     """Return the features of all images, test images included, and the seconds it took."""
     rows: Integers = np.arange(len(data.images), dtype=np.int64)
     device = next(model.parameters()).device
+    folder, network = _identities(job, model, head)
     store = FeatureStore(
         model,
         head,
         data.images,
         rows,
         job.image,
-        (job.workspace or job.folder) / FEATURES_FOLDER / _key(job, model, head),
+        (job.workspace or job.folder) / FEATURES_FOLDER / folder,
         device,
         precision,
         suitable_batch_size(job.image, device),
+        contents=tuple(manifests.usable(manifests.load(job.manifest_file))["sha256"]),
+        network=network,
     )
     began, left = time.monotonic(), store.remaining()
     if left:
-        each = seconds_per_image(model, data.images, rows, job.image, device, precision)
-        seconds = duration(each * left)
-        message = f"computing the features of {left:,} images takes about {seconds}"
-        events.write("note", message=message)
+        images = f"computing the features of {left:,} image{'' if left == 1 else 's'}"
+        if left <= _TOO_FEW_TO_MEASURE:
+            events.write("note", message=images)
+        else:
+            each = seconds_per_image(model, data.images, rows, job.image, device, precision)
+            events.write("note", message=f"{images} takes about {duration(each * left)}")
+            if words := _beyond_limit(job.config.training.time_limit, each * left):
+                events.write("warning", message=words)
     features_ND = store.features(lambda done, of: events.progress(done, of, "features"))
     return features_ND, max(time.monotonic() - began, 1e-9)
 
 
-def _key(job: TrainingJob, model: nn.Module, head: nn.Linear) -> str:
-    """Return the name of the folder for the features: a digest of the model and the images."""
+def _beyond_limit(limit: str | None, seconds: float) -> str:
+    """Return a sentence if features take longer than a time limit, which does not include them."""
+    if limit is None or seconds <= duration_seconds(limit):
+        return ""
+    return (
+        f"training.time_limit is {limit}, but does not include the features, which take about "
+        f"{duration(seconds)}: use fewer images or a smaller model, or leave out the limit"
+    )
+
+
+def _identities(job: TrainingJob, model: nn.Module, head: nn.Linear) -> tuple[str, str]:
+    """Return the name of the folder for the features, and a digest of what computes them.
+
+    The first is a digest of the model and all images, the second of the model, and of how an image
+    is decoded.
+    """
     settings = job.config.model.architecture().model_dump_json()
-    parts = (settings, repr(job.image), job.store.name)
-    digest = hashlib.sha256("\n".join(parts).encode())
+    parts = (settings, repr(job.image))
+    folder, network = (
+        hashlib.sha256("\n".join((*parts, each)).encode())
+        for each in (job.store.name, repr(decoder_version()))
+    )
     of_head = {tensor.data_ptr() for tensor in head.state_dict().values()}
     for name, tensor in sorted(model.state_dict().items()):
         if tensor.data_ptr() not in of_head:
-            digest.update(name.encode())
-            digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()[:32]
+            content = tensor.detach().cpu().contiguous().numpy().tobytes()
+            for digest in (folder, network):
+                digest.update(name.encode())
+                digest.update(content)
+    return folder.hexdigest()[:32], network.hexdigest()[:32]
 
 
 def _fitted(job: TrainingJob, frozen: _Frozen, events: EventWriter) -> FittedHead:
     """Fit the head, and report the tried values of C."""
     weights_K, data, features_ND = None, frozen.data, frozen.features_ND
-    if job.config.training.class_weights == "balanced":
+    training_config = job.config.training
+    if "balanced" in (training_config.class_weights, training_config.sampling):
         weights_K = data.class_weights_K().numpy()
     training, validation = data.training.rows, data.validation_rows
     if not len(training):

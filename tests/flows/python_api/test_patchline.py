@@ -188,11 +188,24 @@ def test_a_resumed_run_takes_nothing_else() -> None:
         patchline.run(resume="last", training={"epochs": 3})
 
 
+def test_a_run_starts_from_weights(tmp_path: Path) -> None:
+    """As with the flags; the file may be a `Path`, and a default that is given counts as set."""
+    from flows.python_api.asked_run import new_run
+    from pipeline.config_files import requested
+
+    file = tmp_path / "tower.safetensors"
+    asked = new_run("photos", {"model": {"init": file, "activation": "gelu"}})
+    flags = {"model": {"init": str(file), "activation": "gelu"}}
+    assert asked == requested("photos", flags=flags)
+    assert asked.training.trainable == "head"
+    assert "model.activation" in (asked.set_by_user or ())
+
+
 def test_the_settings_are_the_sections_of_a_run() -> None:
     """What an editor completes is what a run takes."""
     from pipeline.config import RunConfig
 
-    keyword = {"preset"}  # has a parameter of its own
+    keyword = {"preset", "set_by_user"}  # a parameter of its own; a list of what is given
     assert set(patchline.Settings.__annotations__) == set(RunConfig.model_fields) - keyword
 
 

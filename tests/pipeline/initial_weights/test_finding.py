@@ -21,6 +21,10 @@ from pipeline.models.model_building import build_model
 from pipeline.models.model_description import ModelDescription
 from pipeline.models.model_files import save_model
 from pipeline.plugin_api import ImageSpec
+from pipeline.registry import registration
+from pipeline.tracking import tracked_run
+from pipeline.tracking.tracked_run import NewRun
+from tests.pipeline.registry.made_versions import made_package
 
 CLASSES = tuple("abcdefg")
 
@@ -135,7 +139,9 @@ def test_a_model_of_ours_is_recognized(tmp_path: Path) -> None:
     ("reference", "words"),
     [
         ("gone.safetensors", "does not exist"),
-        ("folder", "is a folder"),
+        ("folder", "neither a file nor a registered model nor a run"),
+        ("./folder", "is a folder, and no model version has this name"),
+        ("folder.bin", "is a folder"),
         ("text.safetensors", "text.safetensors"),
         ("text.pth", "text.pth"),
         ("no_such_model", "neither a file nor a registered model nor a run"),
@@ -145,13 +151,57 @@ def test_a_model_of_ours_is_recognized(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_used_is_one_sentence(reference: str, words: str, tmp_path: Path) -> None:
     """A missing file, a folder, a text and an unknown name are told apart."""
-    (tmp_path / "folder").mkdir()
+    for name in ("folder", "folder.bin"):
+        (tmp_path / name).mkdir()
     for name in ("text.safetensors", "text.pth"):
         (tmp_path / name).write_text("no weights", encoding="utf-8")
     with pytest.raises(PipelineError, match=words) as caught:
         find(reference, tmp_path / "work", "x")
     assert "\n" not in str(caught.value)
     assert not list((tmp_path / "work").rglob("*"))
+
+
+def _registered_encoder(name: str, folder: Path) -> str:
+    """Register what a pre-training without labels leaves, and return the run's id."""
+    model = {"embed_dim": 24, "depth": 1, "num_heads": 2, "mlp_dim": 32}
+    choice = config_files.validated({"model": model}).model
+    image = ImageSpec(
+        channels=3, height=16, width=16, mean=(0.4,) * 3, std=(0.2,) * 3, resize="crop"
+    )
+    new = NewRun(experiment=name, name=name, command="patchline run", params={}, tags={})
+    with tracked_run.open_run(new, folder / "runs") as run:
+        package = made_package(run.folder / "package")
+        description = ModelDescription(
+            model=choice, plugins=(), classes=(), image=image, run_id=run.run_id
+        )
+        save_model(package.folder, build_model(choice, image, 0), description)
+        model_id = registration.logged_model(run, name, "image-encoder")
+        registration.register(run, model_id, name, package, {})
+    return run.run_id
+
+
+@pytest.mark.usefixtures("own_store")
+def test_a_classifier_starts_from_a_registered_encoder(tmp_path: Path) -> None:
+    """All weights but the head are its own, the images are as it saw them, and all is trained.
+
+    A folder with the name of the version is no file of weights.
+    """
+    (tmp_path / "moths-encoder" / "1").mkdir(parents=True)
+    run_id, workspace = _registered_encoder("moths-encoder", tmp_path), tmp_path / "work"
+    asked = config_files.requested(None, flags={"model": {"init": "moths-encoder/1"}})
+    start = starting_point(asked, "moths", workspace, None, CLASSES)
+    found, data = start.weights, start.config.data
+    assert found is not None
+    assert (found.kind, found.run_id, found.classes) == ("version", run_id, ())
+    assert start.tags()["patchline.initial_run_id"] == run_id
+    assert (data.image_size, data.mean, start.config.training.trainable) == (16, (0.4,) * 3, "all")
+    image = ImageSpec(
+        channels=3, height=16, width=16, mean=found.mean, std=found.std, resize="crop"
+    )
+    model = build_model(start.config.model, image, len(CLASSES))
+    done = load_into(model, found, kept_folder(workspace, found.sha256), CLASSES)
+    new = {each.weight for each in done if each.action != "used"}
+    assert new == {"head.weight", "head.bias"}
 
 
 def test_there_is_no_champion_yet(tmp_path: Path) -> None:

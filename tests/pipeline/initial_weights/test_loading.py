@@ -111,6 +111,26 @@ def test_a_hidden_layer_of_another_head_is_listed(tmp_path: Path) -> None:
     assert done["head.weight"] == "initialized"
 
 
+@pytest.mark.parametrize("classes", [CLASSES, None])
+def test_an_encoder_starts_from_a_classifier(
+    tmp_path: Path, classes: tuple[str, ...] | None
+) -> None:
+    """To continue with pre-training, the head is dropped and listed; all else is used."""
+    old, new = built(), built(0)
+    done = load_into(new, kept(old, tmp_path, classes=classes), tmp_path, ())
+    assert {each.weight: each.shape for each in done if each.action == "not used"} == {
+        "head.weight": "3x24",
+        "head.bias": "3",
+    }
+    assert {each.action for each in done} == {"used", "not used"}
+    images_BCHW = torch.randn(2, 3, 16, 16)
+    models: list[Any] = [new, old]
+    ours, theirs = (model.encode(images_BCHW) for model in models)
+    assert torch.equal(ours, theirs)
+    again = load_into(built(0), kept(new, tmp_path, classes=()), tmp_path, ())
+    assert {each.action for each in again} == {"used"}
+
+
 def test_positions_and_patches_are_resized(tmp_path: Path) -> None:
     """For larger images positions are those of the layer's own resizing; patches change size."""
     old, new = built(), built(side=24, patch_embedding={"patch_size": 3})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,9 +15,12 @@ import pytest
 import timm
 import torch
 
+from pipeline.config import RunConfig
 from pipeline.errors import ConfigError
 from pipeline.initial_weights.finding import find
 from pipeline.initial_weights.named_weights import file_of
+from pipeline.initial_weights.record import kept_folder, load_record
+from pipeline.initial_weights.stage import StartingPoint
 from tests.pipeline.initial_weights.test_finding import written
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -27,6 +31,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Serve one repository as a model hub does, and return the paths that were asked for."""
     weights = written(tmp_path / "published.safetensors").read_bytes()
     files = {"model.safetensors": weights, "config.json": json.dumps({"num_heads": 4}).encode()}
+    files["README.md"] = b"---\nlicense: mit\n---\n# A small ViT\n"
     asked: list[str] = []
 
     class Hub(BaseHTTPRequestHandler):
@@ -65,23 +70,38 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     server.server_close()
 
 
-def test_weights_are_downloaded_only_when_asked(hub: list[str], tmp_path: Path) -> None:
-    """First a sentence and no request; then a file in the usual cache, which is used again."""
+def test_weights_are_downloaded_only_when_asked(
+    hub: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """First a sentence and no request; then a file in the usual cache, which is used again.
+
+    The license is named before the download, and follows the file under any name.
+    """
     with pytest.raises(ConfigError, match=r"Add --download to allow it, or bring model\.safetens"):
         find("hf:some/vit", tmp_path / "work", "x", num_heads=4)
     assert hub == []
+    capfd.readouterr()
     found = find("hf:some/vit", tmp_path / "work", "x", num_heads=4, download=True)
     assert found is not None
     assert found.reference == found.origin == "hf:some/vit"
     assert found.settings["embed_dim"] == 64
+    assert "downloading hf:some/vit; license: mit\n" in capfd.readouterr().err
     assert "The license of hf:some/vit is mit." in found.notes
     requests = len(hub)
     assert requests > 0
     again = find("hf:some/vit", tmp_path / "work", "x", num_heads=4)
     assert again is not None
-    assert again.sha256 == found.sha256
-    assert len(hub) == requests
+    assert again == found
     assert (tmp_path / "cache").is_dir()
+
+    shutil.rmtree(folder := kept_folder(tmp_path / "work", found.sha256))
+    find("hf:some/vit", tmp_path / "work", "x", num_heads=4)
+    assert load_record(folder).license == "mit"  # of the cached card
+    assert len(hub) == requests
+    copied = find(str(tmp_path / "published.safetensors"), tmp_path / "work", "x", num_heads=4)
+    assert copied is not None
+    start = StartingPoint(config=RunConfig(), weights=copied)
+    assert start.tags()["patchline.initial_weights_license"] == "mit"
 
 
 def test_a_failed_download_is_a_sentence(hub: list[str]) -> None:
@@ -104,6 +124,11 @@ def test_cached_files_of_torchvision_are_found(
     file.parent.mkdir()
     file.write_bytes(b"weights")
     assert file_of(name, download=False).file == file
+    name = "torchvision:ViT_B_16_Weights.IMAGENET1K_SWAG_E2E_V1"
+    with pytest.raises(
+        ConfigError, match=r"\(license: https://\S+LICENSE\) has not been downloaded"
+    ):
+        file_of(name, download=False)
 
 
 @pytest.mark.parametrize(

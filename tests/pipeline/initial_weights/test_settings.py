@@ -81,12 +81,68 @@ def test_what_the_user_sets_stays() -> None:
         ({"embed_dim": 64}, "model.embed_dim is 64, but model.init tower.safetensors has 48"),
         ({"size": "b"}, "model.size is b, but model.init tower.safetensors decides it"),
         ({"name": "cct"}, "model.name is cct, but model.init tower.safetensors has vit_registers"),
+        ({"name": "vit"}, "model.name is vit, but model.init tower.safetensors has vit_registers"),
+        ({"size": "micro"}, "model.size is micro, but model.init tower.safetensors decides it"),
     ],
 )
 def test_a_contradiction_is_refused(flags: dict[str, Any], words: str) -> None:
     """A dimension that the weights do not have is an error that names both."""
     with pytest.raises(ConfigError, match=words):
         with_initial_weights(asked(model=flags), FOUND)
+
+
+def test_a_value_that_equals_its_default_stays(tmp_path: Path) -> None:
+    """So it does from a file, as the parameter of a schedule, when a run is resumed or repeated."""
+    found = FOUND.model_copy(
+        update={"settings": {**FOUND.settings, "activation": "quick_gelu", "norm_epsilon": 1e-5}}
+    )
+    file = tmp_path / "run.yaml"
+    file.write_text(f"model: {{init: {FILE}, activation: gelu}}\n", encoding="utf-8")
+    of_file = config_files.requested(None, file=file)
+    stored = RunConfig.model_validate(of_file.model_dump(mode="json"))
+    configs = [asked(model={"activation": "gelu"}), asked("quick", model={"activation": "gelu"})]
+    for given in (*configs, of_file, stored):
+        config = with_initial_weights(given, found)
+        resolved = config.model_copy(update={"set_by_user": None, "preset": None})
+        config_files.save(resolved, file)
+        again = config_files.requested(None, file=file)
+        for each in (config, with_initial_weights(resolved, found)):
+            assert each.model.settings["activation"] == "gelu"
+            assert each.model.settings["norm_epsilon"] == 1e-5
+        assert with_initial_weights(again, found).model == config.model
+    assert with_initial_weights(asked(), found).model.settings["activation"] == "quick_gelu"
+
+
+@pytest.mark.parametrize(
+    ("classes", "head"),
+    [
+        (("ant", "bee"), "tanh"),
+        (("ant", "bee", "cat"), "tanh"),
+        (("bee", "cat"), "linear"),
+        ((), "linear"),
+        (None, "tanh"),
+    ],
+)
+def test_a_hidden_layer_in_the_head_is_for_its_own_classes(
+    classes: tuple[str, ...] | None, head: str
+) -> None:
+    """A version with a tanh head gives other classes a linear one, unless the user chooses."""
+    settings = {"name": "vit", "embed_dim": 48, "depth": 3, "num_heads": 4, "head": "tanh"}
+    changes = {"settings": settings, "kind": "version", "classes": ("ant", "bee")}
+    found = FOUND.model_copy(update=changes)
+    assert with_initial_weights(asked(), found, classes).model.settings["head"] == head
+    chosen = with_initial_weights(asked(model={"head": "tanh"}), found, classes)
+    assert chosen.model.settings["head"] == "tanh"
+    encoder = found.model_copy(update={"classes": ()})
+    assert with_initial_weights(asked(), encoder, ("ant",)).model.settings["head"] == "linear"
+
+
+def test_an_embedding_that_is_left_open_follows_the_weights() -> None:
+    """`auto` chooses no patch embedding, and null no dimension."""
+    config = with_initial_weights(
+        asked(model={"patch_embedding": {"name": "auto"}, "depth": None}), FOUND
+    )
+    assert config.model == with_initial_weights(asked(), FOUND).model
 
 
 def test_a_mean_of_zero_is_kept() -> None:
@@ -123,6 +179,17 @@ def test_the_recipe_depends_on_what_is_trained() -> None:
     assert chosen.training.epochs == plain
 
 
+@pytest.mark.parametrize("reference", [FILE, "moths-encoder/1"])
+def test_pretraining_continues_with_all_weights(reference: str) -> None:
+    """Without labels there is no head to train, and the recipe is that of a warm start."""
+    model = {"init": reference}
+    config = asked(model=model, objective={"name": "mae"})
+    assert (config.optimizer.learning_rate, config.training.epochs) == (1e-3, 20)
+    assert with_initial_weights(config, FOUND).training.trainable == "all"
+    with pytest.raises(ConfigError, match=r"trainable is head, but objective\.name mae"):
+        asked(model=model, objective={"name": "mae"}, training={"trainable": "head"})
+
+
 def test_without_a_champion_training_is_as_usual() -> None:
     """The first run of a schedule has the usual rate and length, but for what was set."""
     flags: dict[str, Any] = {"model": {"init": "champion"}, "optimizer": {"weight_decay": 0.2}}
@@ -132,6 +199,10 @@ def test_without_a_champion_training_is_as_usual() -> None:
     assert config.optimizer.learning_rate == usual.optimizer.learning_rate
     assert config.training.epochs == usual.training.epochs
     assert config.optimizer.weight_decay == 0.2
+    for preset in (None, "quick"):
+        settings = {**flags, "training": {"epochs": 20}}
+        config = config_files.requested(None, preset_name=preset, flags=settings)
+        assert without_initial_weights(config).training.epochs == 20
     flags["training"] = {"trainable": "head"}
     with pytest.raises(ConfigError, match="has no champion yet whose head"):
         without_initial_weights(config_files.requested(None, flags=flags))

@@ -26,6 +26,8 @@ FACTS = CardFacts(
     name="flowers",
     images={"train": 7000, "test": 286},
     metrics={"test/accuracy": MetricEstimate(value=0.9825, low=0.96, high=0.99, n=286)},
+    initial_weights="timm:vit_tiny",
+    license="apache-2.0",
     training="20 epochs on cpu",
     commit="0123456789ab",
 )
@@ -61,6 +63,7 @@ def test_the_card_tells_what_is_known() -> None:
         "# flowers\n", "one of 2 classes", "| model | vit |", "| patch embedding | conv |",
         "| test-time flip |",
         "vit (patchline 0.1.0)", "302,506", "1.25 (divides", "20 epochs on cpu",
+        "| license of the initial weights | apache-2.0 |",
         "7,000 train, 286 test", "fingerprint-1", "run-1", "0123456789ab", "1e-07",
         "| Accuracy | test | 0.9825 | 0.9600 to 0.9900 | 286 |", "16 x 16 pixels, RGB",
         'load_model("models:/flowers@champion")', "patchline predict flowers@champion",
@@ -141,3 +144,12 @@ def test_packaging_writes_the_card(tmp_path: Path) -> None:
     assert "1.5 (divides" in card
     assert "test-time flip" not in card
     assert str(tmp_path) not in card
+
+
+def test_optimistic_metrics_are_a_limitation() -> None:
+    """What the initial weights have seen of the test images is the first one."""
+    facts = FACTS.model_copy(update={"seen_before": ("3 of the 286 test images were seen",)})
+    assert "## Limitations\n\n- 3 of the 286 test images were seen.\n- The" in _card(
+        _description(), facts
+    )
+    assert "## Limitations\n\n- The" in _card(_description())

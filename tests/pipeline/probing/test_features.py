@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import multiprocessing
+import shutil
 import signal
 import subprocess
 import sys
@@ -207,6 +208,35 @@ def test_two_processes_share_the_work_of_one(tmp_path: Path) -> None:
     whole_ND = store_of(tmp_path / "alone", Counted()).features()
     assert store_of(tmp_path, model).features().tobytes() == whole_ND.tobytes()
     assert model.images == 0
+
+
+def test_features_are_kept_when_images_are_added(tmp_path: Path) -> None:
+    """Those of the same network are copied, bit for bit; only new or damaged ones are computed."""
+    model = Counted()
+
+    def store(folder: str, rows: Any, network: str = "some") -> FeatureStore:
+        plain = store_of(tmp_path / "features" / folder, model, np.asarray(rows))
+        contents = tuple(f"image {row}" for row in rows)
+        return dataclasses.replace(plain, contents=contents, network=network)
+
+    first_ND = store("first", range(20)).features()
+    rows, seen = [25, *range(3, 20), 26, 27], list[int]()
+    second = store("second", rows)
+    assert second.remaining() == 3
+    second_ND = second.features(lambda done, _: seen.append(done))
+    assert model.images == 20 + 3
+    assert seen[-1] == len(rows)
+    assert np.array_equal(second_ND[1:18], first_ND[3:])
+    alone_ND = store_of(tmp_path / "alone" / "x", Counted(), np.asarray(rows)).features()
+    np.testing.assert_allclose(second_ND, alone_ND, atol=1e-5)
+    assert store("other", rows, network="other").remaining() == len(rows)
+    shutil.rmtree(second.folder)
+    [file] = (tmp_path / "features" / "first").glob("*.f32")
+    content = bytearray(file.read_bytes())
+    content[0] ^= 4
+    file.write_bytes(content)
+    assert store("third", rows[1:5]).remaining() == 1  # image 3 was in the damaged piece
+    assert store("third", range(20)).remaining() == BATCH
 
 
 def test_a_batch_is_divided_if_memory_is_short(tmp_path: Path) -> None:

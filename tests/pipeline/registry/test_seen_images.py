@@ -10,6 +10,9 @@ from PIL import Image
 
 from pipeline.data import ingestion
 from pipeline.data import manifest as manifests
+from pipeline.data.seen_images import with_seen
+from pipeline.evaluation.evaluating import lead
+from pipeline.registry.seen_before import seen_before
 from pipeline.registry.version_evaluation import EvaluationChoices, select
 from pipeline.registry.version_records import load_records
 from pipeline.tracking.tracked_run import INITIAL_RUN_TAG
@@ -51,3 +54,44 @@ def test_what_the_ancestors_were_trained_on_counts_as_seen(tmp_path: Path) -> No
     ancestors = (*range(100), *range(900, 950), *range(1000, 1100))
     assert {digest(number) for number in ancestors} <= seen
     assert len(load_records(first).manifest) == len(made_manifest())
+
+
+@pytest.mark.usefixtures("own_store")
+def test_images_that_the_initial_weights_have_seen_are_counted(tmp_path: Path) -> None:
+    """Trained on by any ancestor, or for a test image used for model selection by one."""
+    first, second = (make_version("made", tmp_path / name) for name in ("first", "second"))
+    other = make_version(
+        "made", tmp_path / "other", manifest=made_manifest(range(10), range(20, 30), range(40, 50))
+    )
+    store = client()
+    runs = [
+        str(store.get_model_version(each.name, each.version).run_id)
+        for each in (first, second, other)
+    ]
+    store.set_tag(runs[2], INITIAL_RUN_TAG, runs[1])
+    store.set_tag(runs[1], INITIAL_RUN_TAG, runs[0])
+    file = tmp_path / "new.parquet"
+    same = made_manifest()
+    manifests.save(same, file)
+    assert seen_before(file, runs[0]) == {}  # the usual warm start: the splits are remembered
+    assert seen_before(file, runs[2]) == {"test": 20}
+    manifests.save(made_manifest(range(905, 1010), range(50, 60), range(940, 951)), file)
+    assert seen_before(file, runs[0]) == {"test": 45 + 10}
+    store.log_param(runs[0], "training.refit", "True")
+    assert seen_before(file, runs[2]) == {"validation": 10, "test": 45 + 10}
+    assert seen_before(file, "0" * 32) is None
+
+
+def test_optimistic_metrics_are_named(photos: Path) -> None:
+    """Images that the initial weights have seen are a note, and the report does not deny them."""
+    data = ingestion.ingest(config_of(photos), photos.parent / "work")
+    assert with_seen(data, {}) is data
+    assert lead(data) == "These images were not used for training or model selection."
+    seen = with_seen(data, {"validation": 2, "test": 1})
+    assert "2 of the" in seen.notes[-2]
+    assert "1 of the" in seen.notes[-1]
+    assert "test images was used to train or select the initial weights" in seen.notes[-1]
+    assert lead(seen).startswith("1 of these images was used to train or select the initial")
+    gone = with_seen(data, None)
+    assert "no longer recorded" in gone.notes[-1]
+    assert lead(gone).startswith("As far as it is recorded")

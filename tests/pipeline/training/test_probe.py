@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
+from pipeline.data import manifest as manifests
 from pipeline.files.atomic_files import write_text
 from pipeline.files.sealed_files import write_tensors
 from pipeline.initial_weights.record import RECORD_FILE, TENSORS_FILE, InitialWeights
@@ -109,6 +112,25 @@ def test_features_are_computed_once(make_job: MakeJob, tmp_path: Path) -> None:
     assert any("computing the features of" in message for message in said[0])
     assert not any("computing the features of" in message for message in said[1])
     assert len(list((tmp_path / FEATURES_FOLDER).iterdir())) == 1
+
+
+def test_only_the_features_of_added_images_are_computed(
+    make_job: MakeJob, small_photos: Path, tmp_path: Path
+) -> None:
+    """As for a folder that grows every day; the network and its normalization stay."""
+    shutil.copytree(small_photos, tmp_path / "photos")
+    changes: dict[str, Any] = {
+        "model": {"init": "x.safetensors"},
+        "training": {"trainable": "head"},
+        "data": {"path": str(tmp_path / "photos"), "mean": [0.5] * 3, "std": [0.2] * 3},
+    }
+    for day in ("first", "second"):
+        job = with_weights(make_job(tmp_path / day, **changes), tmp_path)
+        probe(job, EventWriter(job.folder / "events.jsonl"))
+        existing = next((tmp_path / "photos").rglob("*.png"))
+        Image.new("RGB", (16, 16), "teal").save(existing.with_name("added.png"))
+    messages = [event["message"] for event in events_of(job, "note")]
+    assert "computing the features of 1 image" in messages
 
 
 def test_folds_and_the_refit_fit_their_own_images_on_the_same_features(
@@ -209,3 +231,45 @@ def test_all_weights_are_kept_only_if_they_are_better(
     again = train(job, EventWriter(job.folder / "events.jsonl"))
     assert isinstance(again, TrainResult)
     assert again.fine_tuning == record
+
+
+def test_balanced_sampling_weights_the_classes_of_a_head(make_job: MakeJob, tmp_path: Path) -> None:
+    """A fit draws no images, so classes count equally by their weights, as with class_weights."""
+    plain = head_job(make_job, tmp_path, "plain")
+    manifest = manifests.load(plain.manifest_file)
+    rows = manifest[(manifest["split"] == "train") & (manifest["label"] == plain.classes[0])].index
+    manifest.loc[rows[3:], "split"] = "test"
+    file = tmp_path / "uneven.parquet"
+    manifests.save(manifest, file)
+    weights = []
+    for setting in ("none", "sampling", "class_weights"):
+        training = plain.config.training.model_copy(update={setting: "balanced"})
+        config = (
+            plain.config
+            if setting == "none"
+            else plain.config.model_copy(update={"training": training})
+        )
+        changes = {"config": config, "manifest_file": file, "folder": tmp_path / setting}
+        job = plain.model_copy(update=changes)
+        result = probe(job, EventWriter(job.folder / "events.jsonl"))
+        weights.append(load_model(result.best)[0].state_dict()["head.weight"])
+    assert torch.equal(weights[1], weights[2])
+    assert not torch.allclose(weights[0], weights[1], atol=1e-3)
+
+
+def test_features_beyond_the_time_limit_are_announced(make_job: MakeJob, tmp_path: Path) -> None:
+    """Before they are computed, with the remedy; a limit that they keep is not mentioned."""
+    changes: dict[str, Any] = {
+        "model": {"init": "x.safetensors"},
+        "training": {"trainable": "head", "time_limit": "0.00001s"},
+    }
+    job = with_weights(make_job(tmp_path / "short", **changes), tmp_path)
+    probe(job, EventWriter(job.folder / "events.jsonl"))
+    [said] = events_of(job, "warning")
+    assert "time_limit is 0.00001s, but does not include the features" in said["message"]
+    assert said["seq"] < events_of(job, "progress")[0]["seq"]
+    again = head_job(make_job, tmp_path / "again", "long")
+    limited = again.config.training.model_copy(update={"time_limit": "1h"})
+    config = again.config.model_copy(update={"training": limited})
+    probe(again.model_copy(update={"config": config}), EventWriter(again.folder / "events.jsonl"))
+    assert not events_of(again, "warning")

@@ -1,0 +1,51 @@
+"""The plan for a run with a preset that starts from a model of Patchline's own.
+
+A pure function, as in `pipeline.planning.plan`: the preset or the user decides the length, and the
+learning rate is that of a warm start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from pipeline import config_files
+from pipeline.initial_weights import recipe
+from pipeline.planning.facts import Plan, PlanFacts
+from pipeline.planning.plan import length_is_set, plan
+
+_RATE = "optimizer.learning_rate"
+
+
+def with_rate(user_settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings by dotted key, with the learning rate of a warm start unless one is set.
+
+    The optimizer is measured and planned with it.
+    """
+    return {_RATE: recipe.WARM_START["optimizer"]["learning_rate"], **user_settings}
+
+
+def warm_start_plan(facts: PlanFacts, settings: Mapping[str, Any], given: Collection[str]) -> Plan:
+    """Return the plan.
+
+    Args:
+        facts: data, machine and measured speeds.
+        settings: by dotted key: what the user has set, what follows from the initial weights, and
+            the learning rate; see `with_rate`.
+        given: keys of the settings that the user has set.
+    """
+    made = plan(facts, settings, given)
+    rate = {} if _RATE in given else {"optimizer": {"learning_rate": settings[_RATE]}}
+    why_rate = (
+        "the learning rate as set"
+        if _RATE in given
+        else f"learning rate {settings[_RATE]:g}, which changes trained weights only slowly"
+    )
+    length = "as set" if length_is_set(settings) else f"that of the preset {facts.preset}"
+    reason = f"warm start: {why_rate}; the length is {length}"
+    return made.model_copy(
+        update={
+            "settings": config_files.merged(made.settings, rate),
+            "reasons": (reason, *made.reasons),
+        }
+    )

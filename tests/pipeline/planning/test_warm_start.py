@@ -1,0 +1,89 @@
+"""A preset and a model of ours to start from: the preset's length, a warm start's learning rate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.config import RunConfig
+from pipeline.config_files import requested
+from pipeline.data.ingestion import ingest
+from pipeline.initial_weights.record import InitialWeights
+from pipeline.initial_weights.settings import with_initial_weights
+from pipeline.planning import stage
+from pipeline.planning.facts import Plan, Speed
+from pipeline.planning.measuring_job import Measurement
+from pipeline.run_memory.stage_memory import StageMemory
+
+FOUND = InitialWeights(
+    reference="photos/3",
+    kind="version",
+    sha256="0" * 64,
+    layout="Patchline",
+    settings={
+        "name": "vit",
+        "size": "micro",
+        "embed_dim": 48,
+        "depth": 2,
+        "num_heads": 4,
+        "mlp_dim": 96,
+        "patch_embedding": {"name": "conv", "patch_size": 4},
+    },
+    channels=3,
+    image_size=16,
+    mean=(0.5,) * 3,
+    std=(0.2,) * 3,
+)
+
+
+def planned(photos: Path, tmp_path: Path, **flags: Any) -> tuple[Plan, RunConfig]:
+    """Return the plan of `run PHOTOS --preset quick --model.init photos@champion`, and its config.
+
+    The first call remembers it; a second one finds it.
+    """
+    model = {"init": "photos@champion", **flags.pop("model", {})}
+    asked = requested(str(photos), preset_name="quick", flags={"model": model, **flags})
+    config = with_initial_weights(asked, FOUND)
+    memory = StageMemory(tmp_path / "work")
+    data = ingest(asked, memory.workspace)
+    speed = Measurement(speeds=(Speed(candidate="own", images_per_second=900.0),))
+    made, again = (
+        stage.planned(config, data, memory, lambda _: None, lambda *_: speed) for _ in range(2)
+    )
+    assert again == made
+    return made, stage.with_plan(config, made)
+
+
+def test_the_preset_decides_the_length_and_the_recipe_the_rate(
+    photos: Path, tmp_path: Path
+) -> None:
+    """Neither is called a setting of the user, nor is the model that follows the weights."""
+    made, config = planned(photos, tmp_path)
+    assert (config.optimizer.learning_rate, config.optimizer.name) == (1e-3, "adamw")
+    assert config.training.epochs == made.settings["training"]["epochs"] != 60
+    assert config.training.trainable == "all"
+    assert (config.model.settings["embed_dim"], config.data.image_size) == (48, 16)
+    assert made.reasons[0].startswith("warm start: learning rate 0.001, which")
+    assert made.reasons[0].endswith("the length is that of the preset quick")
+    assert "the model of the initial weights" in made.reasons[1]
+    assert made.reasons[-1] == "kept as set: model.init"
+
+
+def test_what_the_user_sets_decides(photos: Path, tmp_path: Path) -> None:
+    """A length, a rate and a part of the model stay, and are named as set."""
+    made, config = planned(
+        photos,
+        tmp_path,
+        model={"dropout": 0.1, "activation": "gelu"},
+        training={"epochs": 20},
+        optimizer={"learning_rate": 1e-3},
+    )
+    assert config.training.epochs == 20
+    assert config.optimizer.learning_rate == pytest.approx(1e-3)
+    assert made.reasons[0] == "warm start: the learning rate as set; the length is as set"
+    assert made.reasons[-1] == (
+        "kept as set: model.activation, model.dropout, model.init, optimizer.learning_rate, "
+        "training.epochs"
+    )
