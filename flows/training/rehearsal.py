@@ -24,6 +24,7 @@ from pipeline.data import manifest as manifests
 from pipeline.data.ingestion import IngestedData, PreparedData
 from pipeline.errors import PackagingError
 from pipeline.evaluation import evaluating
+from pipeline.evaluation.cost import predicting_seconds
 from pipeline.evaluation.evaluating import Evaluated
 from pipeline.packaging import stage as packaging_stage
 from pipeline.packaging.clean_process_check import check_package
@@ -214,7 +215,7 @@ def _estimated(
 ) -> tuple[float, float]:
     """Return how long training and the whole run would take, in seconds."""
     rate = plan.images_per_second if plan else trained.images_per_second
-    predicted = evaluating.predicting_seconds(config, data.counts["validation"], rate)
+    predicted = predicting_seconds(config, data.counts["validation"], rate)
     if config.training.trainable == "head":
         training = sum(data.counts.values()) / rate
     elif config.training.time_limit:
@@ -226,7 +227,7 @@ def _estimated(
             images / rate + predicted for images in images_of_parts(config, data)
         )
     decoding = seconds["prepare"] * sum(data.counts.values()) / sum(few.counts.values())
-    tested = predicted + evaluating.predicting_seconds(config, data.counts["test"], rate)
+    tested = predicted + predicting_seconds(config, data.counts["test"], rate)
     if config.training.trainable == "head":  # which computes the features of these images, too
         tested = 0.0
     rest = seconds["read"] + seconds["evaluate"] + 2 * seconds["package"]

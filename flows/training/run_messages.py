@@ -31,7 +31,7 @@ from pipeline.browsing.outcome import (
 )
 from pipeline.config import RunConfig
 from pipeline.data.ingestion import IngestedData
-from pipeline.evaluation.evaluating import evaluation_seconds, predicted_images
+from pipeline.evaluation.cost import evaluation_seconds, predicted_images
 from pipeline.metrics.names import METRICS
 from pipeline.run_memory import live_runs
 from pipeline.tracking import addresses, tracked_run, tracking_store

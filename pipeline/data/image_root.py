@@ -12,14 +12,18 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from pipeline.data.decoding import UndecodableImageError
 from pipeline.data.image_file import content_of, image_bytes, open_regular
 from pipeline.errors import DataError
 from pipeline.files.archives import READ_ERRORS, MemberError, open_archive
 from pipeline.files.atomic_files import replacing
+from pipeline.files.data_names import IMAGE_SUFFIXES
 from pipeline.files.file_digest import sha256_of
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _DAMAGED = (*READ_ERRORS, zipfile.BadZipFile)
 
@@ -74,6 +78,25 @@ def is_file(root: Path, path: str) -> bool:
             return True
     except UndecodableImageError:
         return False
+
+
+def example_on_disk(row: pd.Series[Any], root: Path, folder: Path) -> str:
+    """Return the path of an image as a file, to try a model on.
+
+    Args:
+        row: of the manifest.
+        root: what its path is relative to.
+        folder: receives a copy of an image in an archive.
+
+    Raises:
+        DataError: if the file is no longer there.
+    """
+    suffix = Path(row["path"]).suffix.lower()
+    copy = folder / f"{row['sha256'][:16]}{suffix if suffix in IMAGE_SUFFIXES else ''}"
+    try:
+        return str(image_on_disk(root, row["path"], copy))
+    except UndecodableImageError as error:
+        raise DataError(f"{row['path']} changed while it was being read. Run again.") from error
 
 
 def image_on_disk(root: Path, path: str, copy: Path) -> Path:

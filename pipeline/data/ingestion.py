@@ -17,9 +17,8 @@ from pipeline.data import earlier_manifests, exclusion, prepared_store, split, s
 from pipeline.data import manifest as manifests
 from pipeline.data.channel_statistics import channel_statistics
 from pipeline.data.class_checks import check_images, one_class
-from pipeline.data.decoding import UndecodableImageError
 from pipeline.data.describing import OnImage
-from pipeline.data.image_root import image_on_disk
+from pipeline.data.image_root import example_on_disk
 from pipeline.data.image_size import are_grey, default_image_size
 from pipeline.data.ingestion_notes import (
     empty_classes,
@@ -37,7 +36,6 @@ from pipeline.data.scan_draft import ScanDraft
 from pipeline.data.scan_memory import ScanMemory
 from pipeline.data.source_listing import listing_of, uses_labels
 from pipeline.errors import ConfigError, DataError
-from pipeline.files.data_names import IMAGE_SUFFIXES
 from pipeline.plugin_api import DataTraits, ImageListing, ImageSpec
 from pipeline.plugin_system.plugin_settings import resolve_settings
 from pipeline.section import Section
@@ -215,7 +213,11 @@ def ingest(
         median_side=int(rows[["width", "height"]].min(axis=1).median()),
         greyscale=are_grey(rows["mode"]),
         mirror_symmetric=listing.mirror_symmetric,
-        example_image=_example(rows, listing.root, workspace / "sources" / "examples"),
+        example_image=example_on_disk(
+            rows[rows["split"] == "test"].iloc[0],
+            listing.root,
+            workspace / "sources" / "examples",
+        ),
         notes=(*notes, *split_notes, *notes_on_leakage(rows), *notes_on_size(rows)),
         split_origin=f"as in {earlier.words}" if earlier else split_origin,
         exclude=exclude,
@@ -390,14 +392,3 @@ def _notes(manifest: pd.DataFrame, listing: ImageListing, *, labelled: bool = Tr
     """Return the source's own notes, then what was left out and which classes are empty."""
     empty = notes_on_empty_classes(manifest, listing) if labelled else []
     return [*listing.notes, *notes_on_files(manifest), *empty]
-
-
-def _example(rows: pd.DataFrame, root: Path, folder: Path) -> str:
-    """Return a test image as a file, to try the model on."""
-    first = rows[rows["split"] == "test"].iloc[0]
-    suffix = Path(first["path"]).suffix.lower()
-    copy = folder / f"{first['sha256'][:16]}{suffix if suffix in IMAGE_SUFFIXES else ''}"
-    try:
-        return str(image_on_disk(root, first["path"], copy))
-    except UndecodableImageError as error:
-        raise DataError(f"{first['path']} changed while it was being read. Run again.") from error

@@ -49,41 +49,6 @@ _PATHS: dict[str, Any] = {
 _CODE = ("pipeline.evaluation.__main__", "pipeline.evaluation.evaluating", "pipeline.layers")
 
 
-_PREDICTING_IS_FASTER = 3
-"""Than training: it has no backward pass."""
-_BFLOAT16_IS_FASTER = 1.6
-"""Than float32, in which images are predicted; measured on two cores with AMX."""
-
-
-def predicting_seconds(config: RunConfig, images: int, images_per_second: float) -> float:
-    """Return about how long predicting takes, from the speed of training in float32."""
-    views = 2 if config.model.settings.get("test_time_flip") else 1
-    return views * images / max(1e-9, images_per_second) / _PREDICTING_IS_FASTER
-
-
-def evaluation_seconds(config: RunConfig, data: IngestedData, trained: TrainResult) -> float:
-    """Return about how long predicting all images of the evaluation takes."""
-    rate = trained.images_per_second
-    if trained.precision == "bfloat16":
-        rate /= _BFLOAT16_IS_FASTER
-    training = config.training
-    if training.initial_image_scale < 1:  # most images were smaller
-        small = training.full_size_from * (1 - training.initial_image_scale**2)
-        rate *= 1 - small
-    return predicting_seconds(config, predicted_images(data, trained), rate)
-
-
-def predicted_images(data: IngestedData, trained: TrainResult) -> int:
-    """Return how many images the evaluation predicts, counted once for each model that does."""
-    counts = data.counts
-    if trained.ensemble is not None:
-        return counts["test"] * len(trained.ensemble.temperatures)
-    held_out = counts["validation"]
-    if trained.folds is not None:  # each image by the fold that was not trained on it
-        held_out += counts["train"]
-    return held_out + counts["test"]
-
-
 class Evaluated(Section):
     """The report and its files."""
 
