@@ -1,4 +1,4 @@
-"""Choose the precision of a training by a short measurement of real steps.
+"""Choose the precision of a training by a short measurement of real steps, or of predictions.
 
 The precision decides the weights. So it is measured once for a model on a machine and remembered in
 the workspace, and every later training of that model has the same.
@@ -24,7 +24,7 @@ from pipeline.run_memory.stage_memory import Ingredients, StageMemory
 from pipeline.section import Section
 from pipeline.tracking import provenance
 from pipeline.training.machine import look
-from pipeline.training.trial_steps import trial_steps
+from pipeline.training.trial_steps import trial_predictions, trial_steps
 from pipeline.workers.event_log import EventWriter
 
 FILE = "precision.json"
@@ -58,6 +58,7 @@ class Chooser:
         num_classes: number of classes.
         model: on its device; it is not changed.
         workspace: remembers what was measured; None measures again.
+        is_frozen: whether the model is in evaluation mode and only predicts.
     """
 
     config: RunConfig
@@ -65,6 +66,7 @@ class Chooser:
     num_classes: int
     model: nn.Module
     workspace: Path | None
+    is_frozen: bool = False
 
     def choose(self, seconds: float = MOST_SECONDS) -> Precision:
         """Return the precision that is set, certain, remembered, or else faster."""
@@ -87,6 +89,8 @@ class Chooser:
         plain = self.config.model_copy(update={"augmentation": PluginChoice(name="none")})
 
         def steps(name: str, batch: int) -> Iterator[float]:
+            if self.is_frozen:
+                return trial_predictions(self.image, self.model, name, batch)
             model = copy.deepcopy(self.model)
             return trial_steps(plain, self.image, self.num_classes, model, name, batch)
 
@@ -110,6 +114,7 @@ class Chooser:
             "device": machine.devices[device.type],
             "threads": str(torch.get_num_threads()),
             "torch": torch.__version__,
+            **({"measured": "predictions"} if self.is_frozen else {}),
         }
 
 

@@ -132,7 +132,7 @@ def _frozen(job: TrainingJob, events: EventWriter) -> _Frozen:
     device = torch.device(choose_device(job.config.training, look()))
     data = open_data(job)
     model = initial_model(job, data, events).to(device).eval()
-    chooser = Chooser(job.config, job.image, len(job.classes), model, job.workspace)
+    chooser = Chooser(job.config, job.image, len(job.classes), model, job.workspace, is_frozen=True)
     precision = choose_for_training(chooser, job.folder, events)
     head = linear_head(model, len(job.classes), job.image)
     features_ND, seconds = _features(job, data, model, head, precision.name, events)

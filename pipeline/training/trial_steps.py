@@ -1,4 +1,4 @@
-"""Trial steps: real training steps on random images, to measure how fast a model trains.
+"""Trial steps on random images, to measure how fast a model trains or predicts.
 
 Shapes: B images of a batch, H height, W width, C channels, K classes.
 """
@@ -14,6 +14,7 @@ from torch import nn
 
 from pipeline.config import RunConfig
 from pipeline.data.augmentation import SeededAugmentation
+from pipeline.models.inference import normalised
 from pipeline.plugin_api import ImageSpec
 from pipeline.training.device import wait_for
 from pipeline.training.ema import MovingAverage
@@ -84,5 +85,31 @@ def trial_steps(
             augmented_BHWC = augment.by_batch(single, epoch, rows_B)
         step.compute_gradients(state, (augmented_BHWC, labels_B))
         step.update_weights(state, config.optimizer.learning_rate)
+        wait_for(device)
+        yield time.monotonic() - began
+
+
+def trial_predictions(
+    image: ImageSpec, model: nn.Module, precision: str, batch: int
+) -> Iterator[float]:
+    """Predict random images, and yield the seconds of each batch.
+
+    Args:
+        image: the size of the images.
+        model: on its device, in evaluation mode.
+        precision: float32 or bfloat16.
+        batch: B.
+    """
+    device = next(model.parameters()).device
+    generator = np.random.default_rng(0)
+    shape = (batch, image.height, image.width, image.channels)
+    images_BHWC = torch.from_numpy(generator.integers(0, 256, shape, dtype=np.uint8)).to(device)
+    while True:
+        began = time.monotonic()
+        with (
+            torch.inference_mode(),
+            torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"),
+        ):
+            model(normalised(images_BHWC, image))
         wait_for(device)
         yield time.monotonic() - began

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import platform
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,6 +37,24 @@ def chooser(workspace: Path | None, asked: str = "auto", batch: int = 4) -> Choo
     changes = {"training": {"batch_size": batch, "precision": asked}}
     config = RunConfig.model_validate({**SETTINGS, **changes})
     return Chooser(config, IMAGE, 3, build_model(config.model, IMAGE, 3), workspace)
+
+
+@pytest.mark.usefixtures("_no_table")
+def test_a_frozen_model_only_predicts_while_it_is_measured(tmp_path: Path) -> None:
+    """A large one would take half a minute for steps that it never does."""
+    training = chooser(tmp_path)
+    frozen = dataclasses.replace(training, model=training.model.eval(), is_frozen=True)
+    before = [each.clone() for each in frozen.model.parameters()]
+    modes: list[bool] = []
+    frozen.model.register_forward_hook(lambda *_: modes.append(torch.is_grad_enabled()))
+    assert "images/s in float32" in frozen.choose(0.01).reason
+    assert modes
+    assert not any(modes)
+    assert all(map(torch.equal, before, frozen.model.parameters()))
+    frozen.choose(0.01)
+    count = len(modes)
+    assert frozen.choose(0.01).name in ("float32", "bfloat16")
+    assert len(modes) == count  # remembered
 
 
 @pytest.mark.parametrize("asked", ["float32", "bfloat16"])
