@@ -10,7 +10,7 @@ from flows.progress import display
 from pipeline.config import RunConfig
 from pipeline.data import ingestion
 from pipeline.data.ingestion import IngestedData
-from pipeline.data.seen_images import with_seen
+from pipeline.data.seen_images import notes_on_seen, with_seen
 from pipeline.initial_weights.stage import starting_point
 from pipeline.planning import stage as planning
 from pipeline.planning.facts import Plan
@@ -53,9 +53,8 @@ def dry_run(config: RunConfig, workspace: Path) -> DryRun:
     if config.model.init:
         display().stage(f"Finding the initial weights ({config.model.init})")
         start = starting_point(config, data.name, workspace, data.manifest_file, data.classes)
-        known = len(data.notes)
+        _show([*start.notes(), *notes_on_seen(start.seen_before, data.counts)])
         data = with_seen(data, start.seen_before)
-        _show([*start.notes(), *data.notes[known:]])
         config = start.config
     plan = None
     if config.preset:

@@ -173,11 +173,10 @@ def _find_initial_weights(state: RunState, data: IngestedData) -> IngestedData:
         found: StartingPoint = stages.step(
             stages.find_initial_weights, state.config, data, workspace, after=data
         )
-        seen = with_seen(data, found.seen_before)
-        for line in (*found.notes(), *seen.notes[len(data.notes) :]):
+        for line in (*found.notes(), *notes_on_seen(found.seen_before, data.counts)):
             display().note(line)
     state.start, state.config = found, found.config
-    return seen
+    return with_seen(data, found.seen_before)
 
 
 def _plan(state: RunState, data: IngestedData) -> None:

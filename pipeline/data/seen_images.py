@@ -14,8 +14,6 @@ def with_seen(data: IngestedData, seen: dict[str, int] | None) -> IngestedData:
         data: of the run.
         seen: number of these images by split, without zeros; None if that is not known.
     """
-    if seen == {}:
-        return data
     notes = (*data.notes, *notes_on_seen(seen, data.counts))
     return data.model_copy(update={"seen_before": seen, "notes": notes})
 

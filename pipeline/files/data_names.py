@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
@@ -86,6 +87,7 @@ def stem_of(file: Path) -> str:
     return file.name[: len(file.name) - len(ending)]
 
 
+@lru_cache(maxsize=1024)  # the rows of a table and the files of a folder repeat a few names
 def split_named(name: str, *, exactly: bool = False) -> Split | None:
     """Return the split that a name usually means, in any case; None for any other name.
 

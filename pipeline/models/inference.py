@@ -35,6 +35,23 @@ def _kept_statistics(image: ImageSpec, device: torch.device) -> tuple[torch.Tens
         return _statistics(image, device)
 
 
+def logits_of_batch(
+    model: nn.Module, images_BHWC: torch.Tensor, image: ImageSpec, precision: str
+) -> torch.Tensor:
+    """Return the logits (B, K) of uint8 images, in the model's mode and on its device.
+
+    Args:
+        model: on the device of the images.
+        images_BHWC: not normalised.
+        image: the normalisation.
+        precision: float32 or bfloat16.
+    """
+    device = images_BHWC.device.type
+    with torch.autocast(device, torch.bfloat16, enabled=precision == "bfloat16"):
+        logits_BK: torch.Tensor = model(normalised(images_BHWC, image))
+    return logits_BK
+
+
 @torch.inference_mode()
 def predict_logits(
     model: nn.Module,

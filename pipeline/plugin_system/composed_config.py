@@ -150,7 +150,7 @@ def _replaced(section: type[BaseModel], **classes: type[BaseModel]) -> type[Base
     """Return the section with some of its fields replaced by other classes."""
     fields: dict[str, Any] = {}
     for key, field in section.model_fields.items():
-        if key in ("preset", "set_by_user"):  # a flag of the command; no flag
+        if key in ("preset", "set_by_user"):  # --preset is the command's own; nobody sets the other
             continue
         if key in classes:
             # A plugin without settings has no flag.

@@ -19,7 +19,7 @@ from torch import nn
 
 from pipeline.errors import ConfigError
 from pipeline.files.stored_images import StoredImages
-from pipeline.models.inference import normalised
+from pipeline.models.inference import logits_of_batch
 from pipeline.plugin_api import ImageSpec
 from pipeline.probing.earlier_features import StoredRow, stored_rows, write_index
 from pipeline.probing.linear_head import evaluating
@@ -277,6 +277,4 @@ def _forward(
 ) -> torch.Tensor:
     """Return the logits of some rows on the CPU, so that the device has finished."""
     images_BHWC = torch.from_numpy(np.array(images[rows])).to(device)
-    with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
-        logits_BK: torch.Tensor = model(normalised(images_BHWC, image))
-    return logits_BK.cpu()
+    return logits_of_batch(model, images_BHWC, image, precision).cpu()

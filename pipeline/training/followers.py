@@ -6,13 +6,14 @@ import torch
 
 from pipeline.data.loader import Batch
 from pipeline.training.data_workers import dead_workers_named
+from pipeline.training.device import memory_named
 from pipeline.training.loop import Training
 from pipeline.training.several_processes import Kind, SeveralProcesses
 
 
 def follow(training: Training, group: SeveralProcesses) -> None:
     """Do what the leader announces, until it announces the end."""
-    with dead_workers_named():
+    with dead_workers_named(), memory_named():
         while True:
             kind, value, parts = group.announcement()
             if kind is Kind.END:

@@ -99,12 +99,14 @@ def images_of_trainings(
         train: images of the training split.
         validation: images of the validation split.
         folds: as `training.folds`.
-        refit: as `training.refit`; folds without an ensemble have one anyway.
+        refit: as `training.refit`; with folds, the ensemble alone decides.
         ensemble: as `training.ensemble`.
     """
     everything = train + validation
-    images = [float(train)] if folds is None else [everything * (folds - 1) / folds] * folds
-    return [*images, everything] if refit or (folds and not ensemble) else images
+    if folds is None:
+        return [train, everything] if refit else [train]
+    each = [everything * (folds - 1) / folds] * folds
+    return each if ensemble else [*each, everything]
 
 
 def moved(step: int, numerator: int, denominator: int) -> int:

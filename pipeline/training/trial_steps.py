@@ -14,7 +14,7 @@ from torch import nn
 
 from pipeline.config import RunConfig
 from pipeline.data.augmentation import SeededAugmentation
-from pipeline.models.inference import normalised
+from pipeline.models.inference import logits_of_batch
 from pipeline.plugin_api import ImageSpec
 from pipeline.training.device import wait_for
 from pipeline.training.ema import MovingAverage
@@ -106,10 +106,7 @@ def trial_predictions(
     images_BHWC = torch.from_numpy(generator.integers(0, 256, shape, dtype=np.uint8)).to(device)
     while True:
         began = time.monotonic()
-        with (
-            torch.inference_mode(),
-            torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"),
-        ):
-            model(normalised(images_BHWC, image))
+        with torch.inference_mode():
+            logits_of_batch(model, images_BHWC, image, precision)
         wait_for(device)
         yield time.monotonic() - began

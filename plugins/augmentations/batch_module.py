@@ -1,6 +1,6 @@
 """Transforms of whole batches: mirroring, cropping and erasing.
 
-Shapes: B batch, H height, W width, C channels.
+Shapes: B batch, H height, W width, C channels, A attempts.
 """
 
 from __future__ import annotations
@@ -76,26 +76,51 @@ def erase(
         ratio: smallest and largest ratio of height to width, at least.
     """
     _, height, width, channels = images_BHWC.shape
-    chosen_B = random.uniform() < probability
-    areas_BA = random.uniform(_ATTEMPTS, low=area[0], high=area[1]) * (height * width)
-    # A table instead of an exponential, which differs between devices in the last bit.
-    low, high = (math.log(bound) for bound in ratio)
-    steps = [math.exp(low + (high - low) * i / (_RATIO_STEPS - 1)) for i in range(_RATIO_STEPS)]
-    table = torch.tensor(steps, device=images_BHWC.device)
-    ratios_BA = table[random.integers(0, _RATIO_STEPS, _ATTEMPTS)]
-    heights_BA = (areas_BA * ratios_BA).sqrt().round().long()
-    widths_BA = (areas_BA / ratios_BA).sqrt().round().long()
-    fits_BA = (heights_BA < height) & (widths_BA < width)
-    first_B1 = fits_BA.int().argmax(1, keepdim=True)
-    rows_BH = _inside(random, heights_BA.gather(1, first_B1), height)
-    rows_BH &= (chosen_B & fits_BA.any(1))[:, None]
-    columns_BW = _inside(random, widths_BA.gather(1, first_B1), width)
+    chosen_B1 = (random.uniform() < probability)[:, None]
+    most = (height - 1, width - 1)
+    heights_B1, widths_B1, fits_B1 = rectangles((height, width), most, random, area, ratio)
+    rows_BH = _inside(random, heights_B1, height)
+    rows_BH &= chosen_B1 & fits_B1
+    columns_BW = _inside(random, widths_B1, width)
     values_BV = columns_BW.repeat_interleave(channels, 1)  # V = W * C
     # Bits instead of torch.where, which takes four times as long for bytes.
     erased_BHV = (rows_BH.byte() * 255)[:, :, None] & (values_BV.byte() * 255)[:, None, :]
     noise_BHV = random.pixels(height, width * channels)
     lines_BHV = images_BHWC.reshape(noise_BHV.shape)
     return (lines_BHV ^ ((lines_BHV ^ noise_BHV) & erased_BHV)).view(images_BHWC.shape)
+
+
+def rectangles(
+    size: tuple[int, int],
+    most: tuple[int, int],
+    random: BatchRandom,
+    area: tuple[float, float],
+    ratio: tuple[float, float],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Draw the sides of a rectangle for each image, and whether it fits; all (B, 1).
+
+    Area and logarithm of the ratio are evenly distributed. What is too large is drawn again, ten
+    times.
+
+    Args:
+        size: height and width of the images.
+        most: height and width of the largest rectangle that fits.
+        random: decides.
+        area: smallest and largest area, as fractions of the image.
+        ratio: smallest and largest ratio of height to width.
+    """
+    areas_BA = random.uniform(_ATTEMPTS, low=area[0], high=area[1]) * (size[0] * size[1])
+    # A table instead of an exponential, which differs between devices in the last bit.
+    low, high = (math.log(bound) for bound in ratio)
+    steps = [math.exp(low + (high - low) * i / (_RATIO_STEPS - 1)) for i in range(_RATIO_STEPS)]
+    table = torch.tensor(steps, device=areas_BA.device)
+    ratios_BA = table[random.integers(0, _RATIO_STEPS, _ATTEMPTS)]
+    heights_BA = (areas_BA * ratios_BA).sqrt().round().long()
+    widths_BA = (areas_BA / ratios_BA).sqrt().round().long()
+    fits_BA = (heights_BA <= most[0]) & (widths_BA <= most[1])
+    first_B1 = fits_BA.int().argmax(1, keepdim=True)
+    heights_B1, widths_B1 = (each.gather(1, first_B1) for each in (heights_BA, widths_BA))
+    return heights_B1, widths_B1, fits_BA.any(1, keepdim=True)
 
 
 def _inside(random: BatchRandom, length_B1: torch.Tensor, side: int) -> torch.Tensor:

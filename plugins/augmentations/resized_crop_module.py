@@ -1,19 +1,18 @@
 """Crops of random size, enlarged, and changes of color, of whole batches.
 
-Shapes: B batch, H height, W width, C channels, A attempts.
+Shapes: B batch, H height, W width, C channels.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
 from torch.nn.functional import grid_sample
 
 from pipeline.plugin_api import BatchRandom
+from plugins.augmentations.batch_module import rectangles
 
-_ATTEMPTS, _RATIO_STEPS = 10, 64
 _BRIGHTEST = 255.0
 _LUMA = (0.299, 0.587, 0.114)
 """Weights of red, green and blue in a grey image (ITU-R BT.601)."""
@@ -24,8 +23,8 @@ def windows(
 ) -> torch.Tensor:
     """Return the window (B, 4) that each image shows: top, left, height and width, in pixels.
 
-    Area and logarithm of the ratio are evenly distributed. A window that is larger than the image
-    is drawn again; after ten attempts the whole image is shown.
+    Area and logarithm of the ratio are evenly distributed. Where no window fits, the whole image is
+    shown.
 
     Args:
         size: height and width of the images.
@@ -34,19 +33,12 @@ def windows(
         largest_ratio: of the sides, in either direction.
     """
     height, width = size
-    area_BA = random.uniform(_ATTEMPTS, low=smallest_area, high=1.0) * (height * width)
-    # A table instead of an exponential, which differs between devices in the last bit.
-    most = math.log(largest_ratio)
-    steps = [math.exp(most * (2 * i / (_RATIO_STEPS - 1) - 1)) for i in range(_RATIO_STEPS)]
-    table = torch.tensor(steps, device=area_BA.device)
-    ratio_BA = table[random.integers(0, _RATIO_STEPS, _ATTEMPTS)]
-    heights_BA = (area_BA / ratio_BA).sqrt().round().clamp(min=1)
-    widths_BA = (area_BA * ratio_BA).sqrt().round().clamp(min=1)
-    fits_BA = (heights_BA <= height) & (widths_BA <= width)
-    first_B1 = fits_BA.int().argmax(1, keepdim=True)
-    found_B1 = fits_BA.any(1, keepdim=True)
-    height_B1 = torch.where(found_B1, heights_BA.gather(1, first_B1), height)
-    width_B1 = torch.where(found_B1, widths_BA.gather(1, first_B1), width)
+    area, ratio = (smallest_area, 1.0), (1 / largest_ratio, largest_ratio)
+    heights_B1, widths_B1, fits_B1 = rectangles(
+        (height, width), (height, width), random, area, ratio
+    )
+    height_B1 = torch.where(fits_B1, heights_B1.clamp(min=1), height)
+    width_B1 = torch.where(fits_B1, widths_B1.clamp(min=1), width)
     top_B1 = (random.uniform(1) * (height - height_B1 + 1)).floor()
     left_B1 = (random.uniform(1) * (width - width_B1 + 1)).floor()
     return torch.cat([top_B1, left_B1, height_B1, width_B1], 1)

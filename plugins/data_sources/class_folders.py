@@ -130,10 +130,13 @@ class ClassFolders:
     def _innermost(self, folder: str) -> str:
         split = split_named(folder)
         while True:
+            start = f"{folder}/"
+            below = (path[len(start) :] for path in self.files if path.startswith(start))
+            if any(split_named(path.partition("/")[0]) != split for path in below):
+                return folder  # usually told by the first file
             content = self.inside(folder)
             filled = content.filled(content.top)
-            loose = any("/" not in path for path in content.files)
-            if loose or len(filled) != 1 or split_named(filled[0]) != split:
+            if len(filled) != 1:
                 return folder
             inner = content.inside(filled[0])
             if inner.has_images_beside() or not inner.filled(inner.top):

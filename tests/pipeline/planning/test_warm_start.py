@@ -10,31 +10,29 @@ import pytest
 from pipeline.config import RunConfig
 from pipeline.config_files import requested
 from pipeline.data.ingestion import ingest
-from pipeline.initial_weights.record import InitialWeights
 from pipeline.initial_weights.settings import with_initial_weights
 from pipeline.planning import stage
 from pipeline.planning.facts import Plan, Speed
 from pipeline.planning.measuring_job import Measurement
 from pipeline.run_memory.stage_memory import StageMemory
+from tests.pipeline.initial_weights.test_settings import FOUND as FROM_FILE
 
-FOUND = InitialWeights(
-    reference="photos/3",
-    kind="version",
-    sha256="0" * 64,
-    layout="Patchline",
-    settings={
-        "name": "vit",
-        "size": "micro",
-        "embed_dim": 48,
-        "depth": 2,
-        "num_heads": 4,
-        "mlp_dim": 96,
-        "patch_embedding": {"name": "conv", "patch_size": 4},
-    },
-    channels=3,
-    image_size=16,
-    mean=(0.5,) * 3,
-    std=(0.2,) * 3,
+FOUND = FROM_FILE.model_copy(
+    update={
+        "reference": "photos/3",
+        "kind": "version",
+        "layout": "Patchline",
+        "image_size": 16,
+        "settings": {
+            "name": "vit",
+            "size": "micro",
+            "embed_dim": 48,
+            "depth": 2,
+            "num_heads": 4,
+            "mlp_dim": 96,
+            "patch_embedding": {"name": "conv", "patch_size": 4},
+        },
+    }
 )
 
 

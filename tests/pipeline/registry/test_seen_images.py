@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -36,17 +37,18 @@ def test_other_formats_of_seen_images_are_left_out(photos: Path, knows_pixels: b
     assert len(selection.rows) == (trained.counts["test"] if knows_pixels else 60)
 
 
+def _runs_of(*versions: Any) -> list[str]:
+    found = (client().get_model_version(each.name, each.version) for each in versions)
+    return [str(each.run_id) for each in found]
+
+
 def test_what_the_ancestors_were_trained_on_counts_as_seen(tmp_path: Path) -> None:
     """A version that started from another one's weights has seen their images, in any split."""
     first = make_version("made", tmp_path / "first", manifest=made_manifest())
     other_split = made_manifest(test=range(1000, 1100), train=range(100), validation=range(50, 60))
     second = make_version("made", tmp_path / "second", manifest=other_split)
     third = make_version("made", tmp_path / "third", manifest=made_manifest(test=range(900, 950)))
-    store = client()
-    runs = [
-        str(store.get_model_version(each.name, each.version).run_id)
-        for each in (first, second, third)
-    ]
+    store, runs = client(), _runs_of(first, second, third)
     store.set_tag(runs[1], INITIAL_RUN_TAG, runs[0])
     store.set_tag(runs[2], INITIAL_RUN_TAG, runs[1])
     known = load_records(third).manifest
@@ -63,11 +65,7 @@ def test_images_that_the_initial_weights_have_seen_are_counted(tmp_path: Path) -
     other = make_version(
         "made", tmp_path / "other", manifest=made_manifest(range(10), range(20, 30), range(40, 50))
     )
-    store = client()
-    runs = [
-        str(store.get_model_version(each.name, each.version).run_id)
-        for each in (first, second, other)
-    ]
+    store, runs = client(), _runs_of(first, second, other)
     store.set_tag(runs[2], INITIAL_RUN_TAG, runs[1])
     store.set_tag(runs[1], INITIAL_RUN_TAG, runs[0])
     file = tmp_path / "new.parquet"
