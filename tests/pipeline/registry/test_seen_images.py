@@ -83,7 +83,7 @@ def test_images_that_the_initial_weights_have_seen_are_counted(tmp_path: Path) -
 def test_optimistic_metrics_are_named(photos: Path) -> None:
     """Images that the initial weights have seen are a note, and the report does not deny them."""
     data = ingestion.ingest(config_of(photos), photos.parent / "work")
-    assert with_seen(data, {}) is data
+    assert with_seen(data, {}) == data
     assert lead(data) == "These images were not used for training or model selection."
     seen = with_seen(data, {"validation": 2, "test": 1})
     assert "2 of the" in seen.notes[-2]
