@@ -30,7 +30,7 @@ from pipeline import config_files, quiet_libraries
 from pipeline.config import RunConfig
 from pipeline.data import ingestion
 from pipeline.data.decoding import decode_image
-from pipeline.data.ingestion import IngestedData, PreparedData
+from pipeline.data.ingested_data import IngestedData, PreparedData
 from pipeline.data.resizing import resize_image
 from pipeline.initial_weights.stage import starting_point
 from pipeline.metrics.intervals import proportion

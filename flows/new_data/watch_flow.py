@@ -24,7 +24,7 @@ from pipeline.automation import event_kinds
 from pipeline.config import RunConfig
 from pipeline.data import earlier_manifests, ingestion, new_images
 from pipeline.data import manifest as manifests
-from pipeline.data.ingestion import IngestedData
+from pipeline.data.ingested_data import IngestedData
 from pipeline.data.new_images import NewImages
 from pipeline.errors import ConfigError, PipelineError
 from pipeline.plugin_system import plugin_settings

@@ -9,7 +9,7 @@ from pathlib import Path
 from flows.progress import display
 from pipeline.config import RunConfig
 from pipeline.data import ingestion
-from pipeline.data.ingestion import IngestedData
+from pipeline.data.ingested_data import IngestedData
 from pipeline.data.seen_images import notes_on_seen, with_seen
 from pipeline.initial_weights.stage import starting_point
 from pipeline.planning import stage as planning

@@ -18,7 +18,7 @@ from pipeline.browsing.encoder_pages import encoder_summary
 from pipeline.browsing.outcome import EncoderOutcome
 from pipeline.browsing.run_summary import RunSummary
 from pipeline.config import RunConfig
-from pipeline.data.ingestion import IngestedData, PreparedData
+from pipeline.data.ingested_data import IngestedData, PreparedData
 from pipeline.packaging import stage as packaging_stage
 from pipeline.packaging.job import Package
 from pipeline.packaging.model_card import CardFacts

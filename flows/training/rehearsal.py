@@ -21,7 +21,7 @@ from flows.training.dry_run import dry_run
 from pipeline.config import RunConfig
 from pipeline.data import ingestion
 from pipeline.data import manifest as manifests
-from pipeline.data.ingestion import IngestedData, PreparedData
+from pipeline.data.ingested_data import IngestedData, PreparedData
 from pipeline.errors import PackagingError
 from pipeline.evaluation import evaluating
 from pipeline.evaluation.cost import predicting_seconds

@@ -30,7 +30,7 @@ from pipeline.browsing.outcome import (
     verdict,
 )
 from pipeline.config import RunConfig
-from pipeline.data.ingestion import IngestedData
+from pipeline.data.ingested_data import IngestedData
 from pipeline.evaluation.cost import evaluation_seconds, predicted_images
 from pipeline.metrics.names import METRICS
 from pipeline.run_memory import live_runs

@@ -20,7 +20,7 @@ from flows.progress import display, show_event
 from flows.training import run_messages
 from pipeline.config import RunConfig
 from pipeline.data import ingestion, prepare_stage
-from pipeline.data.ingestion import IngestedData, PreparedData
+from pipeline.data.ingested_data import IngestedData, PreparedData
 from pipeline.data.seen_images import notes_on_seen
 from pipeline.evaluation import evaluating
 from pipeline.evaluation.evaluating import Evaluated

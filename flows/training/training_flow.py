@@ -26,7 +26,7 @@ from pipeline.browsing.outcome import Outcome
 from pipeline.browsing.run_summary import RunSummary, summary_of
 from pipeline.config import RunConfig
 from pipeline.data import ingestion, prepare_stage
-from pipeline.data.ingestion import IngestedData, PreparedData
+from pipeline.data.ingested_data import IngestedData, PreparedData
 from pipeline.data.seen_images import notes_on_seen, with_seen
 from pipeline.errors import DataError, PipelineError
 from pipeline.evaluation.chosen_images import EXPLANATIONS

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pipeline.browsing import saved_views
 from pipeline.config import AUTO, RunConfig
-from pipeline.data.ingestion import IngestedData
+from pipeline.data.ingested_data import IngestedData
 from pipeline.evaluation.chosen_images import EXPLANATIONS, TITLES
 from pipeline.evaluation.evaluating import Evaluated
 from pipeline.initial_weights.recipe import shown

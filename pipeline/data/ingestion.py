@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from pydantic import Field
 
 from pipeline.config import RunConfig
 from pipeline.data import earlier_manifests, exclusion, prepared_store, split, split_memory
@@ -20,6 +19,8 @@ from pipeline.data.class_checks import check_images, one_class
 from pipeline.data.describing import OnImage
 from pipeline.data.image_root import example_on_disk
 from pipeline.data.image_size import are_grey, default_image_size
+from pipeline.data.ingested_data import IngestedData, PreparedData
+from pipeline.data.ingestion_memory import IngestionMemory
 from pipeline.data.ingestion_notes import (
     empty_classes,
     notes_on_empty_classes,
@@ -33,58 +34,16 @@ from pipeline.data.near_duplicates.thumbnails import ThumbnailCollector
 from pipeline.data.own_columns import check_slices, listed_columns
 from pipeline.data.repeated_data import EarlierData, earlier_data, repeated
 from pipeline.data.scan_draft import ScanDraft
-from pipeline.data.scan_memory import ScanMemory
+from pipeline.data.scan_memory import Facts, ScanMemory
 from pipeline.data.source_listing import listing_of, uses_labels
 from pipeline.errors import ConfigError, DataError
 from pipeline.plugin_api import DataTraits, ImageListing, ImageSpec
 from pipeline.plugin_system.plugin_settings import resolve_settings
-from pipeline.section import Section
 
 _SPLIT_SETTINGS = ("data.split_seed", "data.validation_fraction", "data.test_fraction")
 """A run with the same values splits its images in the same way."""
 StageProgress = Callable[[str, int, int], None]
 """Called with a label, the number of items done, and the number of all items."""
-
-
-class IngestedData(Section):
-    """A manifest on disk and its statistics."""
-
-    name: str
-    """The source's name of the data."""
-    manifest_file: Path
-    fingerprint: str
-    root: Path
-    """The folder or archive that the manifest's paths are relative to."""
-    classes: tuple[str, ...]
-    """Empty if the objective uses no labels."""
-    counts: dict[str, int]
-    """Usable images by split."""
-    class_counts: dict[str, int]
-    """Usable images by class."""
-    median_side: int
-    """Median of the images' shorter sides, in pixels."""
-    greyscale: bool
-    mirror_symmetric: bool
-    example_image: str
-    """A test image, to try the model on."""
-    notes: tuple[str, ...]
-    """What a person should know: files left out, small splits, leakage."""
-    split_origin: str = ""
-    """Where the splits come from: `test and validation split off from train`."""
-    exclude: Path | None = None
-    """A copy of the table of excluded files, named by its content."""
-    repeats: str | None = None
-    """The run or the file whose manifest is used again, if any."""
-    seen_before: dict[str, int] | None = Field(default_factory=dict)
-    """Number of images by split that the initial weights have seen; see `seen_images`."""
-
-    def findings(self) -> list[str]:
-        """Return how many images there are and how they are split, then what is unusual."""
-        total = sum(self.counts.values())
-        parts = ", ".join(f"{count:,} {split}" for split, count in self.counts.items())
-        classes = f"in {len(self.classes):,} classes" if self.classes else "without labels"
-        counted = f"{total:,} images {classes}: {parts}"
-        return [f"{counted} ({self.split_origin})", *self.notes]
 
 
 class SourceCounts(NamedTuple):
@@ -105,14 +64,6 @@ class ScannedData:
     source_notes: tuple[str, ...]
     """Those of the notes that the source itself has given."""
     empty_classes: tuple[str, ...]
-
-
-class PreparedData(Section):
-    """A prepared store on disk and the format of its images."""
-
-    store: Path
-    reused: bool
-    image: ImageSpec
 
 
 def check_source(config: RunConfig, workspace: Path, *, to_train: bool = True) -> SourceCounts:
@@ -185,24 +136,56 @@ def ingest(
         DataError: if the images or labels cannot be used; no manifest and no split is saved then.
     """
     listing = listing_of(config, workspace)
+    known = ScanMemory(listing.root, workspace, fresh=fresh)
+    facts = known.facts(sorted(image.path for image in listing.images))
+    simple = config.data.manifest is None and config.data.exclude is None
+    memory = IngestionMemory(config, listing, facts, known) if simple else None
+    found = memory.recall() if memory else None
+    if found is None:
+        source = _Source(config, listing, known, facts)
+        found, splits, lasting = _ingested(source, on_progress, remember=remember)
+        if memory and remember and lasting:
+            memory.keep(found, splits)
+    return found
+
+
+class _Source(NamedTuple):
+    """What a source lists, and what is known about its files."""
+
+    config: RunConfig
+    listing: ImageListing
+    known: ScanMemory
+    facts: Facts
+
+
+def _ingested(
+    source: _Source, on_progress: StageProgress | None, *, remember: bool
+) -> tuple[IngestedData, Path | None, bool]:
+    """Describe every file, split, and save the manifest.
+
+    Returns:
+        What was found; the file that remembers the splits, if there is one; whether the next
+        ingestion of the same files finds exactly this.
+    """
+    config, listing, known, _ = source
+    workspace = known.workspace
     labelled, data = uses_labels(config), config.data
     earlier = earlier_data(data.manifest, workspace) if data.manifest else None
-    known = ScanMemory(listing.root, workspace, fresh=fresh)
-    draft = ScanDraft(config, listing.root, workspace) if remember and not fresh else None
-    manifest, notes, exclude = _read(config, listing, known, on_progress, earlier, draft)
+    draft = ScanDraft(config, listing.root, workspace) if remember and not known.fresh else None
+    manifest, notes, exclude = _read(source, on_progress, earlier, draft)
     check_slices(config.evaluation.slices if labelled else (), manifest.columns)
     if labelled and earlier is None and "leakage" not in data.accept:  # else it was checked before
         check_leakage(manifest)
     wanted = split.wanted_splits(manifest, data.validation_fraction, data.test_fraction)
     split_origin = split.origin(manifest, wanted)
-    manifest, split_notes = assign_splits(
+    manifest, split_notes, any_new = assign_splits(
         manifest, config, wanted, listing.name, workspace, remember=remember
     )
     fingerprint = manifests.fingerprint(manifest)
     file = workspace / "manifests" / f"{fingerprint}.parquet"
     manifests.save(manifest, file)
     rows = manifests.usable(manifest)
-    return IngestedData(
+    found = IngestedData(
         name=listing.name,
         manifest_file=file,
         fingerprint=fingerprint,
@@ -223,12 +206,12 @@ def ingest(
         exclude=exclude,
         repeats=earlier.reference if earlier else None,
     )
+    splits = split_memory.file_of(workspace, wanted, data.split_seed) if wanted else None
+    return found, splits, not (split_notes and any_new)  # notes on new images are said once
 
 
 def _read(
-    config: RunConfig,
-    listing: ImageListing,
-    known: ScanMemory,
+    source: _Source,
     on_progress: StageProgress | None,
     earlier: EarlierData | None,
     draft: ScanDraft | None,
@@ -237,6 +220,7 @@ def _read(
 
     With data of an earlier run, its manifest is returned, with its splits.
     """
+    config, listing, known, facts = source
     labelled, data = uses_labels(config), config.data
     if earlier is not None:
         checking = _labelled(on_progress, "Checking images")
@@ -252,6 +236,7 @@ def _read(
         labelled=labelled,
         on_image=thumbnails.add if thumbnails is not None else None,
         memory=known,
+        facts=facts,
         draft=draft,
     )
     manifest, more, exclude = exclusion.applied(data.exclude, manifest, known.workspace)
@@ -272,8 +257,12 @@ def assign_splits(
     workspace: Path,
     *,
     remember: bool,
-) -> tuple[pd.DataFrame, list[str]]:
-    """Assign every usable image that earlier runs have not assigned, and remember its split."""
+) -> tuple[pd.DataFrame, list[str], bool]:
+    """Assign every usable image that earlier runs have not assigned, and remember its split.
+
+    Returns:
+        The manifest with the splits, notes, and whether any image was new.
+    """
     data = config.data
     assign = partial(
         split.assign,
@@ -283,7 +272,7 @@ def assign_splits(
         seed=data.split_seed,
     )
     if not wanted:
-        return assign()
+        return *assign(), False
 
     def earlier() -> list[pd.DataFrame]:
         params = {key: config.flat()[key] for key in _SPLIT_SETTINGS}
@@ -293,9 +282,8 @@ def assign_splits(
     movable = split.movable_rows(manifest)
     with split_memory.opened(workspace, wanted, data.split_seed, earlier) as memory:
         assigned, notes = assign(remembered=memory.table)
-        if remember:
-            memory.remember(assigned[movable])
-    return assigned, notes
+        any_new = remember and memory.remember(assigned[movable])
+    return assigned, notes, any_new
 
 
 def resolve(config: RunConfig, data: IngestedData) -> RunConfig:

@@ -19,7 +19,7 @@ import pandas as pd
 from pipeline.data.config import OWN_COLUMN
 from pipeline.data.describing import OnImage, Row, empty_row, printable
 from pipeline.data.describing_processes import Files, KeptImages, rows_of
-from pipeline.data.scan_memory import DESCRIBED, ScanMemory
+from pipeline.data.scan_memory import DESCRIBED, Facts, ScanMemory
 from pipeline.files.atomic_files import replacing
 from pipeline.plugin_api import ImageListing, ListedImage
 
@@ -59,6 +59,7 @@ def scan(
     labelled: bool = True,
     on_image: OnImage | None = None,
     memory: ScanMemory | None = None,
+    facts: Facts | None = None,
     draft: Draft | None = None,
 ) -> pd.DataFrame:
     """Open every listed file once and describe it, sorted by path.
@@ -69,6 +70,7 @@ def scan(
         labelled: whether an image without a class is foreign.
         on_image: called for each decoded image, in the thread that has decoded it.
         memory: what is known from earlier scans; unchanged files are opened only for `on_image`.
+        facts: what the memory has found about the files, in the order of their paths, if it has.
         draft: keeps the images that are decoded, unless an earlier scan has seen the folder and
             they are decoded again for `on_image` alone.
     """
@@ -76,7 +78,8 @@ def scan(
     wanted = [bool(listed.label) or not labelled for listed in images]
     paths = [listed.path for listed in images]
     known = pd.DataFrame(columns=DESCRIBED)
-    facts = memory.facts(paths) if memory else None
+    if memory and facts is None:
+        facts = memory.facts(paths)
     if memory and facts is not None and on_image is None:
         known = memory.known(paths, facts)
         known = known[[wanted[place] for place in known.index]]

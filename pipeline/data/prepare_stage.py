@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pipeline.config import RunConfig
 from pipeline.data import ingestion
-from pipeline.data.ingestion import IngestedData, PreparedData, StageProgress
+from pipeline.data.ingested_data import IngestedData, PreparedData
+from pipeline.data.ingestion import StageProgress
 from pipeline.run_memory import stage_keys
 from pipeline.run_memory.stage_memory import Ingredients, StageMemory
 

@@ -86,6 +86,12 @@ class ScanMemory:
         rows.index = pd.Index(np.flatnonzero(same))
         return rows
 
+    def settled(self, facts: Facts) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Return for which files a later change would be noticed."""
+        recent = facts[:, 1:3].max(axis=1) >= self._began - _RECENT_NANOSECONDS
+        found: np.ndarray[Any, np.dtype[np.bool_]] = (facts >= 0).all(axis=1) & ~recent
+        return found
+
     def keep(self, manifest: pd.DataFrame, facts: Facts) -> None:
         """Remember the usable images of a scan.
 
@@ -93,9 +99,7 @@ class ScanMemory:
             manifest: its rows.
             facts: of each row, from before it was described.
         """
-        last_change = facts[:, 1:3].max(axis=1)
-        settled = (facts >= 0).all(axis=1) & (last_change < self._began - _RECENT_NANOSECONDS)
-        wanted = settled & (manifest["status"] == "ok").to_numpy()
+        wanted = self.settled(facts) & (manifest["status"] == "ok").to_numpy()
         table = manifest.loc[wanted, ["path", *DESCRIBED]]
         for place, name in enumerate(_FACTS):
             table[name] = facts[wanted, place]

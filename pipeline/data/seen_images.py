@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pipeline.data.ingestion import IngestedData
+from pipeline.data.ingested_data import IngestedData
 
 
 def with_seen(data: IngestedData, seen: dict[str, int] | None) -> IngestedData:

@@ -40,19 +40,26 @@ class SplitMemory:
         """Add the splits of an earlier run for images without an entry, without saving."""
         self._add(split.learned(manifest[manifest["split"].isin(split.SPLITS)]))
 
-    def remember(self, rows: pd.DataFrame) -> None:
-        """Save the splits of images in addition to those already remembered."""
+    def remember(self, rows: pd.DataFrame) -> bool:
+        """Save the splits of images beside those already remembered; return if any was new."""
         if not self.is_new and split.all_known(rows, self.table):
-            return
+            return False
         before = 0 if self.is_new else len(self.table)
         self._add(split.learned(rows))
         if len(self.table) > before:
             with replacing(self.file) as temporary:
                 self.table.to_parquet(temporary, index=False)
+        return len(self.table) > before
 
     def _add(self, table: pd.DataFrame) -> None:
         both = pd.concat([self.table, table], ignore_index=True)
         self.table = both[~both.duplicated(["kind", "key"])]
+
+
+def file_of(workspace: Path, wanted: dict[str, float], seed: int) -> Path:
+    """Return the file that remembers one way of splitting; see `opened`."""
+    shares = "-".join(f"{name}-{share!r}" for name, share in sorted(wanted.items()))
+    return workspace / "splits" / f"rule-{split.RULE}-seed-{seed}-{shares}.parquet"
 
 
 @contextmanager
@@ -74,8 +81,7 @@ def opened(
         DataError: if the file is damaged.
         StorageError: if it cannot be written, or another process holds the lock for too long.
     """
-    shares = "-".join(f"{name}-{share!r}" for name, share in sorted(wanted.items()))
-    file = workspace / "splits" / f"rule-{split.RULE}-seed-{seed}-{shares}.parquet"
+    file = file_of(workspace, wanted, seed)
     with try_lock(file.with_suffix(".lock"), _LOCK_SECONDS) as locked:
         if not locked:
             raise StorageError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipeline.config import RunConfig
-from pipeline.data.ingestion import IngestedData
+from pipeline.data.ingested_data import IngestedData
 from pipeline.training.train_result import TrainResult
 
 _PREDICTING_IS_FASTER = 3

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from pipeline.config import RunConfig
-from pipeline.data.ingestion import IngestedData, PreparedData
+from pipeline.data.ingested_data import IngestedData, PreparedData
 from pipeline.data.own_columns import own_columns
 from pipeline.data.prepared_store import open_images
 from pipeline.evaluation.calibrated_predictions import calibrated

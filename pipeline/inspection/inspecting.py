@@ -132,7 +132,7 @@ def _with_splits(
         return manifest, "no image can be read", stops or ["a run stops: no image can be read"]
     wanted = split.wanted_splits(manifest, data.validation_fraction, data.test_fraction)
     try:
-        assigned, _ = ingestion.assign_splits(
+        assigned, _, _ = ingestion.assign_splits(
             manifest, config, wanted, scanned.name, workspace, remember=False
         )
     except DataError as error:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pipeline.config import RunConfig
-from pipeline.data.ingestion import IngestedData, PreparedData
+from pipeline.data.ingested_data import IngestedData, PreparedData
 from pipeline.evaluation.evaluating import Evaluated, model_ingredients
 from pipeline.packaging.job import Package, PackagingJob
 from pipeline.packaging.model_card import CardFacts

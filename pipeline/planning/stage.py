@@ -18,7 +18,7 @@ import psutil
 from pipeline import config_files
 from pipeline.config import RunConfig
 from pipeline.data import ingestion
-from pipeline.data.ingestion import IngestedData
+from pipeline.data.ingested_data import IngestedData
 from pipeline.errors import WorkerError
 from pipeline.files.atomic_files import write_text
 from pipeline.initial_weights import recipe

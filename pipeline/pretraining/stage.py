@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config import RunConfig
-from pipeline.data.ingestion import IngestedData, PreparedData
+from pipeline.data.ingested_data import IngestedData, PreparedData
 from pipeline.evaluation.evaluating import FOLDER, about_run, lead, model_ingredients
 from pipeline.evaluation.html_report import ReportPage
 from pipeline.metrics.intervals import MetricEstimate, mean_of_repeats

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from pipeline import config_files
 from pipeline.config import RunConfig
-from pipeline.data.ingestion import IngestedData, PreparedData
+from pipeline.data.ingested_data import IngestedData, PreparedData
 from pipeline.files.file_digest import digest_of
 from pipeline.initial_weights.record import kept_folder
 from pipeline.run_memory import stage_keys

@@ -11,7 +11,7 @@ from pipeline.config import RunConfig
 from pipeline.data import manifest as manifests
 from pipeline.data import prepared_store
 from pipeline.data.augmentation import SeededAugmentation
-from pipeline.data.ingestion import IngestedData
+from pipeline.data.ingested_data import IngestedData
 from pipeline.errors import DataError
 from pipeline.files.atomic_files import storage_errors
 from pipeline.plugin_api import ImageSpec

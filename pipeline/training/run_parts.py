@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import psutil
 
 from pipeline.config import RunConfig
-from pipeline.data.ingestion import IngestedData
+from pipeline.data.ingested_data import IngestedData
 from pipeline.metrics.intervals import mean_of_repeats
 from pipeline.tracking import nested_runs, tracked_run
 from pipeline.tracking.exactly_once_metrics import MetricSender

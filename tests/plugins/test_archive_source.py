@@ -14,7 +14,8 @@ from PIL import Image
 
 from pipeline.config_files import requested
 from pipeline.data import manifest as manifests
-from pipeline.data.ingestion import IngestedData, check_source, ingest, prepare, resolve
+from pipeline.data.ingested_data import IngestedData
+from pipeline.data.ingestion import check_source, ingest, prepare, resolve
 from pipeline.data.prepared_store import open_images
 from pipeline.errors import DataError
 from pipeline.registry.version_records import image_reader

@@ -20,6 +20,11 @@ _MOST_NEW = 0.5
 """With a larger share of new images, all are compared: it takes no longer, and finds as much."""
 
 
+def version() -> str:
+    """Return a digest of the code of the search; another version may find other pairs."""
+    return stage_keys.code(_CODE)
+
+
 class SearchMemory:
     """The images of the last search in a folder or an archive.
 
@@ -30,7 +35,7 @@ class SearchMemory:
     """
 
     def __init__(self, root: Path, workspace: Path, *, fresh: bool = False) -> None:
-        digest = digest_of_root(root, stage_keys.code(_CODE))
+        digest = digest_of_root(root, version())
         self.file = workspace / "near_duplicates" / f"{digest}.npz"
         self._fresh = fresh
 

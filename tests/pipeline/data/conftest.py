@@ -1,7 +1,8 @@
-"""Images for the tests of prepared stores."""
+"""Images for the tests of prepared stores, and a clock for those of memories."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -21,3 +22,10 @@ def root(tmp_path: Path) -> Path:
     Image.fromarray(draw_photo(1, 5, 40)[:12, :, 0]).save(folder / "wide grey.png")
     Image.fromarray(draw_photo(1, 6, 12)).save(folder / "small.gif")
     return folder
+
+
+@pytest.fixture
+def later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scan as if the files had been written a minute ago."""
+    now = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: now() + 60 * 10**9)

@@ -8,7 +8,8 @@ import pytest
 
 from pipeline.config_files import validated
 from pipeline.data import manifest as manifests
-from pipeline.data.ingestion import IngestedData, ingest, resolve
+from pipeline.data.ingested_data import IngestedData
+from pipeline.data.ingestion import ingest, resolve
 from pipeline.errors import DataError
 
 

@@ -14,7 +14,7 @@ import pytest
 from pipeline.config import RunConfig
 from pipeline.data import ingestion
 from pipeline.data import manifest as manifests
-from pipeline.data.ingestion import IngestedData
+from pipeline.data.ingested_data import IngestedData
 from pipeline.data.prepared_store import open_images
 from pipeline.errors import ConfigError, DataError
 from pipeline.files.atomic_files import write_text

@@ -15,6 +15,7 @@ from pipeline.config_files import validated
 from pipeline.data import ingestion, store_shards
 from pipeline.data import manifest as manifests
 from pipeline.data.earlier_stores import lock_of
+from pipeline.data.ingested_data import IngestedData
 from pipeline.data.prepared_store import StoreSpec, open_images, prepare
 from pipeline.errors import DataError
 from pipeline.files import file_locks
@@ -46,13 +47,13 @@ def folders_in(work: Path) -> list[str]:
     return sorted(each.name for each in (work / "prepared").glob("*") if each.name != ".locks")
 
 
-def prepared(config: RunConfig, data: ingestion.IngestedData, work: Path) -> Any:
+def prepared(config: RunConfig, data: IngestedData, work: Path) -> Any:
     """Return the images of the store that a run with this data gets."""
     resolved = ingestion.resolve(config, data)
     return open_images(ingestion.prepare(resolved, data, work).store)[:]
 
 
-def decoded(data: ingestion.IngestedData, work: Path, spec: StoreSpec = SPEC) -> Any:
+def decoded(data: IngestedData, work: Path, spec: StoreSpec = SPEC) -> Any:
     """Return the same images, decoded from their files."""
     rows = manifests.usable(manifests.load(data.manifest_file))
     return open_images(prepare(rows, data.root, spec, work / "decoded", fresh=True)[0])[:]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 import zipfile
 from pathlib import Path
 
@@ -23,13 +22,6 @@ from tests.plugins.test_webdataset_source import samples, shard_of
 
 REMEMBERED = "remembered"
 """Written into the memory's column `mode`, so that a row shows where it comes from."""
-
-
-@pytest.fixture
-def later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scan as if the files had been written a minute ago."""
-    now = time.time_ns
-    monkeypatch.setattr(time, "time_ns", lambda: now() + 60 * 10**9)
 
 
 def marked(memory: ScanMemory) -> None:

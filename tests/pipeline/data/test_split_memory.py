@@ -15,7 +15,8 @@ from PIL import Image
 from pipeline.config import RunConfig
 from pipeline.data import manifest as manifests
 from pipeline.data import split, split_memory
-from pipeline.data.ingestion import IngestedData, ingest, scan
+from pipeline.data.ingested_data import IngestedData
+from pipeline.data.ingestion import ingest, scan
 from pipeline.data.same_images import content_numbers
 from pipeline.data.split_memory import SplitMemory
 from pipeline.errors import DataError

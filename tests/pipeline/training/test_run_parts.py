@@ -16,7 +16,7 @@ import torch
 
 from pipeline import config_files
 from pipeline.data import ingestion
-from pipeline.data.ingestion import IngestedData
+from pipeline.data.ingested_data import IngestedData
 from pipeline.files.atomic_files import write_text
 from pipeline.files.sealed_files import write_tensors
 from pipeline.initial_weights.record import RECORD_FILE, TENSORS_FILE, InitialWeights, kept_folder

@@ -1,0 +1,59 @@
+"""What the first two stages of a run say about the data: the manifest, and the prepared store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+
+from pipeline.plugin_api import ImageSpec
+from pipeline.section import Section
+
+
+class IngestedData(Section):
+    """A manifest on disk and its statistics."""
+
+    name: str
+    """The source's name of the data."""
+    manifest_file: Path
+    fingerprint: str
+    root: Path
+    """The folder or archive that the manifest's paths are relative to."""
+    classes: tuple[str, ...]
+    """Empty if the objective uses no labels."""
+    counts: dict[str, int]
+    """Usable images by split."""
+    class_counts: dict[str, int]
+    """Usable images by class."""
+    median_side: int
+    """Median of the images' shorter sides, in pixels."""
+    greyscale: bool
+    mirror_symmetric: bool
+    example_image: str
+    """A test image, to try the model on."""
+    notes: tuple[str, ...]
+    """What a person should know: files left out, small splits, leakage."""
+    split_origin: str = ""
+    """Where the splits come from: `test and validation split off from train`."""
+    exclude: Path | None = None
+    """A copy of the table of excluded files, named by its content."""
+    repeats: str | None = None
+    """The run or the file whose manifest is used again, if any."""
+    seen_before: dict[str, int] | None = Field(default_factory=dict)
+    """Number of images by split that the initial weights have seen; see `seen_images`."""
+
+    def findings(self) -> list[str]:
+        """Return how many images there are and how they are split, then what is unusual."""
+        total = sum(self.counts.values())
+        parts = ", ".join(f"{count:,} {split}" for split, count in self.counts.items())
+        classes = f"in {len(self.classes):,} classes" if self.classes else "without labels"
+        counted = f"{total:,} images {classes}: {parts}"
+        return [f"{counted} ({self.split_origin})", *self.notes]
+
+
+class PreparedData(Section):
+    """A prepared store on disk and the format of its images."""
+
+    store: Path
+    reused: bool
+    image: ImageSpec

@@ -1,0 +1,175 @@
+"""The result of an ingestion is used again exactly as long as nothing of it has changed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from pipeline.data import manifest as manifests
+from pipeline.data.ingested_data import IngestedData
+from pipeline.data.ingestion import ingest
+from tests.conftest import write_photos
+from tests.pipeline.data.test_ingestion import config_of
+
+REMEMBERED = "remembered"
+"""A note that is written into a memory, so that a result shows where it comes from."""
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Return a folder of photographs, one of them damaged."""
+    folder = write_photos(tmp_path / "photos", classes=2, images=10)
+    (folder / "across" / "bad.png").write_bytes(b"\x89PNG\r\n\x1a\nno image")
+    return folder
+
+
+def work_of(photos: Path) -> Path:
+    """Return the workspace beside a folder of photographs."""
+    return photos.parent / ".patchline"
+
+
+def ingested(photos: Path, *, fresh: bool = False, **settings: Any) -> IngestedData:
+    """Return what is found in a folder, and mark what is remembered of it."""
+    found = ingest(config_of(photos, **settings), work_of(photos), fresh=fresh)
+    for file in (work_of(photos) / "ingestions").glob("*.json"):
+        kept = json.loads(file.read_text())
+        kept["data"]["notes"] = [REMEMBERED]
+        file.write_text(json.dumps(kept))
+    return found
+
+
+def is_recalled(found: IngestedData) -> bool:
+    """Return whether a result comes from a memory."""
+    return found.notes == (REMEMBERED,)
+
+
+def _content(photos: Path) -> None:
+    file = photos / "down" / "000.png"
+    times, content = file.stat(), bytearray(file.read_bytes())
+    content[-20] ^= 255
+    file.write_bytes(content)
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+def _damaged_file(photos: Path) -> None:
+    (photos / "across" / "bad.png").write_bytes(b"\x89PNG\r\n\x1a\nno picture")
+
+
+def _new_file(photos: Path) -> None:
+    (photos / "across" / "new.txt").write_text("hello")
+
+
+def _fewer_files(photos: Path) -> None:
+    (photos / "across" / "009.png").unlink()
+
+
+def _empty_class(photos: Path) -> None:
+    (photos / "later").mkdir()
+
+
+def _other_class(photos: Path) -> None:
+    (photos / "down" / "009.png").rename(photos / "across" / "down.png")
+
+
+def _manifest(photos: Path) -> None:
+    [file] = (work_of(photos) / "manifests").glob("*.parquet")
+    file.write_bytes(file.read_bytes()[:-8])
+
+
+def _no_manifest(photos: Path) -> None:
+    shutil.rmtree(work_of(photos) / "manifests")
+
+
+def _splits(photos: Path) -> None:
+    shutil.rmtree(work_of(photos) / "splits")
+
+
+def _memory(photos: Path) -> None:
+    [file] = (work_of(photos) / "ingestions").iterdir()
+    file.write_bytes(file.read_bytes()[:-8])
+
+
+@pytest.mark.usefixtures("later")
+@pytest.mark.parametrize(
+    "change",
+    [
+        _content, _damaged_file, _new_file, _fewer_files, _empty_class, _other_class, _manifest,
+        _no_manifest, _splits, _memory,
+    ],
+)  # fmt: skip
+def test_data_is_read_again_after_any_change(photos: Path, change: Callable[[Path], None]) -> None:
+    """Of a file, of the folders, or of what earlier runs have stored."""
+    first = ingested(photos)
+    assert is_recalled(ingested(photos))
+    change(photos)
+    found = ingested(photos)
+    assert not is_recalled(found)
+    assert found.manifest_file.is_file()
+    if change in (_manifest, _no_manifest, _splits, _memory):
+        assert found == first
+    assert is_recalled(ingested(photos))
+
+
+@pytest.mark.usefixtures("later")
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"split_seed": 1},
+        {"test_fraction": 0.3},
+        {"group_near_duplicates": True},
+        {"accept": ["leakage"]},
+        {"options": {"mirror_symmetric": False}},
+    ],
+)
+def test_other_settings_have_a_result_of_their_own(photos: Path, settings: dict[str, Any]) -> None:
+    """Which is used again with these settings, and does not replace the first."""
+    ingested(photos)
+    found = ingested(photos, **settings)
+    assert not is_recalled(found)
+    again = ingested(photos, **settings)
+    assert is_recalled(again)
+    assert again.model_copy(update={"notes": found.notes}) == found
+    assert is_recalled(ingested(photos))
+
+
+@pytest.mark.usefixtures("later")
+def test_all_files_are_opened_when_asked(photos: Path) -> None:
+    """Whatever is remembered."""
+    ingested(photos)
+    assert not is_recalled(ingested(photos, fresh=True))
+
+
+def test_a_file_that_was_just_written_may_change_unnoticed(photos: Path) -> None:
+    """So nothing is remembered yet."""
+    ingested(photos)
+    assert not is_recalled(ingested(photos))
+
+
+@pytest.mark.usefixtures("later")
+def test_a_trial_remembers_nothing(photos: Path) -> None:
+    """A dry run leaves nothing that a run would follow."""
+    ingest(config_of(photos), work_of(photos), remember=False)
+    assert not (work_of(photos) / "ingestions").exists()
+
+
+@pytest.mark.usefixtures("later")
+def test_what_is_said_once_is_not_repeated(photos: Path) -> None:
+    """A note names a new image that joins copies in different splits, in its first run alone."""
+    settings: dict[str, Any] = {"group_pattern": r"/(\w+)"}
+    rows = manifests.load(ingested(photos, **settings).manifest_file).set_index("split")
+    train, test = (rows.loc[[split], "path"].iloc[0] for split in ("train", "test"))
+    copy = photos / train.partition("/")[0] / f"{Path(test).stem} copy.png"
+    with Image.open(photos / train) as image:
+        image.save(copy, compress_level=0)
+    assert any("already in different splits" in note for note in ingested(photos, **settings).notes)
+    after = ingested(photos, **settings)
+    assert not is_recalled(after)
+    assert not any("already in different splits" in note for note in after.notes)
+    assert is_recalled(ingested(photos, **settings))
