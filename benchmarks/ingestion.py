@@ -31,7 +31,10 @@ from pipeline.data import manifest as manifests
 from pipeline.data.prepared_store import StoreSpec
 
 _SMALL, _CLASSES = 20_000, 10
+_FEWEST = 4 * _CLASSES
 _BARE_PROCESSES = 2
+_SETTLED_SECONDS = 3
+"""A file that was changed just before it is read is not remembered."""
 
 
 def main() -> None:
@@ -41,6 +44,9 @@ def main() -> None:
     parser.add_argument("--photographs", type=int, default=2000)
     parser.add_argument("--bare", nargs=2, metavar=("LIST", "SIDE"), help="internal")
     given = parser.parse_args()
+    if given.photographs < _FEWEST:
+        parser.error(f"{given.photographs} photographs are too few for {_CLASSES} classes with "
+                     f"three splits; give at least {_FEWEST}")  # fmt: skip
     if given.bare:
         print(_bare(Path(given.bare[0]), int(given.bare[1])))
         return
@@ -62,6 +68,7 @@ def _images(folder: Path, count: int, height: int, width: int) -> Path:
         file = folder / f"class{number % _CLASSES}" / f"{number:06d}.jpg"
         file.parent.mkdir(parents=True, exist_ok=True)
         image.save(file, quality=90)
+    time.sleep(_SETTLED_SECONDS)
     return folder
 
 

@@ -78,7 +78,8 @@ def main() -> None:
     ])  # fmt: skip
     near = np.arange(len(rows))
     found += timer.measured("duplicates", lambda: findings_on_duplicates(rows, given, near))
-    found += timer.measured("classes", lambda: findings_on_classes(rows, (), len(wanted) + 1))
+    divided, splits_made = given == "train", len(wanted) + 1
+    found += timer.measured("classes", lambda: findings_on_classes(rows, divided, (), splits_made))
     timer.measured("summary", lambda: summary_of("large", assigned, "made up", tuple(found), ()))
     print(f"{'together':<28} {timer.total:6.1f} s   peak {_peak_gb():.2f} GB; found "
           + ", ".join(f"{each.kind} {each.count:,}" for each in found))  # fmt: skip
