@@ -48,7 +48,7 @@ def asking_prefect() -> Iterator[None]:
         if error.response.status_code == HTTPStatus.NOT_FOUND:
             raise _gone() from error
         raise OrchestrationError(
-            f"The Prefect server refused ({error.response.status_code}: "
+            f"The Prefect server refused the request ({error.response.status_code}: "
             f"{_detail(error.response)}). {_remedy(error.response)}"
         ) from error
     except httpx.HTTPError as error:
@@ -109,5 +109,5 @@ def _detail(response: httpx.Response) -> str:
 
 def _remedy(response: httpx.Response) -> str:
     if response.status_code < HTTPStatus.INTERNAL_SERVER_ERROR:
-        return "Correct what the message names."
+        return "Correct the value that the message names."
     return "See its log, or restart the servers with `patchline down` and `patchline up`."

@@ -228,7 +228,7 @@ def show_event(event: Event) -> None:
         display().note(event["message"])
     elif kind == "log":
         _log(event["message"])
-    elif kind == "metrics" and "validation/loss" in event["values"]:
+    elif kind == "metrics" and {"validation/loss", "head/validation/loss"} & event["values"].keys():
         of_head = "probe/regularization" in event["values"]
         display().note((_head_row if of_head else _epoch_row)(event["values"]))
     elif kind == "progress" and event["unit"] == "step":
@@ -277,10 +277,11 @@ def _epoch_row(values: dict[str, float]) -> str:
 
 def _head_row(values: dict[str, float]) -> str:
     """Return a line about a head that was fitted on frozen features."""
+    values = {name.removeprefix("head/"): value for name, value in values.items()}
     return (
         f"head: validation accuracy {values['validation/accuracy']:.1%}, "
         f"loss {values['validation/loss']:.3f}; training accuracy {values['train/accuracy']:.1%}; "
-        f"regularization C {values['probe/regularization']:g}, chosen by the validation images"
+        f"regularization C {values['probe/regularization']:g}, selected on the validation images"
     )
 
 

@@ -65,7 +65,7 @@ class TemporaryServer:
         while time.monotonic() < deadline:
             if self._process.poll() is not None:
                 raise RunError(
-                    f"The temporary Prefect server ended with code {self._process.returncode} "
+                    f"The temporary Prefect server exited with code {self._process.returncode} "
                     f"({self._last_line}). Check PREFECT_HOME, or set PREFECT_API_URL to a running "
                     "server."
                 )

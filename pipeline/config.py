@@ -142,8 +142,8 @@ class RunConfig(Section):
     listed. Null once they are resolved, and without initial weights."""
 
     preset: Annotated[PresetChoice | None, BeforeValidator(_as_choice)] = None
-    """Plan the settings that are not set from the data and the machine: quick, balanced or best;
-    null once the plan is made, and for the defaults."""
+    """Preset that plans all settings not given, from the data and the machine: quick, balanced or
+    best; null once the plan is made, and for the defaults."""
 
     @model_validator(mode="after")
     def _a_trained_head_has_initial_weights(self) -> Self:

@@ -113,12 +113,14 @@ def _range_text(model: type[BaseModel], path: list[str]) -> str:
     schema = section.model_json_schema()["properties"].get(path[-1], {})
     options = [schema, *schema.get("anyOf", [])]
     words = {
-        "minimum": "from {}",
+        "minimum": "of at least {}",
         "exclusiveMinimum": "above {}",
-        "maximum": "to {}",
+        "maximum": "at most {}",
         "exclusiveMaximum": "below {}",
     }
-    texts = [words[key].format(option[key]) for option in options for key in words if key in option]
-    if len(texts) < _BOTH:
+    limits = {key: option[key] for option in options for key in words if key in option}
+    if len(limits) < _BOTH:
         return ""  # the rule says it already
-    return " ".join(texts).replace(" below", " and below")
+    if limits.keys() == {"minimum", "maximum"}:
+        return f"from {limits['minimum']} to {limits['maximum']}"
+    return " and ".join(words[key].format(limit) for key, limit in limits.items())

@@ -41,8 +41,8 @@ GONE = "Refused: the version is gone"
 _ENDINGS = {
     "rejected": "Refused",
     "expired": "Refused: nobody answered",
-    "superseded": "Refused: a newer version waits",
-    "approved": "Refused: the gates",
+    "superseded": "Refused: superseded by a newer version",
+    "approved": "Refused by the gates",
 }
 """Names of the flow run's final states where a version is not promoted, by the request's state."""
 _GRACE_SECONDS = 366 * 24 * 3600

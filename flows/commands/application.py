@@ -72,7 +72,7 @@ COMMANDS = (
     Command(
         "join",
         "join:join",
-        "Train together with another machine, whose run has training.nodes; waits until it trains.",
+        "Join a training run of several machines (training.nodes); waits until it starts.",
     ),
     Command(
         "plugins list",

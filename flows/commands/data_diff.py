@@ -65,7 +65,7 @@ def _check_used(columns: Mapping[str, str], a: str, b: str) -> None:
     if unused:
         flag = min(unused).replace("_", "-")
         raise ConfigError(
-            f"--data.{flag} has no effect: neither {a} nor {b} is a table with it. Leave it out."
+            f"--data.{flag} has no effect: neither {a} nor {b} uses it. Leave it out."
         )
 
 

@@ -140,7 +140,7 @@ def _with_plan(found: Inspected, asked: RunConfig, workspace: Path) -> Inspected
             plan = dry_run(asked, workspace).plan
         added = {"plan": tuple(plan.lines()) if plan else ()}
     except UserError as error:
-        added = {"notes": (*result.notes, f"no training is planned, because a run stops: {error}")}
+        added = {"notes": (*result.notes, f"no plan was made, because a run would stop: {error}")}
     return replace(found, result=result.model_copy(update=added))
 
 

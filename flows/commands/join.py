@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def join(address: str, /) -> None:
-    """Train together with another machine, whose run has training.nodes; waits until it trains.
+    """Join a training run of several machines (training.nodes); waits until it starts.
 
     Parameters
     ----------

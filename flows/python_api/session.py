@@ -96,7 +96,7 @@ def _errors() -> Iterator[None]:
     except SystemExit as error:
         if error.code == _INTERRUPTED:
             raise KeyboardInterrupt from error
-        raise RunError(f"The work ended early, with exit code {error.code}. Try again.") from error
+        raise RunError(f"The call exited early with code {error.code}. Try again.") from error
     except Exception as error:
         if full := full_disk(Path.cwd()):
             raise full from error
@@ -179,7 +179,7 @@ def check_sections(settings: Mapping[str, Any], names: Iterable[str]) -> None:
         groups["model.patch_embedding"] = model.get("patch_embedding")
     for name, value in groups.items():
         if value is not None and not isinstance(value, Mapping):
-            raise ConfigError(f"{name} is {value!r}, but must be a dict of settings. Write it so.")
+            raise ConfigError(f"{name} is {value!r}, but must be a dict of settings. Pass a dict.")
 
 
 def check_alone(option: str, **beside: object) -> None:

@@ -27,7 +27,7 @@ from pipeline.run_memory import live_runs
 from pipeline.section import Section
 from pipeline.workspace import WORKSPACE
 
-NOTHING = "Nothing to label"
+NOTHING = "Nothing to predict"
 """The state name of a run whose folder was empty."""
 
 
@@ -45,7 +45,7 @@ class PredictionSummary(Section):
     """Path of the table."""
 
 
-@flow(name="Predict in bulk", flow_run_name="Label {images} with {model}")
+@flow(name="Predict in bulk", flow_run_name="Predict {images} with {model}")
 def predict_flow(
     model: str,
     images: str,
@@ -53,7 +53,7 @@ def predict_flow(
     top_k: Annotated[int, Field(ge=1)] = 3,
     probabilities: bool = True,
 ) -> PredictionSummary:
-    """Label every image in a folder with a registered model and write one table.
+    """Predict every image in a folder with a registered model and write one table.
 
     Args:
         model: NAME, NAME@ALIAS or NAME/VERSION of a registered model, such as flowers@champion.
@@ -96,7 +96,7 @@ def _predict(
     )
 
 
-@task(name="Label the images", cache_policy=NO_CACHE)
+@task(name="Predict the images", cache_policy=NO_CACHE)
 def label_images(
     version: ModelReference, images: Path, out: Path, top_k: int, *, probabilities: bool
 ) -> PredictedTable:

@@ -151,5 +151,6 @@ def clear(folder: Path) -> None:
     left = [process.pid for process in service_processes.members(folder)]
     if left:
         raise OrchestrationError(
-            f"Processes {', '.join(map(str, left))} do not end. End them with `kill -9`."
+            f"{len(left)} processes are still running. Kill them with "
+            f"`kill -9 {' '.join(map(str, left))}`."
         )

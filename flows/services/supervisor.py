@@ -105,7 +105,7 @@ class Supervisor:
         """Start a server on another port if its own was taken in the meantime; else give up."""
         program = self._servers.elsewhere(process.program)
         if program is None:
-            self._give_up(process, f"ended with code {process.end_code()} before it was ready")
+            self._give_up(process, f"exited with code {process.end_code()} before it was ready")
             return
         logger.warning("%s", self._servers.notes[-1])
         self._add(SupervisedProcess(program))

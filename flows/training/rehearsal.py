@@ -69,7 +69,7 @@ class Rehearsal(Section):
         whole, training = duration(self.run_seconds), duration(self.training_seconds)
         return (
             f"Everything works (rehearsed in {duration(self.seconds)}); the real run would take "
-            f"about {whole}, of which training {training}."
+            f"about {whole}, including {training} of training."
         )
 
 

@@ -69,7 +69,7 @@ def _commands(summary: RunSummary, plugins: Sequence[Path]) -> tuple[str, list[C
         (again, "reproduce this run"),
     ]
     of_classifier = [
-        (f"{program} predict {model} {pasted_path(summary.example_image)}", "label an image"),
+        (f"{program} predict {model} {pasted_path(summary.example_image)}", "classify an image"),
         *promote,
         (f"{program} models {summary.name}", "list all versions with their metrics"),
         (again, "reproduce this run"),

@@ -59,6 +59,7 @@ class ChildProcesses:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)  # after an error, some are waiting
         self._stack.close()
 
     def answers(self, questions: Sequence[Any], otherwise: Callable[[Any], Any]) -> Iterator[Any]:

@@ -81,12 +81,12 @@ class DataConfig(Section):
 
     resize: Literal["crop", "squash", "pad"] = "crop"
     """How to make an image square: crop keeps the centre; squash keeps all, but distorts it; pad
-    keeps all and adds a border in its mean color."""
+    keeps all and adds a border in its mean colour."""
 
     store: Literal["auto", "decoded", "packed"] = "auto"
-    """How images are kept for training: decoded; packed as files, which take less space and are
-    decoded whenever they are used; auto packs them where they would not fit the disk decoded. The
-    result does not depend on it."""
+    """How images are stored for training: decoded; packed, as files that take less space and are
+    decoded on every use; or auto, which packs them only if they would not fit on the disk decoded.
+    The result does not depend on it."""
 
     mean: tuple[Mean, ...] | None = None
     """Mean of the pixels of each channel, from 0 to 1, for normalization; by default that of the
@@ -110,8 +110,8 @@ class DataConfig(Section):
     text, such as a patient, are never in different splits."""
 
     group_near_duplicates: bool = False
-    """Keep images that nearly show the same (crops, mirror images, rescaled or re-encoded copies)
-    in one split; they are searched for when the data is read."""
+    """Keep near-duplicate images (crops, mirror images, rescaled or re-encoded copies) in one
+    split; they are searched for when the data is read."""
 
     workers: Annotated[int, Field(ge=0, le=64)] = 0
     """Number of data-loader workers; the result does not depend on it."""
@@ -121,8 +121,9 @@ class DataConfig(Section):
     images of data.manifest that are missing or have changed, which are left out."""
 
     manifest: str | None = None
-    """Use the images, labels and splits of an earlier run again: last, a run's id or name, a model
-    version such as flowers@champion, or a manifest file; what changed since stops the run."""
+    """Reuse the images, labels and splits of an earlier run: last, a run's id or name, a model
+    version such as flowers@champion, or a manifest file; images that are missing or have changed
+    stop the run, unless data.accept has changes."""
 
     exclude: str | None = None
     """CSV table of files to leave out, such as the edited findings of patchline data inspect."""

@@ -194,7 +194,7 @@ def _failures_named() -> Iterator[None]:
     except UndecodableImageError:
         raise
     except MemoryError as error:
-        raise UndecodableImageError("decoding it takes more memory than there is") from error
+        raise UndecodableImageError("there is not enough memory to decode it") from error
     except Exception as error:  # decoders raise many types
         raise UndecodableImageError(_in_words(error)) from error
 
@@ -232,10 +232,14 @@ def _checked_work(data: bytes, width: int, height: int) -> int:
     """Return the memory that decoding needs, in pixels of a common format, or refuse the image."""
     weight = _COPIES if format_of(data[:HEAD_BYTES]) in _COPIED_FORMATS else 1
     if max(width, height) > MAX_SIDE:
-        raise UndecodableImageError(f"{width}x{height} pixels are more than {MAX_SIDE} on a side")
+        raise UndecodableImageError(
+            f"the image has {width}x{height} pixels, but at most {MAX_SIDE} per side are allowed"
+        )
     if width * height * weight > MAX_PIXELS:
         most = MAX_PIXELS // weight
-        raise UndecodableImageError(f"{width}x{height} pixels are more than {most}")
+        raise UndecodableImageError(
+            f"the image has {width}x{height} pixels, but at most {most} in all are allowed"
+        )
     return width * height * weight
 
 
@@ -249,7 +253,9 @@ def _opened(data: bytes) -> Image.Image:
     try:
         return Image.open(io.BytesIO(data), formats=(name,))
     except KeyError:
-        raise UndecodableImageError(f"this Pillow reads no {name} files") from None
+        raise UndecodableImageError(
+            f"the installed Pillow cannot read {name} files; convert the file to PNG or JPEG"
+        ) from None
 
 
 def _register_heif() -> None:

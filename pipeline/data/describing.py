@@ -122,22 +122,12 @@ class _Description:
 
     def _fill(self) -> None:
         """Complete the row; files that are not images or have no class are not read as images."""
-        row, small = self._row, b""
-        with open_image(self.root, self.path) as (opened, row["bytes"]):
-            whole = self.wanted and row["bytes"] <= SMALL_FILE_BYTES
-            start = opened.read(row["bytes"] + 1 if whole else HEAD_BYTES)
-            head = start[:HEAD_BYTES]
-            known = format_of(head)
-            looks_like_image = bool(known or refused_format(head))
-            if not (self.wanted and known and row["bytes"] <= MAX_FILE_BYTES):
-                opened.seek(0)
-                row["sha256"] = sha256_of(opened)
-            elif whole:
-                small = start
+        row = self._row
+        head, small = self._start()
         if not self.wanted:
             row["status"], row["reason"] = "foreign", "is not in a class folder"
             return
-        if head and not looks_like_image:
+        if head and not (format_of(head) or refused_format(head)):
             suffix = PurePosixPath(self.path).suffix.lower()
             if suffix not in IMAGE_SUFFIXES:
                 row["status"], row["reason"] = "foreign", "not an image"
@@ -151,6 +141,23 @@ class _Description:
             raise _LargeImageError
         with root_image_bytes(self.root, self.path) as data:
             self._decode(data)
+
+    def _start(self) -> tuple[bytes, bytes]:
+        """Return the first bytes, and a small image file as a whole; digest what is no image."""
+        row = self._row
+        with open_image(self.root, self.path) as (opened, row["bytes"]):
+            try:
+                whole = self.wanted and row["bytes"] <= SMALL_FILE_BYTES
+                start = opened.read(row["bytes"] + 1 if whole else HEAD_BYTES)
+                head = start[:HEAD_BYTES]
+                if self.wanted and format_of(head) and row["bytes"] <= MAX_FILE_BYTES:
+                    return head, start if whole else b""
+                opened.seek(0)
+                row["sha256"] = sha256_of(opened)
+            except OSError as error:  # a sector of the disk, or a server that is gone
+                reason = error.strerror or type(error).__name__
+                raise UndecodableImageError(f"cannot be read: {reason}") from error
+        return head, b""
 
     def _decode(self, data: bytes) -> None:
         row = self._row

@@ -119,6 +119,6 @@ def _manifest(store: MlflowClient, run_id: str) -> pd.DataFrame | None:
             manifest: pd.DataFrame = pd.read_parquet(
                 store.download_artifacts(run_id, tables[0], folder)
             )
-    except (MlflowException, OSError):
+    except (MlflowException, OSError, ValueError, KeyError):  # gone, or a damaged table
         return None
     return manifest

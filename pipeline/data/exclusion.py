@@ -55,13 +55,13 @@ def read_exclusion(file: Path) -> Exclusion:
     Raises:
         DataError: if it cannot be read, lacks a column, or has an answer that is not yes or no.
     """
-    file = file.expanduser()
     setting = f"data.exclude is {file}"
     try:
+        file = file.expanduser()
         text = file.read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
         raise DataError(f"{setting}, but there is no such file. Check the path.") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError) as error:  # the last one for an unknown ~user
         raise DataError(f"{setting}, which cannot be read ({error}). Save it as CSV.") from error
     try:
         return Exclusion(file.name, _reasons(text, setting), text)
@@ -136,6 +136,11 @@ def _reasons(text: str, setting: str) -> dict[str, str]:
     reasons: dict[str, str] = {}
     for number, row in rows:
         answer = row.get(EXCLUDE, "").strip().lower()
+        if says_yes(answer) and not row.get(PATH):
+            raise DataError(
+                f"{setting}, which has no path near line {number}. Write the path of the file to "
+                "exclude, or remove the line."
+            )
         if says_yes(answer):
             reasons.setdefault(row[PATH], row.get("kind", "") or "excluded by the table")
         elif answer not in _NO:

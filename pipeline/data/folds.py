@@ -98,12 +98,12 @@ def _check(labels: pd.Series[str], assigned: Integers, folds: int) -> None:
     if alone:
         raise DataError(
             f"training.folds is {folds}, but all training and validation images of class "
-            f"'{alone[0]}' are in the same fold, because they are copies, of one group, or too "
-            "few. Add images to the class, or leave out training.folds."
+            f"'{alone[0]}' are in the same fold, because they are too few, are copies of each "
+            "other, or form one group. Add images to the class, or leave out training.folds."
         )
     missing = sorted(set(range(folds)) - set(assigned.tolist()))
     if missing:
         raise DataError(
             f"training.folds is {folds}, but only {folds - len(missing)} folds would have images, "
-            "because too few images or groups are not in the test split. Choose fewer folds."
+            "because too few images or groups remain outside the test split. Choose fewer folds."
         )

@@ -46,5 +46,5 @@ def with_groups(listing: ImageListing, text: str) -> ImageListing:
 def _note(names: Sequence[str]) -> str:
     grouped = [name for name in names if name]
     alone = len(names) - len(grouped)
-    rest = f"; {alone:,} of them are in no group" if alone else ""
-    return f"{len(set(grouped)):,} groups of images by data.group_pattern{rest}"
+    rest = f"; {alone:,} images are in no group" if alone else ""
+    return f"data.group_pattern: {len(grouped):,} images in {len(set(grouped)):,} groups{rest}"

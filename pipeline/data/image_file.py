@@ -87,4 +87,4 @@ def open_regular(file: Path | str) -> Iterator[BinaryIO]:
 
 def too_large(size: int) -> str:
     """Return the reason why a file of this many bytes is not read."""
-    return f"{size} bytes are more than the {MAX_FILE_BYTES} that are read; make the file smaller"
+    return f"the file has {size} bytes, more than the maximum of {MAX_FILE_BYTES}; make it smaller"

@@ -97,8 +97,8 @@ def why_not_read(head: bytes) -> str:
     if name is None:
         return "not an image that can be read"
     if name == "HEIF":
-        return "HEIF files (.heic) need pillow-heif; install it, or convert the file to JPEG"
-    return f"{name} files are not read; convert it to PNG or JPEG"
+        return "HEIF files (.heic) need pillow-heif: pip install pillow-heif, or convert to JPEG"
+    return f"{name} files are not supported; convert the file to PNG or JPEG"
 
 
 @functools.cache

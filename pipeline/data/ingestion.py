@@ -280,8 +280,8 @@ def assign_splits(
         return [] if last is None else [last]
 
     movable = split.movable_rows(manifest)
-    with split_memory.opened(workspace, wanted, data.split_seed, earlier) as memory:
-        assigned, notes = assign(remembered=memory.table)
+    with split_memory.opened(workspace, wanted, data.split_seed, earlier, data_name) as memory:
+        assigned, notes = assign(remembered=memory.table, scope=data_name)
         any_new = remember and memory.remember(assigned[movable])
     return assigned, notes, any_new
 

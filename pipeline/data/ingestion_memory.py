@@ -13,11 +13,14 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from pipeline.config import RunConfig
+from pipeline.data import manifest as manifests
 from pipeline.data import split
+from pipeline.data.describing import describe, printable
 from pipeline.data.ingested_data import IngestedData
 from pipeline.data.near_duplicates import search_memory
 from pipeline.data.scan_memory import FORMAT as SCAN_FORMAT
 from pipeline.data.scan_memory import Facts, ScanMemory, digest_of_root
+from pipeline.data.source_listing import uses_labels
 from pipeline.files.atomic_files import storage_errors, write_text
 from pipeline.files.file_digest import digest_of
 from pipeline.plugin_api import ImageListing
@@ -35,8 +38,12 @@ class Kept(Section):
     """Digest of what the source lists and of the facts about its files."""
     manifest: str
     """SHA-256 of the manifest."""
-    splits: Path | None
-    """The file that remembers the splits, if Patchline has made some."""
+    splits: str
+    """SHA-256 of the file that remembers the splits; empty if Patchline has made none."""
+    splits_file: str
+    """Its name."""
+    damaged: dict[str, str]
+    """Why each damaged file could not be read, by its path."""
     data: IngestedData
 
 
@@ -55,7 +62,9 @@ class IngestionMemory:
     ) -> None:
         version = f"{FORMAT} {SCAN_FORMAT} {split.RULE} {_settings(config)}"
         digest = digest_of_root(listing.root, version)
-        self.file = scan.workspace / "ingestions" / f"{digest}.json"
+        self._workspace = scan.workspace.resolve()
+        self.file = self._workspace / "ingestions" / f"{digest}.json"
+        self._listing, self._labelled = listing, uses_labels(config)
         self._fresh, self._settled = scan.fresh, bool(scan.settled(facts).all())
         self._files = hashlib.sha256(_listed(listing) + facts.tobytes()).hexdigest()
 
@@ -65,9 +74,8 @@ class IngestionMemory:
             return None
         try:
             kept = Kept.model_validate_json(self.file.read_bytes())
-            there = kept.files == self._files and (kept.splits is None or kept.splits.is_file())
-            if there and digest_of(kept.data.manifest_file).sha256 == kept.manifest:
-                return kept.data if Path(kept.data.example_image).is_file() else None
+            if kept.files == self._files and self._is_there(kept):
+                return kept.data if self._damaged(set(kept.damaged)) == kept.damaged else None
         except (OSError, ValidationError):
             return None  # a file is damaged or gone, so the images are read again
         return None
@@ -81,11 +89,41 @@ class IngestionMemory:
         """
         if not self._settled:
             return
-        digest = digest_of(data.manifest_file).sha256
-        kept = Kept(files=self._files, manifest=digest, splits=splits, data=data)
+        rows = manifests.load(data.manifest_file)
+        damaged = rows[rows["status"] == "damaged"]
+        opened = {printable(image.path) for image in self._listing.images}
+        reasons = dict(zip(damaged["path"], damaged["reason"], strict=True))
+        kept = Kept(
+            files=self._files,
+            manifest=digest_of(data.manifest_file).sha256,
+            splits=digest_of(splits).sha256 if splits else "",
+            splits_file=splits.name if splits else "",
+            damaged={path: reason for path, reason in reasons.items() if path in opened},
+            data=data,
+        )
         with storage_errors(self.file):
             make_folder(self.file.parent)
         write_text(self.file, kept.model_dump_json())
+
+    def _is_there(self, kept: Kept) -> bool:
+        """Return whether this workspace still holds the manifest and the splits."""
+        manifest, splits = kept.data.manifest_file, self._workspace / "splits" / kept.splits_file
+        return (
+            manifest.resolve().parent == self._workspace / "manifests"
+            and digest_of(manifest).sha256 == kept.manifest
+            and (not kept.splits or digest_of(splits).sha256 == kept.splits)
+            and Path(kept.data.example_image).is_file()
+        )
+
+    def _damaged(self, paths: set[str]) -> dict[str, str]:
+        """Open damaged files again: permissions, memory or a disk may be better now."""
+        images = self._listing.images if paths else []
+        again = [image for image in images if printable(image.path) in paths]
+        rows = [
+            describe(self._listing.root, image, wanted=bool(image.label) or not self._labelled)
+            for image in again
+        ]
+        return {row["path"]: row["reason"] for row in rows if row["status"] == "damaged"}
 
 
 def _settings(config: RunConfig) -> str:

@@ -61,7 +61,7 @@ def notes_on_leakage(rows: pd.DataFrame) -> list[str]:
 def _note(count: int, kind: str, names: list[str]) -> list[str]:
     if not count:
         return []
-    verb = " lies" if count == 1 else "s lie"
+    verb = " appears" if count == 1 else "s appear"
     where = f"{count} {kind}{verb} in more than one split, so the test metrics are optimistic"
     return [f"{where}: {examples(names)}"]
 

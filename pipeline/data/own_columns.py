@@ -37,7 +37,8 @@ def check_slices(slices: Iterable[str], there: Iterable[str]) -> None:
             continue
         close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
         nearest = f"did you mean {close[0]}? " if close else ""
-        remedy = f"choose from: {', '.join(known)}" if known else "only tables and shards have some"
+        none = "only tables and shards have such columns, so remove it"
+        remedy = f"choose from: {', '.join(known)}" if known else none
         raise ConfigError(
             f"evaluation.slices names '{name}', but the data has no such column; {nearest}{remedy}."
         )

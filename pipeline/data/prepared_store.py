@@ -95,8 +95,8 @@ def _fits(build: DecodedBuild) -> bool:
     if files.fit_the_disk():
         return True
     logger.warning(
-        "the decoded images would take %s, and %s of the disk are free, so they are packed as "
-        "files and decoded whenever they are used, which is slower",
+        "the decoded images would take %s, but only %s of disk space is free, so the image files "
+        "are packed and decoded on every use, which is slower",
         _size(files.bytes_to_allocate()),
         _size(shutil.disk_usage(build.stores).free),
     )

@@ -20,6 +20,7 @@ import pandas as pd
 
 from pipeline.data.decoder_version import decoder_version
 from pipeline.data.image_root import archive_of
+from pipeline.files.archives import MemberError
 from pipeline.files.atomic_files import replacing, storage_errors
 from pipeline.files.tar_shards import INDEX_SUFFIX, ShardedArchive
 from pipeline.workspace import make_folder
@@ -121,9 +122,17 @@ def digest_of_root(root: Path, version: int | str) -> str:
 def _facts_of_shards(index: Path, paths: list[str]) -> Facts:
     """Look at the shard of each file."""
     archive = ShardedArchive(index)
-    shards = [os.fspath(archive.shard_of(path)) for path in paths]
+    shards = [_shard_of(archive, path) for path in paths]
     facts = {shard: _facts(shard) for shard in set(shards)}
     return np.array([facts[shard] for shard in shards], np.int64).reshape(-1, 4)
+
+
+def _shard_of(archive: ShardedArchive, path: str) -> str:
+    """Return the shard of a file; empty if there is none, which its row will say."""
+    try:
+        return os.fspath(archive.shard_of(path))
+    except MemberError:
+        return ""
 
 
 def _facts(file: str) -> tuple[int, int, int, int]:

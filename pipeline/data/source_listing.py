@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pipeline.config import RunConfig
 from pipeline.data.groups import with_groups
-from pipeline.errors import PluginError
+from pipeline.errors import DataError, PluginError
 from pipeline.files.atomic_files import storage_errors
 from pipeline.plugin_api import ImageListing, SourceContext
 from pipeline.plugin_system import plugin_loader
@@ -24,6 +24,7 @@ def listing_of(config: RunConfig, workspace: Path) -> ImageListing:
     """
     plugin = plugin_loader.load_data_source(config.data.source)
     options = plugin.config_class.model_validate(config.data.options)
+    _check_home(config.data.path)
     work_dir = workspace / "sources" / config.data.source
     with storage_errors(workspace.parent):
         make_folder(work_dir)
@@ -55,3 +56,14 @@ def listing_of(config: RunConfig, workspace: Path) -> ImageListing:
 def uses_labels(config: RunConfig) -> bool:
     """Return whether the objective of a run uses labels."""
     return plugin_loader.load_objective(config.objective.name).uses_labels
+
+
+def _check_home(path: str | None) -> None:
+    """Raise `DataError` if a path begins with a user that does not exist, as `~nobody/photos`."""
+    try:
+        Path(path or "").expanduser()
+    except RuntimeError as error:
+        raise DataError(
+            f"data.path is {path}, but there is no user {Path(str(path)).parts[0][1:]}. Check the "
+            "path."
+        ) from error

@@ -40,6 +40,7 @@ def assign(
     test_fraction: float,
     seed: int,
     remembered: pd.DataFrame | None = None,
+    scope: str = "",
 ) -> tuple[pd.DataFrame, list[str]]:
     """Return the manifest with every usable image in a split, and notes on what is unusual.
 
@@ -52,6 +53,7 @@ def assign(
         test_fraction: likewise for the test split.
         seed: of the split.
         remembered: columns `REMEMBERED` of images and groups that were assigned before.
+        scope: in which the names of groups are remembered, such as the name of the data.
 
     Raises:
         DataError: if a class has too few images for the splits.
@@ -62,7 +64,7 @@ def assign(
     movable = movable_rows(manifest)
     rows = manifest[movable]
     memory = _empty() if remembered is None else remembered
-    codes, notes = _decided(rows, wanted, seed, memory)
+    codes, notes = _decided(rows, wanted, seed, memory, scope)
     manifest.loc[movable, "split"] = np.array(SPLITS, dtype=object)[codes]
     manifest.loc[~usable, "split"] = ""
     _check_training_images(manifest[usable])
@@ -97,23 +99,28 @@ def movable_rows(manifest: pd.DataFrame) -> pd.Series[bool]:
     return (manifest["status"] == "ok") & manifest["split"].isin(["", "train"])
 
 
-def learned(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the assignments to remember; groups in several splits are left out."""
+def learned(rows: pd.DataFrame, scope: str = "") -> pd.DataFrame:
+    """Return the assignments to remember; groups in several splits are left out.
+
+    Args:
+        rows: images with their splits.
+        scope: of the names of groups; another data set may call other groups the same.
+    """
     tables = []
     for kind in (FILE, PIXELS, GROUP):
         table = pd.DataFrame({"kind": kind, "key": known(rows, kind), "split": rows["split"]})
         table = table[table["key"] != ""].drop_duplicates()
-        table["key"] = _short(table["key"], kind)
+        table["key"] = _remembered_key(table["key"], kind, scope)
         tables.append(table[~table["key"].duplicated(keep=False)])
     return pd.concat(tables, ignore_index=True)[REMEMBERED]
 
 
-def all_known(rows: pd.DataFrame, remembered: pd.DataFrame) -> bool:
+def all_known(rows: pd.DataFrame, remembered: pd.DataFrame, scope: str = "") -> bool:
     """Return whether nothing is to be learned: there is an entry for each image and each group."""
     for kind in (FILE, PIXELS, GROUP):
         keys = known(rows, kind)
         held = remembered.loc[remembered["kind"] == kind, "key"]
-        if not _short(keys[keys != ""], kind).isin(held).all():
+        if not _remembered_key(keys[keys != ""], kind, scope).isin(held).all():
             return False
     return True
 
@@ -144,12 +151,15 @@ def _empty() -> pd.DataFrame:
     return pd.DataFrame(columns=REMEMBERED, dtype=object)
 
 
-def _short(keys: pd.Series[str], kind: str) -> pd.Series[str]:
-    return keys if kind == GROUP else keys.str[:_KEY_DIGITS]
+def _remembered_key(keys: pd.Series[str], kind: str, scope: str) -> pd.Series[str]:
+    """Return the keys of a kind as they are remembered: those of contents are the same anywhere."""
+    if kind != GROUP:
+        return keys.str[:_KEY_DIGITS]
+    return keys.map(lambda name: f"{scope}/{name}") if scope else keys
 
 
 def _decided(
-    rows: pd.DataFrame, wanted: dict[str, float], seed: int, remembered: pd.DataFrame
+    rows: pd.DataFrame, wanted: dict[str, float], seed: int, remembered: pd.DataFrame, scope: str
 ) -> tuple[Array, list[str]]:
     """Return the split of each row as an index of `SPLITS`, and notes on conflicts."""
     groups = known(rows, GROUP)
@@ -158,7 +168,7 @@ def _decided(
     of_content = of_file
     if of_file.isna().any():
         of_content = of_file.fillna(_looked_up(rows, remembered, PIXELS))
-    of_group = _looked_up(rows, remembered, GROUP)
+    of_group = _looked_up(rows, remembered, GROUP, scope)
     count = int(units.max()) + 1 if len(units) else 0
     fixed = np.full(count, _NEW)
     lowest = np.full(count, len(SPLITS))
@@ -178,11 +188,14 @@ def _decided(
     return codes, notes
 
 
-def _looked_up(rows: pd.DataFrame, remembered: pd.DataFrame, kind: str) -> pd.Series[float]:
+def _looked_up(
+    rows: pd.DataFrame, remembered: pd.DataFrame, kind: str, scope: str = ""
+) -> pd.Series[float]:
     """Return the remembered split of each row as an index of `SPLITS`, NaN if there is none."""
-    keys = _short(known(rows, kind), kind)
+    keys = known(rows, kind)
     if not (keys != "").any():
         return pd.Series(np.nan, index=rows.index)
+    keys = _remembered_key(keys, kind, scope).where(keys != "", "")
     own = remembered[remembered["kind"] == kind]
     places = own["split"].map({split: place for place, split in enumerate(SPLITS)})
     by_key = pd.Series(places.to_numpy(np.float64), index=own["key"].to_numpy(object))
@@ -317,13 +330,14 @@ def _fill_empty_splits(
 
 def _too_few(label: str, images: int, units: int, needed: list[int]) -> DataError:
     usable = f"{images} usable image{'s' if images != 1 else ''}"
-    together = f" of {units} group or content" if units < images else ""
-    joined = ", remove copies that join its groups" if together else ""
+    together = f" ({units} if copies and groups count once)" if units < images else ""
+    joined = ", remove copies that link its groups" if together else ""
     splits = ", ".join(SPLITS[split] for split in reversed(needed))
     what = f"Class '{label}'" if label else "The data"
+    remedy = f"Add images to the class{joined}, or remove the class" if label else "Add images"
     return DataError(
-        f"{what} has {usable}{together}, but {len(needed)} splits ({splits}) need one "
-        f"each. Add images to the class{joined}, or remove it."
+        f"{what} has {usable}{together}, but each of the {len(needed)} splits ({splits}) needs "
+        f"at least one. {remedy}."
     )
 
 

@@ -2,8 +2,9 @@
 
 A file is addressed by the version of the rule, the split seed, and the shares of the splits. So
 datasets that share images agree about them, and another `data.split_seed` starts from scratch. It
-holds content digests and group names, each with its split. A file is written atomically, under a
-lock that dies with its holder; existing entries never change.
+holds content digests and group names, each with its split; names of groups belong to the dataset
+(`flowers/plant 7`), because another one may use the same for other groups. A file is written
+atomically, under a lock that dies with its holder; existing entries never change.
 """
 
 from __future__ import annotations
@@ -27,10 +28,15 @@ _LOCK_SECONDS = 600
 
 
 class SplitMemory:
-    """The remembered assignments of one way of splitting, while its lock is held."""
+    """The remembered assignments of one way of splitting, while its lock is held.
 
-    def __init__(self, file: Path) -> None:
-        self.file = file
+    Args:
+        file: holds them.
+        scope: of the names of groups, such as the name of the data.
+    """
+
+    def __init__(self, file: Path, scope: str = "") -> None:
+        self.file, self._scope = file, scope
         self.is_new = not file.exists()
         self.table = pd.DataFrame(columns=split.REMEMBERED, dtype=object)
         if not self.is_new:
@@ -38,14 +44,14 @@ class SplitMemory:
 
     def take_over(self, manifest: pd.DataFrame) -> None:
         """Add the splits of an earlier run for images without an entry, without saving."""
-        self._add(split.learned(manifest[manifest["split"].isin(split.SPLITS)]))
+        self._add(split.learned(manifest[manifest["split"].isin(split.SPLITS)], self._scope))
 
     def remember(self, rows: pd.DataFrame) -> bool:
         """Save the splits of images beside those already remembered; return if any was new."""
-        if not self.is_new and split.all_known(rows, self.table):
+        if not self.is_new and split.all_known(rows, self.table, self._scope):
             return False
         before = 0 if self.is_new else len(self.table)
-        self._add(split.learned(rows))
+        self._add(split.learned(rows, self._scope))
         if len(self.table) > before:
             with replacing(self.file) as temporary:
                 self.table.to_parquet(temporary, index=False)
@@ -68,6 +74,7 @@ def opened(
     wanted: dict[str, float],
     seed: int,
     earlier: Callable[[], list[pd.DataFrame]],
+    scope: str = "",
 ) -> Iterator[SplitMemory]:
     """Yield the memory of one way of splitting, under an exclusive lock.
 
@@ -76,6 +83,7 @@ def opened(
         wanted: shares of the splits to split off, by name.
         seed: the split seed.
         earlier: returns manifests of earlier runs for a new memory, the most trusted first.
+        scope: of the names of groups, such as the name of the data.
 
     Raises:
         DataError: if the file is damaged.
@@ -86,9 +94,9 @@ def opened(
         if not locked:
             raise StorageError(
                 f"Another process has held {file.with_suffix('.lock')} for {_LOCK_SECONDS // 60} "
-                "minutes. End the run that is stuck, and run again."
+                "minutes. Stop the run that holds it, and try again."
             )
-        memory = SplitMemory(file)
+        memory = SplitMemory(file, scope)
         if memory.is_new:
             for manifest in [*earlier(), *_of_first_rule(workspace, wanted, seed)]:
                 memory.take_over(manifest)
@@ -100,8 +108,8 @@ def _read(file: Path) -> pd.DataFrame:
         return pd.read_parquet(file, columns=split.REMEMBERED)
     except (OSError, ValueError, KeyError) as error:  # pyarrow's own errors derive from these
         raise DataError(
-            f"{file}, which stores the splits of images, is damaged. Restore it, or delete it: "
-            "then images may change their split."
+            f"{file}, which records the split of each image, is damaged. Restore it, or delete it; "
+            "images may then move to another split."
         ) from error
 
 

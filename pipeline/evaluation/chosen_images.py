@@ -11,7 +11,10 @@ if TYPE_CHECKING:
 
 EXPLANATIONS = "explanations"
 """Folder of the pages, beside the report."""
-TITLES = {"surest_right": "Surest right prediction", "worst_wrong": "Worst wrong prediction"}
+TITLES = {
+    "surest_right": "Most confident correct prediction",
+    "worst_wrong": "Most confident error",
+}
 """What the pages explain, by their name without `.html`."""
 
 

@@ -59,5 +59,6 @@ class EvaluationConfig(Section):
     """Slices with fewer images than this are marked as unreliable."""
 
     explanations: bool = True
-    """In a run: show where the model looked in its worst errors, test whether such maps mean
-    anything, and write the visual guide to its surest right and its worst wrong prediction."""
+    """In a run: show where the model looked in its most confident errors, test whether such maps
+    are meaningful, and write the visual guide for its most confident correct prediction and its
+    most confident error."""

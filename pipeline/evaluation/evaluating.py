@@ -248,14 +248,13 @@ def _weights_facts(trained: TrainResult) -> dict[str, str]:
         if trained.probe is not None:
             done, unit, long = "fitted", "fit", f"in {refit.seconds:.0f} s"
         facts["Refit"] = (
-            f"{done} again on {refit.images:,} images, training and validation together, {long}; "
-            f"the validation metrics belong to the {unit}"
-            f"{'s of the folds' if trained.folds else ' before'}"
+            f"{done} again on all {refit.images:,} training and validation images {long}; the "
+            f"validation metrics are those of the {'folds' if trained.folds else f'first {unit}'}"
         )
     elif trained.ensemble is not None:
         facts["Ensemble"] = (
-            f"average of the probabilities of {len(trained.ensemble.temperatures)} models, one of "
-            "each fold; the validation metrics belong to the single models"
+            f"average of the probabilities of {len(trained.ensemble.temperatures)} models, one per "
+            "fold; the validation metrics are those of the individual models"
         )
     return facts
 

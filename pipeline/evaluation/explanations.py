@@ -63,7 +63,7 @@ def explain_predictions(
         covering = covering_test(model, description, pixels, job.seed)
         found = found.model_copy(update={"test": covering})
     except Exception:  # a plugin's model may do anything; the report goes without
-        logger.warning("Where the model looked could not be found out", exc_info=True)
+        logger.warning("The maps of where the model looked could not be computed", exc_info=True)
     write_explanations(
         model,
         description,

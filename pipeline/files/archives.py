@@ -152,11 +152,12 @@ def open_archive(file: Path) -> Archive:
     """
     with data_errors(file):
         status = file.stat()
-        return _opened(file, status.st_size, status.st_mtime_ns, status.st_ino)
+        times = status.st_mtime_ns, status.st_ctime_ns
+        return _opened(file, status.st_size, times, status.st_ino)
 
 
 @lru_cache(maxsize=_OPENED)
-def _opened(file: Path, _size: int, _modified: int, _inode: int) -> Archive:
+def _opened(file: Path, _size: int, _times: tuple[int, int], _inode: int) -> Archive:
     from pipeline.files.tar_archive import TarArchive
     from pipeline.files.tar_shards import INDEX_SUFFIX, ShardedArchive
     from pipeline.files.zip_archive import ZipArchive, is_zip

@@ -7,6 +7,7 @@ left behind is deleted, and the file is made again.
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from pipeline.files.file_digest import FileDigest, digest_of
 from pipeline.files.file_locks import locked
 
 _LEFT_BEHIND = ".*.part"
+_RECENT_NANOSECONDS = 2 * 10**9
+"""A file system may give a change that soon after another one the same time."""
 
 
 def made_once(target: Path, make: Callable[[Path], None]) -> Path:
@@ -46,12 +49,14 @@ def known_digest(file: Path, folder: Path) -> str:
         folder: keeps a record for each file.
     """
     status = file.stat()
-    facts = [str(file.resolve()), status.st_size, status.st_mtime_ns, status.st_ino]
+    times = status.st_mtime_ns, status.st_ctime_ns
+    facts = [str(file.resolve()), status.st_size, *times, status.st_ino]
     name = hashlib.sha256(repr(facts).encode("utf-8", "surrogatepass")).hexdigest()[:32]
     record = folder / f"{name}.json"
     try:
         return FileDigest.model_validate_json(record.read_text("utf-8")).sha256
     except (OSError, ValueError):
         digest = digest_of(file)
-    write_text(record, digest.model_dump_json())
+    if time.time_ns() - max(times) > _RECENT_NANOSECONDS:
+        write_text(record, digest.model_dump_json())
     return digest.sha256

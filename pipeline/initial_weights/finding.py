@@ -230,7 +230,7 @@ def _trained(reference: str, runs: Path) -> _Trained:
                 f"({str(no_version).rstrip('.')}). Give a file in the folder, a version or a run."
             ) from no_version
         if any(sign in reference for sign in "@/:"):
-            raise ConfigError(f"model.init {reference} is not there: {no_version}") from no_version
+            raise ConfigError(f"model.init {reference} was not found: {no_version}") from no_version
         return _trained_by_run(reference, runs)
     folder = package_download.package_folder(version) / "artifacts"
     return _Trained(f"{version.name}/{version.version}", "version", folder)

@@ -110,7 +110,7 @@ class _Loader:
         if old is None:
             raise ConfigError(
                 f"model.init {self.found.origin} has no weight '{name}', which the model needs. "
-                "Leave out the settings of the model, or choose other weights."
+                "Leave out the model's settings, or choose other weights."
             )
         if old.shape == own.shape:
             return self._noted(name, old, "used", self._source(name))
@@ -124,8 +124,8 @@ class _Loader:
                 continue
             if not (_IN_HEAD.search(name) or _is_below(name, self.head)):
                 raise ConfigError(
-                    f"model.init {self.found.origin} has the weight '{name}', for which the model "
-                    "has no place. Leave out the settings of the model, or choose other weights."
+                    f"model.init {self.found.origin} has the weight '{name}', which the model does "
+                    "not have. Leave out the model's settings, or choose other weights."
                 )
             shape = _shape(tensor)
             self.done.append(Assignment(name, "not used", shape, "the model has another head"))
@@ -167,7 +167,7 @@ class _Loader:
                 return self._noted(name, resized, "resized", change)
         raise ConfigError(
             f"The weight '{name}' has the shape {_shape(own)} in the model, but {_shape(old)} in "
-            f"model.init {self.found.origin}. Leave out the settings of the model, or choose other "
+            f"model.init {self.found.origin}. Leave out the model's settings, or choose other "
             "weights."
         )
 

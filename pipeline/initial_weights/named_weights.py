@@ -153,7 +153,7 @@ def _library(module: str, prefix: str) -> Any:
 
 def _unknown(library: str, name: str, known: list[str]) -> ConfigError:
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.3)
-    hint = f" Did you mean {' or '.join(close)}?" if close else f" Such as {known[0]}."
+    hint = f" Did you mean {' or '.join(close)}?" if close else f" Try {known[0]}."
     return ConfigError(f"{library} has no pre-trained ViT '{name}'.{hint}")
 
 
@@ -168,7 +168,7 @@ def _downloaded(reference: str) -> dict[str, str]:
     try:
         answer: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
     except (IndexError, ValueError):
-        return {"error": f"the download ended with exit code {done.returncode}"}
+        return {"error": f"the download exited with code {done.returncode}"}
     return answer
 
 

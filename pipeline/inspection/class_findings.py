@@ -16,6 +16,7 @@ _FEW_IMAGES = 10
 
 def findings_on_classes(
     rows: pd.DataFrame,
+    divided: pd.Series[bool],
     empty: Sequence[str],
     needed_splits: int,
     unreadable: pd.DataFrame | None = None,
@@ -23,25 +24,31 @@ def findings_on_classes(
     """Return what is unusual about the classes.
 
     Args:
-        rows: the usable images, as the source lists them, before they are split.
+        rows: the usable images.
+        divided: which of them the source leaves in no split or in train; they are divided.
         empty: classes without an image.
-        needed_splits: number of splits that the images of every class are divided into.
+        needed_splits: number of splits that those of every class are divided into.
         unreadable: the files of classes of which no image can be read.
     """
     counts = {str(label): int(count) for label, count in rows["label"].value_counts().items()}
     damaged = rows[:0] if unreadable is None else unreadable
-    small = _small(rows, counts, needed_splits, damaged) if counts else []
+    small = _small(rows, divided, counts, needed_splits, damaged) if counts else []
     return [*small, *_imbalance(counts), *_empty(empty)]
 
 
 def _small(
-    rows: pd.DataFrame, of_usable: Mapping[str, int], needed_splits: int, unreadable: pd.DataFrame
+    rows: pd.DataFrame,
+    divided: pd.Series[bool],
+    of_usable: Mapping[str, int],
+    needed_splits: int,
+    unreadable: pd.DataFrame,
 ) -> list[Finding]:
     counts = {**of_usable, **dict.fromkeys(unreadable["label"], 0)}
+    parts = rows[divided]
     units = pd.Series(
-        united(known(rows, FILE), known(rows, PIXELS), known(rows, GROUP)), index=rows.index
+        united(known(parts, FILE), known(parts, PIXELS), known(parts, GROUP)), index=parts.index
     )
-    different = units.groupby(rows["label"]).nunique()
+    different = units.groupby(parts["label"]).nunique()
     stopping = [label for label in counts if different.get(label, 0) < needed_splits]
     small = sorted(label for label in counts if counts[label] < _FEW_IMAGES or label in stopping)
     if not small:
@@ -49,10 +56,11 @@ def _small(
     named = examples([f"{label} ({counts[label]})" for label in small], 5)
     one = len(small) == 1
     files = pd.concat([rows, unreadable])
-    needed = f"{needed_splits} different images, one for each split"
+    needed = "an image to train on"
+    if needed_splits > 1:
+        needed = f"{needed_splits} different images, one for each split that is split off"
     action = (
-        f"Stops: every class needs {needed if needed_splits > 1 else 'an image'}. Add or repair "
-        "images, or remove the class."
+        f"Stops: every class needs {needed}. Add or repair images, or remove the class."
         if stopping
         else "Trains on them, but their metrics say little. Add images, or merge classes."
     )

@@ -145,12 +145,12 @@ _WORDS: dict[Kind, tuple[str, str]] = {
         "has another format than its name says",
         "have another format than their names say",
     ),
-    "unusual_mode": ("has an unusual color mode", "have an unusual color mode"),
+    "unusual_mode": ("has an unusual colour mode", "have an unusual colour mode"),
     "size_outlier": (
         "has a size or shape unlike the others",
         "have a size or shape unlike the others",
     ),
-    "blank": ("shows a single color", "show a single color"),
+    "blank": ("shows a single colour", "show a single colour"),
     "dark": ("is almost black", "are almost black"),
     "blurred": (
         "is much less sharp than the others",

@@ -23,7 +23,7 @@ TITLES: dict[Kind, str] = {
     "unreadable": "Unreadable images",
     "truncated": "Truncated images",
     "wrong_extension": "Wrong file extensions",
-    "unusual_mode": "Unusual color modes",
+    "unusual_mode": "Unusual colour modes",
     "size_outlier": "Unusual sizes",
     "exact_duplicate": "Exact duplicates",
     "near_duplicate": "Near duplicates",

@@ -99,7 +99,9 @@ def inspect_data(
     if uses_labels(config):
         wanted = split.wanted_splits(manifest, data.validation_fraction, data.test_fraction)
         unreadable = unreadable_classes(manifest)
-        found += findings_on_classes(rows, scanned.empty_classes, len(wanted) + 1, unreadable)
+        divided = (given_splits(manifest) == "train").reset_index(drop=True)
+        splits = len(wanted) + 1
+        found += findings_on_classes(rows, divided, scanned.empty_classes, splits, unreadable)
     if judge is not None:
         judgement = judge(rows, scanned.root)
         found += findings_on_labels(rows, judgement)
@@ -112,7 +114,7 @@ def _unused(config: RunConfig) -> list[str]:
     """Return a note on `data.manifest`, which only a run uses."""
     if config.data.manifest is None:
         return []
-    return ["the data is inspected as it is now: data.manifest has an effect on runs alone"]
+    return ["the data is inspected as it is now: data.manifest affects runs only"]
 
 
 def _with_splits(
@@ -127,9 +129,9 @@ def _with_splits(
     try:
         check_images(manifest, scanned.root, labelled=uses_labels(config))
     except DataError as error:
-        stops = [f"a run stops: {error}"]
+        stops = [f"a run would stop: {error}"]
     if manifests.usable(manifest).empty:
-        return manifest, "no image can be read", stops or ["a run stops: no image can be read"]
+        return manifest, "no image can be read", stops or ["a run would stop: no image can be read"]
     wanted = split.wanted_splits(manifest, data.validation_fraction, data.test_fraction)
     try:
         assigned, _, _ = ingestion.assign_splits(
@@ -140,7 +142,7 @@ def _with_splits(
         return (
             manifest.assign(split=manifest["split"].mask(unassigned, _NO_SPLIT)),
             "as given by the data; a run cannot split it",
-            stops or [f"a run stops: {error}"],
+            stops or [f"a run would stop: {error}"],
         )
     return assigned, split.origin(manifest, wanted), stops
 

@@ -61,8 +61,8 @@ class Judgement:
         elif count := int(self.seen_N.sum()):
             notes.append(
                 f"{self.model} was trained or selected on {count:,} of the {len(self.paths):,} "
-                "images whose labels were checked; it may know their wrong labels by heart, "
-                "so a run with folds (training.folds), or a model of other images, finds more"
+                "images whose labels were checked; it may have memorized their wrong labels, so a "
+                "run with folds (training.folds), or a model trained on other images, finds more"
             )
         return notes
 
@@ -99,8 +99,8 @@ def findings_on_labels(rows: pd.DataFrame, judgement: Judgement) -> list[Finding
             f"{len(files):,} image{' looks' if one else 's look'} like another class than "
             f"{'its' if one else 'their'} own to {judgement.model}, which agrees with "
             f"{agrees:.1%} of the labels.",
-            "Trains on them with the labels that they have. Look at them, the surest first, and "
-            "correct the labels or exclude the images that are wrong.",
+            "Trains on them with their current labels. Look at them, the most confident first, "
+            "and correct the labels or exclude the mislabelled images.",
             details=details,
         )
     ]

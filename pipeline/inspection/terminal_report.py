@@ -61,7 +61,7 @@ def looks(result: Inspection) -> list[str]:
     return [
         f"Shorter side: {size} pixels",
         f"Shapes: {shapes}",
-        f"Color modes: {modes}",
+        f"Colour modes: {modes}",
         f"Splits: {result.split_origin}",
     ]
 

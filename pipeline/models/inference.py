@@ -65,16 +65,24 @@ def predict_logits(
 ) -> torch.Tensor:
     """Return float32 logits (N, K) of the given rows, in their order, on the CPU.
 
-    Runs the model in evaluation mode and restores its mode afterwards.
+    Runs the model in evaluation mode and restores its mode afterwards. A batch that does not fit
+    the memory of the device is divided, and so are the next ones.
     """
     device = device or torch.device("cpu")
     was_training = model.training
     model.eval()
-    logits = []
-    for start in range(0, len(rows), batch_size):
-        batch = torch.from_numpy(np.array(images[rows[start : start + batch_size]])).to(device)
-        logits.append(model(normalised(batch, image)).float().cpu())
+    logits, done = [], 0
+    while done < len(rows):
+        try:
+            batch = torch.from_numpy(np.array(images[rows[done : done + batch_size]])).to(device)
+            logits.append(model(normalised(batch, image)).float().cpu())
+        except torch.OutOfMemoryError:
+            if batch_size == 1:
+                raise
+            batch_size //= 2
+            continue
+        done = min(done + batch_size, len(rows))
         if on_progress:
-            on_progress(min(start + batch_size, len(rows)), len(rows))
+            on_progress(done, len(rows))
     model.train(was_training)
     return torch.cat(logits)

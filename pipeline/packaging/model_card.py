@@ -161,7 +161,7 @@ def model_card(
     resize = {
         "crop": "scaled to cover, then cropped at the centre",
         "squash": "each side scaled independently",
-        "pad": "scaled to fit, in a border of the image's mean color",
+        "pad": "scaled to fit, in a border of the image's mean colour",
     }
     kind = "classifier" if description.classes else "encoder"
     return (_CARD if description.classes else _ENCODER_CARD).substitute(

@@ -258,7 +258,7 @@ def _why_length(facts: PlanFacts, chosen: Candidate, length: Length, asked: Aske
     trainings = _trainings(facts, asked)
     each = f" for each of {len(trainings)} trainings" if len(trainings) > 1 else ""
     if limit:
-        return f"{known}: {limit} with validation are about {epochs} epochs{each}"
+        return f"{known}: {limit}, including validation, is about {epochs} epochs{each}"
     whole = length.seconds / TRAINING_SHARE * sum(trainings) / trainings[0]
     took = f"{epochs} epochs{each} take about {duration(whole)}"
     if length_is_set(asked.values):

@@ -54,11 +54,11 @@ TIERS = (
     ),
     Tier(
         "small", 128, 2, 4, 12_000, 0, THUMBNAIL, 64, 4e-3,
-        "learns fastest for the first few passes over some ten thousand images",
+        "learns fastest in the first few passes over tens of thousands of images",
     ),
     Tier(
         "medium", 192, 4, 6, 400_000, 4_000, THUMBNAIL, 96, 3e-3,
-        "from about 8 passes over 50,000 images, small has learned what it can hold",
+        "from about 8 passes over 50,000 images on, when small has reached its capacity",
     ),
     Tier(
         "large", 256, 6, 8, 2_000_000, 15_000, 24, 128, 2e-3,
@@ -79,12 +79,12 @@ SMALL_IMAGE_TIERS = (
     ),
     Tier(
         "small", 128, 1, 4, 12_000, 0, THUMBNAIL, 64, 4e-3,
-        "learns fastest for the first few passes over some ten thousand images",
+        "learns fastest in the first few passes over tens of thousands of images",
         pools_early=True,
     ),
     Tier(
         "medium", 192, 1, 6, 300_000, 4_000, THUMBNAIL, 96, 4e-3,
-        "from about 6 passes over 50,000 images, small has learned what it can hold",
+        "from about 6 passes over 50,000 images on, when small has reached its capacity",
         pools_early=True,
     ),
     Tier(

@@ -86,7 +86,7 @@ def claimed(name: str) -> Iterator[Callable[[], None]]:
         late = time.monotonic() - taken > _LEASE_SECONDS / 2
         if late or key not in _claims(store, name):
             raise TrackingError(
-                f"The claim on the registered model '{name}' was lost because the server is too "
+                f"The lock on the registered model '{name}' was lost because the server is too "
                 "slow. Nothing was changed; run the command again."
             )
 
@@ -130,11 +130,11 @@ def _wait_for_claim(store: MlflowClient, name: str) -> str:
         first_seen = {other: first_seen.get(other, now) for other in others}
         for other, seen in first_seen.items():
             if now - seen > _LEASE_SECONDS:
-                logger.warning("the claim %s on '%s' was left by a dead process", other, name)
+                logger.warning("the lock %s on '%s' was left by a dead process", other, name)
                 _withdraw(store, name, other)
         if now > deadline:
             raise TrackingError(
-                f"Other processes have held the claim on the registered model '{name}' for "
+                f"Other processes have held the lock on the registered model '{name}' for "
                 f"{_PATIENCE_SECONDS:.0f} s. Try again later."
             )
         time.sleep(random.uniform(*_PAUSE_SECONDS))  # noqa: S311 - a pause, not a secret

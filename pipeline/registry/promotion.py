@@ -284,7 +284,7 @@ def _reason(
     said = f"{answer.text}; " if answer else ""
     if refused and request.force_reason is not None:
         names = ", ".join(gate.name for gate in refused)
-        return f"{said}forced against {names}: {request.force_reason}"
+        return f"{said}forced despite failing {names}: {request.force_reason}"
     if refused:
         why = "; ".join(gate.sentence for gate in refused)
         return f"{why} (although {answer.text})" if answer else why

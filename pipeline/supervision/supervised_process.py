@@ -73,7 +73,7 @@ class SupervisedProcess:
             if time.monotonic() < self._start_at:
                 return ""
             self.start()
-            return "is started again"
+            return "was restarted"
         code = self.popen.poll()
         if code is not None:
             return self._plan_restart(_ending(code))
@@ -151,4 +151,4 @@ class SupervisedProcess:
 
 
 def _ending(code: int) -> str:
-    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"

@@ -115,6 +115,11 @@ class OptimizerConfig(Section):
                 f"optimizer.schedule is {self.schedule}, but optimizer.name schedule_free needs a "
                 "constant learning rate. Set optimizer.schedule to constant"
             )
+        if self.name == "schedule_free" and self.beta1 == 0:
+            raise ValueError(
+                "optimizer.beta1 is 0, but optimizer.name schedule_free needs a value above 0. Set "
+                "optimizer.beta1 to 0.9"
+            )
         return self
 
 

@@ -37,7 +37,7 @@ def dead_workers_named() -> Iterator[None]:
             raise
         raise WorkerError(
             f"A data-loader worker {reason}. The machine may have run out of memory: lower "
-            "data.workers, or run it again to resume training."
+            "data.workers, or start the run again to resume training."
         ) from error
 
 
@@ -62,7 +62,7 @@ def _reason(error: BaseException) -> str | None:
         if killed := _KILLED.search(str(current)):
             return f"was killed by the signal '{killed[1].strip()}'"
         if ended := _ENDED.search(str(current)):
-            found = f"ended with code {ended[1]}" if ended[1] else found or "ended unexpectedly"
+            found = f"exited with code {ended[1]}" if ended[1] else found or "exited unexpectedly"
         current = current.__cause__ or current.__context__
     return found
 

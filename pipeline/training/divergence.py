@@ -23,11 +23,15 @@ from pipeline.training.training_data import TrainingData
 
 
 class Diverged(Exception):  # noqa: N818 - an outcome that the loop handles
-    """The loss or the gradient of a step is not finite."""
+    """The loss or the gradient of a step is not finite, or the loss of the weights after it."""
 
-    def __init__(self, step: int, learning_rate: float, loss: float, norm: float) -> None:
+    def __init__(
+        self, step: int, learning_rate: float, loss: float, norm: float, *, validated: bool = False
+    ) -> None:
         self.step, self.learning_rate, self.loss, self.norm = step, learning_rate, loss, norm
         what = f"gradient norm became {norm}" if math.isfinite(loss) else f"loss became {loss}"
+        if validated:
+            what = f"validation {what}"
         super().__init__(f"The {what} at step {step + 1}, at learning rate {learning_rate:.3g}")
 
 

@@ -19,7 +19,10 @@ def result_of(training: Training) -> TrainResult:
     """
     state = training.state
     if state.best is None:
-        raise RunError("No step was done, so there is no model. Increase training.epochs.")
+        raise RunError(
+            "No training step was completed, so there is no model. Increase training.time_limit, "
+            "or training.epochs if there is no limit."
+        )
     return TrainResult(
         best=training.checkpoints.finish(state.best.step),
         best_step=state.best.step,
@@ -52,4 +55,4 @@ def _why_stopped(training: Training, best: EpochRecord) -> str:
         return f"no improvement in {times} since epoch {best.epoch:.4g}, which is the best"
     if settings.time_limit:
         return f"time limit of {settings.time_limit}"
-    return "all planned steps done"
+    return "all planned steps completed"

@@ -26,7 +26,7 @@ def fit_head_first(job: TrainingJob, events: EventWriter) -> None:
     """Fit the head in a folder of its own, unless an interrupted attempt has done so."""
     folder = job.folder / HEAD_FOLDER
     if not (folder / _RESULT_FILE).exists():
-        fitted = probe(job.model_copy(update={"folder": folder}), events)
+        fitted = probe(job.model_copy(update={"folder": folder}), events, is_first=True)
         write_text(folder / _RESULT_FILE, fitted.model_dump_json())
 
 

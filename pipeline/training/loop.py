@@ -7,6 +7,7 @@ killed and resumes from its last checkpoint reaches the same weights as without 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 
@@ -57,7 +58,8 @@ class Training:
         self.job, self.events, self.config = job, events, job.config
         self.group = group or ProcessGroup()
         settings = job.config.training
-        self.threads = make_repeatable(self.group.own_threads(settings.threads)) * self.group.size
+        own_threads = make_repeatable(self.group.own_threads(settings.threads))
+        self.threads = own_threads * settings.processes
         self.device = self.group.own_device(choose_device(settings, look()))
         self.data = open_data(job)
         self.order = self.data.order(settings, job.config.seed)
@@ -113,8 +115,9 @@ class Training:
         state = self.state
         if resumed := self.checkpoints.resume(state):
             self.events.write("warning", message=resumed)
+        self.last_weights.forget_after(state.step)
         if self.job.extends and state.step == 0:
-            take_over(self.job, self.job.extends, state)
+            take_over(self.job, self.job.extends, state, self.validator)
             log_history(state, self.events)
             self.checkpoints.mark(state)
         self.compiled = self.group.size == 1 and compile_model(self)
@@ -286,6 +289,9 @@ class Training:
         compared = min(images, self.validations.compared())
         with self.group.alone():
             metrics = self.validator.metrics(state.average.model, images, compared)
+        loss = metrics["validation_loss"]
+        if not math.isfinite(loss):  # the last update was too large
+            raise Diverged(state.step - 1, self.learning_rate, loss, math.nan, validated=True)
         record = EpochRecord(
             epoch=state.step / self.order.steps_per_epoch,
             step=state.step,

@@ -7,6 +7,7 @@ the workspace, and every later training of that model has the same.
 from __future__ import annotations
 
 import copy
+import math
 import platform
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from pipeline.run_memory import stage_keys
 from pipeline.run_memory.stage_memory import Ingredients, StageMemory
 from pipeline.section import Section
 from pipeline.tracking import provenance
+from pipeline.training.config import duration_seconds
 from pipeline.training.machine import look
 from pipeline.training.trial_steps import trial_predictions, trial_steps
 from pipeline.workers.event_log import EventWriter
@@ -30,11 +32,13 @@ from pipeline.workers.event_log import EventWriter
 FILE = "precision.json"
 STAGE = "precision"
 MOST_SECONDS = 2.0
+_LONGEST_SECONDS, _SHARE_OF_LIMIT = 10.0, 0.005
+"""Of a measurement before a training with a time limit, on top of the limit."""
 _WORTH_CASTING = 1.15
 """How many times faster bfloat16 has to be; with less, float32 is the more exact choice."""
 _FEWEST_IMAGES, _MOST_IMAGES = 8, 256
 """Of a measured step."""
-_ROUNDS = 3
+_ROUNDS, _ENLARGED = 3, 2
 _NAMES = ("float32", "bfloat16")
 _X86 = {"x86_64", "amd64"}
 
@@ -101,7 +105,7 @@ class Chooser:
                     return faster(images_per_second(steps, most, seconds))
                 except torch.OutOfMemoryError:
                     most //= 2
-        return Precision(name="float32", reason="there is too little memory to measure bfloat16")
+        return Precision(name="float32", reason="there is not enough memory to measure bfloat16")
 
     def _ingredients(self, device: torch.device) -> Ingredients:
         """Return everything that decides which precision is faster."""
@@ -129,7 +133,9 @@ def choose_for_training(chooser: Chooser, folder: Path, events: EventWriter) -> 
     file = folder / FILE
     if chooser.config.training.precision == "auto" and file.exists():
         return Precision.model_validate_json(file.read_text(encoding="utf-8"))
-    chosen = chooser.choose()
+    limit = chooser.config.training.time_limit
+    seconds = duration_seconds(limit) * _SHARE_OF_LIMIT if limit else 0.0
+    chosen = chooser.choose(min(_LONGEST_SECONDS, max(MOST_SECONDS, seconds)))
     if chosen.reason:
         write_text(file, chosen.model_dump_json(indent=2) + "\n")
         events.write("note", message=f"precision: {chosen.name} ({chosen.reason})")
@@ -139,10 +145,10 @@ def choose_for_training(chooser: Chooser, folder: Path, events: EventWriter) -> 
 def certain_reason(device: torch.device) -> str:
     """Return why bfloat16 cannot be faster on a device; empty if only measuring can tell."""
     if device.type == "mps":
-        return "bfloat16 is untried on mps"
+        return "bfloat16 is untested on mps"
     if device.type == "cuda":
         has = torch.cuda.is_bf16_supported(including_emulation=False)
-        return "" if has else "this GPU has no bfloat16 arithmetic"
+        return "" if has else "this GPU does not support bfloat16 natively"
     emulated = platform.machine().lower() in _X86 and not torch.cpu._is_avx512_bf16_supported()  # noqa: SLF001 - no public name
     return "this CPU has no bfloat16 vector instructions" if emulated else ""
 
@@ -166,10 +172,12 @@ def images_per_second(
             began = time.monotonic()
         step = max(next(each) for each in running.values())
         left = seconds - (time.monotonic() - began)
-        # The update of the weights takes the same for any number of images, so few do not tell.
-        if batch == most or left < 2 * step * len(_NAMES) * (2 + _ROUNDS):
+        room = left / (step * len(_NAMES) * (2 + _ROUNDS))
+        if batch == most or room < _ENLARGED:
             break
-        batch = min(most, 2 * batch)
+        # The update of the weights takes the same for any number of images, so few do not tell.
+        # Each new number costs a step to warm up, so the next one is as large as the time allows.
+        batch = min(most, batch * 2 ** int(math.log2(room)))
     best = dict.fromkeys(_NAMES, float("inf"))
     for _ in range(_ROUNDS):
         for name, each in running.items():
@@ -183,5 +191,5 @@ def faster(rates: dict[str, float]) -> Precision:
     return Precision(
         name="bfloat16" if ratio >= _WORTH_CASTING else "float32",
         reason=f"measured {rates['float32']:,.0f} images/s in float32, {rates['bfloat16']:,.0f} in "
-        f"bfloat16, which has to be {_WORTH_CASTING:g} times as fast",
+        f"bfloat16, which must be at least {_WORTH_CASTING:g} times as fast",
     )

@@ -25,6 +25,7 @@ from pipeline.models.stored_logits import save_logits
 from pipeline.probing.features import FeatureStore, seconds_per_image, suitable_batch_size
 from pipeline.probing.linear_fit import FittedHead, fit_head
 from pipeline.probing.linear_head import linear_head
+from pipeline.run_memory import stage_keys
 from pipeline.terminal_words import duration
 from pipeline.training.best_weights import FINAL
 from pipeline.training.config import duration_seconds
@@ -41,6 +42,7 @@ from pipeline.workers.event_log import EventWriter
 FEATURES_FOLDER = "features"
 """In the workspace."""
 _TOO_FEW_TO_MEASURE = 16
+_METRICS_OF_FIRST = ("validation/accuracy", "validation/loss", "train/accuracy")
 """Images whose features take about as long as measuring how long they take."""
 Array = np.ndarray[Any, Any]
 
@@ -65,8 +67,13 @@ class _Frozen:
         return logits_NK
 
 
-def probe(job: TrainingJob, events: EventWriter) -> TrainResult:
+def probe(job: TrainingJob, events: EventWriter, *, is_first: bool = False) -> TrainResult:
     """Fit the head of a job's model, and save the model.
+
+    Args:
+        job: the model and the data.
+        events: gets the metrics.
+        is_first: whether all weights are trained next, whose metrics have their own names.
 
     Raises:
         ConfigError: if the model has no linear head, or the initial weights do not fit it.
@@ -76,7 +83,10 @@ def probe(job: TrainingJob, events: EventWriter) -> TrainResult:
     fitted = _fitted(job, frozen, events)
     logits_NK = frozen.logits_with(fitted)
     record = _record(frozen, logits_NK)
-    values = {**record.metric_values(), "probe/regularization": fitted.regularization}
+    values = record.metric_values()
+    if is_first:
+        values = {f"head/{name}": values[name] for name in _METRICS_OF_FIRST if name in values}
+    values["probe/regularization"] = fitted.regularization
     events.write("metrics", step=len(fitted.tried) + 1, values=values)
     return TrainResult(
         best=_saved(job, frozen, fitted, logits_NK),
@@ -206,7 +216,9 @@ def _identities(job: TrainingJob, model: nn.Module, head: nn.Linear) -> tuple[st
     is decoded.
     """
     settings = job.config.model.architecture().model_dump_json()
-    parts = (settings, repr(job.image))
+    used = stage_keys.software(job.config, "model", "patch_embedding")
+    plugins = {key: value for key, value in used.items() if key.startswith("plugin ")}
+    parts = (settings, repr(job.image), repr(plugins), stage_keys.code("pipeline.layers"))
     folder, network = (
         hashlib.sha256("\n".join((*parts, each)).encode())
         for each in (job.store.name, repr(decoder_version()))

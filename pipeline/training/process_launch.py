@@ -134,8 +134,8 @@ def _launch(job: TrainingJob, folder: Path, role: str, meeting: Rendezvous | Non
     except RendezvousTimeoutError as error:
         raise WorkerError(
             f"Fewer than {job.config.training.nodes} machines joined within {_JOIN_MINUTES} "
-            f"minutes. Run `patchline join {meeting}` on the others, and run it again to resume "
-            "training."
+            f"minutes. Run `patchline join {meeting}` on the others, and start this run again to "
+            "resume training."
         ) from error
 
 
@@ -164,13 +164,13 @@ def _launch_config(
 
 
 def _how_it_ended(job: TrainingJob, rank: int, code: int) -> str:
-    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
     hint = " The machine may have run out of memory." if code == -signal.SIGKILL else ""
     log = job.folder / LOG_FILE
     return (
-        f"Process {rank + 1} of {job.config.training.all_processes} of the training {how} before "
-        f"it finished, also after {_RESTARTS} restarts.{hint} Lower training.processes, or run it "
-        f"again to resume training. Its last log line: {last_line(log)!r}. See {log}."
+        f"Training process {rank + 1} of {job.config.training.all_processes} {how} before it "
+        f"finished, even after {_RESTARTS} restarts.{hint} Lower training.processes, or start the "
+        f"run again to resume training. Its last log line: {last_line(log)!r}. See {log}."
     )
 
 

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import shutil
 
+from pipeline.models.model_files import load_model
 from pipeline.training import best_weights
 from pipeline.training.checkpoint import LAST, load
 from pipeline.training.job import ExtendedTraining, TrainingJob
 from pipeline.training.step_plan import StepPlan
 from pipeline.training.train_state import TrainState
+from pipeline.training.validation import Validator
 from pipeline.workers.event_log import EventWriter
 
 _GROUP_SETTINGS = ("weight_decay", "momentum", "nesterov", "rate_factor")
 """What a parameter group gets from the config; the rest is counted while training."""
 
 
-def take_over(job: TrainingJob, extended: ExtendedTraining, state: TrainState) -> None:
+def take_over(
+    job: TrainingJob, extended: ExtendedTraining, state: TrainState, validator: Validator
+) -> None:
     """Restore weights, moments and history of the finished training, with the new plan.
 
     The optimizer keeps the settings that it was built with, which may be new. Images that are
@@ -25,6 +29,7 @@ def take_over(job: TrainingJob, extended: ExtendedTraining, state: TrainState) -
         job: of the new training.
         extended: the finished one.
         state: just built, with the plan of the whole length; it is overwritten.
+        validator: measures the best weights again if that was done on a part of the split.
 
     Raises:
         DamagedFileError: if the final checkpoint or the best weights are damaged.
@@ -44,6 +49,12 @@ def take_over(job: TrainingJob, extended: ExtendedTraining, state: TrainState) -
     if state.best is not None:
         copied = best_weights.folder_of(job.folder, state.best.step)
         shutil.copytree(extended.folder / best_weights.FINAL, copied, dirs_exist_ok=True)
+        of_part = state.best.compared_loss is not None
+        if job.classes and (of_part or state.best.validation_images < validator.images):
+            model = load_model(copied)[0].to(validator.device)
+            found = validator.metrics(model, validator.images, validator.images)
+            compared = dict.fromkeys(("compared_accuracy", "compared_loss"))
+            state.best = state.best.model_copy(update={**found, **compared})
 
 
 def log_history(state: TrainState, events: EventWriter) -> None:

@@ -57,7 +57,9 @@ class TrainStep:
 
     def compute_gradients(self, state: TrainState, batch: Batch) -> Gradients:
         """Compute the gradients of a batch, in micro-batches, and clip them; updates no weight."""
-        progress, parts = state.plan.progress_of(state.step), self.micro_batches_at(state)
+        # With a time limit, the plan is not known before the first step, but a replay knows it.
+        progress = state.plan.progress_of(state.step) if state.step else 0.0
+        parts = self.micro_batches_at(state)
         self.group.announce_gradients(progress, parts)
         return self.gradients_at(state, batch, progress, parts)
 

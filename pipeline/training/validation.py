@@ -29,8 +29,6 @@ class Validator:
     objective: Objective
     image: ImageSpec
     device: torch.device
-    batch_size: int = 256
-    """Images that are predicted at once; halved when the device runs out of memory."""
 
     @property
     def images(self) -> int:
@@ -74,20 +72,7 @@ class Validator:
 
     def _outputs(self, model: nn.Module, images: int) -> torch.Tensor:
         rows = self.data.validation_rows[:images]
-        while True:
-            try:
-                return predict_logits(
-                    model,
-                    self.data.images,
-                    rows,
-                    self.image,
-                    batch_size=self.batch_size,
-                    device=self.device,
-                )
-            except torch.OutOfMemoryError:
-                if self.batch_size == 1:
-                    raise
-            self.batch_size //= 2
+        return predict_logits(model, self.data.images, rows, self.image, device=self.device)
 
 
 def loss_and_accuracy(logits_NK: torch.Tensor, labels_N: torch.Tensor) -> tuple[float, float]:

@@ -53,6 +53,15 @@ class LastWeights:
         for each in before[: -self.count]:
             self._file(each).unlink()
 
+    def forget_after(self, step: int) -> None:
+        """Delete the weights of later steps, which an attempt has left that was killed.
+
+        With a time limit, training may not come to a validation after the same steps again.
+        """
+        for file in self._folder.glob("*.safetensors"):
+            if int(file.stem) > step:
+                file.unlink()
+
     def checkpointed(self, step: int) -> None:
         """Take note of a checkpoint, from which training may resume."""
         self._checkpoints = (*self._checkpoints[-1:], step)

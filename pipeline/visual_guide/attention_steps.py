@@ -100,7 +100,7 @@ def _scores(subject: Subject) -> Step:
             f"The query of a token is multiplied with the key of every token and divided by √d = "
             f"√{head_dim} = {head_dim**0.5:.2f}. A high score means: this is what I look for."
         ),
-        f"Of {name}, the scores range from {low:.2f} to {high:.2f}.",
+        f"The scores of {name} range from {low:.2f} to {high:.2f}.",
     ]
     if subject.modules(LocalitySelfAttention):
         sentences.append(
@@ -163,7 +163,7 @@ def _elsewhere(subject: Subject, row_N: Array) -> str:
     first = len(subject.inside.prefix)
     if not first:
         return ""
-    whose = "the class token" if first == 1 else "tokens that are no patches"
+    whose = "the class token" if first == 1 else "tokens that are not patches"
     return f"; {row_N[:first].sum():.1%} goes to {whose}"
 
 
@@ -264,8 +264,8 @@ def _concatenated(subject: Subject) -> Step:
             (
                 f"The {mixed_ANd.shape[2]} numbers of each head are written side by side, "
                 f"{joined_ND.shape[1]} in all, and a learned matrix mixes them into "
-                f"{subject.inside.patch_tokens.shape[1]} again. This is the attention's answer for "
-                f"each token, here for {subject.the_token}."
+                f"{subject.inside.patch_tokens.shape[1]} again. This is the output of attention "
+                f"for each token, here for {subject.the_token}."
             ),
         ),
         tuple(

@@ -43,7 +43,7 @@ def _residual(subject: Subject) -> Step:
     sentences = [
         (
             "Before attention, each token is normalised, so that its numbers have a common scale. "
-            "What attention answers is not the new token: it is added to the old one. This is the "
+            "The output of attention does not replace the token: it is added to it. This is the "
             f"residual connection, shown for {subject.the_token}."
         ),
     ]
@@ -95,8 +95,8 @@ def _mlp(subject: Subject) -> Step:
     if hidden_NM is None or active_NM is None or output_ND is None:
         return Step(
             "mlp",
-            "No MLP that is known here",
-            ("This model's blocks have another second half than the published ViT's.",),
+            "No MLP of a known kind",
+            ("The second half of this model's blocks differs from that of the published ViT.",),
             applies=False,
         )
     token = subject.token
@@ -112,7 +112,7 @@ def _mlp(subject: Subject) -> Step:
                 f"{activation}, and contracted again. The result is added to the token."
             ),
             (
-                f"{activation} keeps positive numbers and presses negative ones towards 0. For "
+                f"{activation} keeps positive numbers and pushes negative ones towards 0. For "
                 f"{subject.the_token} in block 1, {negative:.0%} of them are negative."
             ),
         ),
@@ -181,7 +181,7 @@ def _reach(subject: Subject) -> Step:
     row_N = subject.rollout_row
     reader = "class token" if "class token" in inside.prefix else "tokens, on average"
     share = (
-        f" They have {row_N[first:].sum():.1%} of the whole; the rest is the class token's own."
+        f" They account for {row_N[first:].sum():.1%}; the rest is the class token's own."
         if first
         else ""
     )

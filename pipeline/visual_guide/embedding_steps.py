@@ -70,7 +70,7 @@ def image_step(subject: Subject) -> Step:
     resized = {
         "crop": "scaled and cropped",
         "squash": "scaled without keeping its proportions",
-        "pad": "scaled and padded with its mean color",
+        "pad": "scaled and padded with its mean colour",
     }[image.resize]
     low, high = float(subject.traced.input_CHW.min()), float(subject.traced.input_CHW.max())
     return Step(

@@ -127,8 +127,8 @@ def _why_closed(model: nn.Module) -> str:
     """Return why the inside of a model cannot be shown; empty if it can."""
     if isinstance(model, Ensemble):
         return (
-            f"This model is an ensemble: {len(model.members)} networks that answer together, each "
-            "with its own inside."
+            f"This model is an ensemble: the average of {len(model.members)} networks, each with "
+            "its own layers."
         )
     try:
         with recorded(model):

@@ -107,7 +107,7 @@ def _result(folder: Path, code: int, module: str, result_class: type[Result]) ->
     file = folder / RESULT_FILE
     if file.exists():
         return reported(file, result_class)
-    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
     hint = " The machine may have run out of memory." if code == -signal.SIGKILL else ""
     raise WorkerError(
         f"The process {module} {how} before it finished.{hint} Its last log line: "

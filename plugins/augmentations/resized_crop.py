@@ -40,7 +40,7 @@ class ResizedCropConfig(PluginConfig):
     """Largest change of contrast, as a fraction."""
 
     saturation: Share = 0.3
-    """Largest change of the saturation of colors, as a fraction."""
+    """Largest change of the saturation of colours, as a fraction."""
 
     erase: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Probability of replacing a random rectangle by noise (random erasing, arXiv 1708.04896)."""
@@ -84,7 +84,7 @@ def build_batch(config: ResizedCropConfig, _context: AugmentationContext) -> Bat
 
 
 plugin = AugmentationPlugin(
-    summary="Random parts of the image, enlarged to its size; flips and changes of color",
+    summary="Random parts of the image, enlarged to its size; flips and changes of colour",
     paper="arXiv 1409.4842, section 6",
     config_class=ResizedCropConfig,
     build_batch=build_batch,

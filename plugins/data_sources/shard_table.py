@@ -88,8 +88,10 @@ class ShardTable:
     def _rename(self, kinds: set[str]) -> None:
         """Call the only image of each sample `image`, whatever its suffix."""
         for row in self._rows:
-            for kind in kinds & row.keys():
-                row[IMAGE] = row.pop(kind)
+            image = next((row.pop(kind) for kind in kinds & row.keys()), None)
+            row.pop(IMAGE, None)  # a field of the JSON member
+            if image is not None:
+                row[IMAGE] = image
 
 
 def _is_image(kind: str) -> bool:

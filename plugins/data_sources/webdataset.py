@@ -78,7 +78,7 @@ class WebDataset:
             raise _no_label(place, LABEL, table.left_out)
         columns = self._columns(table)
         digest = hashlib.sha256(str(place).encode("utf-8", "surrogatepass")).hexdigest()[:32]
-        root = shard_index(shards, self.work_dir / f"{digest}.shards")
+        root = shard_index(shards, self.work_dir / "indexes" / f"{digest}.shards")
         paths = [path or None for path in table.column(columns.image)]
         places = Places(root, paths, table.keys, "the sample has no image", [])
         images, left_out, rows = listed_rows(table, columns, places, needs_labels=self.needs_labels)

@@ -39,8 +39,8 @@ class RopeVitConfig(BlockConfig):
         head_dim = size.embed_dim // size.num_heads
         if head_dim % 4:
             raise ConfigError(
-                f"model.embed_dim {size.embed_dim} over model.num_heads {size.num_heads} gives "
-                f"heads of {head_dim} numbers, but rotation in two dimensions needs a multiple of "
+                f"model.embed_dim {size.embed_dim} and model.num_heads {size.num_heads} give heads "
+                f"of dimension {head_dim}, but two-dimensional rotary positions need a multiple of "
                 "4. Change one of the two settings."
             )
         return resolved

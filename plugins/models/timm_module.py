@@ -44,7 +44,7 @@ def check(config: TimmConfig, traits: DataTraits) -> None:
     name = config.architecture
     if not timm.is_model(name):
         close = difflib.get_close_matches(name, timm.list_models(), n=3)
-        hint = f"Did you mean {' or '.join(close)}?" if close else "Such as vit_tiny_patch16_224."
+        hint = f"Did you mean {' or '.join(close)}?" if close else "Try vit_tiny_patch16_224."
         raise ConfigError(
             f"model.architecture is {name!r}, but timm {timm.__version__} has no model of that "
             f"name. {hint}"

@@ -47,7 +47,7 @@ def check(architecture: str, traits: DataTraits) -> None:
     """
     if architecture not in names():
         close = difflib.get_close_matches(architecture, names(), n=3)
-        hint = f"Did you mean {' or '.join(close)}?" if close else "Such as resnet18 or vit_b_16."
+        hint = f"Did you mean {' or '.join(close)}?" if close else "Try resnet18 or vit_b_16."
         raise ConfigError(
             f"model.architecture is {architecture!r}, but torchvision has no classification model "
             f"of that name. {hint}"
@@ -71,6 +71,6 @@ def _network(architecture: str, height: int, width: int, num_classes: int) -> nn
         wanted["input_size"] = (height, width)
     builder = torchvision.models.get_model_builder(architecture)
     if not callable(builder) or "weights" not in inspect.signature(builder).parameters:
-        raise ValueError("torchvision builds it in a way that is not known here")
+        raise ValueError("Patchline does not know how torchvision builds it")
     network: nn.Module = builder(**wanted)
     return network

@@ -205,9 +205,9 @@ def _grid(model: nn.Module, image: ImageSpec) -> tuple[int, int]:
     rows, columns = embedding.grid
     if image.height % rows or image.width % columns or rows * columns < 2:  # noqa: PLR2004 - one is visible
         raise ConfigError(
-            f"objective.name is mae, but the {rows}x{columns} patches of this model do not divide "
-            f"images of {image.height}x{image.width} pixels into equal parts. Choose another "
-            "model.patch_embedding, or data.image_size."
+            "objective.name is mae, which needs at least two patches of equal size, but this model "
+            f"divides the {image.height}x{image.width} image into a grid of {rows}x{columns}. "
+            "Choose another model.patch_embedding or data.image_size."
         )
     return rows, columns
 

@@ -47,7 +47,8 @@ class ConvStemConfig(PatchGridConfig):
             )
         patch_size = self.patch_size or nearest_patch_size(choices, height, width)
         if patch_size not in choices:
-            rule = "does not divide" if patch_size.bit_count() == 1 else "is no power of two for"
+            is_power = patch_size.bit_count() == 1
+            rule = "does not divide" if is_power else "is not a power of two that divides"
             raise ConfigError(
                 f"patch_size {patch_size} {rule} the {height}x{width} image. Choose one of "
                 f"{', '.join(map(str, choices))}, or change data.image_size."

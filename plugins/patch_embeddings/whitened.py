@@ -56,8 +56,9 @@ class WhitenedConfig(PluginConfig):
         most = ((side - 1) // 2).bit_length() - 1
         if most < 1:
             raise ConfigError(
-                f"whitened needs more than the {height}x{width} image, for a convolution and a "
-                f"halving. Set data.image_size to at least {_SMALLEST_SIDE}."
+                f"model.patch_embedding whitened cannot read a {height}x{width} image: it applies "
+                "a convolution and at least one max-pooling layer. Set data.image_size to at "
+                f"least {_SMALLEST_SIDE}."
             )
         grid = 14 if side >= _LARGE_IMAGE else 8
         wanted = max(1, round(math.log2(side / grid)))

@@ -48,6 +48,20 @@ def sentence_of(settings: dict[str, Any]) -> str:
             ),
         ),
         (
+            {"optimizer": {"name": "schedule_free", "schedule": "constant", "beta1": 0}},
+            (
+                "optimizer.beta1 is 0, but optimizer.name schedule_free needs a value above 0. Set "
+                "optimizer.beta1 to 0.9."
+            ),
+        ),
+        (
+            {"optimizer": {"layer_decay": 0}},
+            (
+                "optimizer.layer_decay is 0, but must be greater than 0.0. Choose a value above 0 "
+                "and at most 1."
+            ),
+        ),
+        (
             {"data": {"resize": "stretch"}},
             "data.resize is 'stretch', but must be one of 'crop', 'squash' or 'pad'.",
         ),
@@ -168,8 +182,8 @@ def test_number_that_is_none_is_refused() -> None:
 @pytest.mark.parametrize(
     ("settings", "first", "last"),
     [
-        ({"seed": -1}, "from 0", "below 4294967296"),
-        ({"training": {"ema_decay": 1}}, "from 0", "below 1"),
+        ({"seed": -1}, "of at least 0", "below 4294967296"),
+        ({"training": {"ema_decay": 1}}, "of at least 0", "below 1"),
         ({"data": {"test_fraction": 2}}, "above 0", "below 0.9"),
     ],
 )

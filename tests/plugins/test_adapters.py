@@ -165,7 +165,7 @@ def test_refuses_an_unknown_name_with_the_nearest(library: str, wrong: str, righ
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_refuses_a_name_that_resembles_nothing(library: str) -> None:
     """Without a similar name the error gives an example."""
-    with pytest.raises(ConfigError, match=r"Such as (resnet18|vit_tiny)"):
+    with pytest.raises(ConfigError, match=r"Try (resnet18|vit_tiny)"):
         _config(library, "0000000").resolved_for(traits(64))
 
 

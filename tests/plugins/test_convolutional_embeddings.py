@@ -276,8 +276,8 @@ def test_shifted_is_the_naive_loop(patch_size: int, shape: tuple[int, int, int])
             (24, 24),
             {"patch_size": 12},
             (
-                "patch_size 12 is no power of two for the 24x24 image. Choose one of 2, 4, 8, or "
-                "change data.image_size."
+                "patch_size 12 is not a power of two that divides the 24x24 image. Choose one "
+                "of 2, 4, 8, or change data.image_size."
             ),
         ),
         (

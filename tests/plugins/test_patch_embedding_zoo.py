@@ -163,7 +163,7 @@ def test_which_images_fit(name: str) -> None:
             "whitened": min(height, width) < 5,
         }.get(name, False)
         if refused:
-            with pytest.raises(ConfigError, match=f"the {height}x{width} image.*data.image_size"):
+            with pytest.raises(ConfigError, match=f"{height}x{width} image.*data.image_size"):
                 config.resolved_for(_traits(1, height, width))
         else:
             resolved = config.resolved_for(_traits(1, height, width))

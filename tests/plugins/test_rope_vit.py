@@ -130,8 +130,8 @@ def test_refuses_heads_that_pairs_do_not_fill(
     """A head whose size is no multiple of 4 is refused with both settings and the size."""
     config = RopeVitConfig(embed_dim=embed_dim, num_heads=num_heads)
     expected = (
-        rf"model\.embed_dim {embed_dim} over model\.num_heads {num_heads} gives heads of "
-        rf"{head_dim} numbers, .* multiple of 4\. Change one"
+        rf"model\.embed_dim {embed_dim} and model\.num_heads {num_heads} give heads of "
+        rf"dimension {head_dim}, .* multiple of 4\. Change one"
     )
     with pytest.raises(ConfigError, match=expected):
         config.resolved_for(traits())

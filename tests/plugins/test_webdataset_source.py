@@ -177,7 +177,8 @@ def test_several_images_of_a_sample_have_to_be_chosen(tmp_path: Path) -> None:
 
 def test_what_is_not_a_labelled_sample_is_left_out_and_named(tmp_path: Path) -> None:
     """A sample without an image or a label, a link and a path that leads outside."""
-    members = {"1.jpg": b"a", "1.cls": b"x", "2.jpg": b"b", "3.cls": b"y", "../4.jpg": b"d"}
+    members = {"1.jpg": b"a", "1.cls": b"x", "2.jpg": b"b", "3.cls": b"y", "../4.jpg": b"d",
+               "3.json": b'{"image": "3.jpg"}'}  # fmt: skip
     shard = shard_of(tmp_path / "one.tar", members)
     link = tarfile.TarInfo("5.jpg")
     link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"

@@ -120,8 +120,8 @@ def place_tokens(
         )
     if registers and not has_class:
         raise UnsupportedWeightsError(
-            "there are registers but no class token, which our models cannot represent. Choose "
-            "weights with a class token"
+            "there are registers but no class token, which Patchline's models cannot represent. "
+            "Choose weights with a class token"
         )
     positions = parts[POSITIONS]
     prefix, grid = _prefix_and_grid(parts, layout, registers, pixels, dimensions.patch_size)
@@ -208,8 +208,8 @@ def check_shapes(parts: Parts, dimensions: Dimensions, grid: tuple[int, int]) ->
     extra = sorted(parts.keys() - expected.keys())
     if extra:
         raise UnsupportedWeightsError(
-            f"{_named(parts[extra[0]])} has no place in our models. Choose weights of a plain "
-            "Vision Transformer"
+            f"{_named(parts[extra[0]])} is not part of any Patchline model. Choose weights of a "
+            "plain Vision Transformer"
         )
 
 

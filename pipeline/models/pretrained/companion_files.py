@@ -101,9 +101,9 @@ def _from_timm(config: Mapping[str, Any], source: Path) -> CompanionFacts:
     architecture = str(config["architecture"])
     if not architecture.startswith(_TIMM_FAMILIES) or "rope" in architecture:
         raise ConfigError(
-            f"{source} says that the weights belong to timm's '{architecture}', which our vit "
-            "cannot represent. Choose a plain ViT, whose name begins with vit_, or use the model "
-            "plugin timm."
+            f"{source} says that the weights belong to timm's '{architecture}', which Patchline's "
+            "vit cannot represent. Choose a plain ViT, whose name begins with vit_, or use the "
+            "model plugin timm."
         )
     arguments = _section(config, "model_args")
     pretrained = _section(config, "pretrained_cfg")
@@ -173,8 +173,8 @@ def _activation(name: object, source: Path) -> ActivationName | None:
         return None
     if name not in _ACTIVATIONS:
         raise ConfigError(
-            f"{source} names the activation '{name}', which our vit lacks. Choose weights with one "
-            f"of {', '.join(_ACTIVATIONS)}."
+            f"{source} names the activation '{name}', which Patchline's vit does not have. Choose "
+            f"weights with one of {', '.join(_ACTIVATIONS)}."
         )
     return _ACTIVATIONS[str(name)]
 

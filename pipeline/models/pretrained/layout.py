@@ -92,7 +92,7 @@ class Layout:
         for name, tensor in tensors.items():
             if refusal := _applied(self.refused, name):
                 raise UnsupportedWeightsError(
-                    f"'{name}' is part of {refusal}, which our models cannot represent. "
+                    f"'{name}' is part of {refusal}, which Patchline's models cannot represent. "
                     "Choose weights without it"
                 )
             if reason := _applied(self.skipped, name):

@@ -85,8 +85,8 @@ def _recognised(file: Path, names: Iterable[str]) -> Layout:
         if layout.matches(listed):
             return layout
     raise ConfigError(
-        f"'{file}' has the layout of no Vision Transformer that is read: its first tensor is "
-        f"'{listed[0]}'. Use weights of a plain ViT in the names of {_FAMILIES}."
+        f"'{file}' has no supported Vision Transformer layout: its first tensor is "
+        f"'{listed[0]}'. Use weights of a plain ViT with the tensor names of {_FAMILIES}."
     )
 
 
@@ -159,8 +159,8 @@ def _model(parts: Parts, head: str, facts: CompanionFacts) -> tuple[str, dict[st
     has_class = CLASS_TOKEN in parts
     if has_class and (pools_by_attention or facts.averages):
         raise UnsupportedWeightsError(
-            "the model has a class token but pools the patches, which our models cannot represent. "
-            "Choose weights that use the class token"
+            "the model has a class token but pools the patches, which Patchline's models cannot "
+            "represent. Choose weights that use the class token"
         )
     if REGISTERS not in parts:
         without_class = "attention" if pools_by_attention else "average"
@@ -168,8 +168,8 @@ def _model(parts: Parts, head: str, facts: CompanionFacts) -> tuple[str, dict[st
         return "vit", {"positions": "learned", "pooling": pooling, "head": head}
     if head != "linear":
         raise UnsupportedWeightsError(
-            "the model has registers and a tanh head, which our models cannot represent. Choose "
-            "weights with a linear head"
+            "the model has registers and a tanh head, which Patchline's models cannot represent. "
+            "Choose weights with a linear head"
         )
     return "vit_registers", {"num_registers": parts[REGISTERS].tensor.shape[1]}
 

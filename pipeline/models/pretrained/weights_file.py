@@ -119,7 +119,7 @@ def _read_pickle(file: Path) -> Mapping[Any, Any]:
             contents = torch.load(file, map_location="cpu", weights_only=True, mmap=whole)
     except pickle.UnpicklingError as error:
         if "GLOBAL" not in str(error) and "add_safe_globals" not in str(error):
-            raise _damaged(file, "no checkpoint of torch.save") from error
+            raise _damaged(file, "not a torch.save checkpoint") from error
         raise ConfigError(
             f"'{file}': the file contains code, which Patchline does not run. Convert it to "
             "safetensors."
@@ -141,7 +141,7 @@ def _is_torchscript(file: Path) -> bool:
 
 def _read_npz(file: Path) -> Mapping[str, torch.Tensor]:
     if not zipfile.is_zipfile(file):
-        raise _damaged(file, "no archive of numpy.savez")
+        raise _damaged(file, "not a numpy.savez archive")
     tensors = {}
     try:
         with np.load(file, allow_pickle=False) as archive:
@@ -151,8 +151,8 @@ def _read_npz(file: Path) -> Mapping[str, torch.Tensor]:
         if "allow_pickle" not in str(error) and "numpy.object_" not in str(error):
             raise _damaged(file, _reason(error)) from error
         raise ConfigError(
-            f"'{file}' holds Python objects, whose file contains code, which Patchline does not "
-            "run. Save plain arrays."
+            f"'{file}' holds Python objects, which can run code when they are loaded, so Patchline "
+            "does not read them. Save plain arrays."
         ) from error
     except (OSError, EOFError, KeyError, AttributeError, zipfile.BadZipFile) as error:
         raise _damaged(file, _reason(error)) from error

@@ -240,7 +240,8 @@ class ModuleChecks(ABC):
         require(
             False,
             f"After {_MOST_STEPS} steps on one batch of 8 images the loss is "
-            f"{float(loss.detach()):.2f}; below {_LEARNED_LOSS} is expected.",
+            f"{float(loss.detach()):.2f}, but must be below {_LEARNED_LOSS}. Check the gradients "
+            "and the initial weights.",
         )
 
     @torch.no_grad()
@@ -251,7 +252,10 @@ class ModuleChecks(ABC):
         expected = module(images)
         with torch.autocast("cpu", torch.bfloat16):
             output = module(images).float()
-        require(bool(output.isfinite().all()), "Under autocast it returns inf or nan.")
+        require(
+            bool(output.isfinite().all()),
+            "Under autocast it returns inf or nan. Compute the sensitive parts in float32.",
+        )
         error = float((output - expected).norm() / expected.norm().clamp_min(1e-6))
         require(
             error < _BFLOAT16_TOLERANCE,

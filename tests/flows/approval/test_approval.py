@@ -131,7 +131,7 @@ def test_gates_refuse_what_is_approved_without_force(here: Path) -> None:
     asked = asked_about(equal)
     assert approval_form.submit(asked, YES)
     ended = carry_on(asked)
-    assert (ended.state, champion("tulips")) == ("Refused: the gates", "1")
+    assert (ended.state, champion("tulips")) == ("Refused by the gates", "1")
     assert ended.message.startswith("of 200 images")
     assert ended.message.endswith("(although approved by Ada: looks good)")
     with pytest.raises(ModelReferenceError, match=r"tulips/2 is closed: approved by Ada"):
@@ -244,7 +244,7 @@ def test_a_newer_version_supersedes_an_older_one(here: Path) -> None:
     older = asked_about(second)
     newer = start(third)
     assert start(third).flow_run_id == newer.flow_run_id
-    assert carry_on(older).state == "Refused: a newer version waits"
+    assert carry_on(older).state == "Refused: superseded by a newer version"
     assert "the newer version daisies/3 is pending" in str(requests.request_approval(second, QUICK))
     assert approval_form.submit(carry_on(newer), NO)
 

@@ -86,7 +86,7 @@ def test_force_requires_a_reason_and_is_in_the_history(command: Command) -> None
     assert code == 0
     assert "promoted by force" in out
     _, out, _ = command("models", "roses")
-    assert "FORCED: forced against better_than_champion: the label of row 7 is wrong" in out
+    assert "FORCED: forced despite failing better_than_champion: the label of row 7 is wrong" in out
 
 
 def test_gates_come_from_flags_file_and_run_in_this_order(command: Command, tmp_path: Path) -> None:

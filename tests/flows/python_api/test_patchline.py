@@ -256,7 +256,7 @@ def test_an_exit_becomes_an_exception() -> None:
     """No call ends the caller's process: Ctrl-C stays an interrupt, anything else is an error."""
     with pytest.raises(KeyboardInterrupt), session():
         sys.exit(130)
-    with pytest.raises(patchline.RunError, match="exit code 3"), session():
+    with pytest.raises(patchline.RunError, match="early with code 3"), session():
         sys.exit(3)
     with pytest.raises(KeyboardInterrupt), session():
         raise KeyboardInterrupt

@@ -122,5 +122,5 @@ def test_an_empty_inbox_is_no_failure(tmp_path: Path) -> None:
     inbox.mkdir()
     out.write_text("before", encoding="utf-8")
     state: State = predict_flow("photos@champion", str(inbox), str(out), return_state=True)
-    assert (state.is_completed(), state.name) == (True, "Nothing to label")
+    assert (state.is_completed(), state.name) == (True, "Nothing to predict")
     assert out.read_text(encoding="utf-8") == "before"

@@ -129,14 +129,14 @@ def test_what_is_killed_is_started_again(servers: Servers, name: str, module: st
     addresses = {"mlflow": "/health", "prefect": "/api/health"}
     killed = servers.process(module)
     killed.kill()
-    until(lambda: "is started again" in servers.log("supervisor"), "nothing was started again")
+    until(lambda: "was restarted" in servers.log("supervisor"), "nothing was started again")
     until(
         lambda: (
             {each.pid for each in service_processes.members(servers.folder, module)} - {killed.pid}
         ),
         "no new process",
     )
-    assert "was ended by SIGKILL" in servers.log("supervisor")
+    assert "was killed by SIGKILL" in servers.log("supervisor")
     if name in addresses:
         base = servers.state.mlflow_url if name == "mlflow" else servers.state.prefect_url
         until(lambda: local_services.answers(base + addresses[name]), f"{name} does not answer")

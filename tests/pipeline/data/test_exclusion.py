@@ -74,6 +74,7 @@ def test_class_of_which_all_images_are_excluded_is_gone(photos: Path, tmp_path: 
         (["file,exclude", "a.png,yes"], "no column 'path'"),
         ([], "its columns: none"),
         (["path,exclude", "a.png,maybe"], "says 'maybe' in the column 'exclude' near line 2"),
+        (["exclude,path", "yes"], "has no path near line 2"),
     ],
 )
 def test_wrong_table_is_refused_in_a_sentence(

@@ -35,7 +35,7 @@ def test_images_are_grouped_by_what_is_captured(pattern: str, groups: list[str |
     listing = with_groups(_listing(*paths), pattern)
     assert [image.group for image in listing.images] == groups
     alone = groups.count(None)
-    assert f"{alone} of them are in no group" in listing.notes[-1]
+    assert f"{alone} images are in no group" in listing.notes[-1]
 
 
 def test_groups_of_the_data_itself_are_not_overwritten() -> None:
@@ -84,3 +84,25 @@ def test_no_group_straddles_the_splits(tmp_path: Path) -> None:
     assert all(len(found) == 1 for found in before.values())
     add("w")
     assert splits() == before
+
+
+def test_another_data_set_may_call_its_groups_the_same(tmp_path: Path) -> None:
+    """Its patients are other ones: it is split as in a workspace of its own."""
+
+    def add(hospital: str, patients: int, first: int) -> None:
+        for number in range(patients):
+            for view in "xy":
+                file = tmp_path / hospital / "ab"[number % 2] / f"patient{number:02d}_{view}.png"
+                file.parent.mkdir(parents=True, exist_ok=True)
+                pixels = draw_photo(number % 2, first + 100 * number + ord(view))
+                Image.fromarray(pixels).save(file)
+
+    def fingerprint(hospital: str, work: str) -> str:
+        settings = {"path": str(tmp_path / hospital), "group_pattern": r"(patient\d+)_"}
+        return ingest(validated({"data": settings}), tmp_path / work).fingerprint
+
+    add("north", 24, 0)
+    add("south", 6, 50_000)
+    alone = fingerprint("south", "fresh")
+    fingerprint("north", "shared")
+    assert fingerprint("south", "shared") == alone

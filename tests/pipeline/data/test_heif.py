@@ -59,5 +59,5 @@ def test_without_the_package_the_remedy_is_said(
 ) -> None:
     """The reason names what to install."""
     monkeypatch.setattr(image_formats, "reads_heif", lambda: False)
-    with pytest.raises(UndecodableImageError, match=r"need pillow-heif; install it"):
+    with pytest.raises(UndecodableImageError, match=r"need pillow-heif: pip install"):
         decode_image(encoded(photo), 3)

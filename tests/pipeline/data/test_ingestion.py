@@ -313,12 +313,12 @@ def test_image_in_two_given_splits_stops_the_run_unless_accepted(tmp_path: Path)
     folder = tmp_path / "given"
     write_photos(folder / "train", classes=2, images=8)
     write_photos(folder / "test", classes=2, images=1)
-    with pytest.raises(DataError, match=r"2 images lie in more than .*--data\.accept leakage\."):
+    with pytest.raises(DataError, match=r"2 images appear in more than .*--data\.accept leakage\."):
         ingested(folder)
     data = ingested(folder, accept=["leakage"])
     notes = [note for note in data.notes if "more than one split" in note]
     assert len(notes) == 1
-    assert notes[0].startswith("2 images lie")
+    assert notes[0].startswith("2 images appear")
     assert "test/across/000.png" in notes[0]
 
 

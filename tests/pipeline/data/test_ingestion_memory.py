@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from pipeline.data import describing
 from pipeline.data import manifest as manifests
+from pipeline.data.decoding import UndecodableImageError, decoded
 from pipeline.data.ingested_data import IngestedData
 from pipeline.data.ingestion import ingest
 from tests.conftest import write_photos
@@ -91,6 +93,17 @@ def _splits(photos: Path) -> None:
     shutil.rmtree(work_of(photos) / "splits")
 
 
+def _other_data(photos: Path) -> None:
+    shutil.rmtree(work_of(photos) / "splits")
+    others = write_photos(photos.parent / "others", classes=2, images=12)
+    shutil.rmtree(others / "down")
+    shutil.copytree(others / "across", others / "up")
+    for file in (others / "up").iterdir():
+        with Image.open(file) as image:
+            image.transpose(Image.Transpose.ROTATE_90).save(file)
+    ingest(config_of(others), work_of(photos))
+
+
 def _memory(photos: Path) -> None:
     [file] = (work_of(photos) / "ingestions").iterdir()
     file.write_bytes(file.read_bytes()[:-8])
@@ -101,7 +114,7 @@ def _memory(photos: Path) -> None:
     "change",
     [
         _content, _damaged_file, _new_file, _fewer_files, _empty_class, _other_class, _manifest,
-        _no_manifest, _splits, _memory,
+        _no_manifest, _splits, _other_data, _memory,
     ],
 )  # fmt: skip
 def test_data_is_read_again_after_any_change(photos: Path, change: Callable[[Path], None]) -> None:
@@ -112,7 +125,7 @@ def test_data_is_read_again_after_any_change(photos: Path, change: Callable[[Pat
     found = ingested(photos)
     assert not is_recalled(found)
     assert found.manifest_file.is_file()
-    if change in (_manifest, _no_manifest, _splits, _memory):
+    if change in (_manifest, _no_manifest, _splits, _other_data, _memory):
         assert found == first
     assert is_recalled(ingested(photos))
 
@@ -136,6 +149,7 @@ def test_other_settings_have_a_result_of_their_own(photos: Path, settings: dict[
     again = ingested(photos, **settings)
     assert is_recalled(again)
     assert again.model_copy(update={"notes": found.notes}) == found
+    ingested(photos)  # the others may have made groups, whose splits are remembered
     assert is_recalled(ingested(photos))
 
 
@@ -173,3 +187,35 @@ def test_what_is_said_once_is_not_repeated(photos: Path) -> None:
     assert not is_recalled(after)
     assert not any("already in different splits" in note for note in after.notes)
     assert is_recalled(ingested(photos, **settings))
+
+
+@pytest.mark.usefixtures("later")
+def test_a_file_that_could_not_be_read_is_opened_again(
+    photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory or permissions may have been short; the file itself is the same."""
+
+    def short(*_: object, **__: object) -> None:
+        raise UndecodableImageError("there is not enough memory to decode it")
+
+    file = (photos / "across" / "000.png").read_bytes()
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            describing, "decoded", lambda data, **k: (short if data == file else decoded)(data, **k)
+        )
+        first = ingested(photos)
+        assert is_recalled(ingested(photos))
+    assert sum(first.counts.values()) == 19
+    assert sum(ingested(photos).counts.values()) == 20
+    assert is_recalled(ingested(photos))
+
+
+@pytest.mark.usefixtures("later")
+def test_a_copied_workspace_has_results_of_its_own(photos: Path) -> None:
+    """It does not lead to the manifest in the workspace that it is a copy of."""
+    first = ingested(photos)
+    copy = photos.parent / "copy" / ".patchline"
+    shutil.copytree(work_of(photos), copy)
+    found = ingest(config_of(photos), copy)
+    assert not is_recalled(found)
+    assert found.manifest_file == copy / "manifests" / first.manifest_file.name

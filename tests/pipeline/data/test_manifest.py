@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
@@ -11,6 +12,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
+from pipeline.data import describing
 from pipeline.data import manifest as manifests
 from pipeline.plugin_api import ImageListing, ListedImage
 from tests.conftest import draw_photo, write_photos
@@ -111,6 +113,19 @@ def test_file_that_has_gone_is_damaged(tmp_path: Path) -> None:
     scanned = manifests.scan(listed(root, images))
     assert list(scanned["status"]) == ["ok", "damaged"]
     assert "cannot be read" in scanned.iloc[1]["reason"]
+
+
+def test_a_disk_that_fails_damages_one_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is named with the reason of the system; the others are read."""
+
+    def fails(_: object) -> str:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(describing, "sha256_of", fails)
+    row = row_of(tmp_path, "notes.txt", b"hello")
+    assert (row["status"], row["reason"]) == ("damaged", "cannot be read: Input/output error")
 
 
 def test_decompression_bomb_is_damaged(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def test_images_are_packed_only_where_they_would_not_fit(
     monkeypatch.setattr(decoded_files, "_MOST_OF_THE_DISK", 1e-15)
     store, _ = prepare(rows, root, SPEC, stores)
     assert isinstance(open_images(store), PackedImages)
-    assert "are packed as files" in caplog.text
+    assert "the image files are packed" in caplog.text
     assert prepare(rows, tmp_path / "gone", SPEC, stores) == (store, True)
     decoded, _ = prepare(rows, root, SPEC, stores, kind="decoded")
     assert isinstance(open_images(decoded), np.memmap)

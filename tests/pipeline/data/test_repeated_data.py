@@ -171,4 +171,4 @@ def test_leakage_that_did_not_stop_a_run_does_not_stop_its_repetition(tmp_path: 
     rows.loc[copy, "split"] = "train" if (rows.loc[copy, "split"] == "test").all() else "test"
     manifests.save(rows, tmp_path / "earlier.parquet")
     found = again(photos, tmp_path / "other", str(tmp_path / "earlier.parquet"))
-    assert any("1 image lies in more than one split" in note for note in found.notes)
+    assert any("1 image appears in more than one split" in note for note in found.notes)

@@ -173,7 +173,7 @@ def test_damaged_memory_is_not_forgotten_in_silence(photos: Path) -> None:
     ingest(config_of(photos), work)
     file = next((work / "splits").glob("*.parquet"))
     file.write_bytes(file.read_bytes()[:-20])
-    with pytest.raises(DataError, match=f"{file.name}, which stores .* is damaged"):
+    with pytest.raises(DataError, match=f"{file.name}, which records .* is damaged"):
         ingest(config_of(photos), work)
 
 

@@ -55,7 +55,7 @@ def test_a_model_that_cannot_be_explained_costs_only_the_explanations(
     job = ExplanationJob(name="flowers", classes=CLASSES, errors=5, seed=0, folder=tmp_path / "no")
     nothing = explain_predictions(job, Broken(), description, images, table)
     assert (nothing.maps(), nothing.test) == ({}, None)
-    assert "Where the model looked could not be found out" in caplog.text
+    assert "The maps of where the model looked could not be computed" in caplog.text
     assert not (tmp_path / "no").exists()
 
     job = job.model_copy(update={"folder": tmp_path / "yes"})

@@ -295,7 +295,7 @@ def test_maps_stand_beside_the_errors_and_the_test_of_them_below(tmp_path: Path)
     assert html.count("<img") == plain.count("<img") + len(errors)
     assert "10 of 49 parts were covered" in _Page(html).text
     rows = [_Page(row).text for row in html.partition('id="covering"')[2].split("</tr>")]
-    assert "30.0 points 20.0 points to 40.0 points means something" in rows[3]
+    assert "30.0 points 20.0 points to 40.0 points meaningful" in rows[3]
     assert "not clearly better than chance" in rows[4]
 
 

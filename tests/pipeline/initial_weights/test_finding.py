@@ -208,6 +208,6 @@ def test_there_is_no_champion_yet(tmp_path: Path) -> None:
     """A model without a champion has no initial weights, and no store is made by asking."""
     for reference in ("champion", "x@champion"):
         assert find(reference, tmp_path / "work", "x") is None
-    with pytest.raises(ConfigError, match="y@champion is not there"):
+    with pytest.raises(ConfigError, match="y@champion was not found"):
         find("y@champion", tmp_path / "work", "x")
     assert not (tmp_path / "mlflow.db").exists()

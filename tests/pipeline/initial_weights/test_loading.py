@@ -155,9 +155,9 @@ def test_grey_images_give_the_same_tokens(tmp_path: Path) -> None:
     ("changes", "words"),
     [
         ({"depth": 3}, r"has no weight 'blocks\.2\.\S+', which the model needs"),
-        ({"depth": 1}, r"has the weight 'blocks\.1\.\S+', for which the model has no place"),
+        ({"depth": 1}, r"has the weight 'blocks\.1\.\S+', which the model does not have"),
         ({"mlp_dim": 48}, r"shape 48x24 in the model, but 32x24 in model\.init old\.safetensors"),
-        ({"positions": "none"}, "for which the model has no place"),
+        ({"positions": "none"}, "which the model does not have"),
     ],
 )
 def test_what_does_not_fit_is_an_error(tmp_path: Path, changes: dict[str, Any], words: str) -> None:

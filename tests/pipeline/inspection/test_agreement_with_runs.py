@@ -27,7 +27,8 @@ def test_class_without_a_readable_image_is_an_error(tmp_path: Path) -> None:
     [finding] = [finding for finding in result.findings if finding.kind == "small_class"]
     assert (finding.severity, finding.classes, len(finding.files)) == ("error", ("down",), 12)
     assert any(
-        note.startswith("a run stops: Class 'down' has no readable image") for note in result.notes
+        note.startswith("a run would stop: Class 'down' has no readable image")
+        for note in result.notes
     )
 
 
@@ -35,7 +36,7 @@ def test_single_class_is_said_to_stop_a_run(tmp_path: Path) -> None:
     """It can be inspected all the same."""
     result = inspected(write_photos(tmp_path / "photos", classes=1, images=12)).result
     assert (result.images, len(result.notes)) == (12, 1)
-    assert re.match(r"a run stops: .* has only one class, 'across'", result.notes[0])
+    assert re.match(r"a run would stop: .* has only one class, 'across'", result.notes[0])
 
 
 def test_splits_are_those_of_a_run_that_groups_near_duplicates(tmp_path: Path) -> None:
@@ -96,12 +97,26 @@ def test_photographs_of_phones(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "pip install 'patchline[heic]'" in finding.action
 
 
+def test_images_of_a_given_test_split_do_not_make_a_class_large_enough(tmp_path: Path) -> None:
+    """A validation split is split off from the training images alone."""
+    folder = garden(tmp_path / "garden")
+    shutil.rmtree(folder / "val")
+    for split, count in (("train", 1), ("test", 12)):
+        (folder / split / "dusk").mkdir(parents=True)
+        for number in range(count):
+            scene(700 + number + 50 * count).save(folder / split / "dusk" / f"{number}.png")
+    result = inspected(folder).result
+    [finding] = [finding for finding in result.findings if finding.kind == "small_class"]
+    assert (finding.severity, finding.classes) == ("error", ("dusk",))
+    assert any(
+        note.startswith("a run would stop: Class 'dusk' has 1 usable") for note in result.notes
+    )
+
+
 def test_data_of_an_earlier_run_is_not_inspected(tmp_path: Path) -> None:
     """The setting comes with configs of runs, so it is no error, but it is said."""
     notes = inspected(garden(tmp_path / "garden", images=4), manifest="last").result.notes
-    assert notes == (
-        "the data is inspected as it is now: data.manifest has an effect on runs alone",
-    )
+    assert notes == ("the data is inspected as it is now: data.manifest affects runs only",)
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t"])

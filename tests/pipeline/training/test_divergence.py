@@ -17,6 +17,7 @@ from pipeline.training import checkpoint, launching
 from pipeline.training.job import TrainingJob
 from pipeline.training.loop import Training
 from pipeline.training.train_result import TrainResult
+from pipeline.training.validation import Validator
 from pipeline.workers.event_log import EventWriter, read_events
 from tests.pipeline.training.conftest import MakeJob
 from tests.pipeline.training.test_loop import (
@@ -138,6 +139,26 @@ def test_it_may_diverge_again(make_job: MakeJob, tmp_path: Path) -> None:
     assert [r.learning_rate for r in result.history] == pytest.approx(
         [r.learning_rate for r in low.history]
     )
+
+
+def test_the_last_update_before_a_validation_counts_too(
+    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No later step sees its weights, only the validation does."""
+    job = make_job(tmp_path, **EXPLOSIVE)
+    training = Training(job, EventWriter(job.folder / "events.jsonl"))
+    metrics = Validator.metrics
+
+    def diverging(self: Validator, *given: Any) -> dict[str, Any]:
+        diverges = training.state.step == 8 and not training.state.rate_cuts
+        return {**metrics(self, *given), **({"validation_loss": math.nan} if diverges else {})}
+
+    monkeypatch.setattr(Validator, "metrics", diverging)
+    result = training.run()
+    assert (result.rate_cuts, result.steps) == ((4,), 16)
+    [said] = [e["message"] for e in read_events(job.folder / "events.jsonl")
+              if e["kind"] == "warning"]  # fmt: skip
+    assert "validation loss became nan at step 8" in said
 
 
 def test_without_retries_it_is_an_error_and_nothing_is_updated(

@@ -55,4 +55,4 @@ def test_improvement_keeps_it_going(
     monkeypatch.setattr(EpochRecord, "score", BETTER)
     job = make_job(tmp_path, training={"early_stopping": 1})
     result = Training(job, EventWriter(tmp_path / "events.jsonl")).run()
-    assert (result.steps, result.stopped_because) == (16, "all planned steps done")
+    assert (result.steps, result.stopped_because) == (16, "all planned steps completed")

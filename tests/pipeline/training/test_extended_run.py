@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from pipeline.training import checkpoint
+from pipeline.training import checkpoint, starting_state
+from pipeline.training.checkpoint import load
 from pipeline.training.config import TrainingConfig
 from pipeline.training.job import ExtendedTraining, TrainingJob
 from pipeline.training.loop import Training
 from pipeline.training.starting_state import take_over
 from pipeline.training.train_result import EpochRecord, TrainResult
+from pipeline.training.train_state import TrainState
 from pipeline.workers.event_log import EventWriter
 from tests.pipeline.training.conftest import MakeJob
 from tests.pipeline.training.test_loop import (
@@ -88,11 +90,34 @@ def test_new_settings_of_the_optimizer_are_those_that_train(
     changed = {**sgd, "momentum": 0.5, "weight_decay": 0.2}
     job = make_job(tmp_path / "extended", training={"epochs": 2}, optimizer=changed)
     training = Training(job, EventWriter(job.folder / "events.jsonl"))
-    take_over(job, extends, training.state)
+    take_over(job, extends, training.state, training.validator)
     groups = training.state.optimizer.param_groups
     assert {group["momentum"] for group in groups} == {0.5}
     assert {group["weight_decay"] for group in groups} == {0.2, 0.0}
     assert training.state.optimizer.state_dict()["state"]
+
+
+def test_the_best_of_a_part_of_the_split_is_measured_again(
+    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A time limit leaves scores of a few images, which no score of all of them might exceed."""
+    first = make_job(tmp_path / "first", training={"epochs": 1})
+    extends = ExtendedTraining(run_id="earlier", folder=first.folder, steps=_trained(first).steps)
+    job = make_job(tmp_path / "extended", training={"epochs": 2})
+    training = Training(job, EventWriter(job.folder / "events.jsonl"))
+
+    def of_a_part(file: Path, state: TrainState) -> None:
+        load(file, state)
+        assert state.best
+        best.append(state.best)
+        lucky = {"compared_accuracy": 1.0, "compared_loss": 0.0}
+        state.best = state.best.model_copy(update=lucky)
+
+    best: list[EpochRecord] = []
+    monkeypatch.setattr(starting_state, "load", of_a_part)
+    take_over(job, extends, training.state, training.validator)
+    assert training.state.best
+    assert training.state.best.score == pytest.approx(best[0].score)
 
 
 @pytest.mark.parametrize("setting", [{"folds": 2}, {"refit": True}, {"time_limit": "90s"}])

@@ -214,7 +214,11 @@ def test_dropout_and_stochastic_depth_are_in_the_reference(
 def test_a_time_limit_records_a_plan_that_replays(make_job: MakeJob, tmp_path: Path) -> None:
     """The recorded plan without the time limit leads to the same weights, bit for bit."""
     limit = f"{patient(1):.0f}s"
-    limited = make_job(tmp_path / "limited", training={"time_limit": limit})
+    ramps = {
+        "model": {"stochastic_depth": 0.3},
+        "training": {"time_limit": limit, "stochastic_depth_ramp": 0.8},
+    }
+    limited = make_job(tmp_path / "limited", **ramps)
     result = _trained(limited)
     assert result.stopped_because == f"time limit of {limit}"
     assert result.step_plan[0][:2] == (0, 0.0)

@@ -150,7 +150,7 @@ def test_a_device_with_little_memory_measures_fewer_images(
     assert chooser(None, batch=16).choose().name == "bfloat16"
     assert tried == [16, 8, 4, 2]
     room = 0
-    assert "too little memory" in chooser(None, batch=16).choose().reason
+    assert "not enough memory" in chooser(None, batch=16).choose().reason
 
 
 def test_a_training_keeps_its_precision_and_a_replay_has_it(
@@ -158,11 +158,11 @@ def test_a_training_keeps_its_precision_and_a_replay_has_it(
 ) -> None:
     """What was chosen is said once, stands in the result, and is not chosen again on resume."""
     chosen = Precision(name="bfloat16", reason="it was the faster one")
-    monkeypatch.setattr(Chooser, "choose", lambda _: chosen)
+    monkeypatch.setattr(Chooser, "choose", lambda *_: chosen)
     job = make_job(tmp_path / "training", training={"epochs": 1, "precision": "auto"})
     events = EventWriter(job.folder / "events.jsonl")
     result = Training(job, events).run()
-    monkeypatch.setattr(Chooser, "choose", lambda _: Precision(name="float32", reason="else"))
+    monkeypatch.setattr(Chooser, "choose", lambda *_: Precision(name="float32", reason="else"))
     assert Training(job, events).precision == chosen
     events.close()
     notes = [e["message"] for e in read_events(job.folder / "events.jsonl") if e["kind"] == "note"]

@@ -23,6 +23,7 @@ from pipeline.models.model_building import build_model
 from pipeline.models.model_files import load_model
 from pipeline.models.stored_logits import logits_of
 from pipeline.probing.linear_head import linear_head
+from pipeline.run_memory import stage_keys
 from pipeline.training.__main__ import train
 from pipeline.training.initial_model import TABLE_FILE
 from pipeline.training.job import TrainingJob
@@ -112,6 +113,17 @@ def test_features_are_computed_once(make_job: MakeJob, tmp_path: Path) -> None:
     assert any("computing the features of" in message for message in said[0])
     assert not any("computing the features of" in message for message in said[1])
     assert len(list((tmp_path / FEATURES_FOLDER).iterdir())) == 1
+
+
+def test_features_of_changed_code_are_computed_again(
+    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plugin's new forward pass has the same weights and other features."""
+    for code in ("old", "new"):
+        monkeypatch.setattr(stage_keys, "plugin_code", lambda _, code=code: code)
+        job = head_job(make_job, tmp_path, code)
+        probe(job, EventWriter(job.folder / "events.jsonl"))
+    assert len(list((tmp_path / FEATURES_FOLDER).iterdir())) == 2
 
 
 def test_only_the_features_of_added_images_are_computed(
@@ -226,6 +238,10 @@ def test_all_weights_are_kept_only_if_they_are_better(
     assert (result.probe is None) == (record.kept == "all")
     [said] = [each for each in events_of(job, "note") if " kept" in each["message"]]
     assert said["message"] == record.sentence()
+    [of_head] = [each["values"] for each in events_of(job, "metrics")
+                 if "head/validation/accuracy" in each["values"]]  # fmt: skip
+    assert of_head["head/validation/accuracy"] == pytest.approx(record.head_accuracy)
+    assert "validation/accuracy" not in of_head
     numbers = [event["seq"] for event in read_events(job.folder / "events.jsonl")]
     assert numbers == list(range(len(numbers)))
     again = train(job, EventWriter(job.folder / "events.jsonl"))

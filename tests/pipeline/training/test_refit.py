@@ -248,3 +248,12 @@ def test_batch_norm_is_measured_again_for_an_average() -> None:
     torch.testing.assert_close(layer.get_buffer("running_mean"), pixels.mean((0, 2, 3)))
     assert layer.momentum == 0.1
     assert not model.training
+
+
+def test_weights_of_an_attempt_that_was_killed_are_forgotten(tmp_path: Path) -> None:
+    """Training with a time limit may not come to a validation after the same steps again."""
+    weights, model = LastWeights(tmp_path, 2), torch.nn.Linear(2, 2)
+    for step in (10, 20, 30):
+        weights.add(step, model)
+    weights.forget_after(20)
+    assert sorted(file.stem for file in tmp_path.rglob("*.safetensors")) == ["10", "20"]

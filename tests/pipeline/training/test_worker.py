@@ -164,7 +164,7 @@ def test_an_error_that_nobody_meant_names_the_log(make_job: MakeJob, tmp_path: P
     gone = job.model_copy(update={"store": tmp_path / "gone"})
     with pytest.raises(WorkerError) as caught:
         run_worker(MODULE, job.folder, gone, TrainResult, lambda _: None)
-    assert "ended with code 1" in str(caught.value)
+    assert "exited with code 1" in str(caught.value)
     assert "FileNotFoundError" in str(caught.value)
     assert str(job.folder / "worker.log") in str(caught.value)
 

@@ -126,7 +126,7 @@ def test_an_ensemble_gets_the_same_short_page(tmp_path: Path) -> None:
     subject = subject_of(ensemble, description, ImageToExplain("rose", pixels, pixels, "rose"))
     write_guide([subject], "flowers/3", tmp_path / "guide.html")
     html = (tmp_path / "guide.html").read_text(encoding="utf-8")
-    assert "This model is an ensemble: 2 networks that answer together" in html
+    assert "This model is an ensemble: the average of 2 networks" in html
     assert html.count('<section class="step"') == 4
     assert subject.attributions.occlusion_hw is not None
 

@@ -270,10 +270,16 @@ def test_a_config_of_timm_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
-        ({"architecture": "eva02_base_patch14_224"}, "eva02_base_patch14_224', which our vit"),
+        (
+            {"architecture": "eva02_base_patch14_224"},
+            "eva02_base_patch14_224', which Patchline's",
+        ),
         ({"architecture": "vit_base_patch16_rope_ape_224"}, "use the model plugin timm"),
         ({"architecture": "vit_base", "global_pool": "avg"}, "pools the patches"),
-        ({"hidden_size": DIM, "hidden_act": "relu"}, "activation 'relu', which our vit lacks"),
+        (
+            {"hidden_size": DIM, "hidden_act": "relu"},
+            "activation 'relu', which Patchline's vit",
+        ),
     ],
 )
 def test_a_config_of_another_model_is_refused(

@@ -1,0 +1,52 @@
+"""Predictions over stored images: a device with little memory gets smaller batches."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from pipeline.models.inference import predict_logits
+from pipeline.plugin_api import ImageSpec
+
+IMAGE = ImageSpec(channels=3, height=8, width=8, mean=(0.5,) * 3, std=(0.5,) * 3, resize="crop")
+
+
+class _Limited(nn.Module):
+    """A model on a device that has memory for some images."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.most, self.seen = most, [0]
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(192, 5))
+
+    def forward(self, images_BCHW: torch.Tensor) -> torch.Tensor:
+        """Return logits (B, 5), or fail as a device does."""
+        if len(images_BCHW) > self.most:
+            raise torch.OutOfMemoryError
+        self.seen.append(len(images_BCHW))
+        logits_BK: torch.Tensor = self.body(images_BCHW)
+        return logits_BK
+
+
+def test_a_batch_that_does_not_fit_is_divided() -> None:
+    """The logits are the same, each image is predicted once, and progress reaches the end."""
+    images = np.random.default_rng(0).integers(0, 256, (20, 8, 8, 3), np.uint8)
+    rows = np.arange(19, -1, -1)
+    model, done = _Limited(20), [(0, 0)]
+    expected = predict_logits(model, images, rows, IMAGE, batch_size=16)
+    model.most, model.seen = 5, []
+    found = predict_logits(
+        model, images, rows, IMAGE, batch_size=16, on_progress=lambda *now: done.append(now)
+    )
+    assert torch.allclose(found, expected)
+    assert model.seen == [4] * 5
+    assert done[-1] == (20, 20)
+
+
+def test_one_image_that_does_not_fit_is_an_error() -> None:
+    """There is nothing left to divide."""
+    images = np.zeros((2, 8, 8, 3), np.uint8)
+    with pytest.raises(torch.OutOfMemoryError):
+        predict_logits(_Limited(0), images, np.arange(2), IMAGE)
