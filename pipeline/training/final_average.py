@@ -31,7 +31,7 @@ def with_average(training: Training, result: TrainResult) -> TrainResult:
     steps = own[-count:]
     folder = training.job.folder / FOLDER
     save_average(training, steps, folder)
-    images = training.validator.images
+    images = state.history[-1].validation_images  # all, or as many as a time limit allows
     found = training.validator.metrics(state.average.model, images, images)
     record = AverageRecord(
         validations=len(steps),
