@@ -7,10 +7,9 @@ DATA holds train/ and test/ with one folder of images for each class. PYTHON is 
 an environment with `ultralytics` and `timm`; FILE is timm's own `train.py`, which its package does
 not contain. Each side starts from random weights, gets its own defaults for the rest, one seed, and
 nobody else's processes beside it. Ultralytics is `yolo11n-cls` with its own time limit. timm is
-ViT-Tiny in bfloat16; it has no time limit, so an epoch with a tenth of
-the images is timed, and the schedule gets the number of epochs that comes closest to the minutes.
-The minutes are those of training and validation; reading the data before comes on top, for every
-side.
+ViT-Tiny in bfloat16. It has no time limit, so a tenth of an epoch is timed, and the schedule gets
+the number of epochs that comes closest to the minutes. The minutes are those of training and
+validation; reading the data before comes on top, for every side.
 
 The accuracy is that on test/, of the weights that each side keeps. Patchline holds validation
 images back from train/; the others choose their best epoch on test/ itself, which favours them.

@@ -76,7 +76,7 @@ def _predict(
     model: str, images: Path, out: Path, top_k: int, *, probabilities: bool
 ) -> PredictionSummary:
     version = resolve(model)
-    table = label_images(version, images, out, top_k, probabilities=probabilities)
+    table = predict_folder(version, images, out, top_k, probabilities=probabilities)
     create_markdown_artifact(
         key="predictions",
         markdown=markdown(model, version.name, version.version, images, out, table),
@@ -97,7 +97,7 @@ def _predict(
 
 
 @task(name="Predict the images", cache_policy=NO_CACHE)
-def label_images(
+def predict_folder(
     version: ModelReference, images: Path, out: Path, top_k: int, *, probabilities: bool
 ) -> PredictedTable:
     """Predict all images into the table, discarding what an interrupted run has left."""

@@ -155,8 +155,7 @@ class _Description:
                 opened.seek(0)
                 row["sha256"] = sha256_of(opened)
             except OSError as error:  # a sector of the disk, or a server that is gone
-                reason = error.strerror or type(error).__name__
-                raise UndecodableImageError(f"cannot be read: {reason}") from error
+                raise UndecodableImageError(f"cannot be read: {error.strerror or error}") from error
         return head, b""
 
     def _decode(self, data: bytes) -> None:

@@ -19,6 +19,7 @@ import pandas as pd
 from pipeline.data.manifest import examples
 from pipeline.errors import DataError
 from pipeline.files.atomic_files import storage_errors, write_text
+from pipeline.files.user_folders import expanded
 from pipeline.workspace import make_folder
 
 PATH, EXCLUDE = "path", "exclude"
@@ -55,13 +56,13 @@ def read_exclusion(file: Path) -> Exclusion:
     Raises:
         DataError: if it cannot be read, lacks a column, or has an answer that is not yes or no.
     """
+    file = expanded(file, "data.exclude")
     setting = f"data.exclude is {file}"
     try:
-        file = file.expanduser()
         text = file.read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
         raise DataError(f"{setting}, but there is no such file. Check the path.") from error
-    except (OSError, ValueError, RuntimeError) as error:  # the last one for an unknown ~user
+    except (OSError, ValueError) as error:
         raise DataError(f"{setting}, which cannot be read ({error}). Save it as CSV.") from error
     try:
         return Exclusion(file.name, _reasons(text, setting), text)

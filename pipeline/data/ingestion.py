@@ -137,9 +137,11 @@ def ingest(
     """
     listing = listing_of(config, workspace)
     known = ScanMemory(listing.root, workspace, fresh=fresh)
-    facts = known.facts(sorted(image.path for image in listing.images))
-    simple = config.data.manifest is None and config.data.exclude is None
-    memory = IngestionMemory(config, listing, facts, known) if simple else None
+    facts, memory = None, None
+    if config.data.manifest is None:
+        facts = known.facts(sorted(image.path for image in listing.images))
+        if config.data.exclude is None:
+            memory = IngestionMemory(config, listing, facts, known)
     found = memory.recall() if memory else None
     if found is None:
         source = _Source(config, listing, known, facts)
@@ -155,7 +157,8 @@ class _Source(NamedTuple):
     config: RunConfig
     listing: ImageListing
     known: ScanMemory
-    facts: Facts
+    facts: Facts | None
+    """None if the manifest of an earlier run says what the files are."""
 
 
 def _ingested(

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from pipeline.config import RunConfig
 from pipeline.data.groups import with_groups
-from pipeline.errors import DataError, PluginError
+from pipeline.errors import PluginError
 from pipeline.files.atomic_files import storage_errors
+from pipeline.files.user_folders import expanded
 from pipeline.plugin_api import ImageListing, SourceContext
 from pipeline.plugin_system import plugin_loader
 from pipeline.workspace import make_folder
@@ -24,7 +25,7 @@ def listing_of(config: RunConfig, workspace: Path) -> ImageListing:
     """
     plugin = plugin_loader.load_data_source(config.data.source)
     options = plugin.config_class.model_validate(config.data.options)
-    _check_home(config.data.path)
+    expanded(config.data.path or "", "data.path")  # whatever the plugin does with it
     work_dir = workspace / "sources" / config.data.source
     with storage_errors(workspace.parent):
         make_folder(work_dir)
@@ -56,14 +57,3 @@ def listing_of(config: RunConfig, workspace: Path) -> ImageListing:
 def uses_labels(config: RunConfig) -> bool:
     """Return whether the objective of a run uses labels."""
     return plugin_loader.load_objective(config.objective.name).uses_labels
-
-
-def _check_home(path: str | None) -> None:
-    """Raise `DataError` if a path begins with a user that does not exist, as `~nobody/photos`."""
-    try:
-        Path(path or "").expanduser()
-    except RuntimeError as error:
-        raise DataError(
-            f"data.path is {path}, but there is no user {Path(str(path)).parts[0][1:]}. Check the "
-            "path."
-        ) from error

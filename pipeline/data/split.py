@@ -104,7 +104,7 @@ def learned(rows: pd.DataFrame, scope: str = "") -> pd.DataFrame:
 
     Args:
         rows: images with their splits.
-        scope: of the names of groups; another data set may call other groups the same.
+        scope: of the names of groups; another dataset may call other groups the same.
     """
     tables = []
     for kind in (FILE, PIXELS, GROUP):

@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from pipeline.files.user_folders import expanded
+
 _SUFFIXES = {".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".npz"}
 
 FINE_TUNING: dict[str, dict[str, Any]] = {
@@ -47,7 +49,7 @@ def is_file(reference: str) -> bool:
 
     A folder is none: `digits/3` is a version, also where a folder has this path.
     """
-    path = Path(reference).expanduser()
+    path = expanded(reference, "model.init")
     return path.suffix.lower() in _SUFFIXES or path.is_file()
 
 

@@ -125,9 +125,15 @@ def software(config: RunConfig, *kinds: Kind) -> dict[str, str]:
         kinds: the kinds of plugins that the stage uses.
     """
     entries = _entries(config, kinds)
-    named = {f"plugin {e.kind} {e.name}": f"{e.version} {plugin_code(e)}" for e in entries}
     distributions = {e.distribution for e in entries if not e.target.endswith(".py")}
-    return {**named, **package_versions(distributions), "python": platform.python_version()}
+    versions = package_versions(distributions)
+    return {**plugins(config, *kinds), **versions, "python": platform.python_version()}
+
+
+def plugins(config: RunConfig, *kinds: Kind) -> dict[str, str]:
+    """Return versions and code digests of the plugins of some kinds that a config names."""
+    entries = _entries(config, kinds)
+    return {f"plugin {e.kind} {e.name}": f"{e.version} {plugin_code(e)}" for e in entries}
 
 
 def package_versions(distributions: Iterable[str] = ()) -> dict[str, str]:

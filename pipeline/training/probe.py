@@ -216,8 +216,7 @@ def _identities(job: TrainingJob, model: nn.Module, head: nn.Linear) -> tuple[st
     is decoded.
     """
     settings = job.config.model.architecture().model_dump_json()
-    used = stage_keys.software(job.config, "model", "patch_embedding")
-    plugins = {key: value for key, value in used.items() if key.startswith("plugin ")}
+    plugins = stage_keys.plugins(job.config, "model", "patch_embedding")
     parts = (settings, repr(job.image), repr(plugins), stage_keys.code("pipeline.layers"))
     folder, network = (
         hashlib.sha256("\n".join((*parts, each)).encode())
