@@ -2,10 +2,12 @@
 
 python -m benchmarks.few_images FOLDER WEIGHTS [--images 8] [--tests 2000] [--draws 5] [--keep DIR]
 python -m benchmarks.few_images FOLDER WEIGHTS --classes daisy tulip --images 125 --tests 153
+python -m benchmarks.few_images FOLDER WEIGHTS --images 0 --tests 0
 
-FOLDER holds a folder for each class, or `train` and `test` with such folders, such as CIFAR-10;
-WEIGHTS is a file of trained weights. With a given test split, the test images are the same for
-every draw; otherwise each draw divides the same images into others for training and test. All
+FOLDER holds a folder for each class, or `train` and `test` (or `val`) with such folders, such as
+CIFAR-10; WEIGHTS is a file of trained weights. With a given test split, the test images are the
+same for every draw; otherwise each draw divides the same images into others for training and test.
+Where a number is 0, all images of that split are used; all training images are one draw. All
 features are kept in DIR, so a second command takes seconds. Both sides fit the same features: ours
 as `training.trainable head` does, scikit-learn's LogisticRegression with its own C of 1, on raw and
 on standardized features.
@@ -49,19 +51,27 @@ def main() -> None:
     classes = arguments.classes or sorted(each.name for each in parent.iterdir() if each.is_dir())
     network = network_of(arguments.weights, len(classes), arguments.keep)
     draws = (_given_split if given_split else _divided)(arguments, network, classes)
-    ours, theirs = [], []
+    ours, theirs_raw, theirs_standardized = [], [], []
     for number, draw in enumerate(draws):
         accuracy, seconds, chosen = _ours(draw, len(classes))
         raw, standardized = _theirs(draw)
         ours.append(accuracy)
-        theirs.append(max(raw, standardized))
+        theirs_raw.append(raw)
+        theirs_standardized.append(standardized)
         print(
             f"draw {number}: {len(draw.labels_N)} training and {len(draw.tests_M)} test images: "
             f"Patchline {accuracy:.1%} (C {chosen:g}, {seconds:.1f} s), "
             f"scikit-learn {raw:.1%} raw, {standardized:.1%} standardized",
             flush=True,
         )
-    for name, found in (("Patchline", ours), ("scikit-learn, the better", theirs)):
+    if not arguments.images:
+        return
+    sides = {
+        "Patchline": ours,
+        "scikit-learn, raw": theirs_raw,
+        "scikit-learn, standardized": theirs_standardized,
+    }
+    for name, found in sides.items():
         mean = mean_of_repeats(found, (0.0, 1.0))
         print(f"{name}: {mean.value:.1%} (95% t interval {mean.low:.1%} to {mean.high:.1%})")
 
@@ -71,8 +81,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("folder", type=Path)
     parser.add_argument("weights", type=Path)
     parser.add_argument("--classes", nargs="+", help="names of the folders; all if not given")
-    parser.add_argument("--images", type=int, default=8, help="training images of each class")
-    parser.add_argument("--tests", type=int, default=2000, help="test images of all classes")
+    parser.add_argument("--images", type=int, default=8, help="of each class, for training")
+    parser.add_argument("--tests", type=int, default=2000, help="images for testing")
     parser.add_argument("--draws", type=int, default=5)
     parser.add_argument("--keep", type=Path, default=Path("few_images"))
     return parser.parse_args()
@@ -82,14 +92,20 @@ def _given_split(
     arguments: argparse.Namespace, network: Network, classes: list[str]
 ) -> Iterator[Draw]:
     """Draw training images from one split; the test images are those of the other."""
+    train, test = arguments.folder / "train", arguments.folder / "test"
+    test = test if test.is_dir() else arguments.folder / "val"
     each = arguments.tests // len(classes)
-    tests = chosen_images(arguments.folder / "test", classes, [each] * len(classes), 0)
+    tests = chosen_images(test, classes, [each] * len(classes) if each else _all(test, classes), 0)
     test_MD = features(network, tests, len(classes), arguments.keep / "tests")
-    for seed in range(arguments.draws):
-        counts = [arguments.images] * len(classes)
-        draw = chosen_images(arguments.folder / "train", classes, counts, seed)
+    counts = [arguments.images] * len(classes) if arguments.images else _all(train, classes)
+    for seed in range(arguments.draws if arguments.images else 1):
+        draw = chosen_images(train, classes, counts, seed)
         features_ND = features(network, draw, len(classes), arguments.keep / f"draw-{seed}")
         yield Draw(features_ND, draw.labels_N, test_MD, tests.labels_N)
+
+
+def _all(folder: Path, classes: list[str]) -> list[int]:
+    return [sum(1 for _ in (folder / name).iterdir()) for name in classes]
 
 
 def _divided(arguments: argparse.Namespace, network: Network, classes: list[str]) -> Iterator[Draw]:

@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 FEWEST_FILES = 4000
 """For fewer files, threads are done before child processes would have started."""
 _MOST_PROCESSES = 16
+_MOST_THREADS = 8
 
 
 def processors() -> int:
@@ -30,6 +31,14 @@ def processors() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def threads() -> ThreadPoolExecutor:
+    """Return threads that read and decode: one for each processor, and one that waits for the disk.
+
+    With two for each they mostly wait for each other.
+    """
+    return ThreadPoolExecutor(max_workers=min(_MOST_THREADS, processors() + 1))
 
 
 def pay_off(files: int, fewest: int = FEWEST_FILES) -> bool:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from pipeline.data.child_processes import (
     ChildProcesses,
     answer_parent,
     pay_off,
-    processors,
+    threads,
 )
 from pipeline.data.decoding import Pixels
 from pipeline.data.describing import OnImage, Row, describe, describe_small
@@ -82,7 +81,7 @@ def rows_of(
         return describe(root, listed, noted, wanted=wanted)
 
     if on_image is not None or not pay_off(len(files), fewest):
-        with ThreadPoolExecutor(max_workers=min(8, 2 * processors())) as pool:
+        with threads() as pool:
             yield from pool.map(row_of, range(len(files)))
         return
     starts = range(0, len(files), _BATCH)

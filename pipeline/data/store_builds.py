@@ -13,7 +13,6 @@ import logging
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -23,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from pipeline.data.child_processes import pay_off, processors
+from pipeline.data.child_processes import pay_off, threads
 from pipeline.data.decoded_files import DecodedFiles
 from pipeline.data.decoder_version import decoder_version
 from pipeline.data.decoding_processes import DecodingProcesses, decode_into
@@ -185,7 +184,7 @@ class DecodedBuild(StoreBuild):
             with DecodingProcesses(files.images, self.root, self.spec.resize) as children:
                 yield children.decode
             return
-        with _threads() as pool:
+        with threads() as pool:
 
             def decode(wanted: Sequence[WantedImage]) -> Iterator[None]:
                 one = partial(decode_into, images, self.root, resize=self.spec.resize)
@@ -209,7 +208,7 @@ class PackedBuild(StoreBuild):
         files, count = self.files(folder), self._counter(incomplete)
         earlier = self._earlier(folder, incomplete, fresh=fresh)
         files.begin(self.contents, incomplete)
-        with _threads() as pool:
+        with threads() as pool:
             for shard in incomplete:
                 images = dict[int, bytes]()
                 for row, image in earlier.known(self.contents, shard):
@@ -225,10 +224,6 @@ class PackedBuild(StoreBuild):
     def _packed(self, row: int) -> bytes:
         with read_image(self.root, self._wanted(row), self.spec) as image:
             return packed(image)
-
-
-def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max_workers=min(8, 2 * processors()))
 
 
 def _key(contents: Contents, spec: StoreSpec) -> str:
