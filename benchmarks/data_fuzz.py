@@ -2,10 +2,10 @@
 
     python -m benchmarks.data_fuzz [COUNT] [--seed N]
 
-Makes COUNT (5,000) folders, zip and tar archives, compressed tars and WebDataset shards of damaged
-images, in damaged containers, with odd names and members made to do harm, and reads them as a run
-would, in child processes whose memory and time are limited. The same seed gives the same data; a
-case that fails is named by its number.
+Makes COUNT (5,000) folders, zip and tar archives, compressed tars, WebDataset shards and tables of
+damaged images, in damaged containers, with odd names, cells and members made to do harm. Each is
+read as a run would, every third one inspected as well, in child processes whose memory and time are
+limited. The same seed gives the same data; a case that fails is named by its number.
 """
 
 from __future__ import annotations
@@ -15,11 +15,16 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from benchmarks.fuzz_children import Answer, Range, answer_cases, run_cases
 from benchmarks.mutated_data import DataCase, write_case
 
+if TYPE_CHECKING:
+    from pipeline.config import RunConfig
+
 _CHUNK = 500
+_INSPECTED = 3
 
 
 def main() -> int:
@@ -65,7 +70,7 @@ def _read_cases(cases: Range, seed: int) -> None:
         answer_cases(cases, make, _answer, writable=folder)
 
 
-def _answer(case: DataCase, _number: int) -> Answer:
+def _answer(case: DataCase, number: int) -> Answer:
     from pipeline.config import RunConfig
     from pipeline.data import manifest as manifests
     from pipeline.data.ingestion_notes import notes_on_files
@@ -80,6 +85,8 @@ def _answer(case: DataCase, _number: int) -> Answer:
         manifests.save(manifest, work / "manifest.parquet")
         manifests.fingerprint(manifest)
         notes_on_files(manifest)
+        if number % _INSPECTED == 0:
+            _inspect(config, work)
     except DataError as error:
         if case.whole is not None:
             return "other", f"{case.kind}: whole data is refused: {str(error)!r}"
@@ -96,6 +103,21 @@ def _answer(case: DataCase, _number: int) -> Answer:
     if case.whole not in (None, len(manifest)):
         return "other", f"{case.kind}: {len(manifest)} of {case.whole} files are named"
     return "read", ""
+
+
+def _inspect(config: RunConfig, work: Path) -> None:
+    """Inspect the data, and write and read again what an inspection writes."""
+    from pipeline.inspection.findings_table import earlier_rows, write_table
+    from pipeline.inspection.inspecting import inspect_data
+    from pipeline.inspection.page import write_page
+    from pipeline.inspection.terminal_report import terminal_report
+
+    found = inspect_data(config, work)
+    found.result.model_dump_json()
+    list(terminal_report(found.result))
+    write_page(found, work / "index.html")
+    write_table(found.result, found.manifest, work / "findings.csv")
+    earlier_rows(work / "findings.csv")
 
 
 if __name__ == "__main__":

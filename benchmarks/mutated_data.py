@@ -1,26 +1,33 @@
 """Data sets that are damaged in many ways, each made from its number alone.
 
-Folders with names that nobody expects, zip and tar archives, compressed tars, and WebDataset
-shards, with damaged images, damaged containers, and members made to do harm.
+Folders with names that nobody expects, zip and tar archives, compressed tars, WebDataset shards,
+and tables, with damaged images, damaged containers, and members and cells made to do harm.
 """
 
 from __future__ import annotations
 
+import csv
 import gzip
 import io
+import json
 import os
 import tarfile
 import zipfile
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
+from pyarrow import parquet
 
 from benchmarks.mutated_images import mutated, whole_files
 
-KINDS = ("folder", "zip", "tar", "tar.gz", "shards")
+_TABLES = ("csv", "tsv", "jsonl", "parquet")
+KINDS = ("folder", "zip", "tar", "tar.gz", "shards", *_TABLES)
 _IMAGES = 5
+_SURE = 4
+"""Images of a table that are whole."""
 _HALF = 0.5
 _LONG = 200
 _NAMES = (
@@ -45,6 +52,17 @@ _JSONS = (
     b'{"label": "\\ud800"}', b'{"\\ud800": 1, "label": "rose"}', b'{"label": NaN, "x": 1e400}',
     b'{"label": {"a": 1}}', b'{"label": "rose", "": 0}', b'{"label": ' + b"9" * 5000 + b"}",
 )  # fmt: skip
+_CELLS: tuple[Any, ...] = (
+    "", " ", "rose", "0", 0, -1, 1.5, float("nan"), float("inf"), None, True, "nan", "None", "\0",
+    "a\nb", "\x1b[31m", "\udcff", "=1+1", '"', "'", ",", "\t", "😀", "9" * 400, 2**63 - 1, b"\xff",
+    "../out.png", "/etc/passwd", "file:///etc/passwd", "file://host/x.png", "file://%00",
+    "http://x/y.png", "images", "images/", ".", "..", "~", "C:\\out.png", "x" * 5000,
+    "images/0.png/", "images//0.png",
+)  # fmt: skip
+_COLUMNS = (
+    "image", "label", "file", "path", "class", "split", "group", "", " ", "Unnamed: 0", "label",
+    "bytes", "a\nb", "\x1b[31m", "sha256", "status", "😀", "x" * 300,
+)  # fmt: skip
 
 
 class DataCase(NamedTuple):
@@ -68,6 +86,8 @@ def write_case(number: int, seed: int, folder: Path) -> DataCase:
     kind = KINDS[number % len(KINDS)]
     if kind == "folder":
         return _write_folder(rng, folder / "data")
+    if kind in _TABLES:
+        return _write_table(rng, kind, folder)
     harmful = rng.random() < _HALF
     members = _shard_members(rng) if kind == "shards" else _members(rng)
     names = {member.name for member in members}
@@ -192,3 +212,60 @@ def _write_folder(rng: np.random.Generator, folder: Path) -> DataCase:
             opened.write(member.content)
         written.add(file)
     return DataCase(folder, "folder", len(written))
+
+
+def _write_table(rng: np.random.Generator, kind: str, folder: Path) -> DataCase:
+    """Write a table beside the images that some of its rows name."""
+    (folder / "images").mkdir(parents=True)
+    rows: list[dict[str, Any]] = []
+    embedded = kind == "parquet" and rng.random() < _HALF
+    for number in range(2 * _IMAGES):
+        name, content = f"{number}.png", whole_files()[5] if number < _SURE else _image(rng)
+        (folder / "images" / name).write_bytes(content)
+        image: Any = (f"images/{name}", f"./images/{name}", name)[int(rng.integers(3))]
+        if embedded:
+            image = {"bytes": content, "path": name}
+        rows.append({"image": image, "label": ("rose", "tulip")[number % 2]})
+    for _ in range(int(rng.integers(4))):
+        column = _one_of(_COLUMNS, rng)
+        for row in rows[int(rng.integers(2)) :]:
+            row[column] = _one_of(_CELLS, rng)
+    for _ in range(int(rng.integers(6))):
+        row = rows[int(rng.integers(len(rows)))]
+        row[_one_of(tuple(row), rng)] = _one_of(_CELLS, rng)
+    packed = _parquet(rows) if kind == "parquet" else _text_table(rows, kind)
+    file = folder / f"data.{kind}"
+    file.write_bytes(mutated(packed, rng) if rng.random() < _HALF else packed)
+    return DataCase(file, kind, None)
+
+
+def _one_of(values: tuple[Any, ...], rng: np.random.Generator) -> Any:
+    return values[int(rng.integers(len(values)))]
+
+
+def _text_table(rows: list[dict[str, Any]], kind: str) -> bytes:
+    written = io.StringIO(newline="")
+    if kind == "jsonl":
+        written.writelines(json.dumps(row, default=repr) + "\n" for row in rows)
+    else:
+        columns = list({column: None for row in rows for column in row})
+        table = csv.DictWriter(written, columns, delimiter="," if kind == "csv" else "\t")
+        table.writeheader()
+        table.writerows(rows)
+    return written.getvalue().encode("utf-8", "surrogateescape")
+
+
+def _parquet(rows: list[dict[str, Any]]) -> bytes:
+    """Write columns of one type each; cells of another type are written as texts."""
+    written = io.BytesIO()
+    columns = list({column: None for row in rows for column in row})
+    arrays = []
+    for column in columns:
+        cells = [row.get(column) for row in rows]
+        try:
+            arrays.append(pa.array(cells))
+        except (pa.ArrowException, UnicodeError, OverflowError):
+            texts = (str(cell).encode("utf-8", "replace").decode() for cell in cells)
+            arrays.append(pa.array(list(texts)))
+    parquet.write_table(pa.Table.from_arrays(arrays, names=columns), written)
+    return written.getvalue()

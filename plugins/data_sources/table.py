@@ -27,7 +27,7 @@ from pipeline.plugin_api import (
 from plugins.data_sources.embedded_images import extracted, image_names
 from plugins.data_sources.table_columns import Columns, chosen_columns
 from plugins.data_sources.table_files import find_files
-from plugins.data_sources.table_reading import ParquetTable, PartedTable, Table, read_table
+from plugins.data_sources.table_reading import ParquetTable, PartedTable, Table, read_table, shown
 from plugins.data_sources.table_rows import Places, listed_rows, own_columns
 
 _COMMON_NAMES = ("labels", "label", "train", "data", "metadata", "annotations", "images", "table")
@@ -87,7 +87,7 @@ class ImageTable:
         images, left_out, rows = listed_rows(table, columns, places, needs_labels=self.needs_labels)
         if not images:
             raise DataError(
-                f"{file} gives no image a label in column '{columns.label}'. Choose another "
+                f"{file} gives no image a label in column '{shown(columns.label)}'. Choose another "
                 "--data.label-column."
             )
         own = own_columns(table, columns, rows)
@@ -108,7 +108,7 @@ class ImageTable:
         missing = [value for value, path in zip(values, found.paths, strict=True) if path is None]
         if len(missing) > _MOST_MISSING * len(values):
             raise DataError(
-                f"{len(missing):,} of {len(values):,} images named in column '{image}' of "
+                f"{len(missing):,} of {len(values):,} images named in column '{shown(image)}' of "
                 f"{table.file} do not exist below {folder}: {_some(missing)}. Set "
                 "--data.image-folder to the folder of the images, or choose another "
                 "--data.image-column."
@@ -154,7 +154,7 @@ def _guess_note(file: Path, columns: Columns) -> list[str]:
 
 def _some(values: list[str]) -> str:
     more = f" and {len(values) - _NAMED:,} more" if len(values) > _NAMED else ""
-    return ", ".join(value or "(empty)" for value in values[:_NAMED]) + more
+    return ", ".join(shown(value) or "(empty)" for value in values[:_NAMED]) + more
 
 
 def _name(file: Path) -> str:

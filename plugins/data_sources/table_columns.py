@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from pipeline.plugin_api import IMAGE_SUFFIXES, DataError, Split, split_named
-from plugins.data_sources.table_reading import Table
+from plugins.data_sources.table_reading import Table, shown
 
 _IMAGE_NAMES = (
     "image", "img", "image_path", "img_path", "file_name", "filename", "file", "filepath",
@@ -55,14 +55,14 @@ def chosen_columns(
     taken = {name for name in (label, split, group) if name is not None}
     if image is None:
         image = _guessed_image(table, taken)
-        guessed.append(f"images from '{image}'")
+        guessed.append(f"images from '{shown(image)}'")
     found_split = split or _guessed_split(table, {image, label, group})
     taken |= {name for name in (image, found_split) if name is not None}
     if label is None:
         label = _guessed_label(table, taken)
-        guessed.append(f"labels from '{label}'")
+        guessed.append(f"labels from '{shown(label)}'")
     if found_split != split:
-        guessed.append(f"splits from '{found_split}'")
+        guessed.append(f"splits from '{shown(found_split or '')}'")
     return Columns(image, label, found_split, group, tuple(guessed))
 
 
@@ -77,10 +77,10 @@ def splits_of(table: Table, name: str | None, rows: int) -> list[Split | None]:
     values = table.column(name)
     unknown = sorted({value for value in values if value.strip() and not split_named(value)})
     if unknown:
-        shown = ", ".join(repr(value) for value in unknown[:3])
+        some = ", ".join(f"'{shown(value)}'" for value in unknown[:3])
         raise DataError(
-            f"The split column '{name}' of {table.file} holds {shown}. Use train, validation and "
-            "test, or choose another data.split_column."
+            f"The split column '{shown(name)}' of {table.file} holds {some}. Use train, validation "
+            "and test, or choose another data.split_column."
         )
     return [split_named(value) for value in values]
 
@@ -139,7 +139,7 @@ def _header_hint(table: Table) -> str:
 
 def _listed(table: Table) -> str:
     more = f" and {len(table.names) - _SHOWN} more" if len(table.names) > _SHOWN else ""
-    return ", ".join(table.names[:_SHOWN]) + more
+    return ", ".join(map(shown, table.names[:_SHOWN])) + more
 
 
 def _are_image_files(table: Table, name: str) -> bool:

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from pipeline.plugin_api import IMAGE_SUFFIXES, DataError, walk_files
+from plugins.data_sources.table_reading import shown
 
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 
@@ -42,7 +43,7 @@ def find_files(table: Path, values: list[str], folder: Path) -> FoundFiles:
     found: dict[str, str] = {}
     missing: list[str] = []
     for value in dict.fromkeys(values):
-        file = _file_of(value, folder)
+        file = _file_of(table, value, folder)
         if value and os.path.isfile(file):  # noqa: PTH113 - text is faster than a Path
             found[value] = file
         elif value:
@@ -57,13 +58,13 @@ def find_files(table: Path, values: list[str], folder: Path) -> FoundFiles:
     return FoundFiles(root, paths, note)
 
 
-def _file_of(value: str, folder: Path) -> str:
+def _file_of(table: Path, value: str, folder: Path) -> str:
     """Return the absolute path that a value states."""
     if _ADDRESS.match(value):
         parts = urlsplit(value)
         if parts.scheme.lower() != "file" or parts.netloc not in ("", "localhost"):
             raise DataError(
-                f"The table names '{value[:200]}', and Patchline downloads no images. Download "
+                f"{table} names '{shown(value)}', and Patchline downloads no images. Download "
                 "them, and give their paths."
             )
         value = url2pathname(parts.path)
@@ -109,8 +110,8 @@ def _unambiguous(table: Path, candidates: dict[str, list[str]]) -> dict[str, str
             best = named or best
         if len(best) > 1:
             raise DataError(
-                f"'{value}' in {table} may be {best[0]} or {best[1]}. Set --data.image-folder to "
-                "the folder of the images."
+                f"'{shown(value)}' in {table} may be {best[0]} or {best[1]}. Set "
+                "--data.image-folder to the folder of the images."
             )
         found[value] = best[0]
     return found
@@ -123,7 +124,7 @@ def _folder(path: str) -> str:
 def _note(searched: dict[str, str]) -> str:
     value, path = next(iter(searched.items()))
     count = len(searched)
-    return f"{count:,} image{'' if count == 1 else 's'} found by name: '{value}' is {path}"
+    return f"{count:,} image{'' if count == 1 else 's'} found by name: '{shown(value)}' is {path}"
 
 
 def _common_root(files: Iterable[str], folder: Path) -> Path:

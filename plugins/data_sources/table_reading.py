@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _DELIMITERS = (",", ";", "\t", "|")
 _IMAGES_AT_ONCE = 16
+_LONGEST_SHOWN = 80
 _MOST_FIELD_BYTES = 1 << 27
 _PARQUET_ERRORS = (
     OSError, ValueError, TypeError, LookupError, NotImplementedError, MemoryError,
@@ -147,7 +148,7 @@ class PartedTable:
             if part.schema.names != first.schema.names or part.class_names != first.class_names:
                 raise DataError(
                     f"{part.file} has other columns or classes than {first.file.name} beside it "
-                    f"({', '.join(part.schema.names)}; {', '.join(first.schema.names)}). Give one "
+                    f"({_listed(part.schema)}; {_listed(first.schema)}). Give one "
                     "of the files, or move the others away."
                 )
         self.embedded, self.class_names = first.embedded, first.class_names
@@ -201,6 +202,17 @@ def read_table(file: Path) -> Table:
     return TextTable(file, columns)
 
 
+def shown(value: str) -> str:
+    """Return a cell or the name of a column for a message: in one line, and not long."""
+    short = value if len(value) <= _LONGEST_SHOWN else f"{value[: _LONGEST_SHOWN - 1]}…"
+    if short.isprintable():
+        return short
+    escaped = (each.encode("unicode_escape", "surrogatepass").decode() for each in short)
+    return "".join(
+        each if each.isprintable() else code for each, code in zip(short, escaped, strict=True)
+    )
+
+
 def _no_rows(file: Path) -> DataError:
     return DataError(f"{file} has no rows. Write one row for each image.")
 
@@ -250,7 +262,7 @@ def _check_names(file: Path, names: list[str]) -> None:
         raise DataError(f"{file} is empty. Write a header and one row for each image.")
     for name in names:
         if names.count(name) > 1:
-            raise DataError(f"{file} has two columns named '{name}'. Rename one of them.")
+            raise DataError(f"{file} has two columns named '{shown(name)}'. Rename one of them.")
 
 
 def _json_columns(file: Path, opened: Any) -> dict[str, list[str]]:
@@ -275,6 +287,10 @@ def _json_columns(file: Path, opened: Any) -> dict[str, list[str]]:
             values.append(_text(value))
         rows += 1
     return {name: [*values, *[""] * (rows - len(values))] for name, values in columns.items()}
+
+
+def _listed(schema: pa.Schema) -> str:
+    return ", ".join(map(shown, schema.names))
 
 
 def _text(value: Any) -> str:

@@ -300,7 +300,18 @@ def test_csv_files_as_people_write_them(
         ("x.csv", b"a,b,c\n1,2,3\n", r"names the images: a, b, c\. Set --data\.image-column"),
         ("x.csv", b"1.jpg,a,9\n2.jpg,b,8\n", r"The first line must be a header such as"),
         ("x.csv", b"image,label\n1.jpg,\n2.jpg,\n", r"gives no image a label in column 'label'"),
-        ("x.csv", b"image,label\nhttps://a.b/1.jpg,a\n", r"https://a\.b/1\.jpg.*downloads no"),
+        (
+            "x.csv",
+            b"image,label\nhttps://a.b/1.jpg,a\n",
+            r"x\.csv names 'https://a\.b/1\.jpg', .*no",
+        ),
+        (
+            "x.jsonl",
+            b'{"image": "\\u001b\\n", "label": "a"}\n{"image": "'
+            + b"x" * 500
+            + b'.jpg", "label": "b"}\n',
+            r"2 of 2 .* below .*: \\x1b\\n, x{79}…\. Set --data\.image-folder",
+        ),
         (
             "x.csv",
             b"image,label\n7.jpg,a\n8.jpg,a\n9.jpg,b\n10.jpg,b\n1.jpg,a\n",
