@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pandas as pd
+from pyarrow import parquet
 
 from pipeline.config import RunConfig
 from pipeline.data import manifest as manifests
@@ -161,6 +162,7 @@ def _read(file: Path) -> pd.DataFrame:
     if not file.is_file():
         raise DataError(f"There is no manifest {file}. Check the path, or name a run.")
     try:
+        parquet.read_table(file).validate(full=True)  # pandas decodes texts only when they are used
         return _complete(manifests.load(file))
     except (OSError, ValueError, KeyError) as error:
         raise DataError(

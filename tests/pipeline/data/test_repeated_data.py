@@ -105,17 +105,23 @@ def test_images_that_changed_are_named_and_can_be_left_out(tmp_path: Path) -> No
 
 def test_what_names_no_manifest_is_an_error(tmp_path: Path) -> None:
     """Each error says what to name instead."""
-    photos = write_photos(tmp_path / "photos", classes=2, images=4)
+    photos = write_photos(tmp_path / "photos", classes=2, images=12)
     work = tmp_path / "work"
     with tracked_run.owned_run(RunConfig(name="photos"), work / "runs", {}) as run:
         pass
     write_text(tmp_path / "no.parquet", "text")
     pd.DataFrame({"path": ["a"]}).to_parquet(tmp_path / "other.parquet")
+    table = manifests.load(ingestion.ingest(config_of(photos), tmp_path).manifest_file)
+    table.to_parquet(tmp_path / "flipped.parquet", compression=None)
+    whole = (tmp_path / "flipped.parquet").read_bytes()
+    assert b".png" in whole
+    (tmp_path / "flipped.parquet").write_bytes(whole.replace(b".png", b"\xffpng"))
     for reference, message in (
         (run.run_id, "has no manifest in the tracking store"),
         (str(tmp_path / "none.parquet"), "There is no manifest"),
         (str(tmp_path / "no.parquet"), r"no\.parquet is not a manifest"),
         (str(tmp_path / "other.parquet"), "it has no column label"),
+        (str(tmp_path / "flipped.parquet"), r"is not a manifest \(.*UTF8"),
         ("photos@champion", "There is no model version photos@champion"),
         ("photos/3", "There is no model version photos/3"),
     ):
