@@ -1,4 +1,4 @@
-"""Text for people: names from outside made harmless, paths ready to paste, durations."""
+"""Text for people: names from outside made harmless, paths to paste, durations, counts."""
 
 from __future__ import annotations
 
@@ -66,6 +66,11 @@ def duration(seconds: float) -> str:
     if seconds < 90 * 60:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.1f} h"
+
+
+def counted(number: int, one: str, many: str = "") -> str:
+    """Return a number with its noun: `1 image`, `2,000 images`."""
+    return f"{number:,} {one if number == 1 else many or f'{one}s'}"
 
 
 def _ansi_quoted(character: str) -> str:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pipeline.data.config import GROUP_NAME
 from pipeline.errors import ConfigError
 from pipeline.plugin_api import ImageListing
+from pipeline.terminal_words import counted
 
 _EXAMPLES = 2
 
@@ -46,5 +47,6 @@ def with_groups(listing: ImageListing, text: str) -> ImageListing:
 def _note(names: Sequence[str]) -> str:
     grouped = [name for name in names if name]
     alone = len(names) - len(grouped)
-    rest = f"; {alone:,} images are in no group" if alone else ""
-    return f"data.group_pattern: {len(grouped):,} images in {len(set(grouped)):,} groups{rest}"
+    rest = f"; {counted(alone, 'image is', 'images are')} in no group" if alone else ""
+    groups = counted(len(set(grouped)), "group")
+    return f"data.group_pattern: {counted(len(grouped), 'image')} in {groups}{rest}"

@@ -8,6 +8,7 @@ import pandas as pd
 
 from pipeline.data import manifest as manifests
 from pipeline.plugin_api import ImageListing
+from pipeline.terminal_words import counted
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ def notes_on_size(rows: pd.DataFrame) -> list[str]:
         "test": "the test metrics are imprecise",
     }
     return [
-        f"only {counts[split]} {split} images: {meaning}"
+        f"only {counted(int(counts[split]), f'{split} image')}: {meaning}"
         for split, meaning in words.items()
         if counts[split] < _FEW_IMAGES
     ]

@@ -7,11 +7,12 @@ suggestions like every other setting.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any
+from collections.abc import Collection, Mapping, Sequence
+from types import NoneType
+from typing import Annotated, Any, get_args
 
 from cyclopts import Parameter
-from pydantic import BaseModel, create_model
+from pydantic import BaseModel, create_model, model_validator
 from pydantic.fields import FieldInfo
 
 from pipeline.config import ModelChoice, PatchEmbeddingChoice, PluginChoice, RunConfig
@@ -21,10 +22,20 @@ from pipeline.files.data_names import data_kind
 from pipeline.plugin_api import NO_PATCH_EMBEDDING
 from pipeline.plugin_system.plugin_loader import Kind, config_class, patch_embedding_name
 from pipeline.section import Section
+from pipeline.training.config import TrainingConfig
 
 Settings = dict[str, Any]
 _SWITCHES = ("--dry-run", "--rehearse", "--schema", "--fresh", "--json", "--debug")
 """Flags without a value."""
+
+
+class _FlagValues(Section):
+    """Settings of the command line, which gives `null` as text; YAML reads it as None."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_nulls(cls, values: Any) -> Any:
+        return _with_nulls(cls, values)
 
 
 def value_of_flag(arguments: Sequence[str], flag: str) -> str | None:
@@ -78,17 +89,33 @@ def composed_config(arguments: Sequence[str], settings: Settings) -> type[BaseMo
         ModelChoice,
         patch_embedding=(embedding_class, _documented(ModelChoice, "patch_embedding", None)),
         init=_field_of(ModelChoice, "init"),
-        init_sha256=_field_of(ModelChoice, "init_sha256"),
+        init_sha256=_hidden_field(ModelChoice, "init_sha256"),
         download=_field_of(ModelChoice, "download", flags=("--model.download", "--download")),
     )
     data_class = _replaced(DataConfig, options=_options_class(source))
+    training_class = _without_help(TrainingConfig, TrainingConfig.recorded)
     return _replaced(
         RunConfig,
         data=data_class,
+        training=training_class,
         augmentation=_choice_class("augmentation", augmentation, PluginChoice),
         model=model_class,
         objective=_choice_class("objective", objective, PluginChoice),
     )
+
+
+def _with_nulls(section: type[BaseModel], values: Any) -> Any:
+    """Return what was given with None for each `null` that the setting's type allows."""
+    if not isinstance(values, Mapping):
+        return values
+    read = dict(values)
+    for key, field in section.model_fields.items():
+        kind: Any = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel) and key in read:
+            read[key] = _with_nulls(kind, read[key])
+        elif read.get(key) == "null" and NoneType in get_args(kind):
+            read[key] = None
+    return read
 
 
 def _data_source(arguments: Sequence[str], settings: Settings) -> str:
@@ -158,7 +185,7 @@ def _replaced(section: type[BaseModel], **classes: type[BaseModel]) -> type[Base
             fields[key] = (Annotated[classes[key], shown], _documented(section, key, None))
         else:
             fields[key] = (_annotation(field), field)
-    return create_model(section.__name__, __base__=Section, **fields)
+    return create_model(section.__name__, __base__=_FlagValues, **fields)
 
 
 def _field_of(
@@ -168,6 +195,18 @@ def _field_of(
     field = section.model_fields[key]
     annotation: Any = field.annotation
     return Annotated[annotation, Parameter(name=flags, negative=())] if flags else annotation, field
+
+
+def _without_help(section: type[BaseModel], keys: Collection[str]) -> type[BaseModel]:
+    """Return the section with some of its flags left out of the help, as runs set them."""
+    fields: dict[str, Any] = {key: _hidden_field(section, key) for key in keys}
+    return create_model(section.__name__, __base__=section, **fields)
+
+
+def _hidden_field(section: type[BaseModel], key: str) -> tuple[Any, FieldInfo]:
+    field = section.model_fields[key]
+    annotation: Any = field.annotation
+    return Annotated[annotation, Parameter(show=False)], field
 
 
 def _annotation(field: FieldInfo) -> Any:

@@ -31,6 +31,7 @@ from pipeline.packaging.packaged_model import PackagedModel
 from pipeline.registry.registered_models import ModelReference
 from pipeline.registry.version_records import VersionRecords, load_records
 from pipeline.section import Section
+from pipeline.terminal_words import counted
 
 Array = np.ndarray[Any, Any]
 StageProgress = Callable[[str, int, int], None]
@@ -227,8 +228,8 @@ def _of_classes(
     if strange:
         left_out = sum(counts[name] for name in strange)
         notes.append(
-            f"{left_out} images were left out because the model does not have their class: "
-            f"{_listed(strange)}"
+            f"{counted(left_out, 'image was', 'images were')} left out because the model does not "
+            f"have {'its' if left_out == 1 else 'their'} class: {_listed(strange)}"
         )
     if absent:
         notes.append(f"classes of the model without images: {_listed(absent)}")
@@ -255,8 +256,8 @@ def _unseen(
         )
         return rows
     notes.append(
-        f"{count} of {len(rows)} images were left out because the model used them for training or "
-        "model selection"
+        f"{count} of {counted(len(rows), 'image')} {'was' if count == 1 else 'were'} left out "
+        f"because the model used {'it' if count == 1 else 'them'} for training or model selection"
     )
     return rows[~seen]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -125,6 +125,16 @@ class OptimizerConfig(Section):
 
 class TrainingConfig(Section):
     """Length, batch size and precision of the training."""
+
+    recorded: ClassVar[tuple[str, ...]] = (
+        "step_plan",
+        "validation_plan",
+        "extends",
+        "halvings",
+        "rate_cuts",
+    )
+    """Settings that runs record in their resolved config; the help of the command line leaves them
+    out."""
 
     epochs: Annotated[int, Field(ge=1, le=100_000)] = 60
     """Passes over the training split; ignored if time_limit is set."""

@@ -41,6 +41,7 @@ def result_of(training: Training) -> TrainResult:
         threads=training.threads,
         parameters=training.parameters,
         stopped_because=_why_stopped(training, state.best),
+        stopped_early=training.stops_early,
         validation_plan=tuple((each.step, each.validation_images) for each in state.history),
         rate_cuts=tuple(state.rate_cuts),
         halvings=tuple(state.halvings),

@@ -67,12 +67,10 @@ class RunParts:
             )
         seen = self._prepare_next if training.refit else self._last_seen
         first = launching.train(replace(self.inputs, config=self._first(), on_event=seen))
+        if first.probe is None:  # a fit has said it
+            self.on_note(first.sentence())
         if not training.refit:
             return first
-        if first.probe is None:  # a fit has said it
-            self.on_note(
-                f"{_chosen(first)}, validation accuracy {first.best_validation_accuracy:.1%}"
-            )
         refit = self._refit(first, _best_epoch(first))
         self._summarise_reuse(STAGE, "refit")
         return first.model_copy(
@@ -132,7 +130,9 @@ class RunParts:
         accuracy, loss = best.validation_accuracy, best.validation_loss
         if trained.averaged is not None:
             accuracy, loss = trained.averaged.accuracy, trained.averaged.loss
-        chosen = f"epoch {best.epoch:.4g}" if trained.probe is None else _chosen(trained)
+        chosen = f"epoch {best.epoch:.4g}"
+        if trained.probe is not None:
+            chosen = f"regularization C {trained.probe.regularization:g}"
         self.on_note(f"fold {fold}: validation accuracy {accuracy:.1%} ({chosen})")
         return FoldRecord(
             fold=fold,
@@ -266,13 +266,6 @@ def _with_median_regularization(first: TrainResult, folds: Sequence[FoldRecord])
             "stopped_because": f"the head was fitted; regularization C {median:g}",
         }
     )
-
-
-def _chosen(trained: TrainResult) -> str:
-    """Return what the validation images decided."""
-    if trained.probe is not None:
-        return f"regularization C {trained.probe.regularization:g}"
-    return f"best weights: epoch {_best_epoch(trained):.4g}"
 
 
 def _best_epoch(trained: TrainResult) -> float:

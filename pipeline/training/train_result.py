@@ -170,6 +170,8 @@ class TrainResult(Section):
     threads: int
     parameters: int
     stopped_because: str
+    stopped_early: bool = False
+    """Whether validations without improvement ended the training."""
     validation_plan: tuple[tuple[int, int], ...] = ()
     """(step, images) of each validation."""
     rate_cuts: tuple[int, ...] = ()
@@ -194,3 +196,19 @@ class TrainResult(Section):
     def steps_per_epoch(self) -> int:
         """Steps per epoch of the first training."""
         return round(self.steps / self.epochs)
+
+    def sentence(self) -> str:
+        """Return which weights of a trained network were kept, and why it stopped if early."""
+        accuracy, loss = self.best_validation_accuracy, self.best_validation_loss
+        if accuracy is not None:
+            quality = f"validation accuracy {accuracy:.1%}"
+        else:
+            quality = "lowest validation loss" if loss is None else f"validation loss {loss:.4g}"
+        stopped = f"stopped at epoch {self.epochs:.4g}: {self.stopped_because}"
+        if self.averaged is not None:
+            count = self.averaged.validations
+            kept = f"average of the last {count} validations' weights, {quality}"
+            return f"{stopped}; {kept}" if self.stopped_early else kept
+        if self.stopped_early:
+            return f"{stopped} ({quality})"
+        return f"best weights: epoch {self.best_step / self.steps_per_epoch:.4g}, {quality}"

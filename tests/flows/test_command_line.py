@@ -37,11 +37,12 @@ def test_help_lists_only_commands_that_exist(tmp_path: Path) -> None:
 
 
 def test_run_help_holds_the_settings_of_the_chosen_plugins(tmp_path: Path) -> None:
-    """Every setting has its help text, those of the model and the embedding included."""
+    """Every setting has its help text, plugins' included; what only runs record is left out."""
     shown = patchline("run", "--help", cwd=tmp_path, env={"COLUMNS": "250"}).out
     for flag in ("--model.depth", "--model.patch-embedding.patch-size", "--training.time-limit"):
         assert flag in shown
     assert "Side of a patch in pixels" in shown
+    assert "Recorded" not in shown
 
 
 def test_plugins_list_has_the_promised_shape(tmp_path: Path) -> None:

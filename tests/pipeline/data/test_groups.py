@@ -35,7 +35,7 @@ def test_images_are_grouped_by_what_is_captured(pattern: str, groups: list[str |
     listing = with_groups(_listing(*paths), pattern)
     assert [image.group for image in listing.images] == groups
     alone = groups.count(None)
-    assert f"{alone} images are in no group" in listing.notes[-1]
+    assert f"{alone} image{' is' if alone == 1 else 's are'} in no group" in listing.notes[-1]
 
 
 def test_groups_of_the_data_itself_are_not_overwritten() -> None:

@@ -37,6 +37,9 @@ def test_it_stops_after_validations_without_improvement(
     assert (
         result.stopped_because == "no improvement in 2 validations since epoch 1, which is the best"
     )
+    assert result.sentence().startswith(
+        "stopped at epoch 3: no improvement in 2 validations since epoch 1, which is the best ("
+    )
     stopped = make_job(tmp_path / "stopped", training=settings)
     writer = _StoppingWriter(tmp_path / "stopped" / "events.jsonl", 10)
     with pytest.raises(_Stop):
@@ -56,3 +59,4 @@ def test_improvement_keeps_it_going(
     job = make_job(tmp_path, training={"early_stopping": 1})
     result = Training(job, EventWriter(tmp_path / "events.jsonl")).run()
     assert (result.steps, result.stopped_because) == (16, "all planned steps completed")
+    assert result.sentence().startswith("best weights: epoch 4, validation accuracy ")
