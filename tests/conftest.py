@@ -61,6 +61,7 @@ def _own_prefect_home(
     os.environ[PREFECT_DATABASE] = f"sqlite+aiosqlite:///{home / 'prefect.db'}"
     os.environ.pop("PREFECT_API_URL", None)
     os.environ.pop("MLFLOW_TRACKING_URI", None)
+    os.chdir(home)  # what fixtures of whole modules leave where they run does not belong here
 
 
 @pytest.fixture(autouse=True)
@@ -213,7 +214,9 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
         if not summary.exists():
             shutil.rmtree(folder, ignore_errors=True)
             write_photos(folder / "photos", images=40)
-            done = patchline("run", "photos", "--training.epochs", "12", "--json", cwd=folder)
+            store = {"MLFLOW_TRACKING_URI": f"sqlite:///{folder / 'mlflow.db'}"}
+            arguments = ("run", "photos", "--training.epochs", "12", "--json")
+            done = patchline(*arguments, cwd=folder, env=store)
             assert done.code == 0, done.err
             summary.write_text(done.out, encoding="utf-8")
     return Run(folder, json.loads(summary.read_text(encoding="utf-8")))

@@ -84,7 +84,7 @@ def _predict(
     )
     if table.images == table.unreadable:
         raise DataError(
-            f"No image in {images} could be read ({table.images} tried); see the column error of "
+            f"No image in {images} could be read ({table.images:,} tried); see the column error of "
             f"{out}. Check the folder."
         )
     return PredictionSummary(

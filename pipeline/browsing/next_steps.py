@@ -44,9 +44,9 @@ def _result_line(summary: RunSummary) -> str:
     if accuracy is None:
         loss = summary.metrics["test/loss"]
         interval = f"95% interval {loss.low:.4g} to {loss.high:.4g}"
-        return f"Test loss      {loss.value:.4g} on {loss.n} images ({interval})"
+        return f"Test loss      {loss.value:.4g} on {loss.n:,} images ({interval})"
     return (
-        f"Test accuracy  {accuracy.value:.1%} of {accuracy.n} images "
+        f"Test accuracy  {accuracy.value:.1%} of {accuracy.n:,} images "
         f"(95% interval {accuracy.low:.1%} to {accuracy.high:.1%})"
     )
 

@@ -102,7 +102,7 @@ class DataReport:
 
     def __repr__(self) -> str:
         """Return how many images and findings there are, and where the page is."""
-        found = f"{self.images} images, {len(self.findings)} findings"
+        found = f"{self.images:,} images, {len(self.findings)} findings"
         return f"DataReport({found}, {_relative(self.path)})"
 
     def _repr_html_(self) -> str:

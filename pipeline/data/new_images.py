@@ -47,7 +47,7 @@ class NewImages(Section):
             verdict: what follows from the counts, in a sentence.
         """
         if self.first:
-            return f"## {name}\n\nThe first training: {self.images} images.\n"
+            return f"## {name}\n\nThe first training: {self.images:,} images.\n"
         lines = [f"## {name}", "", f"**{self.words()}** since the last training. {verdict}", ""]
         if self.new_by_class:
             lines += ["| class | new images |", "|---|---|"]

@@ -107,7 +107,7 @@ class Comparison(Section):
                 f"{self.champion}."
             )
         difference = self.paired.difference
-        images = "1 image" if self.images == 1 else f"{self.images} images"
+        images = "1 image" if self.images == 1 else f"{self.images:,} images"
         return (
             f"On {images} not used for training or model selection by either, challenger "
             f"{self.challenger} has an accuracy of {100 * self.challenger_accuracy.value:.1f}% "

@@ -135,7 +135,7 @@ def _metric_rows(report: EvaluationReport) -> list[tuple[str, MetricName, Metric
 def _notes(report: EvaluationReport, page: ReportPage) -> list[str]:
     """Return warnings about the metrics, unless the page already has them."""
     found = []
-    few = f"only {report.images} {report.split} images"
+    few = f"only {report.images:,} {report.split} images"
     said = any(note.startswith(few) for note in page.notes)
     if report.images < report.config.small_sample and not said:
         found.append(f"{few}: the metrics are imprecise")
@@ -175,9 +175,9 @@ def _galleries(
         _Gallery(
             "label-errors",
             "Likely label errors",
-            f"Confident learning flags {doubted} of {report.images} labels, most suspicious first. "
-            "Check them against the image: a model that confuses two classes also flags correct "
-            "labels.",
+            f"Confident learning flags {doubted:,} of {report.images:,} labels, most suspicious "
+            "first. Check them against the image: a model that confuses two classes also flags "
+            "correct labels.",
             shown(report.likely_label_errors),
         ),
         _Gallery(

@@ -108,7 +108,7 @@ def _mark(frame: Frame, bin_: ReliabilityBin, most: int) -> Mark:
         column_width=round(right - left - 2, 1),
         column_height=bin_.images / most,
         words=f"confidence {bin_.confidence:.0%}, accuracy {bin_.accuracy.value:.0%}, "
-        f"{bin_.images} images",
+        f"{bin_.images:,} images",
     )
 
 

@@ -32,7 +32,7 @@ def markdown(
         "",
         f"`{model}` was version **{version}** when this run started.",
         "",
-        f"Predicted **{labelled}** of {table.images} images in `{images.resolve()}`.",
+        f"Predicted **{labelled}** of {table.images:,} images in `{images.resolve()}`.",
         f"The table is `{out.resolve()}`.",
     ]
     if labelled:

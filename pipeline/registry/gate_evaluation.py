@@ -87,7 +87,7 @@ def compare_versions(
 
     def progress(done: int, total: int) -> None:
         if done == total:
-            on_note(f"predicted {total} images for the comparison")
+            on_note(f"predicted {total:,} images for the comparison")
 
     champion_NK = load_or_predict(champion, images, root, classes, progress)
     challenger_NK = load_or_predict(challenger, images, root, classes, progress)

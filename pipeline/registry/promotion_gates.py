@@ -88,13 +88,13 @@ def _better_than_champion(config: PromotionConfig, comparison: Comparison) -> Ga
     enough = comparison.images >= config.min_images
     if not enough:
         sentence = (
-            f"only {comparison.images} images were used by neither model for training or model "
+            f"only {comparison.images:,} images were used by neither model for training or model "
             f"selection, fewer than promotion.min_images {config.min_images}, so the versions "
             "cannot be compared; add test images"
         )
     else:
         sentence = (
-            f"of {comparison.images} images that neither model used for training or model "
+            f"of {comparison.images:,} images that neither model used for training or model "
             f"selection, {pair.only_b_right} are correct only now and {pair.only_a_right} were "
             f"correct only before: {100 * pair.difference.value:+.1f} points (95% interval "
             f"{100 * pair.difference.low:+.1f} to {100 * pair.difference.high:+.1f}), "
@@ -125,7 +125,7 @@ def _no_class_worse(config: PromotionConfig, max_drop: float, comparison: Compar
     drop = max(0.0, -worst.difference.value)
     lost = (
         f"'{worst.name}' has the largest loss: recall {worst.champion.value:.1%} before, "
-        f"{worst.challenger.value:.1%} now, on {worst.images} images"
+        f"{worst.challenger.value:.1%} now, on {worst.images:,} images"
         if drop > 0
         else "no class loses recall"
     )

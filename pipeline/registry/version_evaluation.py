@@ -251,12 +251,12 @@ def _unseen(
         return rows
     if choices.seen_images:
         notes.append(
-            f"the model used {count} of these {len(rows)} images for training or model selection, "
-            "so the metrics are optimistic"
+            f"the model used {count:,} of these {len(rows):,} images for training or model "
+            "selection, so the metrics are optimistic"
         )
         return rows
     notes.append(
-        f"{count} of {counted(len(rows), 'image')} {'was' if count == 1 else 'were'} left out "
+        f"{count:,} of {counted(len(rows), 'image')} {'was' if count == 1 else 'were'} left out "
         f"because the model used {'it' if count == 1 else 'them'} for training or model selection"
     )
     return rows[~seen]

@@ -358,10 +358,11 @@ class Training:
         for file in files:
             self.events.write("artifact", path=str(file), name=file.name)
         if point is None or len(state.rate_cuts) >= self.config.training.retries_after_divergence:
+            coarse = self.precision.name != "float32"
+            other = ", or set training.precision to float32" if coarse else ""
             raise RunError(
                 f"{diverged}, so training was stopped before the weights changed. {files[-1]} "
-                "lists the images of the batch. Lower optimizer.learning_rate, or set "
-                "training.precision to float32."
+                f"lists the images of the batch. Lower optimizer.learning_rate{other}."
             )
         cuts, halvings = [*state.rate_cuts, point.step], state.halvings
         point.restore(state)
