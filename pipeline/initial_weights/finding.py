@@ -32,7 +32,7 @@ from pipeline.models.model_description import (
 from pipeline.models.pretrained.companion_files import COMPANION_FILES
 from pipeline.registry import package_download, registered_models
 from pipeline.run_memory import interrupted_runs, stage_keys
-from pipeline.tracking.tracked_run import FOLDER_TAG, LICENSE_TAG
+from pipeline.tracking.tracked_run import FOLDER_TAG, LICENSE_TAG, REGULARIZATION_TAG
 from pipeline.tracking.tracking_store import client, store_exists
 
 if TYPE_CHECKING:
@@ -290,6 +290,7 @@ def _trained_record(
         std=image.std,
         classes=description.classes,
         run_id="" if tags is None else description.run_id,
+        head_only=REGULARIZATION_TAG in (tags or {}),
         license=(tags or {}).get(LICENSE_TAG, ""),
     )
 

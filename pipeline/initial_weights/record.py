@@ -49,6 +49,8 @@ class InitialWeights(Section):
     """What was assumed."""
     run_id: str = ""
     """The MLflow run that trained the weights, if one of this store did."""
+    head_only: bool = False
+    """Whether that run trained nothing but a head, on the frozen features of other weights."""
     license: str = ""
     """As the library that published the weights states it; kept from run to run."""
     code: str = ""

@@ -52,9 +52,10 @@ def with_initial_weights(
     followed = _with_suitable_head(found, classes)
     model = config_files.merged(followed, {**chosen, **reference})
     trainable = config.training.trainable
-    if trainable is None and (found.kind != "file" or config.preset is None):
+    is_frozen = found.kind == "file" or found.head_only
+    if trainable is None and (config.preset is None or not is_frozen):
         is_labelled = load_objective(config.objective.name).uses_labels
-        trainable = "head" if found.kind == "file" and is_labelled else "all"
+        trainable = "head" if is_frozen and is_labelled else "all"
     changes = {
         "data": _of_images(config, found),
         "training": {"trainable": trainable},

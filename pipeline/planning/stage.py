@@ -39,7 +39,7 @@ from pipeline.workspace import make_folder
 STAGE = "plan"
 JSON_FILE, TEXT_FILE = "plan.json", "plan.txt"
 _MOST_SECONDS, _SHARE_OF_LIMIT = 4.0, 0.05
-_CODE = ("__main__", "plan", "fine_tuning", "warm_start")
+_CODE = ("__main__", "stage", "plan", "fine_tuning", "warm_start")
 _KEPT_SECTIONS = ("augmentation", "model", "optimizer", "training")
 _FOLLOW = ("data.image_size", "training.trainable")
 """Settings besides those of the model that follow from initial weights."""
@@ -71,7 +71,7 @@ def planned(
     """
     facts, asked = known_facts(config, data), asked_settings(config)
     make: Callable[[PlanFacts, Mapping[str, Any]], Plan]
-    make = fine_tuning_plan if _starts_from_published(config) else plan
+    make = fine_tuning_plan if _has_frozen_features(config) else plan
     key = ingredients(facts, asked, data)
     if _is_warm_start(config):
         given = _given(config, asked)
@@ -191,7 +191,7 @@ def measuring_job(
     config: RunConfig, data: IngestedData, facts: PlanFacts, asked: Mapping[str, Any]
 ) -> MeasuringJob:
     """Return the candidates for a run, and how long measuring them may take."""
-    if _starts_from_published(config):
+    if _has_frozen_features(config):
         settings = {"training": {"trainable": "head"}}
         whole = _resolved(config, data, settings)
         return _job(
@@ -207,15 +207,21 @@ def measuring_job(
     return _job(config, data, known)
 
 
-def _starts_from_published(config: RunConfig) -> bool:
-    """Return whether training starts from a file or published weights, not from a model of ours."""
-    return bool(config.model.init) and recipe.is_published(str(config.model.init))
+def _has_frozen_features(config: RunConfig) -> bool:
+    """Return whether a head is trained on the features of the initial weights, at least at first.
+
+    That holds for a file and published weights. Of a model of ours, all weights are trained, if
+    `training.trainable` is neither set otherwise nor left to the plan.
+    """
+    reference = config.model.init
+    if not reference:
+        return False
+    return recipe.is_published(str(reference)) or config.training.trainable != "all"
 
 
 def _is_warm_start(config: RunConfig) -> bool:
     """Return whether all weights of a model of ours are trained again."""
-    own = bool(config.model.init) and not _starts_from_published(config)
-    return own and config.training.trainable != "head"
+    return bool(config.model.init) and not _has_frozen_features(config)
 
 
 def _given(config: RunConfig, asked: Mapping[str, Any]) -> set[str]:

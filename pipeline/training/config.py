@@ -157,7 +157,8 @@ class TrainingConfig(Section):
     trainable: Literal["all", "head", "head_then_all"] | None = None
     """Weights that are trained: all; only the head, as a linear probe on features that are computed
     once; or the head and then all, which is kept if it is significantly better on the validation
-    images. By default head if model.init is a file, all otherwise."""
+    images. By default head if model.init is a file or published weights, or a model of which only
+    the head was trained; all otherwise."""
 
     early_stopping: Annotated[int, Field(ge=1)] | None = None
     """Number of validations without improvement after which training stops; null to never stop

@@ -277,7 +277,7 @@ def tags(trained: TrainResult) -> dict[str, str]:
     """Return tags that tell how the final weights were made; none for an ordinary training."""
     found = {}
     if trained.probe is not None:
-        found["training.regularization"] = f"{trained.probe.regularization:g}"
+        found[tracked_run.REGULARIZATION_TAG] = f"{trained.probe.regularization:g}"
     if trained.fine_tuning is not None:
         found["training.fine_tuning"] = trained.fine_tuning.sentence()
     if trained.averaged is not None:

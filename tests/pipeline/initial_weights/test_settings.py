@@ -166,6 +166,22 @@ def test_a_plan_keeps_what_follows_from_the_weights() -> None:
     assert config.training.trainable is None  # planned with the images and the time
 
 
+def test_a_model_of_which_the_head_was_trained_trains_its_head_again() -> None:
+    """All weights of a large frozen network would take hours; a plan decides with the time."""
+    version = FOUND.model_copy(update={"kind": "version", "reference": "flowers/1"})
+    frozen = version.model_copy(update={"head_only": True})
+    model = {"init": "flowers/1"}
+
+    def trainable(found: InitialWeights, preset: str | None = None, **training: str) -> str | None:
+        config = with_initial_weights(asked(preset, model=model, training=training), found)
+        return config.training.trainable
+
+    assert trainable(version) == trainable(version, "quick") == "all"
+    assert trainable(frozen) == "head"
+    assert trainable(frozen, "quick") is None
+    assert trainable(frozen, trainable="all") == "all"
+
+
 def test_the_recipe_depends_on_what_is_trained() -> None:
     """Weights of other data train the head, or all slowly; those of earlier data train shortly."""
     assert asked().training.trainable == "head"
