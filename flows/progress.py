@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 _PLAIN_SECONDS = 10.0
-_BAR_WIDTH, _WIDE = 24, 110
-"""Characters: of the bar, halved where the terminal is not this wide."""
+_INDENT, _BAR_WIDTH, _WIDE = 9, 24, 130
+"""Characters: before a text, and of the bar, halved where the terminal is not this wide."""
 _TRAINING = "Training"
 Event = dict[str, Any]
 
@@ -117,9 +117,12 @@ class TerminalBars:
         self._start_bar("", None)
 
     def note(self, text: str) -> None:
-        """Print the text above the bar."""
-        shown = f"         {visible(redacted(text))}"
-        self._progress.console.print(shown, style="dim", highlight=False, markup=False)
+        """Print the text above the bar; its lines begin below each other where it is long."""
+        from rich.padding import Padding
+        from rich.text import Text
+
+        shown = Padding(Text(visible(redacted(text)), style="dim"), (0, 0, 0, _INDENT))
+        self._progress.console.print(shown)
 
     def advance(
         self, label: str, done: int, total: int, beside: str = "", *, unit: str = ""
@@ -243,16 +246,16 @@ def _show_training(event: Event) -> None:
     done, total, epoch = event["done"], event["total"], f"epoch {event['epoch']:,}"
     accuracy = f"accuracy {event['accuracy']:.1%}, " if "accuracy" in event else ""
     losses = (
-        f"training loss {event['loss']:.3f}, {accuracy}"
-        f"learning rate {event['learning_rate']:.2g}, {event['images_per_second']:,.0f} images/s"
+        f"loss {event['loss']:.3f}, {accuracy}{event['images_per_second']:,.0f} images/s, "
+        f"learning rate {event['learning_rate']:.2g}"
     )
     limit = event.get("limit_seconds")
     if limit is None:
-        beside = f"{epoch} of {event['epochs']:,}, {losses}"
+        beside = f"{epoch}/{event['epochs']:,}, {losses}"
         display().advance(_TRAINING, done, total, beside, unit="steps")
         return
     if event["settled"]:
-        epoch += f" of {event['epochs']:,}, step {done:,} of {total:,}"
+        epoch += f"/{event['epochs']:,}, step {done:,}/{total:,}"
     seconds, whole = round(event["seconds"]), max(1, round(limit))
     display().advance(_TRAINING, min(seconds, whole), whole, f"{epoch}, {losses}", unit="s")
 
@@ -263,15 +266,14 @@ def _epoch_row(values: dict[str, float]) -> str:
         label = f"epoch {values['epoch']:.4g}: validation loss"
         return (
             f"{label:<27} {values['validation/loss']:.4f}; training loss "
-            f"{values['train/loss']:.4f}; learning rate {values['learning_rate']:.2g}, "
-            f"{values['images_per_second']:,.0f} images/s"
+            f"{values['train/loss']:.4f}; {values['images_per_second']:,.0f} images/s"
         )
     label = f"epoch {values['epoch']:.4g}: validation accuracy"
     return (
         f"{label:<31} {values['validation/accuracy']:>6.1%}, "
         f"loss {values['validation/loss']:.3f}; training accuracy "
         f"{values['train/accuracy']:>6.1%}, loss {values['train/loss']:.3f}; "
-        f"learning rate {values['learning_rate']:.2g}, {values['images_per_second']:,.0f} images/s"
+        f"{values['images_per_second']:,.0f} images/s"
     )
 
 
@@ -322,7 +324,7 @@ def _bars(stream: TextIO) -> Progress:
 
     console = Console(file=stream)
     return Progress(
-        TextColumn("         {task.description}"),
+        TextColumn(f"{' ' * _INDENT}{{task.description}}"),
         BarColumn(
             bar_width=_BAR_WIDTH if console.width >= _WIDE else _BAR_WIDTH // 2,
             table_column=Column(no_wrap=True),

@@ -74,6 +74,20 @@ def test_a_narrow_terminal_keeps_the_bar_and_the_counts(
     assert "epoch" in line
 
 
+@pytest.mark.parametrize("columns", [60, 120])
+def test_the_lines_of_a_long_text_begin_below_each_other(
+    columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names in it are not taken for markup, and no word is lost."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    stream, text = _Terminal(), "the image [red]rose[/red].jpg cannot be decoded; " * 4
+    progress.TerminalBars(progress._bars(stream)).note(text)
+    lines = [Text.from_ansi(line).plain for line in stream.getvalue().splitlines()]
+    assert len(lines) > 1
+    assert all(line.startswith(" " * 9) and line[9] != " " for line in lines)
+    assert " ".join(line.strip() for line in lines) == text.strip()
+
+
 def test_the_time_left_is_shown_once_there_is_a_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first line of a stage has nothing to compute it from."""
     stream = io.StringIO()
@@ -91,8 +105,8 @@ def test_a_training_of_epochs_shows_its_steps(monkeypatch: pytest.MonkeyPatch) -
     """Without a time limit the number of steps is known from the start."""
     line = _line_of(_training(), monkeypatch)
     assert "Training: 30 of 142 steps" in line
-    assert "epoch 2 of 7" in line
-    assert "learning rate 0.001, 90 images/s" in line
+    assert "epoch 2/7" in line
+    assert "90 images/s, learning rate 0.001" in line
 
 
 def test_each_validation_is_a_row_of_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +133,7 @@ def test_a_time_limit_shows_the_steps_once_their_number_has_settled(
     assert "epoch 2," in jumping
     assert "142" not in jumping
     settled = _line_of(_training(**timed, settled=True), monkeypatch)
-    assert "epoch 2 of 7, step 30 of 142" in settled
+    assert "epoch 2/7, step 30/142" in settled
 
 
 def test_the_time_left_of_a_second_training_counts_from_its_own_start(
