@@ -158,6 +158,9 @@ def _train(
     training = config.training.model_copy(update=length)
     config = config.model_copy(update={"training": training})
     job = job_of(config, few, prepared, folder / "training", "rehearsal", workspace)
+    if training.trainable == "head":
+        # Features that are stored there would not say how long it takes to compute them.
+        job = job.model_copy(update={"workspace": None})
     return run_worker(MODULE, job.folder, job, TrainResult, _show_warning)
 
 

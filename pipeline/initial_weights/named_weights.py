@@ -106,7 +106,11 @@ def _of_torchvision(name: str) -> Published:
 
 def _of_timm(name: str) -> tuple[str, str]:
     timm = _library("timm", "timm")
-    config = timm.models.get_pretrained_cfg(name)
+    try:
+        config = timm.models.get_pretrained_cfg(name)
+    except RuntimeError as error:  # a tag that this model does not have
+        tagged = timm.list_pretrained(f"{name.partition('.')[0]}.*")
+        raise _unknown("timm", name, tagged or timm.list_pretrained("*vit*")) from error
     if config is None or not config.hf_hub_id:
         raise _unknown("timm", name, timm.list_pretrained("*vit*"))
     return str(config.hf_hub_id), str(config.license or "")

@@ -61,8 +61,27 @@ def with_initial_weights(
         "training": {"trainable": trainable},
         "set_by_user": _listed_with(config, chosen),
     }
+    if found.head_only and trainable not in (None, "head"):
+        settings = config_files.merged(settings, _fine_tuning(config))
     settings = config_files.merged({**settings, "model": model}, changes)
     return config_files.validated(_keeping(settings, config_files.dotted_keys(implied)))
+
+
+def _fine_tuning(config: RunConfig) -> Settings:
+    """Return what follows from training all weights of a network that was frozen before.
+
+    Until the weights were found, they were taken for those of a warm start.
+    """
+    if config.preset is not None or config.set_by_user is None or config.model.init_sha256:
+        return {}  # planned, from a form, or resolved before
+    return {
+        section: {
+            key: value
+            for key, value in values.items()
+            if f"{section}.{key}" not in config.set_by_user
+        }
+        for section, values in recipe.FINE_TUNING.items()
+    }
 
 
 def without_initial_weights(config: RunConfig) -> RunConfig:

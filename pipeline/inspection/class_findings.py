@@ -59,6 +59,9 @@ def _small(
     needed = "an image to train on"
     if needed_splits > 1:
         needed = f"{needed_splits} different images, one for each split that is split off"
+    few = f"fewer than {_FEW_IMAGES} images"
+    if any(counts[label] >= _FEW_IMAGES for label in small):  # copies, or all in another split
+        few = "too few different images"
     action = (
         f"Stops: every class needs {needed}. Add or repair images, or remove the class."
         if stopping
@@ -69,8 +72,7 @@ def _small(
             "small_class",
             "error" if stopping else "warning",
             small,
-            f"{len(small):,} class{' has' if one else 'es have'} fewer than {_FEW_IMAGES} "
-            f"images: {named}.",
+            f"{len(small):,} class{' has' if one else 'es have'} {few}: {named}.",
             action,
             files=files.loc[files["label"].isin(small), "path"],
         )

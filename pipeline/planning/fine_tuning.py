@@ -14,6 +14,7 @@ from pipeline.planning.asked import Asked
 from pipeline.planning.facts import Plan, PlanFacts
 from pipeline.presets import PRESETS
 from pipeline.terminal_words import duration
+from pipeline.training.part import images_of_trainings
 
 FEATURES = "features"
 """The candidate that stands for the initial weights; its speed is that of their features."""
@@ -75,7 +76,15 @@ def _fitting_epochs(facts: PlanFacts, asked: Asked, cost: _Cost | None) -> int:
     if cost is None:
         return _MOST_EPOCHS
     left = _seconds(facts, asked) - (0.0 if asked.seconds else cost.features)
-    return min(_MOST_EPOCHS, int(max(0.0, left) / cost.epoch))
+    images = max(1, facts.data.training_images)
+    trainings = images_of_trainings(
+        images,
+        facts.data.validation_images,
+        folds=asked.get("training.folds"),
+        refit=bool(asked.get("training.refit")),
+        ensemble=bool(asked.get("training.ensemble")),
+    )
+    return min(_MOST_EPOCHS, int(max(0.0, left) / (cost.epoch * sum(trainings) / images)))
 
 
 def _enough_images(facts: PlanFacts) -> bool:
@@ -91,7 +100,15 @@ def _repeated(asked: Asked) -> str:
     return next((name for name in settings if asked.get(name)), "")
 
 
+def _needs_all(asked: Asked) -> str:
+    """Return the setting that only a training of all weights has, if there is one."""
+    settings = ("training.average_last", "training.ensemble")
+    return next((name for name in settings if asked.get(name)), "")
+
+
 def _chosen(facts: PlanFacts, asked: Asked, cost: _Cost | None, epochs: int) -> str:
+    if _needs_all(asked):
+        return "all"
     if _repeated(asked):
         return "head"
     enough_time = cost is not None and epochs >= _FEWEST_EPOCHS
@@ -129,6 +146,8 @@ def _reasons(
     known = f"{data.training_images:,} training images in {data.classes:,} classes"
     if "training.trainable" in asked:
         return [f"{known}: training.trainable as set"]
+    if needed := _needs_all(asked):
+        return [f"{known}: {needed} needs a training of all weights"]
     if cost is None:
         return [f"{known}: the speed is not known, so only the head is trained"]
     every = data.training_images + data.validation_images + data.test_images

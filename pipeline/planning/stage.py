@@ -27,6 +27,7 @@ from pipeline.planning.fine_tuning import FEATURES, fine_tuning_plan
 from pipeline.planning.measuring_job import MODULE, MeasuredCandidate, Measurement, MeasuringJob
 from pipeline.planning.plan import candidates, plan
 from pipeline.planning.warm_start import warm_start_plan, with_rate
+from pipeline.plugin_system.plugin_loader import Kind
 from pipeline.plugin_system.plugin_settings import checked_plugins
 from pipeline.run_memory import stage_keys
 from pipeline.run_memory.stage_memory import Ingredients, StageMemory
@@ -72,7 +73,7 @@ def planned(
     facts, asked = known_facts(config, data), asked_settings(config)
     make: Callable[[PlanFacts, Mapping[str, Any]], Plan]
     make = fine_tuning_plan if _has_frozen_features(config) else plan
-    key = ingredients(facts, asked, data)
+    key = {**ingredients(facts, asked, data), **_measured_with(config)}
     if _is_warm_start(config):
         given = _given(config, asked)
         make = partial(warm_start_plan, given=given)
@@ -101,7 +102,15 @@ def with_plan(config: RunConfig, made: Plan) -> RunConfig:
     """Return the config with the settings of its plan, and without its preset."""
     settings = config.model_dump(mode="json")
     settings["preset"] = None
-    return config_files.validated(config_files.merged(settings, made.settings))
+    planned = config_files.merged(settings, made.settings)
+    # Another optimizer takes no settings of the one before, except those that the user has set.
+    prefix = "optimizer."
+    kept = {
+        key.removeprefix(prefix): value
+        for key, value in asked_settings(config).items()
+        if key.startswith(prefix)
+    }
+    return config_files.validated({**planned, "optimizer": {**planned["optimizer"], **kept}})
 
 
 def log_plan(made: Plan, run: tracked_run.TrackedRun) -> None:
@@ -187,12 +196,21 @@ def ingredients(facts: PlanFacts, asked: Mapping[str, Any], data: IngestedData) 
     }
 
 
+def _measured_with(config: RunConfig) -> Ingredients:
+    """Return what a measured speed depends on beside what the user has set."""
+    kinds: tuple[Kind, ...] = ("augmentation", "objective", "model", "patch_embedding")
+    objective = stage_keys.settings(config, "objective")
+    return {**objective, **stage_keys.plugins(config, *kinds)}
+
+
 def measuring_job(
     config: RunConfig, data: IngestedData, facts: PlanFacts, asked: Mapping[str, Any]
 ) -> MeasuringJob:
     """Return the candidates for a run, and how long measuring them may take."""
     if _has_frozen_features(config):
-        settings = {"training": {"trainable": "head"}}
+        # What needs all weights does not change the speed of their features.
+        alone = {"trainable": "head", "average_last": None, "ensemble": False}
+        settings = {"training": alone}
         whole = _resolved(config, data, settings)
         return _job(
             config, data, [MeasuredCandidate(name=FEATURES, config=whole, features_only=True)]

@@ -48,6 +48,11 @@ def requested(reference: str, flags: dict[str, Any], runs: Path) -> RunConfig:
             "extended. Start a new run with more epochs."
         )
     training = _training_of(run_id, folder)
+    if training.probe is not None and training.fine_tuning is None:
+        raise ConfigError(
+            f"The run {run_id[:8]} fitted a head, which has no epochs to extend. Start a new run, "
+            f"with model.init {run_id[:8]} and training.trainable all to train all weights."
+        )
     settings = request.config.model_dump(mode="json")
     for key in _OF_THE_LENGTH:
         settings["training"].pop(key, None)

@@ -76,6 +76,7 @@ class ImageTable:
             config.label_column,
             config.split_column,
             config.group_column,
+            needs_labels=self.needs_labels,
         )
         places = self._places(table, columns.image)
         listing = ImageListing(
@@ -85,6 +86,8 @@ class ImageTable:
             notes=[*_guess_note(file, columns), *places.notes],
         )
         images, left_out, rows = listed_rows(table, columns, places, needs_labels=self.needs_labels)
+        if not images and not columns.label:
+            raise DataError(f"{file} lists no image that exists. Check its image column.")
         if not images:
             raise DataError(
                 f"{file} gives no image a label in column '{shown(columns.label)}'. Choose another "
@@ -132,10 +135,11 @@ class ImageTable:
         return file.resolve()
 
     def _folder(self, table: Path) -> Path:
+        base = table if table.is_dir() else table.parent
         if self.config.image_folder is None:
-            return table if table.is_dir() else table.parent
+            return base
         folder = Path(self.config.image_folder).expanduser()
-        inside = table.parent / folder
+        inside = base / folder
         folder = inside if inside.is_dir() else folder
         if not folder.is_dir():
             raise DataError(

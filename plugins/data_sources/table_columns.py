@@ -28,6 +28,7 @@ class Columns(NamedTuple):
 
     image: str
     label: str
+    """Empty if the images have no labels, and need none."""
     split: str | None
     group: str | None
     guessed: tuple[str, ...]
@@ -35,9 +36,17 @@ class Columns(NamedTuple):
 
 
 def chosen_columns(
-    table: Table, image: str | None, label: str | None, split: str | None, group: str | None
+    table: Table,
+    image: str | None,
+    label: str | None,
+    split: str | None,
+    group: str | None,
+    *,
+    needs_labels: bool = True,
 ) -> Columns:
     """Return the columns that were given, and guess the others.
+
+    Where no labels are needed, only a column that is named like one is taken for them.
 
     Raises:
         DataError: if a column does not exist, or cannot be guessed.
@@ -59,8 +68,9 @@ def chosen_columns(
     found_split = split or _guessed_split(table, {image, label, group})
     taken |= {name for name in (image, found_split) if name is not None}
     if label is None:
-        label = _guessed_label(table, taken)
-        guessed.append(f"labels from '{shown(label)}'")
+        label = _guessed_label(table, taken) if needs_labels else _possible_label(table, taken)
+        if label:
+            guessed.append(f"labels from '{shown(label)}'")
     if found_split != split:
         guessed.append(f"splits from '{shown(found_split or '')}'")
     return Columns(image, label, found_split, group, tuple(guessed))
@@ -104,6 +114,15 @@ def _guessed_label(table: Table, taken: set[str]) -> str:
     if len(names) == 1 and not with_classes:
         return names[0]
     return _named(table, with_classes or names, "label")
+
+
+def _possible_label(table: Table, taken: set[str]) -> str:
+    """Return the column with class names or a usual name; empty if there is none."""
+    names = [name for name in table.names if name not in taken and name not in table.embedded]
+    plain = {_plain(name): name for name in reversed(names)}
+    usual = [name for name in names if name in table.class_names]
+    usual += [plain[each] for each in _LABEL_NAMES if each in plain]
+    return usual[0] if usual else ""
 
 
 def _guessed_split(table: Table, taken: set[str | None]) -> str | None:

@@ -230,18 +230,18 @@ def parquet_errors(file: Path) -> Iterator[None]:
 
 
 def _csv_columns(file: Path, opened: Any, delimiter: str | None) -> dict[str, list[str]]:
-    start = opened.readline()
+    start = next((line for line in opened if line.strip()), "")
     opened.seek(0)
     if delimiter is None:
         delimiter = max(_DELIMITERS, key=start.count)
     csv.field_size_limit(_MOST_FIELD_BYTES)
     reader = csv.reader(opened, delimiter=delimiter, skipinitialspace=True)
     try:
-        names = [name.strip() for name in next(reader, [])]
+        names = [name.strip() for name in next(filter(any, reader), [])]
         _check_names(file, names)
         values: list[list[str]] = [[] for _ in names]
         for row in reader:
-            if not row:
+            if not row or (row == [""] and len(names) > 1):  # a blank line
                 continue
             if len(row) != len(names):
                 raise DataError(

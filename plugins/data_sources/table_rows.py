@@ -42,7 +42,7 @@ def listed_rows(
     table: Table, columns: Columns, places: Places, *, needs_labels: bool
 ) -> tuple[list[ListedImage], list[LeftOutFile], list[int]]:
     """Return the images, what is left out with the reason, and the row of each image."""
-    labels = _labels(table, columns.label)
+    labels = _labels(table, columns.label) if columns.label else [""] * len(places.paths)
     splits = splits_of(table, columns.split, len(labels))
     groups: Sequence[str] = table.column(columns.group) if columns.group else [""] * len(labels)
     images: dict[str, ListedImage] = {}

@@ -35,9 +35,9 @@ def ingested(data: Path, work: Path, **settings: Any) -> IngestedData:
     return ingest(config, work)
 
 
-def listed(table: Path, **settings: Any) -> ImageListing:
+def listed(table: Path, *, needs_labels: bool = True, **settings: Any) -> ImageListing:
     """Return what the source lists."""
-    context = SourceContext(str(table), table.parent / ".work")
+    context = SourceContext(str(table), table.parent / ".work", needs_labels=needs_labels)
     context.work_dir.mkdir(exist_ok=True)
     return ImageTable(TableConfig(**settings), context).list_images()
 
@@ -274,6 +274,7 @@ def test_rows_that_contradict_each_other_are_left_out(tmp_path: Path) -> None:
         ('\ufeffimage, label\r\n"1.jpg", "a, b"\r\n2.jpg, c\r\n', {"1.jpg": "a, b", "2.jpg": "c"}),
         ("n,thing,picture\n1,a,1.jpg\n2,b,2.jpg\n", None),
         ("thing,picture\na,1.jpg\nb,2.jpg\n", {"1.jpg": "a", "2.jpg": "b"}),
+        ("\n \r\n\nthing;picture\n\na;1.jpg\n \nb;2.jpg\n", {"1.jpg": "a", "2.jpg": "b"}),
     ],
 )
 def test_csv_files_as_people_write_them(

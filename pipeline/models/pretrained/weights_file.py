@@ -9,6 +9,7 @@ import argparse
 import pickle
 import re
 import zipfile
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +24,15 @@ from pipeline.errors import ConfigError
 _WRAPPERS = ("model", "state_dict", "model_state_dict", "teacher", "model_ema")
 _PREFIXES = ("module.", "_orig_mod.", "backbone.")
 _SHARD = re.compile(r"-\d{5}-of-\d{5}$")
+_ZIP_ERRORS = (
+    OSError,
+    EOFError,
+    KeyError,
+    AttributeError,
+    RuntimeError,  # encrypted, or a kind of compression that is not supported
+    zipfile.BadZipFile,
+    zlib.error,
+)
 _GIT_LFS = b"version https://git-lfs"
 
 
@@ -135,8 +145,11 @@ def _read_pickle(file: Path) -> Mapping[Any, Any]:
 
 
 def _is_torchscript(file: Path) -> bool:
-    with zipfile.ZipFile(file) as archive:
-        return any(name.endswith("constants.pkl") for name in archive.namelist())
+    try:
+        with zipfile.ZipFile(file) as archive:
+            return any(name.endswith("constants.pkl") for name in archive.namelist())
+    except (*_ZIP_ERRORS, ValueError) as error:
+        raise _damaged(file, _reason(error)) from error
 
 
 def _read_npz(file: Path) -> Mapping[str, torch.Tensor]:
@@ -154,7 +167,7 @@ def _read_npz(file: Path) -> Mapping[str, torch.Tensor]:
             f"'{file}' holds Python objects, which can run code when they are loaded, so Patchline "
             "does not read them. Save plain arrays."
         ) from error
-    except (OSError, EOFError, KeyError, AttributeError, zipfile.BadZipFile) as error:
+    except _ZIP_ERRORS as error:
         raise _damaged(file, _reason(error)) from error
     return tensors
 

@@ -53,6 +53,9 @@ def test_runs_start_from_a_champion_and_from_a_file(tmp_path: Path) -> None:
     assert third["version"] == "3"
     again, said = ran("photos", "--model.init", str(weights), "--json", folder=tmp_path)
     assert again["metrics"] == third["metrics"]
+    longer = patchline("run", "--extend", "last", "--training.epochs", "9", cwd=tmp_path)
+    assert longer.code == 2
+    assert "fitted a head, which has no epochs to extend" in longer.err
     _, said = ran("photos", "--model.init", "photos/3", "--json", folder=tmp_path)
     assert "initial weights: photos/3 (Patchline, 16x16 pixels); training the head alone" in said
     wrong = patchline("run", "photos", "--model.init", "photos@none", cwd=tmp_path)

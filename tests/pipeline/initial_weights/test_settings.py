@@ -181,6 +181,13 @@ def test_a_model_of_which_the_head_was_trained_trains_its_head_again() -> None:
     assert trainable(frozen, "quick") is None
     assert trainable(frozen, trainable="all") == "all"
 
+    every = asked(model=model, training={"trainable": "all", "epochs": 20})
+    slow = with_initial_weights(every, frozen)
+    assert (slow.optimizer.learning_rate, slow.optimizer.layer_decay) == (1e-4, 0.75)
+    assert (slow.training.epochs, slow.training.batch_size) == (20, 32)  # 20 is the user's
+    assert with_initial_weights(slow, frozen) == slow
+    assert with_initial_weights(every, version).optimizer.learning_rate == 1e-3
+
 
 def test_the_recipe_depends_on_what_is_trained() -> None:
     """Weights of other data train the head, or all slowly; those of earlier data train shortly."""

@@ -108,6 +108,7 @@ def test_images_of_a_given_test_split_do_not_make_a_class_large_enough(tmp_path:
     result = inspected(folder).result
     [finding] = [finding for finding in result.findings if finding.kind == "small_class"]
     assert (finding.severity, finding.classes) == ("error", ("dusk",))
+    assert finding.summary == "1 class has too few different images: dusk (13)."
     assert any(
         note.startswith("a run would stop: Class 'dusk' has 1 usable") for note in result.notes
     )

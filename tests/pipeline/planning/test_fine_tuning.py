@@ -93,8 +93,28 @@ def test_without_a_measurement_the_head_alone_is_trained() -> None:
     assert made(0.0).settings == {"training": {"trainable": "head"}}
 
 
+def test_folds_and_a_refit_share_the_time() -> None:
+    """Six trainings of all weights have a sixth of the time each, two have about half of it."""
+    every: dict[str, Any] = {"training__trainable": "all"}
+    one, two, six = (
+        made(60.0, **every, **repeated).settings["training"]["epochs"]
+        for repeated in ({}, {"training__refit": True}, {"training__folds": 5})
+    )
+    assert (one, two, six) == (9, 4, 1)
+
+
+@pytest.mark.parametrize(
+    "needs", [{"training__average_last": 3}, {"training__ensemble": True, "training__folds": 5}]
+)
+def test_what_needs_all_weights_gets_them(needs: dict[str, Any]) -> None:
+    """A head alone is one fit, without validations to average and without members."""
+    plan = made(10.0, **needs)
+    assert plan.settings["training"]["trainable"] == "all"
+    assert "needs a training of all weights" in plan.reasons[0]
+
+
 def test_a_file_and_a_preset_are_planned_with_the_real_model(tmp_path: Path) -> None:
-    """The weights' own model is measured; what it is made for is kept, and the head is chosen."""
+    """The weights' own model is measured, what it is made for is kept, and all can be trained."""
     torch.manual_seed(0)
     weights = VisionTransformer(
         image_size=32, patch_size=8, num_layers=2, num_heads=2, hidden_dim=32, mlp_dim=64
@@ -102,7 +122,8 @@ def test_a_file_and_a_preset_are_planned_with_the_real_model(tmp_path: Path) -> 
     save_file(weights, tmp_path / "vit.safetensors")
     photos = write_photos(tmp_path / "photos", images=10)
     model = {"init": str(tmp_path / "vit.safetensors"), "num_heads": 2}
-    asked = requested(str(photos), preset_name="quick", flags={"model": model})
+    flags = {"model": model, "training": {"average_last": 2}}
+    asked = requested(str(photos), preset_name="quick", flags=flags)
     assert asked.training.trainable is None
     memory = StageMemory(tmp_path / "work")
     data = ingest(asked, memory.workspace)
@@ -115,6 +136,6 @@ def test_a_file_and_a_preset_are_planned_with_the_real_model(tmp_path: Path) -> 
     )
     events.close()
     config = stage.with_plan(start.config, plan)
-    assert config.training.trainable == "head"
+    assert (config.training.trainable, config.training.average_last) == ("all", 2)
     assert (config.data.image_size, config.model.settings["embed_dim"]) == (32, 32)
     assert config.preset is None

@@ -11,6 +11,7 @@ from pipeline.config import RunConfig
 from pipeline.config_files import dotted_keys, merged, validated
 from pipeline.planning.facts import DataFacts, MachineFacts, Plan, PlanFacts, Speed
 from pipeline.planning.plan import candidates, plan
+from pipeline.planning.stage import with_plan
 from pipeline.planning.tiers import PHOTOGRAPH_TIERS, SMALL_IMAGE_TIERS, TIERS, halvings, tokens
 from pipeline.plugin_api import DataTraits
 from pipeline.plugin_system.plugin_settings import resolve_settings
@@ -45,7 +46,7 @@ def whole(made: Plan, user: dict[str, Any] | None = None) -> RunConfig:
         for part in reversed(key.split(".")[:-1]):
             nested = {part: nested}
         settings = merged(settings, nested)
-    config = validated(merged(validated(settings).model_dump(mode="json"), made.settings))
+    config = with_plan(validated(settings), made)
     side = config.data.image_size or 32
     data = made.facts.data
     channels = 1 if data.greyscale else 3
@@ -255,6 +256,7 @@ def test_photographs_are_shown_in_crops_of_random_size(epochs: int, augmentation
         {"model.patch_embedding.name": "linear"},
         {"augmentation.rotation": 3.0},
         {"augmentation.name": "none"},
+        {"optimizer.weight_decay": 0.33, "optimizer.schedule": "wsd"},
         {"training.epochs": 7, "training.batch_size": 20},
         {"training.ema_decay": 0.5, "training.label_smoothing": 0.0},
         {"training.step_plan": [[0, 0.0, 90]]},

@@ -75,7 +75,8 @@ def test_a_plan_is_remembered_and_keeps_the_settings_stable(photos: Path, tmp_pa
 
 def test_the_planned_config_has_every_setting_and_no_preset(photos: Path, tmp_path: Path) -> None:
     """What is saved with the run replays without planning again."""
-    config = asked(photos, training={"batch_size": 5})
+    optimizer = {"weight_decay": 0.33, "gradient_clip": None}
+    config = asked(photos, training={"batch_size": 5}, optimizer=optimizer)
     data = ingest(config, tmp_path / "work")
     facts = stage.known_facts(config, data)
     made = plan(facts, stage.asked_settings(config))
@@ -84,6 +85,7 @@ def test_the_planned_config_has_every_setting_and_no_preset(photos: Path, tmp_pa
     assert whole.training.batch_size == 5
     assert whole.model.patch_embedding.name == "whitened"
     assert whole.optimizer.name == "muon"
+    assert (whole.optimizer.weight_decay, whole.optimizer.gradient_clip) == (0.33, None)
     assert whole.data.path == str(photos)
 
 

@@ -119,6 +119,14 @@ def _with_bytes(file: Path, contents: bytes) -> Path:
     return file
 
 
+def _with_byte(file: Path, before: bytes) -> Path:
+    """Damage the method of compression in a record of the archive, or where the record begins."""
+    contents = bytearray(_written(file, TENSORS).read_bytes())
+    position = contents.rfind(before)
+    contents[position if file.suffix == ".pth" else position + 10] ^= 0x55
+    return _with_bytes(file, bytes(contents))
+
+
 def _torchscript(file: Path) -> Path:
     buffer = io.BytesIO()
     torch.jit.save(torch.jit.script(nn.Linear(2, 2)), buffer)
@@ -153,6 +161,14 @@ FAULTS: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "truncated zip": (lambda f: _truncated(f / "w.pth"), r"cannot be read as \.pth "),
     "truncated npz": (lambda f: _truncated(f / "w.npz"), r"cannot be read as \.npz "),
+    "damaged zip": (
+        lambda f: _with_byte(f / "w.pth", b"PK\x01\x02"),
+        r"cannot be read as \.pth ",
+    ),
+    "damaged npz": (
+        lambda f: _with_byte(f / "w.npz", b"PK\x01\x02"),
+        r"cannot be read as \.npz ",
+    ),
     "text as pth": (lambda f: _with_bytes(f / "w.pth", b"<html>"), r"cannot be read as \.pth "),
     "text as npz": (lambda f: _with_bytes(f / "w.npz", b"<html>"), r"cannot be read as \.npz "),
     "empty": (lambda f: _with_bytes(f / "w.bin", b""), r"cannot be read as \.bin "),
