@@ -127,7 +127,7 @@ def test_the_training_has_a_progress_artifact(opened: Opened) -> None:
     question = {"artifacts": {"key": {"any_": ["progress"]}}}
     [artifact] = opened.ask("artifacts/filter", question)
     assert float(artifact["data"]) == 100
-    assert "epoch 12 of 12" in artifact["description"]
+    assert "epoch 12/12" in artifact["description"]
 
 
 def test_a_schedule_is_a_deployment_with_a_form(opened: Opened) -> None:
