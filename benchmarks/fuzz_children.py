@@ -23,6 +23,7 @@ HANG_SECONDS = 5
 """Of processor time, so that other work on the machine does not count."""
 _WAITING_SECONDS = 120
 _MEMORY_BYTES = 4 << 30
+_STORE = "MLFLOW_TRACKING_URI"
 _PROCESS_EVENTS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork")
 _CHANGE_EVENTS = {
     "os.mkdir": (0,), "os.remove": (0,), "os.rmdir": (0,), "os.truncate": (0,), "os.chmod": (0,),
@@ -160,9 +161,13 @@ def _peak_kib() -> int:
 def _in_child(module: str, arguments: Sequence[str], cases: Range) -> int:
     cases.file.write_text("")
     child = ["--child", str(cases.first), str(cases.last), str(cases.file)]
+    root = Path(__file__).resolve().parent.parent
+    # An inspection looks for models in the store that is named, or lies where it is run.
+    environment = {key: value for key, value in os.environ.items() if key != _STORE}
     done = subprocess.run(
         [sys.executable, "-m", module, *arguments, *child],
-        cwd=Path(__file__).resolve().parent.parent,
+        cwd=cases.file.parent,
+        env={**environment, "PYTHONPATH": str(root)},
         check=False,
         capture_output=True,
         text=True,
