@@ -12,9 +12,9 @@ from pipeline import config_files
 from pipeline.initial_weights import recipe
 from pipeline.planning.asked import Asked
 from pipeline.planning.facts import Plan, PlanFacts
+from pipeline.planning.plan import images_by_training
 from pipeline.presets import PRESETS
 from pipeline.terminal_words import duration
-from pipeline.training.part import images_of_trainings
 
 FEATURES = "features"
 """The candidate that stands for the initial weights; its speed is that of their features."""
@@ -76,15 +76,8 @@ def _fitting_epochs(facts: PlanFacts, asked: Asked, cost: _Cost | None) -> int:
     if cost is None:
         return _MOST_EPOCHS
     left = _seconds(facts, asked) - (0.0 if asked.seconds else cost.features)
-    images = max(1, facts.data.training_images)
-    trainings = images_of_trainings(
-        images,
-        facts.data.validation_images,
-        folds=asked.get("training.folds"),
-        refit=bool(asked.get("training.refit")),
-        ensemble=bool(asked.get("training.ensemble")),
-    )
-    return min(_MOST_EPOCHS, int(max(0.0, left) / (cost.epoch * sum(trainings) / images)))
+    trainings = sum(images_by_training(facts, asked)) / max(1, facts.data.training_images)
+    return min(_MOST_EPOCHS, int(max(0.0, left) / (cost.epoch * trainings)))
 
 
 def _enough_images(facts: PlanFacts) -> bool:

@@ -161,7 +161,7 @@ def _chosen(facts: PlanFacts, asked: Asked) -> tuple[Candidate, Length]:
     return options[0]
 
 
-def _trainings(facts: PlanFacts, asked: Asked) -> list[float]:
+def images_by_training(facts: PlanFacts, asked: Asked) -> list[float]:
     """Return the images in an epoch of each training: one, or the folds and the last one."""
     return images_of_trainings(
         max(1, facts.data.training_images),
@@ -174,7 +174,7 @@ def _trainings(facts: PlanFacts, asked: Asked) -> list[float]:
 
 def _length(facts: PlanFacts, candidate: Candidate, asked: Asked) -> Length:
     """Return the length of the first training, which shares its time with all others."""
-    trainings = _trainings(facts, asked)
+    trainings = images_by_training(facts, asked)
     images, share = trainings[0], trainings[0] / sum(trainings)
     tiers = _tiers(facts, asked)
     rate = speed.images_per_second(facts, candidate.tier, tiers, candidate.name)
@@ -255,7 +255,7 @@ def _why_length(facts: PlanFacts, chosen: Candidate, length: Length, asked: Aske
     vector = f", {machine.vector_instructions}" if machine.vector_instructions else ""
     known = f"{verb} {_number(length.images_per_second)} images/s ({where}{vector})"
     limit, epochs = asked.get("training.time_limit"), _number(length.epochs)
-    trainings = _trainings(facts, asked)
+    trainings = images_by_training(facts, asked)
     each = f" for each of {len(trainings)} trainings" if len(trainings) > 1 else ""
     if limit:
         return f"{known}: {limit}, including validation, is about {epochs} epochs{each}"

@@ -87,7 +87,9 @@ class ImageTable:
         )
         images, left_out, rows = listed_rows(table, columns, places, needs_labels=self.needs_labels)
         if not images and not columns.label:
-            raise DataError(f"{file} lists no image that exists. Check its image column.")
+            raise DataError(
+                f"{file} lists no image that exists. Choose another --data.image-column."
+            )
         if not images:
             raise DataError(
                 f"{file} gives no image a label in column '{shown(columns.label)}'. Choose another "
