@@ -40,7 +40,7 @@ def test_a_batch_that_does_not_fit_is_divided() -> None:
     found = predict_logits(
         model, images, rows, IMAGE, batch_size=16, on_progress=lambda *now: done.append(now)
     )
-    assert torch.allclose(found, expected)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     assert model.seen == [4] * 5
     assert done[-1] == (20, 20)
 
