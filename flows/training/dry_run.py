@@ -11,7 +11,7 @@ from pipeline.config import RunConfig
 from pipeline.data import ingestion
 from pipeline.data.ingested_data import IngestedData
 from pipeline.data.seen_images import notes_on_seen, with_seen
-from pipeline.initial_weights.stage import starting_point
+from pipeline.initial_weights.stage import check_published, starting_point
 from pipeline.planning import stage as planning
 from pipeline.planning.facts import Plan
 from pipeline.run_memory.stage_memory import StageMemory
@@ -45,6 +45,7 @@ def dry_run(config: RunConfig, workspace: Path) -> DryRun:
     if config.preset:
         prewarm.planning()
     ingestion.check_source(config, workspace)
+    check_published(config, workspace)
     display().stage(f"Reading the data ({config.data.path or config.data.source})")
     began = time.monotonic()
     data = ingestion.ingest(config, workspace, display().advance, remember=False)

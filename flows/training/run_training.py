@@ -35,10 +35,12 @@ def run_training(config: RunConfig, *, fresh: bool = False) -> RunSummary:
         prewarm.training()  # its imports take as long as those of this process
         display().stage(f"Listing the images ({config.data.path or config.data.source})")
         from pipeline.data import ingestion
+        from pipeline.initial_weights.stage import check_published
 
         listed = ingestion.check_source(config, WORKSPACE.resolve())
         where = f" in {listed.classes:,} classes" if listed.classes else ""
         display().note(f"{listed.files:,} files found{where}")
+        check_published(config, WORKSPACE.resolve())
         return _in_prefect(config, fresh=fresh)
 
 

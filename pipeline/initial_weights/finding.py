@@ -290,7 +290,7 @@ def _trained_record(
         std=image.std,
         classes=description.classes,
         run_id="" if tags is None else description.run_id,
-        head_only=REGULARIZATION_TAG in (tags or {}),
+        head_only=description.head_only or REGULARIZATION_TAG in (tags or {}),
         license=(tags or {}).get(LICENSE_TAG, ""),
     )
 

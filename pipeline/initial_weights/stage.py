@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import Field
 
 from pipeline.config import RunConfig
-from pipeline.initial_weights import finding, settings
+from pipeline.initial_weights import finding, recipe, settings
 from pipeline.initial_weights.record import InitialWeights
 from pipeline.registry.seen_before import seen_before
 from pipeline.section import Section
@@ -51,6 +51,18 @@ class StartingPoint(Section):
         if self.weights.license:
             tags[LICENSE_TAG] = self.weights.license
         return {**tags, INITIAL_RUN_TAG: self.weights.run_id} if self.weights.run_id else tags
+
+
+def check_published(config: RunConfig, workspace: Path) -> None:
+    """Find a file of weights or published ones, so that unsuitable ones fail before data is read.
+
+    A version of a model or a run is found later, once the servers answer.
+
+    Raises:
+        ConfigError: if there are no such weights, or a setting contradicts them.
+    """
+    if config.model.init and recipe.is_published(config.model.init):
+        starting_point(config, "", workspace)
 
 
 def starting_point(

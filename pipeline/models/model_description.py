@@ -43,6 +43,8 @@ class ModelDescription(Section):
     """Version of the data that the model was trained on."""
     run_id: str = ""
     """The MLflow run that trained the model."""
+    head_only: bool = False
+    """Whether nothing but the head was trained, on the frozen features of other weights."""
 
 
 def describe_plugins(choice: ModelChoice) -> tuple[PluginRecord, ...]:

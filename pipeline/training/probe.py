@@ -155,7 +155,8 @@ def _saved(job: TrainingJob, frozen: _Frozen, fitted: FittedHead, logits_NK: Arr
         frozen.head.weight.copy_(torch.from_numpy(fitted.weight_KD))
         frozen.head.bias.copy_(torch.from_numpy(fitted.bias_K))
     folder = job.folder / FINAL
-    save_model(folder, frozen.model, description_of(job))
+    described = description_of(job).model_copy(update={"head_only": True})
+    save_model(folder, frozen.model, described)
     save_logits(folder, logits_NK)
     return folder
 

@@ -24,7 +24,7 @@ _IMAGES_AT_ONCE = 16
 _LONGEST_SHOWN = 80
 _MOST_FIELD_BYTES = 1 << 27
 _PARQUET_ERRORS = (
-    OSError, ValueError, TypeError, LookupError, NotImplementedError, MemoryError,
+    OSError, ValueError, TypeError, LookupError, NotImplementedError,
 )  # fmt: skip
 """The classes that pyarrow's own errors derive from."""
 _BYTES, _PATH = "bytes", "path"
@@ -222,11 +222,20 @@ def parquet_errors(file: Path) -> Iterator[None]:
     """Turn what pyarrow raises into one sentence."""
     try:
         yield
+    except MemoryError as error:  # also of pyarrow, for absurd sizes in a damaged file
+        raise DataError(
+            f"{file} needs more memory than there is, or is damaged ({_one_line(error)}). Close "
+            "other programs, or write or download it again."
+        ) from error
     except _PARQUET_ERRORS as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = _one_line(error)
         raise DataError(
             f"{file} is damaged, or is not a Parquet file ({reason}). Write or download it again."
         ) from error
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def _csv_columns(file: Path, opened: Any, delimiter: str | None) -> dict[str, list[str]]:

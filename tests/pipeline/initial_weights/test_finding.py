@@ -13,12 +13,13 @@ from safetensors.torch import save_file
 
 from pipeline import config_files
 from pipeline.errors import ConfigError, PipelineError
+from pipeline.files.atomic_files import write_text
 from pipeline.initial_weights.finding import find
 from pipeline.initial_weights.loading import load_into
 from pipeline.initial_weights.record import TENSORS_FILE, kept_folder, load_record
-from pipeline.initial_weights.stage import starting_point
+from pipeline.initial_weights.stage import check_published, starting_point
 from pipeline.models.model_building import build_model
-from pipeline.models.model_description import ModelDescription
+from pipeline.models.model_description import ModelDescription, load_description
 from pipeline.models.model_files import save_model
 from pipeline.plugin_api import ImageSpec
 from pipeline.registry import registration
@@ -133,6 +134,17 @@ def test_a_model_of_ours_is_recognized(tmp_path: Path) -> None:
     assert (found.settings["name"], found.settings["embed_dim"]) == ("cct", 24)
     assert (found.classes, found.channels, found.image_size) == (CLASSES, 1, 16)
     assert found.run_id == ""  # it is a run of another store
+    assert not found.head_only
+
+
+def test_a_model_of_another_store_says_that_its_head_alone_was_trained(tmp_path: Path) -> None:
+    """Its description says so, where no run of this store can."""
+    saved = _saved(tmp_path / "saved")
+    described = load_description(saved).model_copy(update={"head_only": True})
+    write_text(saved / "model.json", described.model_dump_json())
+    found = find(str(saved / "model.safetensors"), tmp_path / "work", "x")
+    assert found is not None
+    assert found.head_only
 
 
 @pytest.mark.parametrize(
@@ -211,3 +223,17 @@ def test_there_is_no_champion_yet(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="y@champion was not found"):
         find("y@champion", tmp_path / "work", "x")
     assert not (tmp_path / "mlflow.db").exists()
+
+
+def test_a_setting_that_contradicts_a_file_is_found_without_the_data(tmp_path: Path) -> None:
+    """Files are checked before the data is read; versions and runs only with it."""
+
+    def check(reference: str, **model: object) -> None:
+        flags = {"model": {"init": reference, **model}}
+        check_published(config_files.requested(None, flags=flags), tmp_path / "work")
+
+    file = str(written(tmp_path / "x.safetensors"))
+    check(file)
+    with pytest.raises(ConfigError, match=r"model\.embed_dim is 32, but .* has 64"):
+        check(file, embed_dim=32)
+    check("no_such_model@champion")

@@ -100,6 +100,7 @@ def test_only_the_head_changes_and_it_learns(make_job: MakeJob, tmp_path: Path) 
     np.testing.assert_allclose(kept_NK, computed_NK, atol=1e-4)
     assert description.classes == job.classes
     assert description.model.init is None
+    assert description.head_only
 
 
 def test_features_are_computed_once(make_job: MakeJob, tmp_path: Path) -> None:
@@ -228,11 +229,12 @@ def test_all_weights_are_kept_only_if_they_are_better(
     assert isinstance(result, TrainResult)
     record = result.fine_tuning
     assert record is not None
-    model, _ = load_model(result.best)
+    model, description = load_model(result.best)
     data = open_data(job)
     logits_NK = predict_logits(model, data.images, data.validation_rows, job.image)
     right_N = logits_NK.argmax(1).numpy() == data.labels[data.validation_rows]
     assert record.kept == kept
+    assert description.head_only == (kept == "head")
     accuracies = {"all": record.all_accuracy, "head": record.head_accuracy}
     assert np.isclose(right_N.mean(), accuracies[kept])
     assert (result.probe is None) == (record.kept == "all")
