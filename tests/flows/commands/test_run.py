@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -190,15 +191,23 @@ def test_the_saved_config_gives_the_same_weights_and_a_second_run_is_held_agains
     assert again.json["promotion"]["promoted"]
     assert "used again" not in again.err
     second = patchline(
-        "run", "--config", config, "--training.epochs", "1", "--json",
-        "--promotion.automatic", "--promotion.no-package-check", cwd=tmp_path,
+        "run", "--config", config, "--training.epochs", "1", "--evaluation.no-explanations",
+        "--promotion.automatic", "--promotion.no-package-check", "--json", cwd=tmp_path,
     )  # fmt: skip
     assert second.code == 0, second.err
     assert (second.json["version"], second.json["aliases"]) == ("2", ["challenger"])
     assert not second.json["promotion"]["promoted"]
     assert "images were used by neither model" in second.json["promotion"]["reason"]
     assert "used again" in second.err
+
+
+@pytest.mark.slow
+def test_other_classes_than_those_of_the_model_are_refused(
+    finished_run: Run, tmp_path: Path
+) -> None:
+    """A version must answer with the classes of the versions before it; the remedy is a name."""
     other = write_photos(tmp_path / "four", classes=4, images=6)
+    shutil.copy(finished_run.folder / "mlflow.db", tmp_path)
     refused = patchline("run", other, "--name", "photos", cwd=tmp_path)
     assert refused.code == 2
     assert "only here: falling" in refused.err
