@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from cyclopts import App
+from cyclopts import App, Parameter
 
 _EPILOGUE = """\
 Global flags: --debug shows the traceback of an error; --plugin FILE.py loads a plugin from a file.
@@ -194,6 +194,7 @@ def application(arguments: list[str]) -> App:
         help_epilogue=_EPILOGUE,
         version_flags=["--version"],
         version=_version,
+        default_parameter=Parameter(negative_iterable=()),  # no --data.empty-mean
     )
     groups = {"": root}
     for command in COMMANDS:
