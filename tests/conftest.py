@@ -66,7 +66,9 @@ def _own_prefect_home(
 
 @pytest.fixture(autouse=True)
 def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Run every test in a folder of its own, with a store of its own."""
+    """Run every test in a folder of its own, with a store and random numbers of its own."""
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)  # the same weights, whatever ran before
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.delenv("PATCHLINE_PLUGIN_FILES", raising=False)
