@@ -27,7 +27,7 @@ from tests.process_owners import Owners
 quiet_libraries.apply()
 settings.register_profile("repeatable", derandomize=True)  # the same examples each time
 settings.load_profile("repeatable")
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # three tests run at a time
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # two tests run at a time
 SERVER_SECRET = "of-the-tests-own-prefect-servers"  # noqa: S105 - it guards nothing
 os.environ["PREFECT_API_AUTH_STRING"] = f"patchline:{SERVER_SECRET}"  # before Prefect is imported
 PREFECT_DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"

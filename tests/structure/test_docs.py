@@ -22,6 +22,8 @@ _TRAINING = (
     *("README.md", "settings.md", "resume.md", "getting_started.md", "fine_tune.md", "pretrain.md"),
 )
 """Pages whose commands train for minutes: for the slow suite."""
+_COVERED = ("augment.md", "explain.md", "models.md", "patch_embeddings.md")
+"""Pages whose commands other tests run too, with the same flags: for the slow suite."""
 _SHELL = {"|", "||", "&&", ";", "&", ">", ">>", "<"}
 
 
@@ -34,7 +36,7 @@ def described() -> set[str]:
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param(page, marks=pytest.mark.slow if page.name in _TRAINING else ())
+        pytest.param(page, marks=pytest.mark.slow if page.name in _TRAINING + _COVERED else ())
         for page in PAGES
         if page.name != "write_a_plugin.md"
     ],
