@@ -55,7 +55,7 @@ def test_a_rehearsal_registers_nothing(tmp_path: Path, photos: Path) -> None:
     assert done.code == 0, done.err
     assert done.json["training_seconds"] == 420
     assert done.json["run_seconds"] > 420
-    said = ("Training 2 steps", "Packaging the model", "measured", "are not rehearsed")
+    said = ("Training 2 steps", "Packaging the model", " images/s (", "are not rehearsed")
     for words in (*said, "The model is not compiled"):  # what a run would warn of
         assert words in done.err
     assert not (tmp_path / "mlflow.db").exists()
