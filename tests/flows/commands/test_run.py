@@ -171,8 +171,14 @@ def test_predict_writes_tables_and_names_broken_images(finished_run: Run, tmp_pa
     assert table["error"].notna().sum() == 1
 
 
-def test_the_saved_config_gives_the_same_weights(finished_run: Run, tmp_path: Path) -> None:
-    """`run --config` on the resolved config of a run trains the same model again, elsewhere."""
+def test_the_saved_config_gives_the_same_weights_and_a_second_run_is_held_against_it(
+    finished_run: Run, tmp_path: Path
+) -> None:
+    """`run --config` on the resolved config of a run trains the same model again, elsewhere.
+
+    A second run there becomes challenger and decodes nothing again. It asks to be champion by
+    itself, as its config says, and is refused: that is no failure.
+    """
     config = Path(finished_run.summary["config"])
     again = patchline("run", "--config", config, "--json", cwd=tmp_path)
     assert again.code == 0, again.err
@@ -184,18 +190,9 @@ def test_the_saved_config_gives_the_same_weights(finished_run: Run, tmp_path: Pa
     assert again.json["aliases"] == ["challenger", "champion"]
     assert again.json["promotion"]["promoted"]
     assert "used again" not in again.err
-
-
-def test_a_second_run_is_held_against_the_champion(finished_run: Run, tmp_path: Path) -> None:
-    """It becomes challenger and decodes nothing again, in a copy of the folder.
-
-    It asks to be champion by itself, as its config says, and is refused: that is no failure.
-    """
-    shutil.copytree(finished_run.folder, tmp_path, dirs_exist_ok=True)
     second = patchline(
-        "run", "--config", finished_run.summary["config"], "--training.epochs", "1",
-        "--evaluation.no-explanations", "--promotion.automatic", "--promotion.no-package-check",
-        "--json", cwd=tmp_path,
+        "run", "--config", config, "--training.epochs", "1", "--evaluation.no-explanations",
+        "--promotion.automatic", "--promotion.no-package-check", "--json", cwd=tmp_path,
     )  # fmt: skip
     assert second.code == 0, second.err
     assert (second.json["version"], second.json["aliases"]) == ("2", ["challenger"])
