@@ -23,9 +23,7 @@ _DELIMITERS = (",", ";", "\t", "|")
 _IMAGES_AT_ONCE = 16
 _LONGEST_SHOWN = 80
 _MOST_FIELD_BYTES = 1 << 27
-_PARQUET_ERRORS = (
-    OSError, ValueError, TypeError, LookupError, NotImplementedError,
-)  # fmt: skip
+_PARQUET_ERRORS = (OSError, ValueError, TypeError, LookupError, NotImplementedError)
 """The classes that pyarrow's own errors derive from."""
 _BYTES, _PATH = "bytes", "path"
 SPLIT = "split"
@@ -224,8 +222,8 @@ def parquet_errors(file: Path) -> Iterator[None]:
         yield
     except MemoryError as error:  # also of pyarrow, for absurd sizes in a damaged file
         raise DataError(
-            f"{file} needs more memory than there is, or is damaged ({_one_line(error)}). Close "
-            "other programs, or write or download it again."
+            f"{file} needs more memory than is available, or is damaged ({_one_line(error)}). Free "
+            "memory, or write or download the file again."
         ) from error
     except _PARQUET_ERRORS as error:
         reason = _one_line(error)

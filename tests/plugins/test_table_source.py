@@ -22,6 +22,7 @@ from pipeline.errors import ConfigError, DataError
 from pipeline.plugin_api import ImageListing, SourceContext
 from plugins.data_sources.embedded_images import image_names
 from plugins.data_sources.table import ImageTable, TableConfig
+from plugins.data_sources.table_reading import parquet_errors
 from tests.conftest import write_photos
 
 Rows = Sequence[tuple[str, ...]]
@@ -386,3 +387,10 @@ def test_settings_stand_beside_the_path_or_below_options(tmp_path: Path) -> None
     assert stronger.data.options["label_column"] == "kind"
     with pytest.raises(ConfigError, match="label_column"):
         requested("photos", preset_name=None, file=None, flags={"data": {"label_column": "a"}})
+
+
+def test_a_parquet_file_beyond_the_memory_is_not_only_called_damaged(tmp_path: Path) -> None:
+    """A sentence names both possible reasons, and what to do about each."""
+    words = r"x\.parquet needs more memory than is available, or is damaged \(MemoryError\)\. Free"
+    with pytest.raises(DataError, match=words), parquet_errors(tmp_path / "x.parquet"):
+        raise MemoryError

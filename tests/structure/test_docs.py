@@ -23,7 +23,7 @@ _TRAINING = (
 )
 """Pages whose commands train for minutes: for the slow suite."""
 _COVERED = ("augment.md", "explain.md", "models.md", "patch_embeddings.md")
-"""Pages whose commands other tests run too, with the same flags: for the slow suite."""
+"""Pages of commands that have fast tests of their own: for the slow suite."""
 _SHELL = {"|", "||", "&&", ";", "&", ">", ">>", "<"}
 
 
