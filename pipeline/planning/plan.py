@@ -36,6 +36,10 @@ _WHY_FLIPPED = (
     "mirrored images show the same classes: an image is predicted together with its mirror image, "
     "which takes twice as long (test_time_flip)"
 )
+_WHY_MIRRORED = (
+    "mirrored images show the same classes: the embedding mirrors every filter, so that an image "
+    "and its mirror image get the same prediction (mirror_equivariant)"
+)
 _FEWER_FOR_THUMBNAILS = 4
 _STEPS_OF_A_PLAN = 128
 """Images in a step of a recorded step plan whose batch size is not set."""
@@ -92,7 +96,7 @@ def plan(
         _why_length(facts, chosen, length, asked),
     ]
     reasons += [why] if asked.leaves_augmentation else []
-    reasons += [_WHY_FLIPPED] if settings.get("model", {}).get("test_time_flip") else []
+    reasons += _why_mirrored(settings.get("model", {}))
     reasons += _kept(asked.values if given is None else given)
     return Plan(
         settings=settings,
@@ -132,18 +136,35 @@ def _candidate(name: str, tier: Tier, facts: PlanFacts, asked: Asked) -> Candida
     if asked.leaves_model:
         sizes = {key: getattr(tier, key) for key in ("embed_dim", "depth", "num_heads", "mlp_dim")}
         model = {**asked.dimensions(sizes), "pooling": "average", "residual_init": "zero"}
-        if facts.data.mirror_symmetric and asked.leaves_augmentation:
-            model["test_time_flip"] = True
     if asked.leaves_embedding and side >= _SMALLEST_WHITENED:
         number = halvings(side, pools_early=tier.pools_early)
         early = {"early_pooling": True} if tier.pools_early else {}
         model["patch_embedding"] = {"name": "whitened", "num_halvings": number, **early}
+    if asked.leaves_model and facts.data.mirror_symmetric and asked.leaves_augmentation:
+        model |= _mirrored(model, tier)
     if model:
         model["name"] = "vit"
     settings: Settings = {"model": model} if model else {}
     if asked.leaves_embedding:  # an embedding that is set may not fit another size
         settings["data"] = {"image_size": side}
     return Candidate(name, tier, side, settings)
+
+
+def _mirrored(model: Settings, tier: Tier) -> Settings:
+    """Return the settings that make use of mirrored images showing the same classes."""
+    embedding: Settings = model.get("patch_embedding", {})
+    if not (embedding and tier.mirror_equivariant and model["embed_dim"] % 2 == 0):
+        return {"test_time_flip": True}
+    return {
+        "positions": "none",
+        "patch_embedding": {**embedding, "mirror_equivariant": True},
+    }
+
+
+def _why_mirrored(model: Settings) -> list[str]:
+    if model.get("patch_embedding", {}).get("mirror_equivariant"):
+        return [_WHY_MIRRORED]
+    return [_WHY_FLIPPED] if model.get("test_time_flip") else []
 
 
 def _chosen(facts: PlanFacts, asked: Asked) -> tuple[Candidate, Length]:

@@ -40,6 +40,8 @@ class Tier:
     why: str
     pools_early: bool = False
     """Whether the embedding pools before norm and activation, with more filters."""
+    mirror_equivariant: bool = False
+    """Whether the embedding mirrors every filter where that keeps the classes."""
 
     @property
     def mlp_dim(self) -> int:
@@ -75,32 +77,39 @@ SMALL_IMAGE_TIERS = (
     Tier(
         "tiny", 64, 1, 2, 0, 0, 0, 64, 6e-3,
         "a quarter of small's computation: for seconds of training",
-        pools_early=True,
+        pools_early=True, mirror_equivariant=True,
     ),
     Tier(
         "small", 128, 1, 4, 12_000, 0, THUMBNAIL, 64, 4e-3,
         "learns fastest in the first few passes over tens of thousands of images",
-        pools_early=True,
+        pools_early=True, mirror_equivariant=True,
     ),
     Tier(
         "medium", 192, 1, 6, 300_000, 4_000, THUMBNAIL, 96, 4e-3,
         "from about 6 passes over 50,000 images on, when small has reached its capacity",
-        pools_early=True,
+        pools_early=True, mirror_equivariant=True,
     ),
     Tier(
         "large", 256, 1, 8, 700_000, 15_000, 24, 128, 4e-3,
         "for about 15 passes over 50,000 images",
-        pools_early=True,
+        pools_early=True, mirror_equivariant=True,
     ),
     Tier(
         "huge", 384, 2, 12, 5_000_000, 30_000, 24, 160, 3e-3,
         "for a hundred passes over 50,000 images, or hundreds of thousands of images",
-        pools_early=True,
+        pools_early=True, mirror_equivariant=True,
     ),
 )  # fmt: skip
 """Rising in size; for small images. The limits of large and huge are estimates."""
 PHOTOGRAPH_TIERS = tuple(
-    replace(early, depth=depth, images_seen=late.images_seen, photo_size=size, why=late.why)
+    replace(
+        early,
+        depth=depth,
+        images_seen=late.images_seen,
+        photo_size=size,
+        why=late.why,
+        mirror_equivariant=False,
+    )
     for early, late, depth, size in zip(
         SMALL_IMAGE_TIERS, TIERS, (1, 1, 2, 4, 8), (64, 96, 96, 128, 160), strict=True
     )

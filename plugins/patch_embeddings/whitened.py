@@ -42,6 +42,12 @@ class WhitenedConfig(PluginConfig):
     there can be more filters: 64, 256 and 256 for an embedding dimension of 256 and three poolings.
     Learns most from the same computation on images of about 32 pixels."""
 
+    mirror_equivariant: bool = False
+    """Mirror every filter (arXiv 1602.07576): mirroring an image reverses the columns of tokens and
+    changes nothing else, so with pooling average and positions none the prediction is the same.
+    Half the parameters for the same computation. For images whose mirror image shows the same
+    class."""
+
     def resolved_for(self, traits: DataTraits) -> Self:
         """Fill in the number of halvings, and check that the image is large enough."""
         return self.model_copy(update={"num_halvings": self.halvings(traits.height, traits.width)})
@@ -76,7 +82,19 @@ def build(config: WhitenedConfig, context: PatchEmbeddingContext) -> torch.nn.Mo
     from plugins.patch_embeddings.whitened_module import WhitenedStem
 
     halvings = config.halvings(context.height, context.width)
-    return WhitenedStem(halvings, context, config.width_factor, early_pooling=config.early_pooling)
+    if config.mirror_equivariant and context.embed_dim % 2:
+        raise ConfigError(
+            f"model.embed_dim {context.embed_dim} is odd, but mirror_equivariant needs pairs of "
+            f"features. Set model.embed_dim to {context.embed_dim + 1}, or mirror_equivariant to "
+            "false."
+        )
+    return WhitenedStem(
+        halvings,
+        context,
+        config.width_factor,
+        early_pooling=config.early_pooling,
+        mirror_equivariant=config.mirror_equivariant,
+    )
 
 
 plugin = PatchEmbeddingPlugin(

@@ -6,6 +6,7 @@ Shapes: B batch, C channels, H height, W width, N patches, D embedding, F filter
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -13,6 +14,7 @@ from torch.nn import functional
 
 from pipeline.plugin_api import PatchEmbeddingContext, PatchTokens
 from plugins.patch_embeddings.feature_map import tokens_of
+from plugins.patch_embeddings.mirrored_layers import MirroredLayers, without_order
 
 _KERNEL = 2
 _EPSILON = 0.05
@@ -28,6 +30,9 @@ class WhitenedStem(nn.Module):
     The first convolution is not learned. Its filters are the principal components of the training
     images' 2x2 patches, each divided by its standard deviation, and their negatives, so that the
     layers above begin with decorrelated inputs of the same scale.
+
+    If it is mirror-equivariant, mirroring the image reverses the columns of tokens and changes
+    nothing else.
     """
 
     def __init__(
@@ -37,19 +42,25 @@ class WhitenedStem(nn.Module):
         width_factor: float = 1.0,
         *,
         early_pooling: bool = False,
+        mirror_equivariant: bool = False,
     ) -> None:
         super().__init__()
+        self.mirror_equivariant = mirror_equivariant
         side = context.channels * _KERNEL**2
         self.whitening: torch.Tensor
-        self.register_buffer("whitening", _opposite_pairs(torch.eye(side), context.channels))
+        filters_FF = torch.cat(self._bases(context.channels), dim=1).T.float()
+        self.register_buffer("whitening", _opposite_pairs(filters_FF, context.channels))
         self.activation = nn.GELU()
+        layers = MirroredLayers(_swapped(side)) if mirror_equivariant else _PlainLayers(2 * side)
         if early_pooling:
-            widths = early_widths(num_halvings, context.embed_dim, width_factor)
-            layers = _early_pooled(2 * side, widths)
+            stages = _early_pooled(
+                layers, early_widths(num_halvings, context.embed_dim, width_factor)
+            )
         else:
-            widths = stage_widths(num_halvings, context.embed_dim, width_factor)
-            layers = _late_pooled(2 * side, widths)
-        self.stages = nn.Sequential(*layers)
+            stages = _late_pooled(
+                layers, stage_widths(num_halvings, context.embed_dim, width_factor)
+            )
+        self.stages = nn.Sequential(*stages)
         self.to(memory_format=torch.channels_last)
         self.grid = (
             (context.height - 1) >> num_halvings,
@@ -62,15 +73,24 @@ class WhitenedStem(nn.Module):
         channels = images_BCHW.shape[1]
         patches_NF = _patches(images_BCHW).double()
         covariance_FF = patches_NF.T @ patches_NF / len(patches_NF)
-        variances_F, components_FF = torch.linalg.eigh(covariance_FF)
-        filters_FF = (components_FF / (variances_F + _EPSILON).sqrt()).T.flip(0)
+        filters_FF = torch.cat(
+            [_whitening_filters(covariance_FF, basis_FS) for basis_FS in self._bases(channels)]
+        )
         self.whitening.copy_(_opposite_pairs(filters_FF, channels))
+
+    def _bases(self, channels: int) -> list[torch.Tensor]:
+        """Return bases of the spaces of patches whose components are whitened together."""
+        if self.mirror_equivariant:
+            return _mirror_bases(channels)
+        return [torch.eye(channels * _KERNEL**2, dtype=torch.float64)]
 
     def forward(self, images_BCHW: torch.Tensor) -> PatchTokens:
         """Return one token per grid position, row by row."""
         images_BCHW = images_BCHW.contiguous(memory_format=torch.channels_last)
         whitened_BFhw = functional.conv2d(images_BCHW, self.whitening)
         features_BDhw = self.stages(self.activation(whitened_BFhw))
+        if self.mirror_equivariant:
+            features_BDhw = without_order(features_BDhw)
         return tokens_of(features_BDhw)
 
 
@@ -102,23 +122,51 @@ def early_widths(num_halvings: int, embed_dim: int, factor: float = 1.0) -> tupl
     return tuple(reversed(widths))
 
 
-def _late_pooled(channels: int, widths: tuple[int, ...]) -> list[nn.Module]:
+class _Layers(Protocol):
+    """Builds layers one after the other, each for the channels of the layer before."""
+
+    def convolution(self, width: int, *, pools: bool = False) -> nn.Module:
+        """Convolve, pool if asked to, normalise, activate."""
+
+    def pooling(self) -> nn.Module:
+        """Halve the map."""
+
+
+class _PlainLayers:
+    """Layers with independent filters, of which half begin as copies of a channel."""
+
+    def __init__(self, channels: int) -> None:
+        self._channels = channels
+
+    def convolution(self, width: int, *, pools: bool = False) -> nn.Module:
+        convolution = nn.Conv2d(self._channels, width, kernel_size=3, padding=1, bias=False)
+        with torch.no_grad():
+            nn.init.dirac_(convolution.weight[: min(self._channels, width // 2)])
+        self._channels = width
+        pooling = [self.pooling()] if pools else []
+        return nn.Sequential(convolution, *pooling, nn.BatchNorm2d(width), nn.GELU())
+
+    def pooling(self) -> nn.Module:
+        return nn.MaxPool2d(2)
+
+
+def _late_pooled(layers: _Layers, widths: tuple[int, ...]) -> list[nn.Module]:
     """Return convolutions at the full size, then halve, convolve and widen for each width."""
-    layers: list[nn.Module] = [_convolution(channels, widths[0])]
+    stages = [layers.convolution(widths[0])]
     for index, (before, after) in enumerate(pairwise(widths)):
-        layers.append(nn.MaxPool2d(2))
+        stages.append(layers.pooling())
         if index + 2 < len(widths):
-            layers.append(_convolution(before, before))
-        layers.append(_convolution(before, after))
-    return layers
+            stages.append(layers.convolution(before))
+        stages.append(layers.convolution(after))
+    return stages
 
 
-def _early_pooled(channels: int, widths: tuple[int, ...]) -> list[nn.Module]:
+def _early_pooled(layers: _Layers, widths: tuple[int, ...]) -> list[nn.Module]:
     """Return two convolutions for each width, the first halved before norm and activation."""
-    layers: list[nn.Module] = []
-    for before, after in pairwise((channels, *widths)):
-        layers += [_convolution(before, after, nn.MaxPool2d(2)), _convolution(after, after)]
-    return layers
+    stages: list[nn.Module] = []
+    for width in widths:
+        stages += [layers.convolution(width, pools=True), layers.convolution(width)]
+    return stages
 
 
 def _patches(images_BCHW: torch.Tensor) -> torch.Tensor:
@@ -127,16 +175,30 @@ def _patches(images_BCHW: torch.Tensor) -> torch.Tensor:
     return patches_BChwkk.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(0, 2)
 
 
+def _whitening_filters(covariance_FF: torch.Tensor, basis_FS: torch.Tensor) -> torch.Tensor:
+    """Return principal components within a space of patches, each over its standard deviation."""
+    variances_S, components_SS = torch.linalg.eigh(basis_FS.T @ covariance_FF @ basis_FS)
+    scaled_FS: torch.Tensor = basis_FS @ components_SS / (variances_S + _EPSILON).sqrt()
+    return scaled_FS.T.flip(0)
+
+
+def _mirror_bases(channels: int) -> list[torch.Tensor]:
+    """Return bases of the patches that mirroring leaves as they are, and of those it negates."""
+    size = channels * _KERNEL**2
+    patches = torch.eye(size, dtype=torch.float64).view(size, channels, _KERNEL, _KERNEL)
+    left = patches[..., 0].any(dim=(1, 2))  # one of each pair of mirrored pixels
+    patches, mirrored = patches.flatten(1)[left], patches.flip(-1).flatten(1)[left]
+    return [(patches + mirrored).T * 0.5**0.5, (patches - mirrored).T * 0.5**0.5]
+
+
+def _swapped(side: int) -> torch.Tensor:
+    """Return what mirroring does to the whitened channels: it negates half of the components."""
+    positive, negative = torch.arange(2 * side).chunk(2)
+    kept = side // 2
+    return torch.cat((positive[:kept], negative[kept:], negative[:kept], positive[kept:]))
+
+
 def _opposite_pairs(filters_FF: torch.Tensor, channels: int) -> torch.Tensor:
     """Return filters and their negatives as kernels, so that a GELU loses neither sign."""
     kernels = filters_FF.reshape(-1, channels, _KERNEL, _KERNEL)
     return torch.cat([kernels, -kernels])
-
-
-def _convolution(channels: int, width: int, pooling: nn.Module | None = None) -> nn.Module:
-    """Convolve, pool, normalise, activate; half of the filters begin as copies of a channel."""
-    convolution = nn.Conv2d(channels, width, kernel_size=3, padding=1, bias=False)
-    with torch.no_grad():
-        nn.init.dirac_(convolution.weight[: min(channels, width // 2)])
-    pooled = [] if pooling is None else [pooling]
-    return nn.Sequential(convolution, *pooled, nn.BatchNorm2d(width), nn.GELU())

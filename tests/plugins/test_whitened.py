@@ -9,11 +9,15 @@ import pytest
 import torch
 from torch.nn import functional
 
+from pipeline.config import ModelChoice
 from pipeline.errors import ConfigError
+from pipeline.models.model_building import build_model
 from pipeline.plugin_api import DataTraits, ImageSpec, PatchEmbeddingContext
 from pipeline.plugin_system.plugin_loader import load_patch_embedding
 from pipeline.training.initial_images import initialise_from_images
 from plugins.patch_embeddings.whitened_module import WhitenedStem, early_widths, stage_widths
+
+_SPEC = ImageSpec(channels=3, height=32, width=32, mean=(0.5,) * 3, std=(0.2,) * 3, resize="crop")
 
 
 def _stem(
@@ -36,10 +40,13 @@ def _smooth_images(count: int, channels: int) -> torch.Tensor:
     return 2 * smooth + smooth.mean(dim=1, keepdim=True)
 
 
+@pytest.mark.parametrize("mirrored", [False, True])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_the_filters_whiten_the_images(channels: int) -> None:
+def test_the_filters_whiten_the_images(channels: int, *, mirrored: bool) -> None:
     """Responses to the images are uncorrelated with variance near 1; the second half negates."""
-    stem, images = _stem(channels), 10 * _smooth_images(200, channels)
+    stem = _stem(channels, settings={"mirror_equivariant": mirrored})
+    images = 10 * _smooth_images(200, channels)
+    images = torch.cat((images, images.flip(-1))) if mirrored else images
     stem.initialise_from(images)
     responses = functional.conv2d(images, stem.whitening).transpose(0, 1).flatten(1)
     side = 4 * channels
@@ -94,6 +101,97 @@ def test_early_pooling_comes_before_norm_and_activation() -> None:
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize(("channels", "side"), [(1, 28), (3, 24), (3, 32), (3, 37)])
+def test_mirroring_the_image_reverses_the_columns_of_tokens(
+    channels: int, side: int, *, early: bool
+) -> None:
+    """So it is after training has changed the statistics of the norms, and not by being trivial."""
+    stem = _mirrored(channels, side, early=early)
+    images = torch.randn(4, channels, side, side)
+    tokens, mirrored = stem(images), stem(images.flip(-1))
+    assert tokens.grid == mirrored.grid == stem.grid
+    maps, reversed_maps = (each.tokens_BND.unflatten(1, stem.grid) for each in (tokens, mirrored))
+    torch.testing.assert_close(reversed_maps.flip(2), maps, rtol=1e-4, atol=1e-4)
+    assert (reversed_maps - maps).abs().max() > 0.1  # the images are not symmetric themselves
+    upside_down = stem(images.flip(-2)).tokens_BND.unflatten(1, stem.grid).flip(1)
+    assert (upside_down - maps).abs().max() > 0.1
+
+
+def test_a_mirrored_stem_is_the_network_of_its_pairs_of_filters() -> None:
+    """Ordinary layers with each filter and its mirror image as weights compute the same tokens."""
+    stem = _mirrored(3, 32, early=True)
+    images = torch.randn(2, 3, 32, 32)
+    expected = functional.gelu(functional.conv2d(images, stem.whitening))
+    partners = list(range(6)) + list(range(18, 24)) + list(range(12, 18)) + list(range(6, 12))
+    for number, layers in enumerate(stem.stages):
+        convolution, norm = layers[0], layers[-2].norm  # type: ignore[index]  # a Sequential each
+        weight = convolution.weight
+        both = torch.cat((weight, weight[:, partners].flip(-1)))
+        expected = functional.conv2d(expected, both, padding=1)
+        expected = functional.max_pool2d(expected, 3, stride=2) if number % 2 == 0 else expected
+        mean, variance, gain, shift = (
+            each.repeat(2) for each in (norm.running_mean, norm.running_var, norm.weight, norm.bias)
+        )
+        expected = functional.batch_norm(expected, mean, variance, gain, shift)
+        expected = functional.gelu(expected)
+        half = len(weight)
+        partners = [*range(half, 2 * half), *range(half)]
+    first, second = expected.chunk(2, dim=1)
+    larger, smaller = (
+        torch.where(first > second, first, second),
+        torch.where(first > second, second, first),
+    )
+    found = stem(images).tokens_BND.transpose(1, 2).unflatten(2, (3, 3))
+    torch.testing.assert_close(found, torch.cat((larger, smaller), 1), rtol=1e-4, atol=1e-4)
+
+
+def test_a_model_without_positions_predicts_the_mirror_image_alike() -> None:
+    """With averaged tokens and no positions, a whole ViT gives both the same logits."""
+    model = build_model(
+        ModelChoice.model_validate(
+            {
+                "name": "vit",
+                "depth": 1,
+                "pooling": "average",
+                "positions": "none",
+                "patch_embedding": {"name": "whitened", "mirror_equivariant": True},
+            }
+        ),
+        _SPEC,
+        num_classes=5,
+    ).eval()
+    images = torch.randn(3, 3, 32, 32)
+    logits = model(images)
+    torch.testing.assert_close(model(images.flip(-1)), logits, rtol=1e-4, atol=1e-5)
+    assert (model(images.flip(-2)) - logits).abs().max() > 1e-3
+
+
+def test_mirrored_filters_need_an_even_dimension() -> None:
+    """An odd embedding dimension is refused with the remedy."""
+    plugin = load_patch_embedding("whitened")
+    config = plugin.config_class.model_validate({"mirror_equivariant": True})
+    with pytest.raises(
+        ConfigError, match=r"model\.embed_dim 15 is odd.*Set model\.embed_dim to 16"
+    ):
+        plugin.build(config, PatchEmbeddingContext(3, 32, 32, embed_dim=15))
+
+
+def _mirrored(channels: int, side: int, *, early: bool) -> WhitenedStem:
+    """Return a mirror-equivariant stem whose norms have seen images."""
+    halvings = 3 if early else 2
+    settings = {"mirror_equivariant": True, "early_pooling": early, "num_halvings": halvings}
+    stem = _stem(channels, side, settings)
+    images = torch.randn(16, channels, side, side)
+    stem.initialise_from(functional.avg_pool2d(images, 3, stride=1, padding=1))
+    with torch.no_grad():
+        for norm in (each for each in stem.modules() if isinstance(each, torch.nn.BatchNorm2d)):
+            norm.weight.normal_(1, 0.2)
+            norm.bias.normal_(0, 0.2)
+        stem.train()(images)
+    return stem.eval()
+
+
 def test_a_convolution_begins_by_passing_channels_on() -> None:
     """At the start the first half of the filters of a 3x3 convolution copy their channel."""
     convolution: Any = _stem().stages[0][0]  # type: ignore[index]  # a Sequential in a Sequential
@@ -105,15 +203,12 @@ def test_a_convolution_begins_by_passing_channels_on() -> None:
 def test_training_initialises_from_training_images_alone() -> None:
     """The same seed and rows give the same filters; other images are not looked at."""
     images = (_smooth_images(60, 3).permute(0, 2, 3, 1) * 40 + 128).clip(0, 255).byte().numpy()
-    spec = ImageSpec(
-        channels=3, height=32, width=32, mean=(0.5,) * 3, std=(0.2,) * 3, resize="crop"
-    )
     rows = np.arange(40, dtype=np.int64)
     filters = []
     for others in (0, 255):
         images[40:] = others
         model = torch.nn.Sequential(_stem())
-        initialise_from_images(model, images, rows, spec, seed=3)
+        initialise_from_images(model, images, rows, _SPEC, seed=3)
         filters.append(model.state_dict()["0.whitening"].clone())
     assert torch.equal(filters[0], filters[1])
     assert not torch.equal(filters[0], _stem().whitening)

@@ -162,15 +162,35 @@ def test_trainings_of_one_run_share_the_time(repeated: dict[str, Any], trainings
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
-def test_images_are_predicted_with_their_mirror_images_where_that_keeps_the_class(
-    symmetric: bool,
+@pytest.mark.parametrize(("side", "setting"), [(32, "mirror_equivariant"), (512, "test_time_flip")])
+def test_mirror_images_are_predicted_alike_where_that_keeps_the_class(
+    side: int, setting: str, *, symmetric: bool
 ) -> None:
-    """The plan says so; digits, and an augmentation of the user's own, are left alone."""
-    made = plan(facts(mirror_symmetric=symmetric), FIFTEEN_MINUTES)
-    assert whole(made).model.settings["test_time_flip"] is symmetric
-    assert any("mirror image" in reason for reason in made.reasons) is symmetric
+    """By the filters for small images, by averaging for photographs; the plan says which."""
+    given = facts(median_side=side, mirror_symmetric=symmetric)
+    made = plan(given, FIFTEEN_MINUTES)
+    model = whole(made).model
+    found = {
+        "mirror_equivariant": model.patch_embedding.settings["mirror_equivariant"],
+        "test_time_flip": model.settings["test_time_flip"],
+    }
+    assert found == {each: symmetric and each == setting for each in found}
+    assert any(f"({setting})" in reason for reason in made.reasons) is symmetric
     own = {**FIFTEEN_MINUTES, "augmentation.name": "none"}
-    assert whole(plan(facts(), own), own).model.settings["test_time_flip"] is False
+    model = whole(plan(given, own), own).model
+    assert not model.settings["test_time_flip"]
+    assert not model.patch_embedding.settings["mirror_equivariant"]
+
+
+@pytest.mark.parametrize("user", [{"model.embed_dim": 75}, {"model.patch_embedding.name": "conv"}])
+def test_images_are_averaged_with_their_mirror_images_if_filters_cannot_be_mirrored(
+    user: dict[str, Any],
+) -> None:
+    """An odd dimension has no pairs of filters, and another embedding no such setting."""
+    user = {**user, "training.epochs": 10}
+    config = whole(plan(facts(), user), user)
+    assert config.model.settings["test_time_flip"]
+    assert config.model.settings["positions"] == "learned"
 
 
 def test_an_embedding_that_is_set_gets_the_blocks_that_it_needs() -> None:

@@ -90,8 +90,14 @@ def test_a_flip_at_test_time_is_told_and_counted(tmp_path: Path) -> None:
 
 def test_one_block_is_told_as_one(tmp_path: Path) -> None:
     """The plans for small images have a single block behind an embedding that pools early."""
-    early = {"name": "whitened", "num_halvings": 3, "early_pooling": True}
-    model = {"name": "vit", "depth": 1, "pooling": "average", "patch_embedding": early}
+    early: dict[str, Any] = {"name": "whitened", "num_halvings": 3, "early_pooling": True}
+    model = {
+        "name": "vit",
+        "depth": 1,
+        "pooling": "average",
+        "positions": "none",
+        "patch_embedding": {**early, "mirror_equivariant": True},
+    }
     guide = make_guide(model, tmp_path, side=32)
     assert len(guide.steps) == 22
     assert re.search(r"9 patches, 1 block with \d+ attention heads\.", guide.html)

@@ -29,6 +29,7 @@ VARIATIONS = [
     ("patch_embedding", "flexi", {"patch_size": 4, "kernel_size": 8}),
     ("patch_embedding", "hybrid", {"backbone": "resnet50"}),
     ("patch_embedding", "cct", {"num_layers": 1, "kernel_size": 7}),
+    ("patch_embedding", "whitened", {"mirror_equivariant": True, "early_pooling": True}),
     ("augmentation", "strong", {"policy": "randaugment", "erase": 1.0}),
 ]
 _NEEDED = {"augmentation custom": {"file": str(EXAMPLE_PIPELINE)}}
