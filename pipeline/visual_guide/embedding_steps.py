@@ -254,7 +254,7 @@ def _convolutions(subject: Subject) -> Step:
     """Return the step of an embedding that is not one linear map."""
     inside = subject.inside
     layers = [
-        f"{len(module.weight)} filters of {' × '.join(map(str, module.weight.shape[1:]))}"
+        _filters(module)
         for module in subject.model.get_submodule("patch_embedding").modules()
         if isinstance(module, nn.Conv2d | nn.Linear)
     ]
@@ -289,6 +289,13 @@ def _convolutions(subject: Subject) -> Step:
         (shape_of("feature map", inside.patch_tokens.T.reshape(-1, *inside.grid), "D × h × w"),),
         applies=False,
     )
+
+
+def _filters(layer: nn.Conv2d | nn.Linear) -> str:
+    """Describe the filters of a layer, which may use each of its weights twice."""
+    count = layer.out_channels if isinstance(layer, nn.Conv2d) else layer.out_features
+    mirrored = " in mirrored pairs" if count > len(layer.weight) else ""
+    return f"{count} filters of {' × '.join(map(str, layer.weight.shape[1:]))}{mirrored}"
 
 
 def _components(weight_DCpq: torch.Tensor) -> Array:

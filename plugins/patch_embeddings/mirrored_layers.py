@@ -51,6 +51,7 @@ class MirroredConvolution(nn.Conv2d):
     def __init__(self, swapped: torch.Tensor, width: int) -> None:
         channels = len(swapped)
         super().__init__(channels, width // 2, kernel_size=3, padding=1, bias=False)
+        self.out_channels = width
         self.swapped: torch.Tensor
         self.register_buffer("swapped", swapped, persistent=False)
 

@@ -102,6 +102,7 @@ def test_one_block_is_told_as_one(tmp_path: Path) -> None:
     assert len(guide.steps) == 22
     assert re.search(r"9 patches, 1 block with \d+ attention heads\.", guide.html)
     assert "There is one block" in guide.html
+    assert re.search(r"layers: \d+ filters of 24 . 3 . 3 in mirrored pairs, then", guide.html)
     assert "repeated" not in guide.html
 
 
