@@ -1,19 +1,21 @@
 """Train on CIFAR-10 with a fixed number of floating-point operations, and print the accuracy.
 
     python -m benchmarks.accuracy_per_compute DATA --pflop 0.025 [--seed 0] [--folder FOLDER]
-                                              [--recipe FILE] [SETTING=VALUE...]
+                                              [--recipe FILE | --preset NAME] [SETTING=VALUE...]
 
 DATA holds train/ and test/ with one folder of images for each class. The operations of training
 are three times those of the forward pass of every image, two per multiplication, the patch
 embedding included. Part of train/ is held back for validation and never trained on; the number of
-images that are is printed. Settings such as model.depth=3 change the recipe. With a folder that
-holds an interrupted run of the same command, the run is resumed.
+images that are is printed. Settings such as model.depth=3 change the recipe. With a preset, the
+recipe is its plan for the number of epochs that the operations allow. With a folder that holds an
+interrupted run of the same command, the run is resumed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import tempfile
 from pathlib import Path
@@ -35,12 +37,12 @@ from pipeline.training.progressive_size import ProgressiveSize
 RECIPE = Path(__file__).parent / "recipes" / "small_images.yaml"
 _SIDE, _CLASSES = 32, 10
 _FORWARD_AND_BACKWARD = 3
+_TOO_MANY_EPOCHS = 200
 
 
 def changed(recipe: dict[str, Any], changes: list[str]) -> dict[str, Any]:
     """Return the recipe with changes such as `model.depth=3`; values are read as YAML."""
-    for change in changes:
-        key, _, value = change.partition("=")
+    for key, value in _pairs(changes):
         settings: Any = yaml.safe_load(value)
         for part in reversed(key.split(".")):
             settings = {part: settings}
@@ -85,6 +87,47 @@ def affordable_steps(flops: float, recipe: dict[str, Any]) -> int:
     return max(1, int(flops / per_step))
 
 
+def planned(
+    folder: Path, data: Path, preset: str, flops: float, changes: list[str]
+) -> dict[str, Any]:
+    """Return the plan of a preset for nearly as many epochs as a number of operations allows."""
+    low, high = 0, _TOO_MANY_EPOCHS
+    best: dict[str, Any] = {}
+    while high - low > 1:
+        epochs = max(low + 1, round((max(low, 1) * high) ** 0.5))
+        recipe, images = _plan(folder, data, preset, epochs, changes)
+        if epochs * images <= affordable_steps(flops, recipe) * recipe["training"]["batch_size"]:
+            low, best = epochs, recipe
+        else:
+            high = epochs
+    if not best:
+        raise SystemExit(f"No plan of {preset} takes {flops:.2g} operations. Allow more of them.")
+    del best["training"]["epochs"]
+    return best
+
+
+def _plan(
+    folder: Path, data: Path, preset: str, epochs: int, changes: list[str]
+) -> tuple[dict[str, Any], int]:
+    """Return a plan as a recipe, and the number of training images."""
+    settings = [f"--{key.replace('_', '-')}={value}" for key, value in _pairs(changes)]
+    settings += [f"--preset={preset}", f"--training.epochs={epochs}", "--dry-run"]
+    done = subprocess.run(
+        [str(PATCHLINE), "run", str(data), *settings],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    images = re.findall(r"^# ([\d,]+) training images", done.stdout, re.MULTILINE)[0]
+    return yaml.safe_load(done.stdout), int(images.replace(",", ""))
+
+
+def _pairs(changes: list[str]) -> list[tuple[str, str]]:
+    """Return the keys and values of changes such as `model.depth=3`."""
+    return [(key, value) for key, _, value in (change.partition("=") for change in changes)]
+
+
 def main() -> None:
     """Train, or resume, and print one line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -92,14 +135,24 @@ def main() -> None:
     parser.add_argument("--pflop", type=float, default=0.025)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path)
-    parser.add_argument("--recipe", type=Path, default=RECIPE)
+    recipes = parser.add_mutually_exclusive_group()
+    recipes.add_argument("--recipe", type=Path, default=RECIPE)
+    recipes.add_argument("--preset")
     parser.add_argument("changes", nargs="*", metavar="SETTING=VALUE")
     given = parser.parse_intermixed_args()
-    recipe = changed(yaml.safe_load(given.recipe.read_text(encoding="utf-8")), given.changes)
-    steps = affordable_steps(given.pflop * 1e15, recipe)
-    recipe["training"]["step_plan"] = [[0, 0.0, steps]]
     folder = given.folder or Path(tempfile.mkdtemp(prefix="patchline-benchmark-"))
-    summary = _trained(folder, given.data.resolve(), recipe, given.seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "recipe.yaml"
+    if file.exists():
+        recipe = yaml.safe_load(file.read_text(encoding="utf-8"))
+        arguments = ["--resume", "last"]
+    else:
+        recipe = _recipe(folder, given)
+        file.write_text(yaml.safe_dump(recipe), encoding="utf-8")
+        data = str(given.data.resolve())
+        arguments = [data, "--config", str(file), "--seed", str(given.seed)]
+    steps = recipe["training"]["step_plan"][0][2]
+    summary = _trained(folder, arguments)
     accuracy = summary["metrics"]["test/accuracy"]
     print(machine())
     print(
@@ -110,15 +163,19 @@ def main() -> None:
     )
 
 
-def _trained(folder: Path, data: Path, recipe: dict[str, Any], seed: int) -> dict[str, Any]:
-    """Run `patchline run`, or resume the run that the folder holds; return its summary."""
-    folder.mkdir(parents=True, exist_ok=True)
-    file = folder / "recipe.yaml"
-    if file.exists():
-        arguments = ["--resume", "last"]
+def _recipe(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
+    """Return what to train, with the number of steps that the operations allow."""
+    flops = given.pflop * 1e15
+    if given.preset:
+        recipe = planned(folder, given.data.resolve(), given.preset, flops, given.changes)
     else:
-        file.write_text(yaml.safe_dump(recipe), encoding="utf-8")
-        arguments = [str(data), "--config", str(file), "--seed", str(seed)]
+        recipe = changed(yaml.safe_load(given.recipe.read_text(encoding="utf-8")), given.changes)
+    recipe["training"]["step_plan"] = [[0, 0.0, affordable_steps(flops, recipe)]]
+    return recipe
+
+
+def _trained(folder: Path, arguments: list[str]) -> dict[str, Any]:
+    """Run `patchline run`, and return its summary."""
     done = subprocess.run(
         [str(PATCHLINE), "run", *arguments, "--json"],
         cwd=folder,
