@@ -73,9 +73,8 @@ class WhitenedStem(nn.Module):
         channels = images_BCHW.shape[1]
         patches_NF = _patches(images_BCHW).double()
         covariance_FF = patches_NF.T @ patches_NF / len(patches_NF)
-        filters_FF = torch.cat(
-            [_whitening_filters(covariance_FF, basis_FS) for basis_FS in self._bases(channels)]
-        )
+        bases = [basis_FS.to(covariance_FF) for basis_FS in self._bases(channels)]
+        filters_FF = torch.cat([_whitening_filters(covariance_FF, basis_FS) for basis_FS in bases])
         self.whitening.copy_(_opposite_pairs(filters_FF, channels))
 
     def _bases(self, channels: int) -> list[torch.Tensor]:
@@ -184,11 +183,9 @@ def _whitening_filters(covariance_FF: torch.Tensor, basis_FS: torch.Tensor) -> t
 
 def _mirror_bases(channels: int) -> list[torch.Tensor]:
     """Return bases of the patches that mirroring leaves as they are, and of those it negates."""
-    size = channels * _KERNEL**2
-    patches = torch.eye(size, dtype=torch.float64).view(size, channels, _KERNEL, _KERNEL)
-    left = patches[..., 0].any(dim=(1, 2))  # one of each pair of mirrored pixels
-    patches, mirrored = patches.flatten(1)[left], patches.flip(-1).flatten(1)[left]
-    return [(patches + mirrored).T * 0.5**0.5, (patches - mirrored).T * 0.5**0.5]
+    pixels = torch.eye(channels * _KERNEL**2, dtype=torch.float64)
+    left, right = pixels.view(-1, _KERNEL, len(pixels)).unbind(1)
+    return [(left + right).T * 0.5**0.5, (left - right).T * 0.5**0.5]
 
 
 def _swapped(side: int) -> torch.Tensor:

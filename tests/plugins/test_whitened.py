@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from pipeline.config import ModelChoice
 from pipeline.errors import ConfigError
-from pipeline.models.model_building import build_model
+from pipeline.models.model_building import build_model, build_on_meta
 from pipeline.plugin_api import DataTraits, ImageSpec, PatchEmbeddingContext
 from pipeline.plugin_system.plugin_loader import load_patch_embedding
 from pipeline.training.initial_images import initialise_from_images
@@ -165,6 +165,19 @@ def test_a_model_without_positions_predicts_the_mirror_image_alike() -> None:
     logits = model(images)
     torch.testing.assert_close(model(images.flip(-1)), logits, rtol=1e-4, atol=1e-5)
     assert (model(images.flip(-2)) - logits).abs().max() > 1e-3
+
+
+def test_the_cost_of_mirrored_filters_is_counted_without_building_them() -> None:
+    """Half the parameters of the convolutions, on a device that holds no values."""
+    counts = []
+    for mirrored in (False, True):
+        embedding = {"name": "whitened", "mirror_equivariant": mirrored}
+        choice = ModelChoice.model_validate({"name": "vit", "patch_embedding": embedding})
+        model = build_on_meta(choice, _SPEC, num_classes=5)
+        stem = model.get_submodule("patch_embedding")
+        weights = [each for each in stem.parameters() if each.ndim == 4]
+        counts.append(sum(each.numel() for each in weights))
+    assert counts[0] == 2 * counts[1] > 0
 
 
 def test_mirrored_filters_need_an_even_dimension() -> None:
