@@ -39,8 +39,9 @@ _FEW_IMAGES, _PLAIN_SIDE = 5_000, 24
 _SMALL_PAD = 0.0625
 """2 pixels at 32, which short trainings on CIFAR-10 do best with."""
 _SMALLER, _FULL_SIZE_FROM = 0.75, 0.6
-_HELD_TIERS, _HELD_STEPS, _HELD_FACTOR = ("small", "medium"), 400, 3.0
-_HELD_IMAGES, _HELD_PHOTOGRAPHS = 5_000, 2_000
+_HELD_TIERS, _HELD_FACTOR = ("small", "medium"), 3.0
+_HELD_IMAGES, _HELD_STEPS = 5_000, 150
+_HELD_PHOTOGRAPHS, _HELD_STEPS_PHOTOGRAPHS = 2_000, 400
 """Where a larger rate of Muon pays, with a decay that holds the norms of the weights."""
 _FORGOTTEN_PER_EPOCH, _LEAST_FORGOTTEN, _MOST_FORGOTTEN = 1.3, 6.0, 20.0
 """How often such a decay replaces the weights, as time constants: rate x decay x steps."""
@@ -124,16 +125,19 @@ def _holds_norms(
 ) -> bool:
     """Return whether the training is one for which the larger rate was found to be better.
 
-    With 112 steps it was much worse: the weights have to be replaced several times.
+    With 112 steps it was much worse, with 186 much better: the weights have to be replaced several
+    times.
     """
-    images = _HELD_PHOTOGRAPHS if _are_photographs(facts) else _HELD_IMAGES
+    images, steps = _HELD_IMAGES, _HELD_STEPS
+    if _are_photographs(facts):
+        images, steps = _HELD_PHOTOGRAPHS, _HELD_STEPS_PHOTOGRAPHS
     return (
         asked.leaves_model
         and asked.leaves_embedding
         and (tier.pools_early or tier.name in _HELD_TIERS)
         and side >= _PLAIN_SIDE
         and length.images_seen >= images * length.epochs
-        and length.images_seen >= _HELD_STEPS * batch
+        and length.images_seen >= steps * batch
     )
 
 
