@@ -141,7 +141,8 @@ def _candidate(name: str, tier: Tier, facts: PlanFacts, asked: Asked) -> Candida
         early = {"early_pooling": True} if tier.pools_early else {}
         model["patch_embedding"] = {"name": "whitened", "num_halvings": number, **early}
     if asked.leaves_model and facts.data.mirror_symmetric and asked.leaves_augmentation:
-        model |= _mirrored(model, tier)
+        keeps_no_positions = asked.get("model.positions", "none") == "none"
+        model |= _mirrored(model, tier) if keeps_no_positions else {"test_time_flip": True}
     if model:
         model["name"] = "vit"
     settings: Settings = {"model": model} if model else {}

@@ -182,11 +182,18 @@ def test_mirror_images_are_predicted_alike_where_that_keeps_the_class(
     assert not model.patch_embedding.settings["mirror_equivariant"]
 
 
-@pytest.mark.parametrize("user", [{"model.embed_dim": 75}, {"model.patch_embedding.name": "conv"}])
+@pytest.mark.parametrize(
+    "user",
+    [
+        {"model.embed_dim": 75},
+        {"model.patch_embedding.name": "conv"},
+        {"model.positions": "learned"},
+    ],
+)
 def test_images_are_averaged_with_their_mirror_images_if_filters_cannot_be_mirrored(
     user: dict[str, Any],
 ) -> None:
-    """An odd dimension has no pairs of filters, and another embedding no such setting."""
+    """An odd dimension has no pairs, another embedding no such setting; positions differ."""
     user = {**user, "training.epochs": 10}
     config = whole(plan(facts(), user), user)
     assert config.model.settings["test_time_flip"]
