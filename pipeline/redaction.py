@@ -1,8 +1,12 @@
-"""Remove secrets from everything that is shown, logged or recorded.
+"""Remove secrets from what people see: terminal lines, logs, errors, pages, events, parameters.
 
 A secret is the part before the `@` of an address, the value of a parameter or header with a telling
 name (`?token=`, `password=`, `Authorization:`), and the value of an environment variable with a
-telling name, or the password of an address in any variable.
+telling name, or the password of an address in any variable. The value of a variable is searched in
+any text only if it cannot be mistaken for a word, a name or a number: see `_is_distinctive`.
+
+What a program reads back, such as the folder of a run, is never rewritten: it is stored as it is,
+and only an address loses its credentials (`without_credentials`).
 """
 
 from __future__ import annotations
@@ -46,9 +50,14 @@ _SECRET_VARIABLE = re.compile(
     r"(?:^|_)(?:PASSWORD|PASSWD|PASSPHRASE|WEBHOOK|SECRET|TOKEN|API_?KEY|ACCESS_KEY|PRIVATE_KEY"
     r"|ENCRYPTION_KEY|AUTH_STRING|AUTHORIZATION)(?:_(?!FILE|PATH|DIR)|$)"
 )
-_SHORTEST = 4
-"""Minimum length of a variable's value that counts as secret; shorter ones are mostly switches."""
-_SWITCHES = {"true", "false", "none", "null"}
+_JOINTS = re.compile(r"[-_. /]+")
+"""What joins the words in the name of a file, a model or a class."""
+_LIKE_A_WORD = re.compile(r"[^\W\d_]*\d*")
+_LIKE_A_NUMBER = re.compile(r"[-+.,:/ \d]*")
+"""A number, a date or a time."""
+_ALPHANUMERIC = re.compile(r"[\w. /-]*")
+_SHORTEST, _SHORTEST_ALPHANUMERIC, _SHORTEST_NAME = 6, 8, 20
+"""Characters from which a value is distinctive: with other signs, without, and as a name."""
 
 
 class Credentials(NamedTuple):
@@ -69,6 +78,17 @@ def redacted(text: str) -> str:
     for pattern in (_QUERY, _HEADER, _BEARER, _SETTING, _NAMED_VALUE):
         text = pattern.sub(rf"\1{HIDDEN}", text)
     return text
+
+
+def without_credentials(value: str) -> str:
+    """Return a value that programs read back: an address without its credentials, or unchanged.
+
+    Paths, names and ids are never rewritten, whatever the environment's secrets are.
+    """
+    found = _ADDRESS.fullmatch(value)
+    if not found:
+        return value
+    return _QUERY.sub(rf"\1{HIDDEN}", found[1] + _without_user(found[1], found[2])[0])
 
 
 def redacted_values(values: Mapping[str, str]) -> dict[str, str]:
@@ -116,14 +136,24 @@ def _known_secrets(environment: tuple[tuple[str, str], ...]) -> list[str]:
         elif "@" in value and "://" in value:
             password = split_credentials(value).password or ""
             found |= _forms(password)
-    secrets = (each for each in found if len(each) >= _SHORTEST and each.lower() not in _SWITCHES)
-    return sorted(secrets, key=len, reverse=True)
+    return sorted(filter(_is_distinctive, found), key=len, reverse=True)
+
+
+def _is_distinctive(secret: str) -> bool:
+    """Return whether a secret may be replaced wherever it appears, even inside a word.
+
+    `audit`, `cifar10`, `flowers-2024` and `data/train` appear in ordinary text and in paths. To
+    hide them would destroy pages and commands, and tell whoever knows the word the password.
+    """
+    if _LIKE_A_NUMBER.fullmatch(secret) or all(map(_LIKE_A_WORD.fullmatch, _JOINTS.split(secret))):
+        return len(secret) >= _SHORTEST_NAME
+    if _ALPHANUMERIC.fullmatch(secret):
+        return len(secret) >= _SHORTEST_ALPHANUMERIC
+    return len(secret) >= _SHORTEST
 
 
 def _forms(secret: str) -> set[str]:
     """Return the ways to write a secret: plain, in an address, in a header."""
-    if len(secret) < _SHORTEST:
-        return set()
     coded = base64.b64encode(secret.encode("utf-8", "surrogateescape")).decode()
     escaped = quote(secret.encode("utf-8", "surrogateescape"), safe="")
     return {secret, escaped, repr(secret)[1:-1], coded}

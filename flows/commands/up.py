@@ -16,7 +16,7 @@ from flows.services import starting, stopping
 from pipeline import local_login, local_services
 from pipeline.errors import OrchestrationError
 from pipeline.local_services import Services
-from pipeline.redaction import redacted
+from pipeline.redaction import without_credentials
 from pipeline.server_access import sign_in_links
 
 _OLD_FLAG = "--runs-at-once"
@@ -123,13 +123,13 @@ def _versions_apart(services: Services) -> list[str]:
 def _as_json(services: Services, *, already_running: bool) -> dict[str, object]:
     return {
         "prefect_url": services.prefect_url,
-        "mlflow_url": redacted(services.mlflow_url),
+        "mlflow_url": without_credentials(services.mlflow_url),
         "pid": services.pid,
         "folder": str(services.folder),
         "already_running": already_running,
         "prefect_api_url": services.prefect_api_url,
-        "prefect_login_url": redacted(sign_in_links.prefect_link(services)),
-        "mlflow_login_url": redacted(sign_in_links.mlflow_link(services)),
+        "prefect_login_url": without_credentials(sign_in_links.prefect_link(services)),
+        "mlflow_login_url": without_credentials(sign_in_links.mlflow_link(services)),
         "login_file": str(local_login.login_file(services.folder)) if services.own else None,
         "logs": str(local_services.logs_folder(services.folder)),
         "notes": list(services.notes),

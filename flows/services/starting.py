@@ -24,7 +24,7 @@ from pipeline.local_services import (
     services_folder,
     state_file,
 )
-from pipeline.redaction import redacted
+from pipeline.redaction import redacted, without_credentials
 from pipeline.server_access import sign_in_links
 from pipeline.supervision import free_ports
 from pipeline.tracking.tracking_store import without_login
@@ -209,11 +209,11 @@ def _failure(folder: Path, log: Path) -> Exception:
 def described(services: Services) -> list[str]:
     """Return lines with links that sign in to the running servers, and the folder of the logs."""
     logs = os.path.relpath(logs_folder(services.folder))
-    mlflow = redacted(sign_in_links.mlflow_link(services))
-    if mlflow == redacted(services.mlflow_url):
+    mlflow = without_credentials(sign_in_links.mlflow_link(services))
+    if mlflow == without_credentials(services.mlflow_url):
         mlflow += mlflow_server.HOME
     return [
-        f"Prefect  {redacted(sign_in_links.prefect_link(services))}",
+        f"Prefect  {without_credentials(sign_in_links.prefect_link(services))}",
         f"MLflow   {mlflow}",
         f"Logs     {logs}",
     ]

@@ -9,7 +9,7 @@ from pipeline.browsing.outcome import EncoderOutcome, lineage, links
 from pipeline.browsing.pages import NOTE_TAG
 from pipeline.browsing.run_summary import RunSummary
 from pipeline.packaging.model_card import escaped
-from pipeline.redaction import redacted
+from pipeline.redaction import without_credentials
 from pipeline.tracking import addresses, tracking_store
 from pipeline.tracking.tracking_store import client
 
@@ -66,7 +66,7 @@ def encoder_summary(
         seconds=seconds,
         metrics=outcome.evaluated.report.metrics,
         report=str(outcome.evaluated.html),
-        tracking_uri=redacted(tracking_store.use_store()),
+        tracking_uri=without_credentials(tracking_store.use_store()),
         config=str(config_file),
         data_fingerprint=outcome.data.fingerprint,
         example_image=outcome.data.example_image,

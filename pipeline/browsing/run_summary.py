@@ -8,7 +8,7 @@ from pydantic import Field
 
 from pipeline.browsing.outcome import Outcome
 from pipeline.metrics.intervals import MetricEstimate
-from pipeline.redaction import redacted
+from pipeline.redaction import without_credentials
 from pipeline.registry.promotion import Promotion
 from pipeline.section import Section
 from pipeline.tracking import addresses, tracking_store
@@ -73,7 +73,7 @@ def summary_of(
         seconds=seconds,
         metrics=outcome.evaluated.report.metrics,
         report=str(outcome.evaluated.html),
-        tracking_uri=redacted(tracking_store.use_store()),
+        tracking_uri=without_credentials(tracking_store.use_store()),
         config=str(config_file),
         data_fingerprint=data.fingerprint,
         example_image=data.example_image,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
-from pipeline.redaction import redacted
+from pipeline.redaction import without_credentials
 from pipeline.tracking.tracked_run import TrackedRun
 from pipeline.tracking.tracking_store import use_store
 
@@ -20,7 +20,7 @@ _UI = "http://127.0.0.1:5000"
 def server() -> str:
     """Return the address of the MLflow UI; for a store that is a file, that of `mlflow ui`."""
     uri = use_store()
-    return redacted(uri).rstrip("/") if uri.startswith("http") else _UI
+    return without_credentials(uri).rstrip("/") if uri.startswith("http") else _UI
 
 
 def run_page(run: TrackedRun) -> str:

@@ -19,7 +19,7 @@ from pipeline.config import RunConfig
 from pipeline.errors import RunError, TrackingError
 from pipeline.files.atomic_files import storage_errors, write_text
 from pipeline.files.file_locks import is_held, locked, try_lock
-from pipeline.redaction import redacted_values
+from pipeline.redaction import redacted_values, without_credentials
 from pipeline.tracking import provenance
 from pipeline.tracking.tracking_store import client, unreachable, use_store
 from pipeline.workspace import make_folder
@@ -231,10 +231,10 @@ def log_file(run: TrackedRun, file: Path, folder: str | None = None) -> None:
 
 
 def set_tags(run: TrackedRun, tags: Mapping[str, str]) -> None:
-    """Set tags of the run."""
+    """Set tags of the run; they are read back, so only an address loses its credentials."""
     from mlflow.entities import RunTag
 
-    client().log_batch(run.run_id, tags=[RunTag(*tag) for tag in redacted_values(tags).items()])
+    client().log_batch(run.run_id, tags=[RunTag(*tag) for tag in _stored(tags).items()])
 
 
 @contextmanager
@@ -274,9 +274,13 @@ def _create_run(store: MlflowClient, new: NewRun, folder: Path) -> TrackedRun:
         **provenance.as_tags(),
         **new.tags,
     }
-    run = store.create_run(experiment_id, tags=redacted_values(tags), run_name=new.name)
+    run = store.create_run(experiment_id, tags=_stored(tags), run_name=new.name)
     _log_params(store, run.info.run_id, new.params)
     return TrackedRun(run.info.run_id, experiment_id, folder)
+
+
+def _stored(tags: Mapping[str, str]) -> dict[str, str]:
+    return {key: without_credentials(value) for key, value in tags.items()}
 
 
 def _log_params(store: MlflowClient, run_id: str, params: Mapping[str, str]) -> None:

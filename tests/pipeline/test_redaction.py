@@ -75,12 +75,52 @@ def test_what_is_no_secret_stays(text: str) -> None:
 def test_the_environment_says_what_is_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     """A password, a token and an address with a password are hidden wherever they turn up."""
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "odd p/@ss")
-    monkeypatch.setenv("PREFECT_API_AUTH_STRING", "admin:hush-hush")
+    monkeypatch.setenv("PREFECT_API_AUTH_STRING", "admin:hush!hush")
     monkeypatch.setenv("PREFECT_SERVER_DATABASE_CONNECTION_URL", "postgresql://a:qu%40iet@h/d")
     monkeypatch.setenv("HF_HUB_DISABLE_IMPLICIT_TOKEN", "1")
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
-    text = "odd p/@ss odd%20p%2F%40ss hush-hush qu@iet qu%40iet 1 false"
+    text = "odd p/@ss odd%20p%2F%40ss hush!hush qu@iet qu%40iet 1 false"
     assert redacted(text) == "*** *** *** *** *** 1 false"
+
+
+_WORDS = ("audit", "1", "digits", "train", "mlflow", "golden_retriever", "cifar10",
+          "flowers-2024", "IMG_20240101", "data/train", "12345678", "2024-11-26", "café", "true")  # fmt: skip
+_DISTINCTIVE = ("s3cr3tpass", "Ab3dE9xQ", "hush!hush", "p@ss/word", "correct-horse-battery-staple",
+                "550e8400-e29b-41d4-a716-446655440000")  # fmt: skip
+
+
+@pytest.mark.parametrize("word", _WORDS)
+def test_a_secret_that_is_a_word_or_a_name_leaves_text_alone(
+    monkeypatch: pytest.MonkeyPatch, word: str
+) -> None:
+    """Pages, paths and commands keep their words; beside its key, even such a secret is hidden."""
+    monkeypatch.setenv("POSTGRES_PASSWORD", word)
+    text = f"trained {word} in /data/{word}/photos: run {word}-vit"
+    assert redacted(text) == text
+    assert redacted(f"password={word} user=a") == "password=*** user=a"
+    assert redacted(f"postgresql://a:{word}@host/db") == "postgresql://host/db"
+    assert redacted(f"Authorization: Bearer {word}") == "Authorization: Bearer ***"
+
+
+@pytest.mark.parametrize("secret", _DISTINCTIVE)
+def test_a_distinctive_secret_is_hidden_anywhere(
+    monkeypatch: pytest.MonkeyPatch, secret: str
+) -> None:
+    """Also inside another word; but what is read back is stored as it is."""
+    monkeypatch.setenv("SOME_TOKEN", secret)
+    assert redacted(f"it was x{secret}y and {secret!r}") == "it was x***y and '***'"
+    assert redaction.without_credentials(f"/data/{secret}/photos") == f"/data/{secret}/photos"
+
+
+def test_what_is_stored_loses_only_the_credentials_of_an_address() -> None:
+    """Paths with an `@`, an `=` or `://` inside stay; an address keeps host, path and port."""
+    for value in ("/data/password=x/a@b", "s3cret", "sqlite:////a/b@c/mlflow.db", "C:\\x"):
+        assert redaction.without_credentials(value) == value
+    assert redaction.without_credentials("s3://key:pl4nted@bucket/x") == "s3://bucket/x"
+    assert (
+        redaction.without_credentials("https://h/x?token=pl4nted&a=1")
+        == "https://h/x?token=***&a=1"
+    )
 
 
 def test_every_handler_gets_records_without_secrets(

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from pipeline.config import RunConfig
+from pipeline.redaction import without_credentials
 from pipeline.run_memory import interrupted_runs
 from pipeline.run_memory.interrupted_runs import RunRequest
 from pipeline.tracking import tracked_run, tracking_store
@@ -206,6 +207,24 @@ def test_a_run_is_found_by_id_beginning_name_and_last(tmp_path: Path) -> None:
         found = interrupted_runs.find(words, runs)
         assert (found.run_id, found.folder) == (run.run_id, run.folder)
         assert found.request.config.name == "roses"
+
+
+@pytest.mark.parametrize("word", ["folder", "parent", "model", "patchline", "runs", "vit"])
+def test_a_secret_in_the_environment_does_not_hide_a_run_from_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str
+) -> None:
+    """A password that is a part of the path, of a name or of an address changes nothing."""
+    here = tmp_path / "s3cr3tfold3r" / "audit"
+    secret = {"folder": "s3cr3tfold3r", "parent": "audit", "model": "roses"}.get(word, word)
+    monkeypatch.setenv("POSTGRES_PASSWORD", secret)
+    here.mkdir(parents=True)
+    run = _interrupted(here)
+    tags = tracking_store.client().get_run(run.run_id).data.tags
+    assert tags[tracked_run.FOLDER_TAG] == str(run.folder)
+    found = interrupted_runs.find("last", here / ".patchline/runs")
+    assert (found.run_id, found.folder) == (run.run_id, run.folder)
+    store = str(tmp_path / "mlflow.db")
+    assert without_credentials(tracking_store.use_store()).endswith(store)
 
 
 def test_runs_that_cannot_be_continued_are_refused_in_a_sentence(
