@@ -73,7 +73,11 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.delenv("PATCHLINE_PLUGIN_FILES", raising=False)
     yield
-    for name in ("MLFLOW_TRACKING_URI", *MLFLOW_VARIABLES):  # what the library has set
+    for name in (
+        "MLFLOW_TRACKING_URI",
+        "_MLFLOW_SERVER_ARTIFACT_ROOT",
+        *MLFLOW_VARIABLES,
+    ):  # what the library has set
         os.environ.pop(name, None)
 
 

@@ -13,6 +13,7 @@ import os
 import warnings
 from pathlib import Path
 
+from pipeline.files.path_uris import artifact_uri, sqlite_path, with_options
 from pipeline.local_login import ensure_secret
 from pipeline.server_access import gated_server
 from pipeline.server_access.gate import Guarded
@@ -42,10 +43,12 @@ def serve(folder: Path, port: int, store: str) -> None:
     import uvicorn  # noqa: F401 - before MLflow, which detects a server by it
     from mlflow.server import constants
 
-    patient = f"{store}?timeout={_BUSY_SECONDS}" if store.startswith("sqlite:") else store
+    database = sqlite_path(store)
+    patient = with_options(store, timeout=_BUSY_SECONDS) if database else store
     os.environ[constants.BACKEND_STORE_URI_ENV_VAR] = patient
     os.environ[constants.REGISTRY_STORE_URI_ENV_VAR] = patient
-    os.environ[constants.ARTIFACT_ROOT_ENV_VAR] = str(folder / "mlruns")
+    beside = database.parent if database else folder
+    os.environ[constants.ARTIFACT_ROOT_ENV_VAR] = artifact_uri(beside / tracking_store.ARTIFACTS)
     os.environ["MLFLOW_TRACKING_URI"] = patient
     from mlflow.server.fastapi_app import app
 

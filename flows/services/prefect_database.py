@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from flows.services import database_secrets
 from pipeline.errors import OrchestrationError
 from pipeline.files.atomic_files import storage_errors
 from pipeline.files.file_locks import locked
+from pipeline.files.path_uris import sqlite_path, sqlite_uri
 from pipeline.workspace import WORKSPACE
 
 _VARIABLE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
 _CHOOSING = frozenset({"connection_url", "driver", "host", "name"})
 _PREFIXES = ("prefect_server_database_", "prefect_api_database_")
-_SQLITE = "sqlite+aiosqlite:///"
 _BUSY_SECONDS = "60"
 """How long a writer waits for another writer."""
 
@@ -31,7 +30,7 @@ def environment() -> dict[str, str]:
     file = (WORKSPACE / "prefect.db").resolve()
     with storage_errors(file):
         key = database_secrets.kept_apart(file)
-    return {**patient, **key, _VARIABLE: f"{_SQLITE}{file}"}
+    return {**patient, **key, _VARIABLE: sqlite_uri(file, asynchronous=True)}
 
 
 def upgrade() -> None:
@@ -49,9 +48,9 @@ def upgrade() -> None:
     from sqlalchemy.exc import SQLAlchemyError
 
     interface = provide_database_interface()
-    url = str(interface.database_config.connection_url)
-    lock = Path(f"{url.removeprefix(_SQLITE)}.lock") if url.startswith(f"{_SQLITE}/") else None
-    shown = lock.with_suffix("") if lock else "that PREFECT_SERVER_DATABASE_CONNECTION_URL names"
+    file = sqlite_path(str(interface.database_config.connection_url))
+    lock = file.with_name(f"{file.name}.lock") if file and file.is_absolute() else None
+    shown = file if lock else "that PREFECT_SERVER_DATABASE_CONNECTION_URL names"
     try:
         if lock is None:
             asyncio.run(interface.create_db())

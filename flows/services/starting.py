@@ -27,7 +27,7 @@ from pipeline.local_services import (
 from pipeline.redaction import redacted, without_credentials
 from pipeline.server_access import sign_in_links
 from pipeline.supervision import free_ports
-from pipeline.tracking.tracking_store import without_login
+from pipeline.tracking.tracking_store import absolute_store, without_login
 from pipeline.workspace import make_folder
 
 Say = Callable[[str], None]
@@ -112,20 +112,19 @@ def _plan(prefect_port: int, mlflow_port: int, max_concurrent_runs: int) -> Plan
     prefect = _configured_prefect()
     if prefect:
         notes.append(f"Using the Prefect server {redacted(prefect)}, which {_PREFECT} names.")
-    store = os.environ.get(_MLFLOW) or "sqlite:///mlflow.db"
+    store = absolute_store(os.environ.get(_MLFLOW) or "")
     mlflow = without_login(store).rstrip("/") if _REMOTE.match(store) else None
     if mlflow:
         notes.append(f"Using the MLflow server {redacted(mlflow)}, which {_MLFLOW} names.")
         if mlflow.startswith("http") and not answers(f"{mlflow}/health"):
             raise _silent("MLflow", mlflow, _MLFLOW)
-    match = re.match(r"^sqlite:///(?!/)(.+)$", store)
     return Plan(
         prefect_port=prefect_port,
         mlflow_port=mlflow_port,
         max_concurrent_runs=max_concurrent_runs,
         prefect_api_url=prefect,
         mlflow_url=mlflow,
-        store=f"sqlite:///{Path(match[1]).resolve()}" if match else store,
+        store=store,
         notes=tuple(notes),
     )
 

@@ -17,6 +17,7 @@ from typing import Protocol
 
 import yaml
 
+from pipeline.files.path_uris import artifact_uri
 from pipeline.metrics.intervals import MetricEstimate
 from pipeline.models.model_description import load_description
 from pipeline.packaging.job import Package
@@ -172,7 +173,7 @@ def save_as_mlflow_model(run: TrackedRun, model_id: str, package: Path) -> Path:
         mlflow.pyfunc.save_model(
             str(target),
             python_model=str(package / "model_server.py"),
-            artifacts={name: str(package / name) for name in _ARTIFACTS},
+            artifacts={name: artifact_uri(package / name) for name in _ARTIFACTS},
             signature=signature,
             pip_requirements=requirements(),
             mlflow_model=Model(run_id=run.run_id, model_id=model_id),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ from pipeline import local_login, local_services
 from pipeline.errors import PipelineError, ServerAwayError, TrackingError
 from pipeline.files.atomic_files import storage_errors
 from pipeline.files.file_locks import locked
+from pipeline.files.path_uris import artifact_uri, sqlite_path, sqlite_uri
 from pipeline.redaction import redacted, split_credentials
 from pipeline.tracking.held_signals import holding_client
 from pipeline.workspace import WORKSPACE, make_folder
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+DATABASE, ARTIFACTS = "mlflow.db", "mlruns"
+"""MLflow's own names for a store in the working directory: of its SQLite file, of its artifacts."""
+_ARTIFACT_ROOT = "_MLFLOW_SERVER_ARTIFACT_ROOT"
+"""Where MLflow reads the artifact root of a SQL store that a process opens."""
 _FIRST_ANSWER = {"MLFLOW_HTTP_REQUEST_TIMEOUT": 10, "MLFLOW_HTTP_REQUEST_MAX_RETRIES": 1}
 """Timeout in seconds, and retries, of the first request to a server."""
 _IN_WORDS = (
@@ -41,14 +45,36 @@ def use_store() -> str:
     `MLFLOW_TRACKING_URI` takes precedence, then the server of `patchline up`, then MLflow's default
     in the working directory, which is the store that this server uses.
     """
-    uri = os.environ.get("MLFLOW_TRACKING_URI") or _local_server() or "sqlite:///mlflow.db"
-    match = re.match(r"^sqlite:///(?!/)(.+)$", uri)
-    if match:
-        uri = f"sqlite:///{Path(match[1]).resolve()}"
-    uri = without_login(uri)
+    uri = os.environ.get("MLFLOW_TRACKING_URI") or _local_server() or ""
+    uri = without_login(absolute_store(uri))
     os.environ["MLFLOW_TRACKING_URI"] = uri
+    _set_artifact_root(sqlite_path(uri))
     local_login.log_in_to_mlflow(uri)
     return uri
+
+
+def absolute_store(uri: str) -> str:
+    """Return the URI of a store; a SQLite file's path is made absolute.
+
+    Args:
+        uri: as the user gave it; empty for the SQLite file in the working directory.
+    """
+    if not uri:
+        return sqlite_uri(Path(DATABASE).resolve())
+    file = sqlite_path(uri)
+    return uri if file is None or file.is_absolute() else sqlite_uri(file.resolve())
+
+
+def _set_artifact_root(database: Path | None) -> None:
+    """Let MLflow store the artifacts of a SQLite store beside its file, whatever that is called.
+
+    MLflow's own default, `./mlruns`, is the same folder where the working directory holds the
+    store; it unquotes the path, so that a percent sign in a name would lead elsewhere.
+    """
+    if database is None:
+        os.environ.pop(_ARTIFACT_ROOT, None)
+    else:
+        os.environ[_ARTIFACT_ROOT] = artifact_uri(database.parent / ARTIFACTS)
 
 
 def _local_server() -> str | None:
@@ -84,8 +110,7 @@ def without_login(uri: str) -> str:
 
 def sqlite_file() -> Path | None:
     """Return the file of a SQLite store; none for a server."""
-    uri = use_store()
-    return Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:") else None
+    return sqlite_path(use_store())
 
 
 def store_exists() -> bool:
