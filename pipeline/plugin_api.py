@@ -21,8 +21,12 @@ from pipeline.files.data_names import (
     valid_name,
 )
 from pipeline.files.folder_walk import FoundFile, visible_folders, walk_files
+from pipeline.files.ignored_files import IgnoredFiles
 from pipeline.files.made_once import known_digest, made_once
 from pipeline.files.tar_shards import sample_key, shard_index, shards_in
+from pipeline.labels.folder_levels import unclear_level
+from pipeline.labels.label_cells import read_label_cells
+from pipeline.labels.reading_rules import ReadingRules
 from pipeline.plugin_kinds.augmentations import (
     AugmentationContext,
     AugmentationPlugin,
@@ -66,6 +70,7 @@ __all__ = [
     "DataTraits",
     "Encoder",
     "FoundFile",
+    "IgnoredFiles",
     "ImageListing",
     "ImageSpec",
     "LeftOutFile",
@@ -80,12 +85,14 @@ __all__ = [
     "PatchTokens",
     "PluginConfig",
     "PluginError",
+    "ReadingRules",
     "SourceContext",
     "Split",
     "check_expansion",
     "known_digest",
     "made_once",
     "open_archive",
+    "read_label_cells",
     "readable_archive",
     "sample_key",
     "shard_index",
@@ -93,6 +100,7 @@ __all__ = [
     "split_named",
     "stem_of",
     "table_parts",
+    "unclear_level",
     "valid_name",
     "visible_folders",
     "walk_files",

@@ -48,7 +48,7 @@ def diff(
     """
     from pipeline.data.data_diff import compare
 
-    columns = table.model_dump(exclude_none=True) if table else {}
+    columns = table.model_dump(mode="json", exclude_defaults=True) if table else {}
     _check_used(columns, a, b)
     with shown():
         found = compare(_manifest(a, columns), _manifest(b, columns))

@@ -75,7 +75,7 @@ def evaluate(
         common_classes=common_classes,
         report=evaluation or EvaluationConfig(),
     )
-    columns = table.model_dump(exclude_none=True) if table else {}
+    columns = table.model_dump(mode="json", exclude_defaults=True) if table else {}
     _print_evaluation(model, data, choices, columns, out=out, as_json=as_json)
 
 

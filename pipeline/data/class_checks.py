@@ -11,7 +11,10 @@ import pandas as pd
 from pipeline.data import manifest as manifests
 from pipeline.data.exclusion import STATUS
 from pipeline.errors import DataError
+from pipeline.labels.class_names import identifiers, numbers
 
+_FEWEST_EACH = 3
+"""Images that a class needs where Patchline makes all splits."""
 _FLAT = 2
 """Parts of the path of an image directly in its class folder."""
 
@@ -75,5 +78,11 @@ def _check_classes(manifest: pd.DataFrame, root: Path) -> None:
     readable = set(usable["label"].unique())
     if len(readable) == 1:
         raise one_class(root, readable, usable["path"])
+    counts = {str(label): int(n) for label, n in usable["label"].value_counts().items()}
+    wrong = numbers(counts) or identifiers(counts)
+    if wrong and len(usable) < _FEWEST_EACH * len(counts):
+        raise DataError(
+            f"The labels of {root} cannot be used as classes: {wrong.sentence}. {wrong.remedy}."
+        )
     if not readable and (manifest["status"] == STATUS).any():
         raise DataError(f"{root} has no image left: all are excluded. Edit data.exclude.")

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from pipeline.files.data_names import DataKind, data_kind
-from pipeline.section import Section
+from pipeline.labels.reading_rules import ReadingRules
 
 _SOURCES: dict[DataKind, str] = {
     "folder": "image_folder",
@@ -44,8 +44,8 @@ def _captures_a_group(text: str) -> str:
     return text
 
 
-class TableColumns(Section):
-    """Which columns of a table are read."""
+class TableColumns(ReadingRules):
+    """Which columns of a table are read, and how labels are."""
 
     image_column: str | None = None
     """Column with the images, or with their paths or names; by default guessed."""
@@ -60,7 +60,7 @@ class TableColumns(Section):
     """Folder that relative paths start from; by default the table's folder."""
 
 
-class DataConfig(Section):
+class DataConfig(ReadingRules):
     """Where images come from, what size they get, and how they are split."""
 
     source: str = "digits"

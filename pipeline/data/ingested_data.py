@@ -9,6 +9,8 @@ from pydantic import Field
 from pipeline.plugin_api import ImageSpec
 from pipeline.section import Section
 
+_NAMED_CLASSES = 20
+
 
 class IngestedData(Section):
     """A manifest on disk and its statistics."""
@@ -48,7 +50,15 @@ class IngestedData(Section):
         parts = ", ".join(f"{count:,} {split}" for split, count in self.counts.items())
         classes = f"in {len(self.classes):,} classes" if self.classes else "without labels"
         counted = f"{total:,} images {classes}: {parts}"
-        return [f"{counted} ({self.split_origin})", *self.notes]
+        return [f"{counted} ({self.split_origin})", *self._class_list(), *self.notes]
+
+    def _class_list(self) -> list[str]:
+        """Return the names of the classes with their numbers of images, in a line."""
+        if not self.classes:
+            return []
+        named = [f"{name} ({self.class_counts[name]:,})" for name in self.classes[:_NAMED_CLASSES]]
+        more = len(self.classes) - len(named)
+        return [f"classes: {', '.join(named)}{f' and {more:,} more' if more else ''}"]
 
 
 class PreparedData(Section):

@@ -23,6 +23,7 @@ from pipeline.data.ingested_data import IngestedData, PreparedData
 from pipeline.data.ingestion_memory import IngestionMemory
 from pipeline.data.ingestion_notes import (
     empty_classes,
+    notes_on_classes,
     notes_on_empty_classes,
     notes_on_files,
     notes_on_size,
@@ -204,7 +205,13 @@ def _ingested(
             listing.root,
             workspace / "sources" / "examples",
         ),
-        notes=(*notes, *split_notes, *notes_on_leakage(rows), *notes_on_size(rows)),
+        notes=(
+            *notes,
+            *(notes_on_classes(_class_counts(rows)) if labelled else ()),
+            *split_notes,
+            *notes_on_leakage(rows),
+            *notes_on_size(rows),
+        ),
         split_origin=f"as in {earlier.words}" if earlier else split_origin,
         exclude=exclude,
         repeats=earlier.reference if earlier else None,

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
 import pandas as pd
 
 from pipeline.data import manifest as manifests
+from pipeline.data.left_out import left_out, note
+from pipeline.labels.class_names import suspicions
 from pipeline.plugin_api import ImageListing
 from pipeline.terminal_words import counted
 
@@ -17,25 +20,18 @@ _FEW_IMAGES = 50
 
 
 def notes_on_files(manifest: pd.DataFrame) -> list[str]:
-    """Name the files that are damaged, and those that are no images."""
+    """Name the files that are left out, a line for each cause."""
     notes = []
-    for status, words in (
-        ("damaged", ("is damaged", "are damaged")),
-        ("foreign", ("is not an image of a class", "are not images of a class")),
-    ):
-        rows = manifest[manifest["status"] == status]
-        for path, reason in zip(rows["path"], rows["reason"], strict=True):
+    for part in left_out(manifest):
+        for path, reason in zip(part.rows["path"], part.rows["reason"], strict=True):
             logger.debug("left out %s: %s", path, reason)
-        named = [
-            f"{path} ({reason})" for path, reason in zip(rows["path"], rows["reason"], strict=True)
-        ]
-        if named:
-            one = len(named) == 1
-            notes.append(
-                f"{len(named)} file{'' if one else 's'} {words[not one]} and "
-                f"{'was' if one else 'were'} left out: {manifests.examples(named, _NAMED_FILES)}"
-            )
+        notes.append(note(part, _NAMED_FILES))
     return notes
+
+
+def notes_on_classes(counts: Mapping[str, int]) -> list[str]:
+    """Say what looks wrong about the names of the classes, one line for each suspicion."""
+    return [f"{each.sentence}. {each.remedy}" for each in suspicions(counts)]
 
 
 def notes_on_size(rows: pd.DataFrame) -> list[str]:

@@ -20,7 +20,7 @@ import pandas as pd
 
 from pipeline.data.decoder_version import decoder_version
 from pipeline.data.image_root import archive_of
-from pipeline.files.archives import MemberError
+from pipeline.files.archives import MemberError, named_encoding
 from pipeline.files.atomic_files import replacing, storage_errors
 from pipeline.files.tar_shards import INDEX_SUFFIX, ShardedArchive
 from pipeline.workspace import make_folder
@@ -62,6 +62,7 @@ class ScanMemory:
             return np.full((len(paths), 4), -1, np.int64)
         if archive.suffix == INDEX_SUFFIX:  # it stays while its shards change
             return _facts_of_shards(archive, paths)
+        archive, _ = named_encoding(archive)
         return np.tile(np.array(_facts(os.fspath(archive)), np.int64), (len(paths), 1))
 
     def known(self, paths: list[str], facts: Facts) -> pd.DataFrame:

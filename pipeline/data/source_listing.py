@@ -6,11 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipeline.config import RunConfig
+from pipeline.data.class_labels import by_rules
 from pipeline.data.groups import with_groups
 from pipeline.errors import PluginError
 from pipeline.files.atomic_files import storage_errors
 from pipeline.files.user_folders import expanded
-from pipeline.plugin_api import ImageListing, SourceContext
+from pipeline.labels.reading_rules import AUTO
+from pipeline.plugin_api import ImageListing, ReadingRules, SourceContext
 from pipeline.plugin_system import plugin_loader
 from pipeline.workspace import make_folder
 
@@ -33,7 +35,13 @@ def listing_of(config: RunConfig, workspace: Path) -> ImageListing:
         "data_source", config.data.source, "failed to list its images"
     ):
         labelled = uses_labels(config)
-        context = SourceContext(config.data.path, work_dir, needs_labels=labelled)
+        rules = ReadingRules(
+            **{name: getattr(config.data, name) for name in ReadingRules.model_fields}
+        )
+        own = rules.label == AUTO  # otherwise the paths say what the classes are
+        context = SourceContext(
+            config.data.path, work_dir, needs_labels=labelled and own, rules=rules
+        )
         listing = plugin.build(options, context).list_images()
     if not isinstance(listing, ImageListing):
         raise PluginError(
@@ -47,6 +55,7 @@ def listing_of(config: RunConfig, workspace: Path) -> ImageListing:
             f"The data source '{config.data.source}' named the data {listing.name!r}, which is not "
             "a valid name. Fix the plugin."
         ) from error
+    listing = by_rules(listing, rules, labelled=labelled)
     if config.data.group_pattern is not None:
         listing = with_groups(listing, config.data.group_pattern)
     if labelled:

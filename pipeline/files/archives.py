@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import hashlib
+import json
 import lzma
 import re
 import zlib
@@ -20,6 +22,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
 from pipeline.errors import DataError
+from pipeline.files.atomic_files import write_text
 from pipeline.files.made_once import known_digest, made_once
 
 MOST_MEMBERS = 2_000_000
@@ -43,6 +46,8 @@ COMPRESSIONS: tuple[tuple[bytes, Callable[[Path], Any]], ...] = (
     (b"\xfd7zXZ\0", lzma.open),
 )
 """The first bytes of compressed files, and what opens each."""
+NAMED_SUFFIX = ".names"
+"""Of a file that stands for an archive, and states the encoding of its names."""
 _ZIP_STARTS = (b"PK\x03\x04", b"PK\x05\x06")
 
 
@@ -73,6 +78,11 @@ class Archive(Protocol):
     @property
     def refused(self) -> list[RefusedMember]:
         """The members that are not read."""
+        ...
+
+    @property
+    def note(self) -> str:
+        """How names were read whose encoding is not declared; empty if all of them are."""
         ...
 
     def size_of(self, path: str) -> int:
@@ -120,17 +130,29 @@ class Listing:
         return None
 
 
-def readable_archive(file: Path, work_dir: Path) -> Path:
+def readable_archive(file: Path, work_dir: Path, name_encoding: str | None = None) -> Path:
     """Return an archive that can be read in place; a compressed tar is decompressed once.
 
     Args:
         file: a zip or tar file.
         work_dir: receives the tar file, named after the digest of the compressed one.
+        name_encoding: encoding of the names that do not declare one; by default UTF-8 or cp437.
+
+    Returns:
+        The archive, or a file that stands for it and states the encoding.
 
     Raises:
-        DataError: if it is damaged, or unpacks to much more than its own size.
+        DataError: if it is damaged, unpacks to much more than its own size, or has names that are
+            not in this encoding.
         StorageError: if the disk is full or read-only.
     """
+    readable = _readable(file, work_dir)
+    if name_encoding is None or not open_archive(readable).note:
+        return readable
+    return named_archive(readable, name_encoding, work_dir / "names")
+
+
+def _readable(file: Path, work_dir: Path) -> Path:
     with data_errors(file):
         with file.open("rb") as opened:
             head = opened.read(8)
@@ -151,13 +173,24 @@ def open_archive(file: Path) -> Archive:
         DataError: if it is damaged, encrypted, or refused as a possible bomb.
     """
     with data_errors(file):
-        status = file.stat()
+        named, encoding = named_encoding(file)
+        status = named.stat()
         times = status.st_mtime_ns, status.st_ctime_ns
-        return _opened(file, status.st_size, times, status.st_ino)
+        return _opened(named, encoding, status.st_size, times, status.st_ino)
+
+
+def named_encoding(file: Path) -> tuple[Path, str | None]:
+    """Return the archive that a file stands for, and the encoding of its names if it states one."""
+    if file.suffix != NAMED_SUFFIX:
+        return file, None
+    content = json.loads(file.read_text(encoding="utf-8"))
+    return Path(content["archive"]), str(content["encoding"])
 
 
 @lru_cache(maxsize=_OPENED)
-def _opened(file: Path, _size: int, _times: tuple[int, int], _inode: int) -> Archive:
+def _opened(
+    file: Path, encoding: str | None, _size: int, _times: tuple[int, int], _inode: int
+) -> Archive:
     from pipeline.files.tar_archive import TarArchive
     from pipeline.files.tar_shards import INDEX_SUFFIX, ShardedArchive
     from pipeline.files.zip_archive import ZipArchive, is_zip
@@ -167,8 +200,19 @@ def _opened(file: Path, _size: int, _times: tuple[int, int], _inode: int) -> Arc
     with file.open("rb") as opened:
         looks_like_zip = opened.read(4) in _ZIP_STARTS
     if looks_like_zip or (file.suffix.lower() == ".zip" and is_zip(file)):
-        return ZipArchive(file)
-    return TarArchive(file)
+        return ZipArchive(file, encoding)
+    return TarArchive(file, encoding)
+
+
+def named_archive(archive: Path, encoding: str, folder: Path) -> Path:
+    """Write the file that stands for an archive whose names are in an encoding, and return it."""
+    text = json.dumps({"archive": str(archive.resolve()), "encoding": encoding}, indent=1)
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    file = folder / f"{digest}{NAMED_SUFFIX}"
+    if not file.exists() or file.read_text(encoding="utf-8") != text:
+        write_text(file, text)
+    open_archive(file)  # says whether the names are in this encoding
+    return file
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """Walk a folder of images, for data sources and watches.
 
-Hidden files and folders are skipped. Links to folders are followed, but not in a circle; a link to
-a file counts as a file. What MLflow stores beside the images is skipped.
+Hidden files and folders are skipped, and those that other programs leave beside images (see
+`ignored_files`). Links to folders are followed, but not in a circle; a link to a file counts as a
+file. What MLflow stores beside the images is skipped.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pipeline.errors import DataError
+from pipeline.files.ignored_files import DEFAULT_IGNORED, IgnoredFiles, OnIgnored
 
 OnUnreadable = Callable[[str, OSError], None]
 """Called with a folder's path relative to the top (empty for the top itself) and the error."""
@@ -40,19 +42,43 @@ class _Level(NamedTuple):
     """Device and inode of this folder and its parents."""
 
 
-def walk_files(top: Path, on_unreadable: OnUnreadable | None = None) -> Iterator[FoundFile]:
+class _Skipping(NamedTuple):
+    """What is skipped, and who hears of it."""
+
+    ignored: IgnoredFiles
+    on_ignored: OnIgnored | None = None
+
+    def skips(self, prefix: str, entry: os.DirEntry[str]) -> bool:
+        path = prefix + entry.name
+        is_folder = _is_folder(entry)
+        if not self.ignored.skips(path, entry.name, is_folder=is_folder):
+            return False
+        if self.on_ignored:
+            self.on_ignored(f"{path}/" if is_folder else path)
+        return True
+
+
+def walk_files(
+    top: Path,
+    on_unreadable: OnUnreadable | None = None,
+    ignored: IgnoredFiles = DEFAULT_IGNORED,
+    on_ignored: OnIgnored | None = None,
+) -> Iterator[FoundFile]:
     """Yield every visible file below a folder, sorted by name within each folder.
 
     Args:
         top: the folder.
         on_unreadable: called for each folder that cannot be opened; without it, such a folder is
             an error. A folder that is removed during the walk is no error, unless it is the top.
+        ignored: tells which files and folders are skipped.
+        on_ignored: called for each of them.
 
     Raises:
         DataError: if a folder cannot be opened and there is no `on_unreadable`.
     """
     tell = on_unreadable or _refuse(top)
-    first = _opened(top, "", frozenset(), tell)
+    skipping = _Skipping(ignored, on_ignored)
+    first = _opened(top, "", frozenset(), tell, skipping)
     stack = [first] if first else []
     while stack:
         level = stack[-1]
@@ -64,18 +90,22 @@ def walk_files(top: Path, on_unreadable: OnUnreadable | None = None) -> Iterator
         if not _is_folder(entry):
             yield FoundFile(path, entry)
             continue
-        below = _opened(Path(entry.path), f"{path}/", level.above, tell)
+        below = _opened(Path(entry.path), f"{path}/", level.above, tell, skipping)
         if below:
             stack.append(below)
 
 
-def visible_folders(top: Path) -> list[str]:
+def visible_folders(top: Path, ignored: IgnoredFiles = DEFAULT_IGNORED) -> list[str]:
     """Return the sorted names of the visible folders directly in a folder, including links.
+
+    Args:
+        top: the folder.
+        ignored: tells which of them are skipped.
 
     Raises:
         DataError: if the folder cannot be opened.
     """
-    level = _opened(top, "", frozenset(), _refuse(top))
+    level = _opened(top, "", frozenset(), _refuse(top), _Skipping(ignored))
     return [entry.name for entry in level.entries if _is_folder(entry)] if level else []
 
 
@@ -90,7 +120,11 @@ def _refuse(top: Path) -> OnUnreadable:
 
 
 def _opened(
-    folder: Path, prefix: str, above: frozenset[tuple[int, int]], tell: OnUnreadable
+    folder: Path,
+    prefix: str,
+    above: frozenset[tuple[int, int]],
+    tell: OnUnreadable,
+    skipping: _Skipping,
 ) -> _Level | None:
     """Return a folder's visible entries; none if a link leads back to one of its parents."""
     try:
@@ -106,6 +140,7 @@ def _opened(
         return None
     if not prefix:
         entries = [entry for entry in entries if not _is_of_mlflow(entry)]
+    entries = [entry for entry in entries if not skipping.skips(prefix, entry)]
     entries.sort(key=lambda entry: entry.name)
     return _Level(prefix, iter(entries), above | {identity})
 

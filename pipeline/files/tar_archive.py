@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
 from pipeline.files.archives import Listing, MemberError, check_expansion, damaged
+from pipeline.files.member_names import read_names
 from pipeline.files.shared_file import SharedFile
 
 _HEADER_BYTES = 1 << 20
@@ -47,15 +48,24 @@ class Headers(io.RawIOBase):
 
 
 class TarArchive:
-    """A tar archive; its headers are read once to find the members."""
+    """A tar archive; its headers are read once to find the members.
 
-    def __init__(self, file: Path) -> None:
+    Args:
+        file: the archive.
+        encoding: of the names that are not UTF-8; by default, they are escaped.
+    """
+
+    def __init__(self, file: Path, encoding: str | None = None) -> None:
         self._shared = SharedFile(file)
         self._members: dict[str, _Place] = {}
         listing = Listing(file)
-        unpacked = 0
+        unpacked, odd = 0, list[bytes]()
         for info in _infos(file, self._shared):
-            path = listing.accepted(info.name, is_folder=info.isdir(), refusal=_refusal(info))
+            name = info.name
+            if raw := _undecoded(name):
+                odd.append(raw)
+                name = read_names(file, [raw], encoding).names[raw] if encoding else name
+            path = listing.accepted(name, is_folder=info.isdir(), refusal=_refusal(info))
             if path is None:
                 continue
             if info.offset_data + info.size > self._shared.size:
@@ -65,6 +75,7 @@ class TarArchive:
         check_expansion(file, unpacked)
         self.paths = list(self._members)
         self.folders, self.refused = listing.folders, listing.refused
+        self.note = _note(file, odd, encoding) if odd else ""
 
     def size_of(self, path: str) -> int:
         """Return the size of a file in bytes."""
@@ -79,6 +90,31 @@ class TarArchive:
         if path not in self._members:
             raise MemberError("is not in the archive")
         return self._members[path]
+
+
+def _undecoded(name: str) -> bytes:
+    """Return a name that is not UTF-8 as it is written; nothing for others."""
+    if name.isascii():
+        return b""
+    raw = name.encode("utf-8", "surrogateescape")
+    try:
+        raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return raw
+    return b""
+
+
+def _note(file: Path, odd: list[bytes], encoding: str | None) -> str:
+    """Return how the names that are not UTF-8 were read."""
+    one = len(odd) == 1
+    count = f"{file.name}: {len(odd):,} name{' is' if one else 's are'} not UTF-8"
+    if encoding:
+        was = "was" if one else "were"
+        return f"{count} and {was} read as {encoding}: '{odd[0].decode(encoding)}'"
+    return (
+        f"{count}, such as {odd[0]!r}; set --data.name-encoding, for example to cp1252, cp932 or "
+        "gbk"
+    )
 
 
 def _infos(file: Path, shared: SharedFile) -> Iterator[tarfile.TarInfo]:

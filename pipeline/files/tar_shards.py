@@ -114,6 +114,13 @@ class ShardedArchive:
             for member in open_archive(shard).refused
         ]
 
+    @property
+    def note(self) -> str:
+        """How names of the first shard with others than UTF-8 names were read."""
+        return next(
+            (note for each in self._shards.values() if (note := open_archive(each).note)), ""
+        )
+
     def size_of(self, path: str) -> int:
         """Return the size of a file in bytes."""
         shard, member = self._found(path)

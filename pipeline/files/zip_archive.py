@@ -5,6 +5,7 @@ from __future__ import annotations
 import stat
 import struct
 import zipfile
+import zlib
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -17,23 +18,34 @@ from pipeline.files.archives import (
     damaged,
     too_many_members,
 )
+from pipeline.files.member_names import read_names
 from pipeline.files.shared_file import SharedFile
 
 _ENCRYPTED = 0x1
+_UTF_8 = 0x800
+"""The flag of a name that is UTF-8; all others are read as cp437 by `zipfile`."""
+_UNICODE_PATH = 0x7075
+"""The extra field with the UTF-8 name of a member (Info-ZIP)."""
 _READ_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _DIRECTORY_BYTES = 1 << 29
 _END, _END_BYTES, _LONGEST_COMMENT = b"PK\x05\x06", 22, 65535
 _LOCATOR, _LOCATOR_BYTES = b"PK\x06\x07", 20
 _END_64_BYTES = 56
 _ENTRY = b"PK\x01\x02"
+_FIELD_HEAD, _PATH_HEAD = 4, 5
 _OPEN_ERRORS = (zipfile.BadZipFile, ValueError, RuntimeError, struct.error, EOFError)
 """What opening a damaged member raises."""
 
 
 class ZipArchive:
-    """A zip archive; members are found by its directory."""
+    """A zip archive; members are found by its directory.
 
-    def __init__(self, file: Path) -> None:
+    Args:
+        file: the archive.
+        encoding: of the names that do not declare one; by default UTF-8, or cp437.
+    """
+
+    def __init__(self, file: Path, encoding: str | None = None) -> None:
         self._shared = SharedFile(file)
         _check_directory(file, self._shared)
         listing = Listing(file)
@@ -43,11 +55,15 @@ class ZipArchive:
             raise damaged(file, str(error)) from error
         self._members: dict[str, zipfile.ZipInfo] = {}
         packed = unpacked = encrypted = 0
-        for info in self._zip.infolist():
+        infos = self._zip.infolist()
+        raw = [each for info in infos if (each := _undeclared(info))]
+        names, self.note = read_names(file, raw, encoding)
+        for info in infos:
             packed, unpacked = packed + info.compress_size, unpacked + info.file_size
             encrypted += info.flag_bits & _ENCRYPTED
-            is_folder, refusal = info.filename.endswith("/"), _refusal(info)
-            path = listing.accepted(info.filename, is_folder=is_folder, refusal=refusal)
+            name = _declared(info) or names.get(_undeclared(info), info.filename)
+            is_folder, refusal = name.endswith("/"), _refusal(info)
+            path = listing.accepted(name, is_folder=is_folder, refusal=refusal)
             if path is not None:
                 self._members[path] = info
         if encrypted and not self._members:
@@ -81,6 +97,29 @@ class ZipArchive:
 def is_zip(file: Path) -> bool:
     """Return whether a file ends like a zip archive; it may begin with something else."""
     return zipfile.is_zipfile(file)
+
+
+def _undeclared(info: zipfile.ZipInfo) -> bytes:
+    """Return a member's name if its encoding is not declared and matters; else nothing."""
+    name = info.orig_filename.partition("\0")[0]
+    if info.flag_bits & _UTF_8 or name.isascii() or _declared(info):
+        return b""
+    return name.encode("cp437")
+
+
+def _declared(info: zipfile.ZipInfo) -> str:
+    """Return the name of the extra field for UTF-8 names; empty if there is none that fits."""
+    extra, raw = info.extra, info.orig_filename
+    if info.flag_bits & _UTF_8 or raw.isascii():
+        return ""
+    while len(extra) >= _FIELD_HEAD:
+        kind, size = struct.unpack_from("<HH", extra)
+        field, extra = extra[4 : 4 + size], extra[4 + size :]
+        if kind == _UNICODE_PATH and len(field) > _PATH_HEAD and field[0] == 1:
+            (checksum,) = struct.unpack_from("<L", field, 1)
+            if checksum == zlib.crc32(raw.encode("cp437", "ignore")):
+                return field[_PATH_HEAD:].decode("utf-8", "replace")
+    return ""
 
 
 def _refusal(info: zipfile.ZipInfo) -> str | None:

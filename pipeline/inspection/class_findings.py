@@ -1,4 +1,4 @@
-"""Findings about classes: imbalance, classes that are too small, and classes without images."""
+"""Findings about classes: imbalance, too few images or none, names that look wrong."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pandas as pd
 from pipeline.data.manifest import examples
 from pipeline.data.same_images import FILE, GROUP, PIXELS, known, united
 from pipeline.inspection.finding import Finding, finding_on_classes
+from pipeline.labels.class_names import suspicions
 
 _IMBALANCE = 10
 _FEW_IMAGES = 10
@@ -33,7 +34,21 @@ def findings_on_classes(
     counts = {str(label): int(count) for label, count in rows["label"].value_counts().items()}
     damaged = rows[:0] if unreadable is None else unreadable
     small = _small(rows, divided, counts, needed_splits, damaged) if counts else []
-    return [*small, *_imbalance(counts), *_empty(empty)]
+    return [*small, *_imbalance(counts), *_empty(empty), *_suspicious(counts)]
+
+
+def _suspicious(counts: Mapping[str, int]) -> list[Finding]:
+    """Return what looks wrong about the names of the classes."""
+    return [
+        finding_on_classes(
+            each.kind,
+            "warning",
+            each.classes,
+            f"{each.sentence[0].upper()}{each.sentence[1:]}.",
+            f"Trains on the classes as they are. {each.remedy}.",
+        )
+        for each in suspicions(counts)
+    ]
 
 
 def _small(

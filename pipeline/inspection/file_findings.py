@@ -12,15 +12,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from pipeline.data.left_out import LeftOut, left_out, remedies
 from pipeline.files.data_names import IMAGE_SUFFIXES
 from pipeline.inspection.finding import Finding, Kind, Severity, finding_on_files
 
 Array = np.ndarray[Any, Any]
 
-_TRUNCATED = "the file ends too early"
-"""The decoder's reason for an incomplete image."""
-_HEIF_PACKAGE = "pillow-heif"
-"""Named in the reason why a HEIF file cannot be read without it."""
 _SUFFIXES = {
     "JPEG": {".jpg", ".jpeg", ".jpe", ".jfif", ".mpo"},
     "PNG": {".png", ".apng"},
@@ -43,20 +40,24 @@ _BLURRED, _BLURRED_PART = 0.3, 1 / 3
 
 
 def findings_on_status(manifest: pd.DataFrame) -> list[Finding]:
-    """Return what is left out of every run: foreign, unreadable and truncated files."""
-    damaged = manifest[manifest["status"] == "damaged"]
-    early = damaged["reason"] == _TRUNCATED
-    foreign = manifest[manifest["status"] == "foreign"]
-    left_out = "Leaves them out of every run."
-    heif = any(_HEIF_PACKAGE in reason for reason in damaged["reason"])
-    remedy = "; HEIF files (.heic) need pip install 'patchline[heic]'" if heif else ""
-    return [
-        *_finding("foreign", "note", foreign, _files, f"{left_out} Nothing needs to be done."),
-        *_finding("unreadable", "warning", damaged[~early], _images,
-                  f"{left_out} Repair or delete the files{remedy}."),
-        *_finding("truncated", "warning", damaged[early], _images,
-                  f"{left_out} Copy or download the files again."),
-    ]  # fmt: skip
+    """Return what is left out of every run: a finding of each kind, a sentence for each cause."""
+    by_kind: dict[Kind, list[LeftOut]] = {}
+    for part in left_out(manifest):
+        by_kind.setdefault(part.cause.kind, []).append(part)
+    return [_finding_on_causes(kind, parts) for kind, parts in by_kind.items()]
+
+
+def _finding_on_causes(kind: Kind, parts: list[LeftOut]) -> Finding:
+    rows = pd.concat([part.rows for part in parts]).sort_index()
+    reasons = zip(rows["path"], rows["reason"], strict=True)
+    return finding_on_files(
+        kind,
+        "note" if kind == "foreign" else "warning",
+        tuple(rows["path"]),
+        " ".join(f"{part.sentence}." for part in parts),
+        f"Leaves them out of every run. {remedies(parts)}",
+        details={path: reason for path, reason in reasons if reason},
+    )
 
 
 def findings_on_format(rows: pd.DataFrame) -> list[Finding]:
@@ -135,12 +136,6 @@ def _far(logarithms: Array, factor: float) -> Array:
 
 
 _WORDS: dict[Kind, tuple[str, str]] = {
-    "foreign": ("is not an image of a class", "are not images of a class"),
-    "unreadable": ("cannot be decoded", "cannot be decoded"),
-    "truncated": (
-        "is incomplete: its file ends too early",
-        "are incomplete: their files end too early",
-    ),
     "wrong_extension": (
         "has another format than its name says",
         "have another format than their names say",
@@ -157,10 +152,6 @@ _WORDS: dict[Kind, tuple[str, str]] = {
         "are much less sharp than the others",
     ),
 }
-
-
-def _files(count: int) -> str:
-    return f"{count:,} file{'' if count == 1 else 's'}"
 
 
 def _images(count: int) -> str:

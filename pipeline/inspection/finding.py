@@ -12,7 +12,8 @@ from pipeline.section import Section
 Kind = Literal[
     "foreign", "unreadable", "truncated", "wrong_extension", "unusual_mode", "size_outlier",
     "exact_duplicate", "near_duplicate", "leakage", "label_conflict", "label_error", "imbalance",
-    "small_class", "empty_class", "dark", "blurred", "blank",
+    "small_class", "empty_class", "dark", "blurred", "blank", "contradictory_rows", "missing_file",
+    "refused_member", "similar_classes", "suspicious_class", "suspicious_labels",
 ]  # fmt: skip
 KINDS: tuple[Kind, ...] = get_args(Kind)
 Severity = Literal["error", "warning", "note"]
@@ -22,6 +23,9 @@ TITLES: dict[Kind, str] = {
     "foreign": "Files that are not images of a class",
     "unreadable": "Unreadable images",
     "truncated": "Truncated images",
+    "contradictory_rows": "Rows that contradict each other",
+    "missing_file": "Images that do not exist",
+    "refused_member": "Members of the archive that are not read",
     "wrong_extension": "Wrong file extensions",
     "unusual_mode": "Unusual colour modes",
     "size_outlier": "Unusual sizes",
@@ -33,6 +37,9 @@ TITLES: dict[Kind, str] = {
     "imbalance": "Imbalanced classes",
     "small_class": "Small classes",
     "empty_class": "Empty classes",
+    "similar_classes": "Classes with similar names",
+    "suspicious_class": "Suspicious class names",
+    "suspicious_labels": "Labels that are no classes",
     "dark": "Dark images",
     "blurred": "Blurred images",
     "blank": "Blank images",
@@ -45,7 +52,7 @@ class Finding(Section):
     kind: Kind
     severity: Severity
     count: int
-    """Number of files, or of classes for `imbalance` and `empty_class`."""
+    """Number of files, or of classes for findings about classes."""
     files: tuple[str, ...]
     """All files, as paths of the manifest; empty if the finding is about classes alone."""
     action: str

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Generic, Literal, NamedTuple, Protocol
 
 from pipeline.files.data_names import Split
+from pipeline.files.ignored_files import IgnoredFiles
+from pipeline.labels.reading_rules import ReadingRules
 from pipeline.plugin_kinds.plugin_config import API_VERSION, C, accepts_exceptions
 
 
@@ -55,6 +58,8 @@ class ImageListing:
     columns: Mapping[str, list[str]] = field(default_factory=dict)
     """Further facts by name, with a text for each of `images`. The manifest keeps them as columns
     `column:NAME`; the data's version does not depend on them."""
+    ignored: list[str] = field(default_factory=list)
+    """Files that `SourceContext.ignored` skips, and folders, which end in a slash."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,17 @@ class SourceContext:
     """A folder for files of the source, kept between runs."""
     needs_labels: bool = True
     """Whether images without a class are of no use. Otherwise, list them with an empty label."""
+    rules: ReadingRules = field(default_factory=ReadingRules)
+    """Settings that concern several sources, such as the cells that mean no label."""
+
+    @cached_property
+    def ignored(self) -> IgnoredFiles:
+        """What tells which files and folders are skipped, such as thumbnails of other programs.
+
+        Whatever a source lists of them is left out afterwards; a source that derives classes from
+        names should skip them itself.
+        """
+        return IgnoredFiles(self.rules.ignore)
 
 
 class DataSource(Protocol):

@@ -35,14 +35,18 @@ class ImageArchive:
     def __init__(self, config: ArchiveConfig, context: SourceContext) -> None:
         self.config = config
         self.path, self.work_dir = context.path, context.work_dir
-        self.needs_labels = context.needs_labels
+        self.needs_labels, self.rules = context.needs_labels, context.rules
+        self.ignored = context.ignored
 
     def list_images(self) -> ImageListing:
         """Return every file in the archive; raise `DataError` if it cannot be read."""
         file = self._file()
-        readable = readable_archive(file, self.work_dir)
+        readable = readable_archive(file, self.work_dir, self.rules.name_encoding)
         archive = open_archive(readable)
-        outer = ClassFolders(readable, archive.folders, archive.paths)
+        skipped: list[str] = []
+        files = self.ignored.kept(archive.paths, skipped.append)
+        folders = [each for each in archive.folders if not self.ignored.skipped_part(f"{each}/")]
+        outer = ClassFolders(readable, folders, files)
         content = _unwrapped(outer)
         if not archive.paths and not archive.refused:
             raise DataError(f"{file} holds no files. Pass an archive of images in class folders.")
@@ -65,6 +69,8 @@ class ImageArchive:
                 *(LeftOutFile(member.path, member.reason) for member in archive.refused),
                 *(LeftOutFile(path, "is not in a class folder", "foreign") for path in beside),
             ],
+            notes=[archive.note] if archive.note else [],
+            ignored=skipped,
         )
 
     def _file(self) -> Path:

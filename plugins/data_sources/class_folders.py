@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from pipeline.plugin_api import (
     IMAGE_SUFFIXES,
@@ -20,6 +20,7 @@ from pipeline.plugin_api import (
     PluginConfig,
     Split,
     split_named,
+    unclear_level,
 )
 
 _NAMED_FOLDERS = 5
@@ -45,7 +46,7 @@ class ClassFolders:
     folders: list[str]
     """Paths of folders; those with files in them need not be listed."""
     files: list[str]
-    """Paths of all files."""
+    """Paths of all files that are not skipped."""
 
     @cached_property
     def top(self) -> list[str]:
@@ -69,10 +70,10 @@ class ClassFolders:
         Args:
             split_folders: whether folders named like splits are splits; None to tell by their
                 contents.
-            needs_labels: whether images without a class are of no use.
+            needs_labels: whether the folders have to say what the classes are.
 
         Raises:
-            DataError: if both readings are possible, or there is no class.
+            DataError: if several readings are possible, or there is no class.
         """
         if split_folders if split_folders is not None else is_split(self):
             images, empty = _images_in_splits(self)
@@ -87,7 +88,22 @@ class ClassFolders:
                 f"{self.root} has no class folder with files in it. Put the images of each class "
                 f"into a folder named after the class.{meant if images else ''}"
             )
+        if needs_labels:
+            self._check_level(images)
         return images, empty
+
+    def _check_level(self, images: Collection[ListedImage]) -> None:
+        """Raise `DataError` if the folders in the class folders may be the classes."""
+        deep = [image for image in images if image.label and image.path.count("/") > 1]
+        like = [image for image in deep if _is_named_like_an_image(image.path)] or deep
+        alone = {image.label for image in images} - {"", *(image.label for image in like)}
+        pairs = [(image.label, image.path) for image in like]
+        question = unclear_level([*pairs, *((label, f"{label}/") for label in alone)])
+        if question:
+            raise DataError(
+                f"It is not clear which folders of {self.root} are the classes: {question.reason}. "
+                f"{question.remedy}."
+            )
 
     def classes_in(self, splits: Collection[str]) -> set[str]:
         """Return the names of the class folders with files in any of some folders for splits."""
@@ -112,8 +128,7 @@ class ClassFolders:
 
     def has_images_beside(self) -> bool:
         """Return whether a file directly in the root is named like an image."""
-        loose = (PurePosixPath(path) for path in self.files if "/" not in path)
-        return any(path.suffix.lower() in IMAGE_SUFFIXES for path in loose)
+        return any(_is_named_like_an_image(path) for path in self.files if "/" not in path)
 
     def filled(self, folders: Collection[str]) -> list[str]:
         """Return the folders that contain files, at any depth."""
@@ -208,6 +223,10 @@ def _images_in_splits(content: ClassFolders) -> tuple[list[ListedImage], list[st
     filled = set(map(content.class_folder, meanings))
     listed = set(map(content.class_folder, content.folders))
     return images, sorted(listed - filled - {""})
+
+
+def _is_named_like_an_image(path: str) -> bool:
+    return f".{path.rpartition('.')[2].lower()}" in IMAGE_SUFFIXES
 
 
 def _in_class_folder(path: str) -> ListedImage:

@@ -3,8 +3,8 @@
     flowers/rose/1.jpg          or, with the splits given,   flowers/train/rose/1.jpg
     flowers/tulip/2.jpg                                      flowers/test/tulip/2.jpg
 
-Files may be nested deeper in the class folder. Hidden files and folders are skipped; linked folders
-are followed, and cycles are detected.
+Files may be nested deeper in the class folder. Hidden files and folders are skipped, and those that
+other programs leave beside images; linked folders are followed, and cycles are detected.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pipeline.plugin_api import (
     TABLE_SUFFIXES,
     DataError,
     DataSourcePlugin,
+    IgnoredFiles,
     ImageListing,
     SourceContext,
     split_named,
@@ -36,13 +37,14 @@ class ImageFolder:
 
     def __init__(self, config: ImageFolderConfig, context: SourceContext) -> None:
         self.config = config
-        self.path = context.path
+        self.path, self.ignored = context.path, context.ignored
         self.needs_labels = context.needs_labels
 
     def list_images(self) -> ImageListing:
         """Return every file below the folder; raise `DataError` if there is no class in it."""
         root = self._root()
-        content = _content(root)
+        skipped: list[str] = []
+        content = _content(root, self.ignored, skipped)
         if self.config.split_folders is not False:
             content = _around_splits(content)
         images, empty = content.images(self.config.split_folders, needs_labels=self.needs_labels)
@@ -52,6 +54,7 @@ class ImageFolder:
             images=images,
             mirror_symmetric=self.config.mirror_symmetric,
             empty_classes=empty,
+            ignored=skipped,
         )
 
     def _root(self) -> Path:
@@ -68,12 +71,18 @@ class ImageFolder:
         return root.resolve()
 
 
-def _content(root: Path) -> ClassFolders:
-    """Walk the folder; raise `DataError` if a part of it cannot be opened."""
-    files = list(_whole(root))
-    top = visible_folders(root)
+def _content(root: Path, ignored: IgnoredFiles, skipped: list[str]) -> ClassFolders:
+    """Walk the folder, and collect what is skipped.
+
+    Raises:
+        DataError: if a part of it cannot be opened.
+    """
+    files = list(_whole(root, ignored, skipped))
+    top = visible_folders(root, ignored)
     splits = ClassFolders(root, top, files).split_places.values()
-    below = [f"{place}/{name}" for place in splits for name in visible_folders(root / place)]
+    below = [
+        f"{place}/{name}" for place in splits for name in visible_folders(root / place, ignored)
+    ]
     return ClassFolders(root, [*top, *below], files)
 
 
@@ -91,8 +100,8 @@ def _around_splits(content: ClassFolders) -> ClassFolders:
     return inner if inner.classes_in(train) and not beside else content
 
 
-def _whole(root: Path) -> Iterator[str]:
-    for found in walk_files(root):
+def _whole(root: Path, ignored: IgnoredFiles, skipped: list[str]) -> Iterator[str]:
+    for found in walk_files(root, ignored=ignored, on_ignored=skipped.append):
         # a name without a suffix is most likely a folder on a disk that is not mounted
         if found.entry.is_symlink() and "." not in found.entry.name:
             target = Path(found.entry.path)

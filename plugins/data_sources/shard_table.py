@@ -74,6 +74,7 @@ class ShardTable:
             self._rename(image_kinds)
             image_kinds = {IMAGE}
         self.embedded = frozenset(image_kinds)
+        self.notes: list[str] = []
         self.names = list(dict.fromkeys(name for row in self._rows for name in row))
         self.class_names = _class_names(place, self._rows)
 

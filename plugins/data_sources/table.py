@@ -24,10 +24,11 @@ from pipeline.plugin_api import (
     table_parts,
     valid_name,
 )
+from plugins.data_sources.cell_text import shown
 from plugins.data_sources.embedded_images import extracted, image_names
 from plugins.data_sources.table_columns import Columns, chosen_columns
 from plugins.data_sources.table_files import find_files
-from plugins.data_sources.table_reading import ParquetTable, PartedTable, Table, read_table, shown
+from plugins.data_sources.table_reading import ParquetTable, PartedTable, Table, read_table
 from plugins.data_sources.table_rows import Places, listed_rows, own_columns
 
 _COMMON_NAMES = ("labels", "label", "train", "data", "metadata", "annotations", "images", "table")
@@ -63,12 +64,12 @@ class ImageTable:
     def __init__(self, config: TableConfig, context: SourceContext) -> None:
         self.config = config
         self.path, self.work_dir = context.path, context.work_dir
-        self.needs_labels = context.needs_labels
+        self.needs_labels, self.context = context.needs_labels, context
 
     def list_images(self) -> ImageListing:
         """Return one image for each row; raise `DataError` if the table cannot be used."""
         file = self._file()
-        table = read_table(file)
+        table = read_table(file, self.context.rules.header)
         config = self.config
         columns = chosen_columns(
             table,
@@ -85,7 +86,7 @@ class ImageTable:
             mirror_symmetric=config.mirror_symmetric,
             notes=[*_guess_note(file, columns), *places.notes],
         )
-        images, left_out, rows = listed_rows(table, columns, places, needs_labels=self.needs_labels)
+        images, left_out, rows, notes = listed_rows(table, columns, places, self.context)
         if not images and not columns.label:
             raise DataError(
                 f"{file} lists no image that exists. Choose another --data.image-column."
@@ -96,7 +97,8 @@ class ImageTable:
                 "--data.label-column."
             )
         own = own_columns(table, columns, rows)
-        return replace(listing, images=images, left_out=left_out, columns=own)
+        notes = [*table.notes, *listing.notes, *notes]
+        return replace(listing, images=images, left_out=left_out, columns=own, notes=notes)
 
     def _places(self, table: Table, image: str) -> Places:
         if image in table.embedded and isinstance(table, ParquetTable | PartedTable):
@@ -110,10 +112,20 @@ class ImageTable:
         values = table.column(image)
         folder = self._folder(table.file)
         found = find_files(table.file, values, folder)
-        missing = [value for value, path in zip(values, found.paths, strict=True) if path is None]
-        if len(missing) > _MOST_MISSING * len(values):
+        missing = [
+            value
+            for value, path in zip(values, found.paths, strict=True)
+            if path is None and value.strip()
+        ]
+        named = sum(bool(value.strip()) for value in values)
+        if not named:
             raise DataError(
-                f"{len(missing):,} of {len(values):,} images named in column '{shown(image)}' of "
+                f"Column '{shown(image)}' of {table.file} is empty. Choose another "
+                "--data.image-column, or fill in the paths of the images."
+            )
+        if len(missing) > _MOST_MISSING * named:
+            raise DataError(
+                f"{len(missing):,} of {named:,} images named in column '{shown(image)}' of "
                 f"{table.file} do not exist below {folder}: {_some(missing)}. Set "
                 "--data.image-folder to the folder of the images, or choose another "
                 "--data.image-column."

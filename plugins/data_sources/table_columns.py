@@ -7,7 +7,8 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from pipeline.plugin_api import IMAGE_SUFFIXES, DataError, Split, split_named
-from plugins.data_sources.table_reading import Table, shown
+from plugins.data_sources.cell_text import shown
+from plugins.data_sources.table_reading import Table
 
 _IMAGE_NAMES = (
     "image", "img", "image_path", "img_path", "file_name", "filename", "file", "filepath",
@@ -144,16 +145,9 @@ def _named(table: Table, names: list[str], kind: str) -> str:
         what = "names the images" if kind == "image" else "holds the labels"
         raise DataError(
             f"It is not obvious which column of {table.file} {what}: {_listed(table)}. Set "
-            f"--data.{kind}-column.{_header_hint(table)}"
+            f"--data.{kind}-column."
         )
     return found
-
-
-def _header_hint(table: Table) -> str:
-    first = next(iter(table.names), "")
-    if PurePosixPath(first).suffix.lower() not in IMAGE_SUFFIXES:
-        return ""
-    return " The first line must be a header such as image,label."
 
 
 def _listed(table: Table) -> str:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
+from unicodedata import normalize
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from pipeline.plugin_api import IMAGE_SUFFIXES, DataError, walk_files
-from plugins.data_sources.table_reading import shown
+from plugins.data_sources.cell_text import shown
 
+_DRIVE = re.compile(r"[A-Za-z]:/")
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 
 
@@ -43,12 +45,12 @@ def find_files(table: Path, values: list[str], folder: Path) -> FoundFiles:
     found: dict[str, str] = {}
     missing: list[str] = []
     for value in dict.fromkeys(values):
-        file = _file_of(table, value, folder)
-        if value and os.path.isfile(file):  # noqa: PTH113 - text is faster than a Path
+        file = _existing(table, value, folder)
+        if file:
             found[value] = file
-        elif value:
+        elif value.strip():
             missing.append(value)
-    searched = _below(table, missing, folder) if missing else {}
+    searched = _below(table, missing, folder, set(found.values())) if missing else {}
     note = _note(searched) if searched else ""
     for value, path in searched.items():
         found[value] = f"{folder}/{path}"
@@ -56,6 +58,16 @@ def find_files(table: Path, values: list[str], folder: Path) -> FoundFiles:
     start = len(str(root).rstrip("/")) + 1
     paths = [found[value][start:] if value in found else None for value in values]
     return FoundFiles(root, paths, note)
+
+
+def _existing(table: Path, value: str, folder: Path) -> str:
+    """Return the file that a value states, or with the slashes of Windows; empty if none exists."""
+    plain = value.strip()
+    for path in dict.fromkeys((value, plain, plain.replace("\\", "/"))):
+        file = _file_of(table, path, folder) if path.strip() else ""
+        if file and os.path.isfile(file):  # noqa: PTH113 - text is faster than a Path
+            return file
+    return ""
 
 
 def _file_of(table: Path, value: str, folder: Path) -> str:
@@ -73,21 +85,67 @@ def _file_of(table: Path, value: str, folder: Path) -> str:
     return os.path.normpath(folder / value)
 
 
-def _below(table: Path, values: list[str], folder: Path) -> dict[str, str]:
-    """Return the file below the folder that ends with each value, with or without a suffix."""
-    wanted = {value.replace("\\", "/").strip("/"): value for value in values}
+def _below(table: Path, values: list[str], folder: Path, named: Collection[str]) -> dict[str, str]:
+    """Return the file below the folder that ends with each value, with or without a suffix.
+
+    If all values are absolute paths, which are those of another machine, the part is compared in
+    which they differ. Upper and lower case, and the form of Unicode, matter only where several
+    files fit.
+
+    Args:
+        table: for messages.
+        values: of the image column.
+        folder: where to search.
+        named: files that other values state; they are no answer.
+    """
+    wanted: dict[str, list[str]] = {}
+    for value, relative in _relative(values, elsewhere=not named).items():
+        wanted.setdefault(_plain(relative), []).append(value)
     names = {PurePosixPath(name).name for name in wanted}
     candidates: dict[str, list[str]] = {}
     for file in walk_files(folder):
         path = PurePosixPath(file.path)
         stem = file.path[: -len(path.suffix)] if path.suffix.lower() in IMAGE_SUFFIXES else ""
         for text in (file.path, stem):
-            if text.rpartition("/")[2] not in names:
+            plain = _plain(text)
+            if plain.rpartition("/")[2] not in names or f"{folder}/{file.path}" in named:
                 continue
-            for tail in _tails(text):
-                if tail in wanted:
-                    candidates.setdefault(wanted[tail], []).append(file.path)
-    return _unambiguous(table, candidates)
+            for tail in _tails(plain):
+                for value in wanted.get(tail, ()):
+                    candidates.setdefault(value, []).append(file.path)
+    exact = {
+        value: [each for each in paths if _ends_with(each, value)] or paths
+        for value, paths in candidates.items()
+    }
+    return _unambiguous(table, exact)
+
+
+def _relative(values: list[str], *, elsewhere: bool) -> dict[str, str]:
+    """Return paths with forward slashes, without the folder that all absolute ones start with.
+
+    Args:
+        values: of the image column.
+        elsewhere: whether that folder is one of another machine, because no file is there.
+    """
+    paths = {value: value.strip().replace("\\", "/") for value in values}
+    if elsewhere and all(path.startswith("/") or _DRIVE.match(path) for path in paths.values()):
+        folders = [path.rpartition("/")[0] for path in paths.values()]
+        try:
+            common = os.path.commonpath(folders).rstrip("/")
+        except ValueError:  # drives, and paths of another system
+            common = ""
+        paths = {value: path[len(common) + bool(common) :] for value, path in paths.items()}
+    return {value: os.path.normpath(path).strip("/") for value, path in paths.items()}
+
+
+def _ends_with(path: str, value: str) -> bool:
+    stated = value.strip().replace("\\", "/").rpartition("/")[2]
+    name = path.rpartition("/")[2]
+    return stated in (name, PurePosixPath(name).stem)
+
+
+def _plain(path: str) -> str:
+    return path.casefold() if path.isascii() else normalize("NFC", path).casefold()
 
 
 def _tails(path: str) -> Iterable[str]:

@@ -6,7 +6,6 @@ stay what they are. Of a Parquet file, only the columns that are asked for are r
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -15,14 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pipeline.plugin_api import DataError, split_named, table_parts
+from plugins.data_sources.cell_text import shown
+from plugins.data_sources.csv_reading import csv_columns
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_DELIMITERS = (",", ";", "\t", "|")
 _IMAGES_AT_ONCE = 16
-_LONGEST_SHOWN = 80
-_MOST_FIELD_BYTES = 1 << 27
 _PARQUET_ERRORS = (OSError, ValueError, TypeError, LookupError, NotImplementedError)
 """The classes that pyarrow's own errors derive from."""
 _BYTES, _PATH = "bytes", "path"
@@ -41,6 +39,8 @@ class Table(Protocol):
     """Columns that hold the images themselves."""
     class_names: dict[str, list[str]]
     """For columns of class numbers: the name of each number."""
+    notes: list[str]
+    """What a person should know about how the table was read."""
 
     def column(self, name: str) -> list[str]:
         """Return the values of a column; of an embedded image, the path that is stored with it."""
@@ -50,8 +50,10 @@ class Table(Protocol):
 class TextTable:
     """A table that is read as a whole."""
 
-    def __init__(self, file: Path, columns: dict[str, list[str]]) -> None:
-        self.file = file
+    def __init__(
+        self, file: Path, columns: dict[str, list[str]], notes: Sequence[str] = ()
+    ) -> None:
+        self.file, self.notes = file, list(notes)
         self.names = list(columns)
         self.embedded: frozenset[str] = frozenset()
         self.class_names: dict[str, list[str]] = {}
@@ -73,7 +75,7 @@ class ParquetTable:
     def __init__(self, file: Path) -> None:
         import pyarrow.parquet as pq
 
-        self.file = file
+        self.file, self.notes = file, list[str]()
         with parquet_errors(file):
             self.schema: pa.Schema = pq.read_schema(file)
             self.rows: int = pq.read_metadata(file).num_rows
@@ -139,7 +141,7 @@ class PartedTable:
     """
 
     def __init__(self, folder: Path, files: Sequence[Path]) -> None:
-        self.file = folder
+        self.file, self.notes = folder, list[str]()
         self.parts = [ParquetTable(file) for file in files]
         first, *others = self.parts
         for part in others:
@@ -170,23 +172,28 @@ class PartedTable:
         return [value for part in self.parts for value in part.column(name)]
 
 
-def read_table(file: Path) -> Table:
+def read_table(file: Path, header: str = "auto") -> Table:
     """Read a table by its suffix, or the Parquet files of a folder as one.
 
+    Args:
+        file: the table.
+        header: whether the first line of a CSV or TSV file names the columns: true, false or auto.
+
     Raises:
-        DataError: if it cannot be read, or has no rows.
+        DataError: if it cannot be read, has no rows, or may or may not have a header.
     """
     suffix = file.suffix.lower()
     if file.is_dir():
         return PartedTable(file, table_parts(file))
     if suffix == ".parquet":
         return ParquetTable(file)
+    notes: list[str] = []
     try:
         with file.open(encoding="utf-8-sig", newline="") as opened:
             if suffix in (".jsonl", ".ndjson"):
                 columns = _json_columns(file, opened)
             else:
-                columns = _csv_columns(file, opened, "\t" if suffix == ".tsv" else None)
+                columns, notes = csv_columns(file, opened, header)
     except UnicodeDecodeError as error:
         raise DataError(
             f"{file} is not UTF-8 text ({error.reason} at byte {error.start}). Save it as UTF-8."
@@ -197,18 +204,7 @@ def read_table(file: Path) -> Table:
         ) from error
     if not columns or not next(iter(columns.values())):
         raise _no_rows(file)
-    return TextTable(file, columns)
-
-
-def shown(value: str) -> str:
-    """Return a cell or the name of a column for a message: in one line, and not long."""
-    short = value if len(value) <= _LONGEST_SHOWN else f"{value[: _LONGEST_SHOWN - 1]}…"
-    if short.isprintable():
-        return short
-    escaped = (each.encode("unicode_escape", "surrogatepass").decode() for each in short)
-    return "".join(
-        each if each.isprintable() else code for each, code in zip(short, escaped, strict=True)
-    )
+    return TextTable(file, columns, notes)
 
 
 def _no_rows(file: Path) -> DataError:
@@ -234,42 +230,6 @@ def parquet_errors(file: Path) -> Iterator[None]:
 
 def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:200] or type(error).__name__
-
-
-def _csv_columns(file: Path, opened: Any, delimiter: str | None) -> dict[str, list[str]]:
-    start = next((line for line in opened if line.strip()), "")
-    opened.seek(0)
-    if delimiter is None:
-        delimiter = max(_DELIMITERS, key=start.count)
-    csv.field_size_limit(_MOST_FIELD_BYTES)
-    reader = csv.reader(opened, delimiter=delimiter, skipinitialspace=True)
-    try:
-        names = [name.strip() for name in next(filter(any, reader), [])]
-        _check_names(file, names)
-        values: list[list[str]] = [[] for _ in names]
-        for row in reader:
-            if not row or (row == [""] and len(names) > 1):  # a blank line
-                continue
-            if len(row) != len(names):
-                raise DataError(
-                    f"Line {reader.line_num} of {file} has {len(row)} values, but the header has "
-                    f"{len(names)} columns. Repair the line."
-                )
-            for column, value in zip(values, row, strict=True):
-                column.append(value)
-    except csv.Error as error:
-        raise DataError(
-            f"{file} cannot be read as a table ({error}, line {reader.line_num}). Repair the line."
-        ) from error
-    return dict(zip(names, values, strict=True))
-
-
-def _check_names(file: Path, names: list[str]) -> None:
-    if not names:
-        raise DataError(f"{file} is empty. Write a header and one row for each image.")
-    for name in names:
-        if names.count(name) > 1:
-            raise DataError(f"{file} has two columns named '{shown(name)}'. Rename one of them.")
 
 
 def _json_columns(file: Path, opened: Any) -> dict[str, list[str]]:

@@ -57,7 +57,7 @@ class WebDataset:
     def __init__(self, config: WebDatasetConfig, context: SourceContext) -> None:
         self.config = config
         self.path, self.work_dir = context.path, context.work_dir
-        self.needs_labels = context.needs_labels
+        self.needs_labels, self.context = context.needs_labels, context
 
     def list_images(self) -> ImageListing:
         """Return one image for each sample; raise `DataError` if the shards cannot be used."""
@@ -81,18 +81,18 @@ class WebDataset:
         root = shard_index(shards, self.work_dir / "indexes" / f"{digest}.shards")
         paths = [path or None for path in table.column(columns.image)]
         places = Places(root, paths, table.keys, "the sample has no image", [])
-        images, left_out, rows = listed_rows(table, columns, places, needs_labels=self.needs_labels)
-        if not images:
-            raise _no_label(place, columns.label, [*table.left_out, *left_out])
+        listed = listed_rows(table, columns, places, self.context)
+        if not listed.images:
+            raise _no_label(place, columns.label, [*table.left_out, *listed.left_out])
         refused = [LeftOutFile(each.path, each.reason) for each in open_archive(root).refused]
         return ImageListing(
             name=valid_name(place.name if place.is_dir() else stem_of(place)),
             root=root,
-            images=images,
+            images=listed.images,
             mirror_symmetric=self.config.mirror_symmetric,
-            left_out=[*left_out, *table.left_out, *refused],
-            notes=_notes(table, columns, images),
-            columns=own_columns(table, columns, rows),
+            left_out=[*listed.left_out, *table.left_out, *refused],
+            notes=[*_notes(table, columns, listed.images), *listed.notes],
+            columns=own_columns(table, columns, listed.rows),
         )
 
     def _columns(self, table: ShardTable) -> Columns:

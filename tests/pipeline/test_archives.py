@@ -292,3 +292,66 @@ def test_member_without_a_name_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / "photos.zip").write_bytes(data.replace(b"x", b"\0"))
     archive = open_archive(tmp_path / "photos.zip")
     assert (archive.paths, archive.refused) == (["rose/1.jpg"], [])
+
+
+def _zip_of_names(file: Path, *names: bytes) -> Path:
+    """Write a zip whose names are stored as these bytes, without a word about their encoding."""
+    with zipfile.ZipFile(file, "w") as archive:
+        for number, name in enumerate(names):
+            archive.writestr(zipfile.ZipInfo(f"{number}".rjust(len(name), "Q")), b"x")
+    content = file.read_bytes()
+    for number, name in enumerate(names):
+        content = content.replace(f"{number}".rjust(len(name), "Q").encode(), name)
+    file.write_bytes(content)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("stored", "given", "used"),
+    [
+        ("utf-8", None, "UTF-8"),
+        ("cp437", None, "cp437"),
+        ("cp1252", "cp1252", "cp1252"),
+        ("utf-8", "utf-8", "utf-8"),
+    ],
+)
+def test_names_of_a_zip_without_an_encoding(
+    tmp_path: Path, stored: str, given: str | None, used: str
+) -> None:
+    """They are UTF-8 if they can be, as the Finder of macOS writes them; which, is said."""
+    names = ("M\u00fcller/1.jpg", "J\u00fcrgen/22.jpg")
+    file = _zip_of_names(tmp_path / "a.zip", *(name.encode(stored) for name in names))
+    archive = open_archive(readable_archive(file, tmp_path, given))
+    assert archive.paths == list(names)
+    assert f"read as {used}: 'M\u00fcller/1.jpg'" in archive.note
+    with archive.open(names[1]) as opened:
+        assert opened.read() == b"x"
+
+
+def test_encoding_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    """The name and the setting are named; names that declare an encoding are not affected."""
+    file = _zip_of_names(tmp_path / "a.zip", "M\u00fcller/1.jpg".encode())
+    with pytest.raises(DataError, match=r"data\.name_encoding is ascii, but the name b'M"):
+        readable_archive(file, tmp_path, "ascii")
+    with zipfile.ZipFile(tmp_path / "b.zip", "w") as archive:
+        archive.writestr("M\u00fcller/1.jpg", b"x")
+    assert readable_archive(tmp_path / "b.zip", tmp_path, "cp437") == tmp_path / "b.zip"
+
+
+def test_names_of_a_tar_in_another_encoding(tmp_path: Path) -> None:
+    """Without the setting they are named; with it, they are read."""
+    file = tmp_path / "a.tar"
+    with tarfile.open(file, "w", encoding="cp1252", format=tarfile.GNU_FORMAT) as archive:
+        archive.addfile(tarfile.TarInfo("M\u00fcller/1.jpg"), io.BytesIO())
+    assert "1 name is not UTF-8, such as b'M\\xfcller" in open_archive(file).note
+    named = open_archive(readable_archive(file, tmp_path, "cp1252"))
+    assert named.paths == ["M\u00fcller/1.jpg"]
+
+
+def test_archive_with_named_encoding_is_read_again_when_it_changes(tmp_path: Path) -> None:
+    """The file that states the encoding stays the same while the archive is replaced."""
+    file = _zip_of_names(tmp_path / "a.zip", "M\u00fcller/1.jpg".encode("cp1252"))
+    root = readable_archive(file, tmp_path, "cp1252")
+    assert open_archive(root).paths == ["M\u00fcller/1.jpg"]
+    _zip_of_names(file, "J\u00fcrgen/22.jpg".encode("cp1252"))
+    assert open_archive(root).paths == ["J\u00fcrgen/22.jpg"]

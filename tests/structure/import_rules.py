@@ -12,12 +12,13 @@ _PACKAGES: dict[str, set[str]] = {
     "files": set(),
     "layers": set(),
     "metrics": set(),
-    "plugin_kinds": set(),
+    "labels": set(),
+    "plugin_kinds": {"labels"},
     "plugin_system": set(),
     "plugin_system.contract": {"plugin_system", "models", "data"},
     "models": {"plugin_system", "models.pretrained"},
     "models.pretrained": {"layers"},
-    "data": {"plugin_system", "tracking", "run_memory"},
+    "data": {"labels", "plugin_system", "tracking", "run_memory"},
     "workers": set(),
     "supervision": set(),
     "server_access": set(),
@@ -58,7 +59,7 @@ _PACKAGES: dict[str, set[str]] = {
         "run_memory",
     },
     "evaluation": {"metrics", "models", "data", "visual_guide", "workers", "run_memory"},
-    "inspection": {"evaluation", "data"},
+    "inspection": {"evaluation", "data", "labels"},
     "packaging": {
         "evaluation",
         "metrics",
@@ -95,7 +96,7 @@ _PACKAGES: dict[str, set[str]] = {
 }
 _ROOT: dict[str, set[str]] = {
     # a module directly in `pipeline`, and the packages that it may import; all others import none
-    "plugin_api": {"plugin_kinds"},  # the public face of the kinds
+    "plugin_api": {"plugin_kinds", "labels"},  # the public face of the kinds
     "config_files": {"plugin_system"},  # reads the names of plugins before their settings
     "plugin_checks": {"plugin_system", "plugin_system.contract"},  # the public face of the contract
 }

@@ -12,6 +12,8 @@ import pytest
 from cyclopts import CycloptsError
 
 from flows.commands.application import application
+from pipeline.files.ignored_files import DEFAULT_PATTERNS
+from pipeline.labels.label_cells import NO_LABEL
 from tests.structure.pages import PAGES, ROOT, blocks, commands, execute
 
 _LISTING = re.compile(r"<!-- file: (\S+) -->\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -74,6 +76,18 @@ def test_every_command_of_a_page_exists(
 def _parse(arguments: list[str]) -> None:
     app = application(arguments)
     app.parse_args(arguments, exit_on_error=False, print_error=False)
+
+
+def test_the_default_of_data_ignore_is_listed() -> None:
+    """The page on bringing data lists exactly the names that are skipped by default."""
+    page = (ROOT / "docs/how_to/bring_your_data.md").read_text(encoding="utf-8")
+    listed = re.search(r"<!-- the default of data.ignore -->\n```text\n(.*?)```", page, re.DOTALL)
+    assert listed
+    names = [name.replace("\r", "\\r") for name in DEFAULT_PATTERNS]
+    assert " ".join(listed[1].split()) == " ".join(names)
+    cells = re.search(r"in any case; by default (.*?)\. How many", page, re.DOTALL)
+    assert cells
+    assert re.findall(r"`(.*?)`", cells[1]) == list(NO_LABEL)
 
 
 def test_a_command_that_does_not_exist_is_noticed() -> None:

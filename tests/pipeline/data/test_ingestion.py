@@ -168,8 +168,7 @@ def test_damaged_and_foreign_files_are_named_and_left_out(photos: Path) -> None:
     (photos / "down/.hidden").write_text("not looked at")
     data = ingested(photos)
     notes = "\n".join(data.notes)
-    assert "2 files are damaged and were left out" in notes
-    assert "down/cut.png (the file ends too early)" in notes
+    assert "1 image is incomplete: its file ends too early and was left out: down/cut.png" in notes
     assert "down/empty.png (the file is empty)" in notes
     assert "down/notes.txt (not an image)" in notes
     assert "readme.txt (is not in a class folder)" in notes
@@ -180,7 +179,7 @@ def test_damaged_and_foreign_files_are_named_and_left_out(photos: Path) -> None:
 def test_one_damaged_file_is_written_in_the_singular(photos: Path) -> None:
     """A note about one file reads as English."""
     (photos / "down/empty.png").write_bytes(b"")
-    assert any(note.startswith("1 file is damaged and was left") for note in ingested(photos).notes)
+    assert any(note.startswith("1 file is empty and was left") for note in ingested(photos).notes)
 
 
 @pytest.mark.parametrize(

@@ -292,5 +292,7 @@ def test_the_kinds_are_those_that_scripts_rely_on() -> None:
         *("foreign", "unreadable", "truncated", "wrong_extension", "unusual_mode"),
         *("size_outlier", "exact_duplicate", "near_duplicate", "leakage", "label_conflict"),
         *("label_error", "imbalance", "small_class", "empty_class", "dark", "blurred", "blank"),
+        *("contradictory_rows", "missing_file", "refused_member"),
+        *("similar_classes", "suspicious_class", "suspicious_labels"),
     ) == KINDS
     assert {"images", "classes", "splits", "sizes", "findings"} <= set(Inspection.model_fields)

@@ -1,0 +1,137 @@
+"""Tell whether class folders are at the level that they seem to be, by the names in them.
+
+    siteA/cat  siteA/dog        are the sites the classes, or the animals?
+    siteB/cat  siteB/dog
+
+The same names in most of the class folders are the sign, at any depth: two or more of them, shared
+by several folders and making up at least half of what these contain. Numbered patients that differ
+from class to class, and a single folder `images` in each, are none. So is a folder that contains
+folders of the same names as the classes beside it.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from pipeline.files.data_names import split_named
+
+_NAMED = 3
+_FEWEST = 2
+"""Names that are shared, and folders that share them."""
+Inside = Mapping[str, frozenset[str]]
+"""The names of the folders at one depth below each class folder."""
+
+
+class UnclearLevel(NamedTuple):
+    """Why it is not clear which folders are the classes, and the settings that decide."""
+
+    reason: str
+    remedy: str
+
+
+def unclear_level(labelled: Iterable[tuple[str, str]]) -> UnclearLevel | None:
+    """Return the question about class folders; None if they are clear.
+
+    Args:
+        labelled: the class and the path of each image, which has the class among its folders.
+    """
+    folders = {(label, path.rpartition("/")[0]) for label, path in labelled}
+    below = {pair: _below(*pair) for pair in folders}
+    classes = sorted({label for label, _ in folders})
+    prefix = "{split}/" if any(_in_split(label, folder) for label, folder in folders) else ""
+    if len(classes) < _FEWEST:
+        return None
+    deepest = max(map(len, below.values()), default=0)
+    for depth in range(deepest):
+        inside = {
+            name: frozenset(
+                parts[depth]
+                for (label, _), parts in below.items()
+                if label == name and len(parts) > depth
+            )
+            for name in classes
+        }
+        found = _shared(inside)
+        if found:
+            whole = all(len(parts) == depth + 1 for parts in below.values())
+            return _question(classes, found, depth, prefix, is_leaf=whole)
+        if depth == 0 and (folder := _like_the_classes(inside)):
+            return _nested_classes(folder, inside[folder])
+    return None
+
+
+def _below(label: str, folder: str) -> list[str]:
+    """Return the folders of a path below its class folder."""
+    parts = folder.split("/")
+    return parts[parts.index(label) + 1 :] if label in parts else []
+
+
+def _in_split(label: str, folder: str) -> bool:
+    top = folder.partition("/")[0]
+    return top != label and split_named(top) is not None
+
+
+def _shared(inside: Inside) -> list[str]:
+    """Return the names that most class folders share; none if that is no sign."""
+    counts = Counter(name for names in inside.values() for name in {_plain(each) for each in names})
+    shared = {name for name, count in counts.items() if count >= _FEWEST}
+    holders = sum(bool(shared & {_plain(each) for each in names}) for names in inside.values())
+    if len(shared) < _FEWEST or 2 * holders < len(inside):
+        return []
+    if 2 * sum(counts[name] for name in shared) < sum(counts.values()):
+        return []
+    shown = {_plain(name): name for names in inside.values() for name in sorted(names)}
+    return sorted(shown[name] for name in shared)
+
+
+def _like_the_classes(inside: Inside) -> str | None:
+    """Return a class folder whose folders are named like the classes beside it."""
+    classes = {_plain(label) for label in inside}
+    for label, names in inside.items():
+        others = [name for name in names if _plain(name) in classes - {_plain(label)}]
+        if others and 2 * len(others) >= len(names):
+            return label
+    return None
+
+
+def _question(
+    classes: list[str], shared: list[str], depth: int, prefix: str, *, is_leaf: bool
+) -> UnclearLevel:
+    above = "*/" * depth
+    if all(split_named(name) for name in shared):
+        splits = "{label}/" + above + "{split}/**"
+        return UnclearLevel(
+            f"{_quoted(classes)} contain folders that are named like splits, {_quoted(shared)}",
+            f"Set --data.label '{splits}' if they are splits, or --data.label top if they are not",
+        )
+    rule = "leaf" if is_leaf else f"'{prefix}*/{above}{{label}}/**'"
+    return UnclearLevel(
+        f"{_quoted(classes)} contain folders of the same names, {_quoted(shared)}, so either may "
+        "be the classes",
+        f"Set --data.label top for the classes {_quoted(classes)}, or --data.label {rule} for the "
+        f"classes {_quoted(shared)}",
+    )
+
+
+def _nested_classes(folder: str, names: frozenset[str]) -> UnclearLevel:
+    inner = _quoted(sorted(names))
+    return UnclearLevel(
+        f"'{folder}' contains folders that are named like the class folders beside it, {inner}",
+        f"Set --data.label leaf if their images belong to those classes, --data.label top if "
+        f"'{folder}' is a class, or --data.ignore default '{folder}/' to leave it out",
+    )
+
+
+def _plain(name: str) -> str:
+    return unicodedata.normalize("NFC", name).strip().casefold()
+
+
+def _quoted(names: list[str]) -> str:
+    named = [f"'{name}'" for name in names[:_NAMED]]
+    more = len(names) - len(named)
+    if more:
+        return f"{', '.join(named)} and {more:,} more"
+    return " and ".join([", ".join(named[:-1]), named[-1]] if len(named) > 1 else named)

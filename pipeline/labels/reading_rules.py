@@ -1,0 +1,60 @@
+"""Settings that say how labels are read from paths and tables, and which files are skipped."""
+
+from __future__ import annotations
+
+import codecs
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator
+
+from pipeline.files.ignored_files import DEFAULT_PATTERNS
+from pipeline.labels.label_cells import NO_LABEL
+from pipeline.labels.path_template import PathTemplate
+from pipeline.section import Section
+
+AUTO, TOP, LEAF = "auto", "top", "leaf"
+_HEADERS = Literal["auto", "true", "false"]
+
+
+def _is_label_rule(value: str) -> str:
+    if value not in (AUTO, TOP, LEAF):
+        PathTemplate(value)
+    return value
+
+
+def _is_encoding(value: str) -> str:
+    try:
+        codecs.lookup(value)
+    except (LookupError, ValueError) as error:
+        raise ValueError(
+            "that is not an encoding that Python knows; use one such as cp437, cp932, gbk or cp1252"
+        ) from error
+    return value
+
+
+class ReadingRules(Section):
+    """How the labels of a data source are read, and which of its files are skipped."""
+
+    label: Annotated[str, AfterValidator(_is_label_rule)] = AUTO
+    """Which part of a path is the class: top, the class folder, also if folders in it look like
+    classes; leaf, the innermost folder; or a pattern such as {site}/{label}/* or {label}_*.jpg; by
+    default the class folder or the table's column, and a question where that is not clear."""
+
+    merge_classes: bool = False
+    """Merge classes whose names differ only in upper and lower case, spaces, dashes, invisible
+    characters or letters that look alike; by default such classes are named, not merged."""
+
+    no_label: tuple[str, ...] = NO_LABEL
+    """Cells of a label column, in upper or lower case, that mean that an image has no label."""
+
+    header: _HEADERS = "auto"
+    """Whether the first line of a CSV or TSV file names the columns; by default it does unless it
+    names an image."""
+
+    name_encoding: Annotated[str, AfterValidator(_is_encoding)] | None = None
+    """Encoding of the names in an archive that does not declare it, such as cp932, gbk or cp1252;
+    by default UTF-8, or cp437 if that is not possible."""
+
+    ignore: tuple[str, ...] = DEFAULT_PATTERNS
+    """Names of files and folders to skip, with the wildcards * and ?; a folder ends in a slash;
+    default stands for the default names."""

@@ -1,0 +1,62 @@
+"""Why files are left out: every cause has its own sentence and its own remedy."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+
+from pipeline.data.image_file import too_large
+from pipeline.data.image_formats import why_not_read
+from pipeline.data.left_out import CAUSES, cause_of, left_out, note
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind", "sentence"),
+    [
+        ("has two labels in the table, a and b", "contradictory_rows", "has two labels"),
+        ("has two splits in the table, train and none", "contradictory_rows", "is in two splits"),
+        ("there is no such file", "missing_file", "1 file does not exist"),
+        ("the row names no image", "missing_file", "1 row names no image"),
+        ("is a link; links in archives are not followed", "refused_member", "is a link"),
+        ("its path leads outside the archive", "refused_member", "has a path outside the archive"),
+        ("its path is absolute", "refused_member", "has a path outside the archive"),
+        ("is encrypted", "refused_member", "is encrypted"),
+        (
+            "is compressed with lzma; only deflate is read from a zip",
+            "refused_member",
+            "by a method",
+        ),
+        ("cannot be read: Permission denied", "unreadable", "1 file may not be read"),
+        ("cannot be read: Input/output error", "unreadable", "cannot be read from the disk"),
+        ("the file is empty", "unreadable", "1 file is empty"),
+        (why_not_read(b"%PDF-1.4"), "unreadable", "has a format that is not supported"),
+        (why_not_read(b"hello"), "unreadable", "is named like an image but is none"),
+        (too_large(1 << 40), "unreadable", "is too large"),
+        ("the image has 9x9 pixels, but at most 4 in all are allowed", "unreadable", "too large"),
+        ("the file ends too early", "truncated", "is incomplete"),
+        ("its json is not valid (line 1)", "unreadable", "has a label that cannot be read"),
+        ("its name is not UTF-8; rename it", "unreadable", "has a name that is not UTF-8"),
+        ("not a regular file", "unreadable", "is a pipe, a device or a socket"),
+        ("broken data stream", "unreadable", "1 image cannot be decoded"),
+    ],
+)
+def test_each_cause_has_its_sentence(reason: str, kind: str, sentence: str) -> None:
+    """Only what a decoder itself has refused is said not to be decodable."""
+    table = pd.DataFrame({"path": ["x"], "status": ["damaged"], "reason": [reason]})
+    [part] = left_out(table)
+    assert part.cause.kind == kind
+    assert sentence in part.sentence
+    assert note(part, 3).endswith(f"was left out: x ({reason}). {part.cause.remedy}")
+
+
+def test_causes_are_told_apart() -> None:
+    """Sentences and remedies of different causes differ, and rows keep their order."""
+    assert len({cause.one for cause in CAUSES}) == len(CAUSES)
+    assert cause_of("foreign", "has no label").one == "has no label in the table"
+    reasons = ["the file is empty", "has no label", "the file is empty", ""]
+    status = ["damaged", "foreign", "damaged", "ok"]
+    table = pd.DataFrame({"path": list("abcd"), "status": status, "reason": reasons})
+    assert [(part.sentence, list(part.rows["path"])) for part in left_out(table)] == [
+        ("2 files are empty", ["a", "c"]),
+        ("1 image has no label in the table", ["b"]),
+    ]

@@ -1,0 +1,81 @@
+"""Class names that look wrong are named; ordinary ones are not."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.labels.class_names import groups_alike, suspicions
+
+_CAFE = "caf\u00e9"
+
+
+@pytest.mark.parametrize(
+    ("names", "kind", "words"),
+    [
+        (["Cat", "cat"], "similar_classes", "upper and lower case"),
+        (["cat ", "cat"], "similar_classes", "spaces, dashes"),
+        (["red_car", "red car"], "similar_classes", "spaces, dashes"),
+        (["cat\u200b", "cat"], "similar_classes", "invisible characters"),
+        (["a\u00a0b", "a b"], "similar_classes", "spaces, dashes"),
+        (["c\u0430t", "cat"], "similar_classes", "letters that look alike"),
+        (["cat", "cat (1)"], "similar_classes", "copies of others: 'cat (1)' beside 'cat'"),
+        (["cat", "cat copy"], "similar_classes", "'cat copy' beside 'cat'"),
+        (["true", "1", "false"], "similar_classes", "same answer: '1', 'true'"),
+        (["cat", "unknown"], "suspicious_class", "there is no label: 'unknown' (3)"),
+        (["cat", "N/A"], "suspicious_class", "'N/A'"),
+        (["cat", "annotations"], "suspicious_class", "folders of something else: 'annotations'"),
+        (["cat", "test"], "suspicious_class", "'test'"),
+        (["M\u00c3\u00bcller", "cat"], "suspicious_class", "for 'M\u00fcller'"),
+        (["M\u251c\u255dller", "cat"], "suspicious_class", "for 'M\u00fcller'"),
+        (["cat\x1b[2J", "dog"], "suspicious_class", "cannot be seen"),
+        (["\u202ecat", "dog"], "suspicious_class", "cannot be seen"),
+        (["c\u0430r", "dog"], "suspicious_class", "several alphabets"),
+        (["1.jpg", "2.jpg"], "suspicious_class", "file names"),
+        (["cat", "dog", "cat|dog"], "suspicious_class", "several labels of one image: 'cat|dog'"),
+    ],
+)
+def test_what_looks_wrong_is_named(names: list[str], kind: str, words: str) -> None:
+    """Each suspicion has its kind, the classes and a sentence."""
+    found = [each for each in suspicions(dict.fromkeys(names, 3)) if each.kind == kind]
+    assert any(words in each.sentence for each in found), found
+    assert all(set(each.classes) <= set(names) and each.remedy for each in found)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["cat", "dog"],
+        [str(number) for number in range(10)],
+        ["class_1", "class_2", "class_10"],
+        ["+", "-"],
+        ["yes", "no"],
+        ["0", "1"],
+        ["\u732b", "\u72ac"],
+        ["\u0642\u0637\u0629", "\u0643\u0644\u0628"],
+        ["\u092c\u093f\u0932\u094d\u0932\u0940", "\u0915\u0941\u0924\u094d\u0924\u093e"],
+        ["\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645", "\u06a9\u062a\u0627\u0628"],
+        ["\U0001f468\u200d\U0001f469\u200d\U0001f467", "\U0001f431"],
+        [_CAFE, "na\u00efve", "M\u00fcller", "\u0141\u00f3d\u017a", "cafe"],
+        ["\u043a\u043e\u0442", "\u043f\u0435\u0441"],
+        ["n02085620-Chihuahua", "n02085782-Japanese_spaniel"],
+        ["001", "002"],
+    ],
+)
+def test_ordinary_names_are_not_suspicious(names: list[str]) -> None:
+    """Names of any script, numbers and codes are class names."""
+    assert suspicions(dict.fromkeys(names, 3)) == []
+
+
+def test_identifiers_and_measurements_are_no_classes() -> None:
+    """Labels with one image each, and numbers with fractions, are named for what they are."""
+    [found] = suspicions({f"patient-{number}": 1 for number in range(50)})
+    assert found.kind == "suspicious_labels"
+    assert "50 of 50 classes have a single image" in found.sentence
+    [found] = suspicions({f"{20 + number * 1.37:.2f}": 1 for number in range(50)})
+    assert "numbers from 20 to 87.13: they look like a number to predict" in found.sentence
+    assert suspicions({f"patient-{number}": 5 for number in range(50)}) == []
+
+
+def test_names_that_look_equal_are_grouped() -> None:
+    """Punctuation alone is a name, too."""
+    assert groups_alike(["a", "A", "b", "-", "_", "\u0430"]) == [["A", "a", "\u0430"]]

@@ -1,0 +1,75 @@
+"""When it is not clear which folders are the classes."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import pytest
+
+from pipeline.labels.folder_levels import unclear_level
+
+
+def pairs(*folders: str) -> list[tuple[str, str]]:
+    """Return the class, which is the first folder, and the path of an image in each folder."""
+    return [(folder.partition("/")[0], f"{folder}/1.jpg") for folder in folders]
+
+
+def crossed(*levels: str) -> list[tuple[str, str]]:
+    """Return an image in every combination of folders: `"a b", "c d"` are a/c, a/d, b/c and b/d."""
+    return pairs(*map("/".join, itertools.product(*(level.split() for level in levels))))
+
+
+@pytest.mark.parametrize(
+    ("images", "remedy"),
+    [
+        (crossed("siteA siteB", "cat dog"), "--data.label leaf for the classes 'cat' and 'dog'"),
+        (crossed("siteA siteB", "cat dog", "p1 p2"), r"'\*/\{label\}/\*\*'"),
+        (crossed("raw processed", "a b c d e f g h i j"), "'a', 'b', 'c' and 7 more"),
+        (pairs("A/cat", "A/dog", "A/bird", "B/cat", "B/dog", "C/cat"), "leaf"),
+        (pairs("A/Cat", "A/dog", "B/cat", "B/Dog"), "leaf"),
+        (pairs("A/caf\u00e9", "A/dog", "B/cafe\u0301", "B/dog"), "leaf"),
+        (pairs("A/d1/cat", "A/d2/dog", "B/d3/cat", "B/d4/dog"), r"leaf"),
+        (pairs("A", "A/cat", "A/dog", "B", "B/cat", "B/dog"), r"'\*/\{label\}/\*\*'"),
+        (crossed("cat dog", "train test"), r"'\{label\}/\{split\}/\*\*'"),
+        (pairs("cat", "dog", "backup/cat", "backup/dog"), "--data.ignore default 'backup/'"),
+        (pairs("cat", "dog", "more/cat"), "leaf"),
+    ],
+)
+def test_names_that_repeat_are_a_question(images: list[tuple[str, str]], remedy: str) -> None:
+    """The same names in most class folders, or names like those of the classes beside them."""
+    question = unclear_level(images)
+    assert question
+    assert "--data.label top" in question.remedy
+    assert re.search(remedy, question.remedy), question.remedy
+
+
+@pytest.mark.parametrize(
+    "images",
+    [
+        pairs("cat", "dog"),
+        pairs("cat/images", "dog/images", "bird/images"),
+        pairs("cat/p1", "cat/p2", "cat/p3", "dog/p3", "dog/p4", "dog/p5", "dog/p6"),
+        pairs("cat/1", "cat/2", "dog/3", "dog/4"),
+        pairs("cat/cat", "dog/dog"),
+        pairs("cat/front", "cat/back", "dog/front", "dog/back", *"abcdefgh"),
+        pairs("siteA/cat"),
+        [("cat", "train/cat/1.jpg"), ("dog", "train/dog/1.jpg"), ("cat", "test/cat/2.jpg")],
+    ],
+)
+def test_other_folders_are_no_question(images: list[tuple[str, str]]) -> None:
+    """Patients, a folder `images`, a few views of two classes: the class folder is the class."""
+    assert unclear_level(images) is None
+
+
+def test_folders_below_splits_are_looked_at() -> None:
+    """With splits above the sites, the suggested pattern reads them."""
+    images = [
+        (site, f"{split}/{site}/{name}/p{number}/1.jpg")
+        for number, (split, site, name) in enumerate(
+            itertools.product(("train", "test"), ("A", "B"), ("cat", "dog"))
+        )
+    ]
+    question = unclear_level(images)
+    assert question
+    assert "'{split}/*/{label}/**'" in question.remedy

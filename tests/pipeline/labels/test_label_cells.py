@@ -1,0 +1,45 @@
+"""Cells of a label column: missing ones, and numbers written in several ways."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.labels.label_cells import read_label_cells
+
+
+@pytest.mark.parametrize(
+    ("cells", "labels"),
+    [
+        (["0", "0.0", "1", "1.0"], ["0", "0", "1", "1"]),
+        (["0.0", "1.0", "2.0"], ["0", "1", "2"]),
+        (["1e0", "1", "2"], ["1", "1", "2"]),
+        (["01", "1", "2"], ["1", "1", "2"]),
+        (["007", "008", "009"], ["007", "008", "009"]),
+        (["1.50", "1.5", "2.0"], ["1.50", "1.50", "2.0"]),
+        (["-0.0", "0", "-1"], ["0", "0", "-1"]),
+        (["0", "0.0", "cat"], ["0", "0.0", "cat"]),
+        (["nan", "NaN", "<NA>", "NULL", "#N/A", "?", "", " "], [""] * 8),
+        (["nan", "0.0", "1.0"], ["", "0", "1"]),
+        ([" cat ", "cat"], ["cat", "cat"]),
+        (["NA", "none", "unknown", "-", "+"], ["NA", "none", "unknown", "-", "+"]),
+        (["1_000", "1000"], ["1_000", "1000"]),
+        (["\u0661", "1"], ["\u0661", "1"]),
+        (["1e999", "2"], ["1e999", "2"]),
+    ],
+)
+def test_cells_are_read_as_labels(cells: list[str], labels: list[str]) -> None:
+    """Missing values are no label; one number is one label; any other text stays as it is."""
+    assert read_label_cells(cells, "y").labels == labels
+
+
+def test_what_is_read_in_another_way_is_said() -> None:
+    """Both notes name the column and the values."""
+    missing, numbers = read_label_cells(["nan", "?", "?", "0.0", "0", "1"], "grade").notes
+    assert missing.startswith("3 rows have no label in column 'grade': '?', 'nan' count as empty")
+    assert "'0.0' is read as '0'" in numbers
+    assert read_label_cells(["cat", "", "dog"], "y").notes == []
+
+
+def test_other_words_can_mean_no_label() -> None:
+    """A list of one's own replaces the default one."""
+    assert read_label_cells(["nan", "Tbd", "x"], "y", ["tbd"]).labels == ["nan", "", "x"]
