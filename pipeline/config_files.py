@@ -82,7 +82,7 @@ def _kept(old: Mapping[str, Any], new: Mapping[str, Any]) -> Settings:
     return kept
 
 
-_RECORDED = {"step_plan", "validation_plan", "rate_cuts", "halvings"}
+_RECORDED = {"step_plan", "validation_plan", "rate_cuts", "halvings", "thread_changes"}
 """Settings of the training that record what a run of that length did."""
 _GIVEN = "set_by_user"
 

@@ -60,6 +60,8 @@ class PlanFacts(Section):
     machine: MachineFacts = MachineFacts()
     speeds: tuple[Speed, ...] = ()
     """Of the candidates that were measured; the others are estimated from these."""
+    busy_cores: float = 0.0
+    """CPU cores that other programs used while the speeds were measured."""
 
 
 class Plan(Section):

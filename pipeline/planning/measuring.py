@@ -16,6 +16,14 @@ from pipeline.probing.features import seconds_per_image
 from pipeline.training.device import make_repeatable
 from pipeline.training.machine import choose_device, look
 from pipeline.training.precision import MOST_SECONDS, Chooser
+from pipeline.training.thread_plan import (
+    BUSY_CORES,
+    OtherPrograms,
+    measured_rates,
+    numbers_of_threads,
+    threads_are_set,
+    trial_of,
+)
 from pipeline.training.trial_steps import trial_steps
 from pipeline.workers.event_log import EventWriter
 
@@ -31,17 +39,40 @@ _MEAN, _STD = 0.45, 0.25
 
 def measure(job: MeasuringJob, events: EventWriter) -> Measurement:
     """Measure the candidates in their order until the budget is used; the first one always."""
-    began, speeds = time.monotonic(), []
+    began, speeds, others = time.monotonic(), [], OtherPrograms()
     for number, candidate in enumerate(job.candidates):
         measured = _features_seconds if candidate.features_only else _step_seconds
         step = measured(job, candidate)
+        if number == 0 and not candidate.features_only:
+            step = _with_fewer_threads(job, candidate, step, others.cores())
         speeds.append(Speed(candidate=candidate.name, images_per_second=step.images / step.seconds))
         events.progress(number + 1, len(job.candidates), "candidate")
         left = job.budget_seconds - (time.monotonic() - began)
         of_next = _NEXT_IS_SLOWER * step.seconds * min(1.0, _BATCH / step.images)
         if (_FEWEST_STEPS + 1) * of_next > left:
             break
-    return Measurement(speeds=tuple(speeds), accelerator_gib=_accelerator_gib())
+    return Measurement(
+        speeds=tuple(speeds), busy_cores=others.cores(), accelerator_gib=_accelerator_gib()
+    )
+
+
+def _with_fewer_threads(
+    job: MeasuringJob, candidate: MeasuredCandidate, step: _Step, busy_cores: float
+) -> _Step:
+    """On a busy machine, measure with fewer threads too, as training will, and keep the best."""
+    training = candidate.config.training
+    on_cpu = choose_device(training, look()) == "cpu"
+    if busy_cores <= BUSY_CORES or not on_cpu or threads_are_set(training):
+        return step
+    trial = trial_of(candidate.config, _image(candidate), job.num_classes, "float32")
+    seconds = _SHARE_OF_ONE * job.budget_seconds
+    numbers = numbers_of_threads(torch.get_num_threads())
+    rates = measured_rates(trial, numbers, step.images, seconds)
+    fastest = max(rates, key=lambda number: rates[number])
+    if rates[fastest] * step.seconds <= step.images:
+        return step
+    torch.set_num_threads(fastest)
+    return _Step(step.images, step.images / rates[fastest])
 
 
 class _Step(NamedTuple):

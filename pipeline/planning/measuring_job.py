@@ -38,5 +38,7 @@ class Measurement(Section):
     """The measured speeds; slow candidates may be missing."""
 
     speeds: tuple[Speed, ...]
+    busy_cores: float = 0.0
+    """CPU cores that other programs used meanwhile."""
     accelerator_gib: float | None = None
     """Memory of the first CUDA device."""

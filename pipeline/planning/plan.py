@@ -5,6 +5,7 @@ A pure function; `pipeline.planning.stage` collects the facts and remembers the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -41,6 +42,11 @@ _WHY_MIRRORED = (
     "and its mirror image get the same prediction (mirror_equivariant)"
 )
 _FEWER_FOR_THUMBNAILS = 4
+FEWEST_STEPS = 100
+"""Updates of the weights below which a plan says that the model will be poor; batches are chosen to
+leave as many."""
+BUSY_CORES = 0.5
+"""CPU cores used by other programs from which a plan mentions them."""
 _STEPS_OF_A_PLAN = 128
 """Images in a step of a recorded step plan whose batch size is not set."""
 
@@ -75,8 +81,7 @@ def plan(
     training: Settings = {"batch_size": batch, "ema_decay": decay}
     if asked.leaves_model and asked.leaves_embedding:
         training |= recipes.smaller_images_first(facts, chosen.tier, chosen.side, length)
-    if not length_is_set(asked.values):
-        training["epochs"] = max(1, round(length.epochs))
+    training |= _planned_length(facts, asked, length)
     settings: Settings = {
         **chosen.settings,
         "optimizer": recipes.optimizer(facts, asked, chosen.tier, chosen.side, batch, length),
@@ -98,6 +103,7 @@ def plan(
     reasons += [why] if asked.leaves_augmentation else []
     reasons += _why_mirrored(settings.get("model", {}))
     reasons += _kept(asked.values if given is None else given)
+    reasons += [] if follows else _too_short(facts, asked, length, batch)
     return Plan(
         settings=settings,
         summary=_summary(settings, asked, chosen, length),
@@ -210,7 +216,7 @@ def _length(facts: PlanFacts, candidate: Candidate, asked: Asked) -> Length:
     else:
         ambition = PRESETS[facts.preset]
         most = _most_epochs(facts, asked) * images
-        seen = max(images, min(most, rate * ambition.minutes * 60 * share * TRAINING_SHARE))
+        seen = min(most, rate * ambition.minutes * 60 * share * TRAINING_SHARE)
     return Length(seen, seen / images, rate)
 
 
@@ -218,6 +224,20 @@ def _most_epochs(facts: PlanFacts, asked: Asked) -> int:
     side = asked.get("data.image_size") or image_side(TIERS[0], facts.data.median_side)
     epochs = PRESETS[facts.preset].epochs
     return epochs // _FEWER_FOR_THUMBNAILS if side < THUMBNAIL else epochs
+
+
+def _planned_length(facts: PlanFacts, asked: Asked, length: Length) -> Settings:
+    """Return the settings of the length: epochs if there is time for all of them, else a limit.
+
+    Speed is measured at one moment. If the machine is busy just then, or becomes busy later, a
+    time limit follows what the training really reaches; fixed epochs would be too few or too long.
+    """
+    if length_is_set(asked.values):
+        return {}
+    most = _most_epochs(facts, asked)
+    if length.epochs >= most or "training.extends" in asked:
+        return {"epochs": max(1, round(length.epochs))}
+    return {"time_limit": f"{PRESETS[facts.preset].minutes:g}m", "max_epochs": most}
 
 
 def length_is_set(settings: Mapping[str, Any]) -> bool:
@@ -246,7 +266,7 @@ def _summary(
     if asked.leaves_embedding:
         count = tokens(chosen.side, value("model.patch_embedding.num_halvings"))
         embedding = f"{embedding} ({count} tokens)"
-    limit = asked.get("training.time_limit")
+    limit = value("training.time_limit", "")
     epochs = _number(length.epochs)
     long = f"{limit}, about {epochs} epochs" if limit else f"{epochs} epochs"
     recipe = (
@@ -275,20 +295,48 @@ def _why_length(facts: PlanFacts, chosen: Candidate, length: Length, asked: Aske
     machine = facts.machine
     where = machine.computes_on
     vector = f", {machine.vector_instructions}" if machine.vector_instructions else ""
-    known = f"{verb} {_number(length.images_per_second)} images/s ({where}{vector})"
+    busy = f"; other programs used {facts.busy_cores:.1f} CPU cores" * is_busy(facts)
+    known = f"{verb} {_number(length.images_per_second)} images/s ({where}{vector}{busy})"
     limit, epochs = asked.get("training.time_limit"), _number(length.epochs)
     trainings = images_by_training(facts, asked)
     each = f" for each of {len(trainings)} trainings" if len(trainings) > 1 else ""
     if limit:
         return f"{known}: {limit}, including validation, is about {epochs} epochs{each}"
+    ambition = PRESETS[facts.preset]
+    most = _most_epochs(facts, asked)
+    if "time_limit" in _planned_length(facts, asked, length):
+        return (
+            f"{known}: about {epochs} of at most {most} epochs{each} fit into the "
+            f"{duration(ambition.minutes * 60)} of {facts.preset}, so that is the time limit"
+        )
     whole = length.seconds / TRAINING_SHARE * sum(trainings) / trainings[0]
     took = f"{epochs} epochs{each} take about {duration(whole)}"
     if length_is_set(asked.values):
         return f"{known}: {took}"
-    ambition = PRESETS[facts.preset]
-    most = _most_epochs(facts, asked)
     aim = f"{facts.preset} aims at {duration(ambition.minutes * 60)}, at most {most} epochs"
     return f"{known}: {took} ({aim})"
+
+
+def is_busy(facts: PlanFacts) -> bool:
+    """Return whether other programs slowed the measurement down."""
+    return facts.machine.device == "cpu" and facts.busy_cores > BUSY_CORES
+
+
+def _too_short(facts: PlanFacts, asked: Asked, length: Length, batch: int) -> list[str]:
+    """Return a sentence if the weights are updated too rarely for a good model."""
+    images = images_by_training(facts, asked)[0]
+    steps = math.ceil(images / batch) * length.epochs
+    if steps >= FEWEST_STEPS or asked.get("training.step_plan"):
+        return []
+    remedy = "a longer training.time_limit" if length_is_set(asked.values) else "a longer preset"
+    if asked.get("training.epochs"):
+        remedy = "more training.epochs"
+    words = (
+        f"too short: about {_number(steps)} updates of the weights, but a model from random "
+        f"weights needs at least {FEWEST_STEPS}: choose {remedy}, or pre-trained weights "
+        "(model.init)"
+    )
+    return [words]
 
 
 def _kept(given: Collection[str]) -> list[str]:

@@ -92,7 +92,8 @@ def planned(
     machine = facts.machine
     if machine.device == "cuda" and measured.accelerator_gib:
         machine = machine.model_copy(update={"memory_gib": measured.accelerator_gib})
-    facts = facts.model_copy(update={"speeds": measured.speeds, "machine": machine})
+    update = {"speeds": measured.speeds, "busy_cores": measured.busy_cores, "machine": machine}
+    facts = facts.model_copy(update=update)
     made = make(facts, asked)
     memory.remember(STAGE, made, memory.workspace / "plans", key)
     return made

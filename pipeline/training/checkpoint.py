@@ -21,7 +21,7 @@ from pipeline.training.train_state import TrainState
 logger = logging.getLogger(__name__)
 
 LAST, PREVIOUS = "last.safetensors", "previous.safetensors"
-_PAUSE_SECONDS = 15.0
+_FIRST_PAUSE_SECONDS, _PAUSE_SECONDS = 5.0, 15.0
 _SHARE = 0.05
 """Largest share of the time that may be spent on writing checkpoints."""
 
@@ -42,7 +42,7 @@ class Checkpoints:
         self._last, self._previous = folder / LAST, folder / PREVIOUS
         self._best_steps: tuple[int, ...] = ()  # of the best weights in both checkpoints
         self._written_at = time.monotonic()
-        self._pause = _PAUSE_SECONDS
+        self._pause = min(_FIRST_PAUSE_SECONDS, _PAUSE_SECONDS)
 
     def start_clock(self) -> None:
         """Start measuring the time to the next checkpoint."""

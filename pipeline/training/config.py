@@ -132,6 +132,7 @@ class TrainingConfig(Section):
         "extends",
         "halvings",
         "rate_cuts",
+        "thread_changes",
     )
     """Settings that runs record in their resolved config; the help of the command line leaves them
     out."""
@@ -143,6 +144,10 @@ class TrainingConfig(Section):
     """Training time including validation, instead of a number of epochs: 90s, 20m, 2h. With folds
     or refit, the time of all trainings of the run together. Features of frozen weights are not
     included."""
+
+    max_epochs: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    """Most passes over the training split within time_limit, whichever ends first; null for no
+    maximum."""
 
     step_plan: Annotated[StepPlanKnots, AfterValidator(_checked_plan)] | None = None
     """Recorded (step, progress, end) knots of a run with a time limit, to reproduce it."""
@@ -210,7 +215,12 @@ class TrainingConfig(Section):
     """Device to train on; auto uses a CUDA device if there is one."""
 
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """Number of torch threads on the CPU; by default chosen by torch. Affects the results."""
+    """Number of torch threads on the CPU. By default torch's own number, and fewer from a
+    checkpoint on if that is measured to be faster, because other programs use the cores. Affects
+    the results."""
+
+    thread_changes: tuple[tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=1)]], ...] = ()
+    """Recorded (step, threads): the number of threads from a step on, to reproduce the run."""
 
     processes: Annotated[int, Field(ge=1, le=1024)] = 1
     """Number of processes that train together, each on its part of every batch: on a CPU they share

@@ -19,7 +19,15 @@ from pipeline.workers.worker_process import JOB_FILE, RESULT_FILE, reported
 
 _OPEN_SECTIONS = ("name", "optimizer", "training", "augmentation", "evaluation", "promotion")
 """Settings that may change when a training is extended."""
-_OF_THE_LENGTH = ("time_limit", "step_plan", "validation_plan", "rate_cuts", "halvings")
+_OF_THE_LENGTH = (
+    "time_limit",
+    "max_epochs",
+    "step_plan",
+    "validation_plan",
+    "rate_cuts",
+    "halvings",
+    "thread_changes",
+)
 Content = TypeVar("Content", bound=Section)
 
 

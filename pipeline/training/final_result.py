@@ -45,6 +45,7 @@ def result_of(training: Training) -> TrainResult:
         validation_plan=tuple((each.step, each.validation_images) for each in state.history),
         rate_cuts=tuple(state.rate_cuts),
         halvings=tuple(state.halvings),
+        thread_changes=tuple(state.thread_changes),
         history=tuple(state.history),
     )
 

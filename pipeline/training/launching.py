@@ -231,6 +231,7 @@ def replayable(config: RunConfig, result: TrainResult) -> RunConfig:
             ),
             "rate_cuts": result.rate_cuts,
             "halvings": result.halvings,
+            "thread_changes": result.thread_changes,
         }
     )
     return config.model_copy(update={"training": training})

@@ -33,9 +33,11 @@ from pipeline.training.optimizer import averages_itself, build_optimizer
 from pipeline.training.precision import Chooser, Precision, choose_for_training
 from pipeline.training.process_group import ProcessGroup
 from pipeline.training.progressive_size import ProgressiveSize
+from pipeline.training.recent_rate import RecentRate
 from pipeline.training.run_length import planned_steps, planned_validations
 from pipeline.training.schedule import learning_rate
 from pipeline.training.starting_state import log_history, take_over
+from pipeline.training.thread_plan import ThreadPlan, trial_of
 from pipeline.training.train_result import EpochRecord, TrainResult
 from pipeline.training.train_state import TrainState
 from pipeline.training.train_step import Gradients, TrainStep
@@ -72,6 +74,9 @@ class Training:
         weights_K = None
         if settings.class_weights == "balanced":
             weights_K = self.data.class_weights_K().to(self.device)
+        trial = trial_of(job.config, job.image, len(job.classes), self.precision.name)
+        alone = self.group.size == 1
+        self.thread_plan = ThreadPlan(job.config, self.device, trial, events, alone=alone)
         self.objective = build_objective(job.config, job.image, len(job.classes), weights_K)
         self.sizes = ProgressiveSize(settings, job.image, model)
         model = self.objective.training_module(model).to(self.device)
@@ -99,9 +104,10 @@ class Training:
             plan=plan,
             rate_cuts=list(settings.rate_cuts),
             halvings=list(settings.halvings),
+            thread_changes=list(settings.thread_changes),
         )
         self.checkpoints = Checkpoints(job.folder, restarts=settings.retries_after_divergence > 0)
-        self.finite = FiniteCheck()
+        self.finite, self.recent_rate = FiniteCheck(), RecentRate()
         self._share: ComputeShare | None = None
         self.last_weights = LastWeights(job.folder, settings.average_last)
 
@@ -144,9 +150,12 @@ class Training:
         """
         state, batches = self.state, self.batches()
         while not self.is_finished:
+            self.thread_plan.before_step(state)
             began = time.monotonic()
             self._train_step(next(batches))
-            state.training_seconds += time.monotonic() - began
+            took = time.monotonic() - began
+            state.training_seconds += took
+            state.sums.seconds += took
             if self.planner:
                 self.planner.after_step(state.step, state.training_seconds, self.elapsed)
             self._report_progress()
@@ -260,6 +269,7 @@ class Training:
 
     def _progress_details(self) -> dict[str, float | bool]:
         state, per_epoch = self.state, self.order.steps_per_epoch
+        rate = self.recent_rate.add(state.training_seconds, state.sums.total_images)
         epochs = -(-state.plan.last_step // per_epoch)
         timed: dict[str, float | bool] = {}
         if self.planner:
@@ -272,9 +282,7 @@ class Training:
             "loss": round(state.sums.mean_loss, 4),
             **({"accuracy": round(state.sums.accuracy, 4)} if self.job.classes else {}),
             "learning_rate": self.learning_rate,
-            "images_per_second": round(
-                state.sums.total_images / max(state.training_seconds, 1e-9), 1
-            ),
+            "images_per_second": round(rate, 1),
             **timed,
         }
 
@@ -298,7 +306,7 @@ class Training:
             train_loss=state.sums.mean_loss,
             train_accuracy=state.sums.accuracy if self.job.classes else None,
             learning_rate=self.learning_rate,
-            images_per_second=state.sums.total_images / state.training_seconds,
+            images_per_second=state.sums.images / max(state.sums.seconds, 1e-9),
             **metrics,
         )
         state.history.append(record)
@@ -323,7 +331,7 @@ class Training:
                     self.precision.name,
                 )
         if self._share:
-            rate = record.images_per_second / self.group.devices
+            rate = state.sums.total_images / state.training_seconds / self.group.devices
             progress = state.plan.progress_of(state.step)
             values["matmul_share"] = self._share.at(rate, progress)
         self.events.write("metrics", step=state.step, values=values)
@@ -378,6 +386,8 @@ class Training:
         )
 
     def _write_checkpoint(self) -> None:
+        if not self.is_finished:
+            self.thread_plan.look(self.state)
         self.state.elapsed_seconds = self.elapsed
         self.checkpoints.write(self.state)
         self.last_weights.checkpointed(self.state.step)

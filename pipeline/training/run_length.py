@@ -50,4 +50,5 @@ def planned_steps(
     limit, plan = duration_seconds(settings.time_limit), TimePlanner.opening_plan()
     if not isinstance(validations, Timed):  # a recorded one; its cost is only estimated
         validations = Timed(limit, steps_per_epoch, images, settings.batch_size)
-    return TimePlanner(plan, limit, validations), plan
+    most_steps = settings.max_epochs * steps_per_epoch if settings.max_epochs else None
+    return TimePlanner(plan, limit, validations, most_steps), plan

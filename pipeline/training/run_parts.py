@@ -247,7 +247,8 @@ def _following(config: RunConfig, first: TrainResult) -> RunConfig:
     If a later part diverges or runs out of memory, it does so in steps of its own.
     """
     known = replayable(config, first)
-    training = known.training.model_copy(update={"rate_cuts": (), "halvings": ()})
+    own = {"rate_cuts": (), "halvings": (), "thread_changes": (), "threads": first.last_threads}
+    training = known.training.model_copy(update=own)
     return known.model_copy(update={"training": training})
 
 

@@ -1,4 +1,4 @@
-"""Loss and accuracy over the steps of an epoch."""
+"""Loss, accuracy and duration over the steps of an epoch."""
 
 from __future__ import annotations
 
@@ -8,15 +8,22 @@ _MOST_PENDING = 1000
 
 
 class RunningSums:
-    """Loss and accuracy of the current epoch, on the augmented images.
+    """Loss, accuracy and duration of the current epoch, on the augmented images.
 
     The values of each step stay on their device until somebody reads a sum, so that adding them
     does not wait for the device.
     """
 
     def __init__(
-        self, loss: float = 0.0, correct: int = 0, images: int = 0, total_images: int = 0
+        self,
+        loss: float = 0.0,
+        correct: int = 0,
+        images: int = 0,
+        total_images: int = 0,
+        seconds: float = 0.0,
     ) -> None:
+        self.seconds = seconds
+        """Spent in the steps of the epoch; whoever does the steps adds it."""
         self._loss, self._correct = loss, correct
         self.images, self.total_images = images, total_images
         self._pending: list[tuple[torch.Tensor, torch.Tensor, int]] = []
@@ -31,7 +38,7 @@ class RunningSums:
 
     def next_epoch(self) -> None:
         """Reset the sums of the epoch; the image count of the whole training stays."""
-        self._loss, self._correct, self.images = 0.0, 0, 0
+        self._loss, self._correct, self.images, self.seconds = 0.0, 0, 0, 0.0
         self._pending.clear()
 
     def numbers(self) -> dict[str, float]:
@@ -42,6 +49,7 @@ class RunningSums:
             "correct": self._correct,
             "images": self.images,
             "total_images": self.total_images,
+            "seconds": self.seconds,
         }
 
     @property

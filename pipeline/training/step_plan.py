@@ -90,9 +90,17 @@ class TimePlanner:
         plan: changed in place.
         limit_seconds: from the first step to the end of the last validation.
         validations: how long they take.
+        most_steps: ends the run before the limit; None for no maximum.
     """
 
-    def __init__(self, plan: StepPlan, limit_seconds: float, validations: ValidationCost) -> None:
+    def __init__(
+        self,
+        plan: StepPlan,
+        limit_seconds: float,
+        validations: ValidationCost,
+        most_steps: int | None = None,
+    ) -> None:
+        self._most_steps = _UNKNOWN_END - 1 if most_steps is None else most_steps
         self.plan = plan
         self.limit_seconds = limit_seconds
         self._validations = validations
@@ -124,7 +132,7 @@ class TimePlanner:
     def before_first_update(self, seconds: float) -> None:
         """Guess the end from the duration of the first gradient, for the first update."""
         most = int(self.limit_seconds / max(seconds, 1e-9))
-        self.plan.end_after(0, min(max(_FEWEST_GUESSED, most), _UNKNOWN_END - 1))
+        self._end_after(0, max(_FEWEST_GUESSED, most))
 
     def after_step(self, step: int, training_seconds: float, elapsed_seconds: float) -> None:
         """Plan again if it is time to.
@@ -146,9 +154,15 @@ class TimePlanner:
         self._mark = (step, training_seconds)
         left = self.limit_seconds - elapsed_seconds
         remaining = self._steps_within(left, step, step_seconds)
-        self.plan.end_after(step, remaining)
+        remaining = self._end_after(step, remaining)
         self._next_replan_step = step + max(1, remaining // _REPLANS_TO_GO)
         self._next_replan_seconds = elapsed_seconds + self.limit_seconds / _REPLANS
+
+    def _end_after(self, step: int, remaining: int) -> int:
+        """Plan the end, and return how many steps remain."""
+        remaining = max(0, min(remaining, self._most_steps - step))
+        self.plan.end_after(step, remaining)
+        return remaining
 
     def _steps_within(self, seconds: float, step: int, step_seconds: float) -> int:
         """Return how many more steps fit, including the validations."""

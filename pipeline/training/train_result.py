@@ -21,6 +21,7 @@ class EpochRecord(Section):
     validation_accuracy: float | None
     learning_rate: float
     images_per_second: float
+    """Of the training steps since the validation before."""
     validation_images: int = 0
     """Images that were validated; with a time limit, possibly a part of the split."""
     compared_accuracy: float | None = None
@@ -168,6 +169,7 @@ class TrainResult(Section):
     """Whether the model was compiled with `torch.compile`."""
     device: str
     threads: int
+    """At the start of the training."""
     parameters: int
     stopped_because: str
     stopped_early: bool = False
@@ -178,6 +180,8 @@ class TrainResult(Section):
     """Steps from which the learning rate was halved, because training diverged later."""
     halvings: tuple[int, ...] = ()
     """Steps from which micro-batches were half as large, because memory was short."""
+    thread_changes: tuple[tuple[int, int], ...] = ()
+    """(step, threads): the number of threads from a step on, because the machine was busy."""
     history: tuple[EpochRecord, ...]
     probe: ProbeRecord | None = None
     """How the head was fitted, if `best` is the initial weights with another head."""
@@ -191,6 +195,11 @@ class TrainResult(Section):
     """Before a refit without folds, the folder of the weights with the best validation metrics."""
     folds: FoldsResult | None = None
     ensemble: EnsembleResult | None = None
+
+    @property
+    def last_threads(self) -> int:
+        """The number of threads at the end of the training."""
+        return self.thread_changes[-1][1] if self.thread_changes else self.threads
 
     @property
     def steps_per_epoch(self) -> int:

@@ -45,6 +45,8 @@ class TrainState:
     """Steps from which the learning rate is halved, after a divergence."""
     halvings: list[int] = field(default_factory=list)
     """Steps from which micro-batches are half as large, after the device ran out of memory."""
+    thread_changes: list[tuple[int, int]] = field(default_factory=list)
+    """(step, threads): the number of threads from a step on, after a measurement."""
 
     @property
     def rate_factor(self) -> float:
@@ -78,6 +80,7 @@ class TrainState:
             "sums": self.sums.numbers(),
             "rate_cuts": self.rate_cuts,
             "halvings": self.halvings,
+            "thread_changes": self.thread_changes,
             "optimizer_groups": [_numbers_of(group) for group in self.optimizer.param_groups],
         }
 
@@ -118,6 +121,8 @@ class TrainState:
         self.sums = RunningSums(**numbers["sums"])
         self.rate_cuts = list(numbers.get("rate_cuts", ()))
         self.halvings = list(numbers.get("halvings", ()))
+        changes = numbers.get("thread_changes", ())
+        self.thread_changes = [(int(step), int(threads)) for step, threads in changes]
 
 
 def _numbers_of(group: dict[str, Any]) -> Numbers:

@@ -359,13 +359,43 @@ def test_heads_divide_an_embedding_that_is_set() -> None:
 
 
 def test_a_preset_without_a_length_keeps_to_its_minutes_and_epochs() -> None:
-    """Where nothing limits the training, the preset does; a slow machine does fewer epochs."""
+    """A number of epochs that fits is fixed; where the time decides, a limit replaces it."""
     few = plan(facts(training_images=1_000, rate=5_000.0, preset="quick"), {})
     assert few.settings["training"]["epochs"] == PRESETS["quick"].epochs
-    many = plan(facts(rate=100.0, preset="quick"), {})
-    assert many.settings["training"]["epochs"] == 1
-    longer = plan(facts(rate=100.0, preset="best"), {})
-    assert 1 < longer.settings["training"]["epochs"] < PRESETS["best"].epochs
+    assert "time_limit" not in few.settings["training"]
+    for preset, minutes in (("quick", "5m"), ("best", "240m")):
+        many = plan(facts(rate=100.0, preset=preset), {}).settings["training"]
+        assert (many["time_limit"], many["max_epochs"]) == (minutes, PRESETS[preset].epochs)  # type: ignore[index]  # a preset's name
+        assert "epochs" not in many
+
+
+def test_a_busy_moment_does_not_shorten_a_plan() -> None:
+    """Measured at a sixth of its speed, 5,000 images still get up to 60 epochs, and the time."""
+    idle = plan(facts(training_images=5_000, rate=300.0), {})
+    busy = plan(facts(training_images=5_000, rate=50.0), {})
+    assert idle.settings["training"]["epochs"] == 60
+    assert busy.settings["training"]["max_epochs"] == 60
+    assert busy.settings["training"]["time_limit"] == "30m"
+    assert whole(busy).training.time_limit == "30m"
+    assert any("at most 60 epochs fit into the 30 min of balanced" in each for each in busy.reasons)
+
+
+@pytest.mark.parametrize(
+    ("rate", "user", "remedy"),
+    [
+        (0.1, {}, "a longer preset"),
+        (20.0, {"training.time_limit": "10s"}, "a longer training.time_limit"),
+        (100.0, {"training.epochs": 1, "training.batch_size": 1024}, "more training.epochs"),
+        (1_000.0, {}, ""),
+        (100.0, {"training.epochs": 2}, ""),
+    ],
+)
+def test_a_plan_with_few_updates_says_so(rate: float, user: dict[str, Any], remedy: str) -> None:
+    """With the number of updates and what to change."""
+    reasons = plan(facts(rate=rate), user).reasons
+    found = [each for each in reasons if each.startswith("too short")]
+    assert bool(found) is bool(remedy)
+    assert all(remedy in each for each in found)
 
 
 def test_unmeasured_candidates_are_estimated_in_the_order_of_their_size() -> None:
