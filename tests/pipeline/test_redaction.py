@@ -84,7 +84,8 @@ def test_the_environment_says_what_is_secret(monkeypatch: pytest.MonkeyPatch) ->
 
 
 _WORDS = ("audit", "1", "digits", "train", "mlflow", "golden_retriever", "cifar10",
-          "flowers-2024", "IMG_20240101", "data/train", "12345678", "2024-11-26", "café", "true")  # fmt: skip
+          "flowers-2024", "IMG_20240101", "data/train", "12345678", "2024-11-26", "café",
+          "true")  # fmt: skip
 _DISTINCTIVE = ("s3cr3tpass", "Ab3dE9xQ", "hush!hush", "p@ss/word", "correct-horse-battery-staple",
                 "550e8400-e29b-41d4-a716-446655440000")  # fmt: skip
 
