@@ -23,6 +23,7 @@ from pipeline.files.data_names import (
 from pipeline.files.folder_walk import FoundFile, visible_folders, walk_files
 from pipeline.files.ignored_files import IgnoredFiles
 from pipeline.files.made_once import known_digest, made_once
+from pipeline.files.table_cells import plain_cell
 from pipeline.files.tar_shards import sample_key, shard_index, shards_in
 from pipeline.labels.folder_levels import unclear_level
 from pipeline.labels.label_cells import read_label_cells
@@ -92,6 +93,7 @@ __all__ = [
     "known_digest",
     "made_once",
     "open_archive",
+    "plain_cell",
     "read_label_cells",
     "readable_archive",
     "sample_key",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ import pandas as pd
 from pipeline.data.manifest import examples
 from pipeline.errors import DataError
 from pipeline.files.atomic_files import storage_errors, write_text
+from pipeline.files.table_cells import table_cell
 from pipeline.files.user_folders import expanded
 from pipeline.workspace import make_folder
 
@@ -97,20 +98,27 @@ def with_exclusion(manifest: pd.DataFrame, exclusion: Exclusion) -> tuple[pd.Dat
 
     Files that an earlier run has excluded stay so.
     """
-    here = manifest["path"].isin(exclusion.reasons)
+    written = {path: _written(path, exclusion.reasons) for path in manifest["path"]}
+    cells = manifest["path"].map(written)
+    here = cells.isin(exclusion.reasons)
     usable = here & (manifest["status"] == "ok")
     manifest = manifest.copy()
-    manifest.loc[usable, "reason"] = manifest.loc[usable, "path"].map(exclusion.reasons)
+    manifest.loc[usable, "reason"] = cells[usable].map(exclusion.reasons)
     manifest.loc[usable, "status"] = STATUS
     count = int((here & (manifest["status"] == STATUS)).sum())
     notes = [f"{count:,} image{' was' if count == 1 else 's were'} excluded by {exclusion.name}"]
-    absent = sorted(exclusion.reasons.keys() - set(manifest["path"]))
+    absent = sorted(exclusion.reasons.keys() - set(written.values()))
     if absent:
         notes.append(
             f"{len(absent):,} file{'' if len(absent) == 1 else 's'} of {exclusion.name} "
             f"{'is' if len(absent) == 1 else 'are'} not in the data: {examples(absent)}"
         )
     return manifest, notes
+
+
+def _written(path: str, reasons: Mapping[str, str]) -> str:
+    """Return a path as a table states it: as it is, or as a cell that is safe in a spreadsheet."""
+    return path if path in reasons else table_cell(path)
 
 
 def table_of(text: str) -> tuple[list[str], Iterator[tuple[int, dict[str, str]]]]:

@@ -21,6 +21,7 @@ from pipeline.data.exclusion import STATUS
 from pipeline.data.image_root import holds, is_file
 from pipeline.errors import DataError
 from pipeline.files.atomic_files import replacing, storage_errors
+from pipeline.files.table_cells import table_cell
 from pipeline.run_memory import interrupted_runs
 from pipeline.workspace import make_folder
 
@@ -154,7 +155,7 @@ def _listed(changes: pd.DataFrame, workspace: Path) -> Path:
     with storage_errors(file):
         make_folder(file.parent)
         with replacing(file) as temporary:
-            changes.to_csv(temporary, index=False)
+            changes.map(lambda cell: table_cell(str(cell))).to_csv(temporary, index=False)
     return file
 
 

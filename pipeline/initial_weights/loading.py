@@ -20,6 +20,7 @@ from torch import nn
 
 from pipeline.errors import ConfigError
 from pipeline.files.sealed_files import read_tensors
+from pipeline.files.table_cells import table_cell
 from pipeline.initial_weights.record import TENSORS_FILE, InitialWeights
 from pipeline.layers.grid_resizing import resized_positions
 from pipeline.models.pretrained.resizing import adapted_channels, resized_kernel
@@ -81,7 +82,7 @@ def as_csv(done: Sequence[Assignment]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(Assignment._fields)
-    writer.writerows(done)
+    writer.writerows([table_cell(str(cell)) for cell in each] for each in done)
     return text.getvalue()
 
 

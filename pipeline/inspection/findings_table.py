@@ -1,4 +1,8 @@
-"""Write the findings as a CSV table that can be edited and given back as `data.exclude`."""
+"""Write the findings as a CSV table that can be edited and given back as `data.exclude`.
+
+Its cells are safe to open in a spreadsheet (see `table_cells`), so a path in it may be written in
+another way than in the manifest; both are compared in the form of the table.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ import pandas as pd
 from pipeline.data.exclusion import EXCLUDE, PATH, says_yes, table_of
 from pipeline.errors import DataError
 from pipeline.files.atomic_files import write_text
+from pipeline.files.table_cells import table_cell
 from pipeline.inspection.finding import Finding, Inspection
 
 KIND = "kind"
@@ -73,7 +78,7 @@ def _answered(text: str) -> dict[tuple[str, str], Row]:
 
 
 def _rows(result: Inspection, manifest: pd.DataFrame) -> Iterator[Row]:
-    """Yield a row for each finding and file."""
+    """Yield a row for each finding and file, as it is written."""
     known = manifest.set_index("path")[["split", "label"]]
     known = known[~known.index.duplicated()]
     for finding in result.findings:
@@ -82,13 +87,13 @@ def _rows(result: Inspection, manifest: pd.DataFrame) -> Iterator[Row]:
         rows = zip(finding.files, places["split"], places["label"], strict=True)
         for path, split, label in rows:
             yield {
-                PATH: path,
+                PATH: table_cell(path),
                 "split": split,
-                "label": label,
+                "label": table_cell(str(label)) if label == label else "",  # noqa: PLR0124 - not NaN
                 KIND: finding.kind,
                 "severity": finding.severity,
                 EXCLUDE: "yes" if path in excluded else "",
-                "detail": details.get(path, ""),
+                "detail": table_cell(details.get(path, "")),
             }
 
 

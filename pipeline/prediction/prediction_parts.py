@@ -23,6 +23,7 @@ from pydantic import ValidationError
 from pipeline.errors import ConfigError, StorageError
 from pipeline.files.atomic_files import replacing, storage_errors, write_text
 from pipeline.files.file_locks import try_lock
+from pipeline.files.table_cells import table_cell
 from pipeline.prediction.image_files import ImageFile, Place, place
 from pipeline.section import Section
 
@@ -129,7 +130,7 @@ class PredictionParts:
         listed: list[tuple[str, str]] = []
         with _writer(merged, self._schema, as_csv=as_csv) as writer:
             for table in self._tables():
-                writer.write_table(table)
+                writer.write_table(_safe_in_spreadsheets(table) if as_csv else table)
                 images += len(table)
                 errors += len(table) - table["error"].null_count
                 if len(listed) < _LISTED_ERRORS and table["error"].null_count < len(table):
@@ -242,6 +243,17 @@ def _places(parts: Iterable[Path]) -> Iterator[Place]:
         for batch in _opened(part).iter_batches(columns=["argument", "image"]):
             pairs = zip(batch["argument"].to_pylist(), batch["image"].to_pylist(), strict=True)
             yield from (place(argument, name) for argument, name in pairs)
+
+
+def _safe_in_spreadsheets(table: pa.Table) -> pa.Table:
+    """Return a table whose texts a spreadsheet shows instead of computing them."""
+    columns = [
+        pa.array([cell and table_cell(cell) for cell in table[field.name].to_pylist()], field.type)
+        if pa.types.is_string(field.type)
+        else table[field.name]
+        for field in table.schema
+    ]
+    return pa.table(columns, schema=table.schema)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow.compute as pc
 from pyarrow import csv, parquet
 
+from pipeline.files.table_cells import plain_cell
 from pipeline.prediction.batch_prediction import PredictedTable
 
 _MAX_LABELS = 30
@@ -62,7 +63,8 @@ def _counts(out: Path) -> list[tuple[str, int]]:
         labels = csv.read_csv(out, parse_options=parsing, convert_options=columns)["label"]
     found: list[dict[str, Any]] = pc.value_counts(labels.drop_null()).to_pylist()
     return sorted(
-        ((each["values"], each["counts"]) for each in found), key=lambda pair: (-pair[1], pair[0])
+        ((plain_cell(each["values"]), each["counts"]) for each in found),
+        key=lambda pair: (-pair[1], pair[0]),
     )
 
 

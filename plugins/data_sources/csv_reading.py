@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TextIO
 
-from pipeline.plugin_api import IMAGE_SUFFIXES, DataError
+from pipeline.plugin_api import IMAGE_SUFFIXES, DataError, plain_cell
 from plugins.data_sources.cell_text import shown
 
 _DELIMITERS = (",", ";", "\t", "|")
@@ -44,7 +44,7 @@ def csv_columns(file: Path, opened: TextIO, header: str) -> tuple[dict[str, list
             f"{file} cannot be read as a table ({error}, line {reader.line_num}). Repair the line."
         ) from error
     notes = []
-    first = [cell.strip() for cell in first]
+    first = [plain_cell(cell.strip()) for cell in first]
     if header == "true" or (header == "auto" and _is_header(file, first, rows)):
         _check_names(file, first)
         names = first
@@ -85,7 +85,7 @@ def _rows(file: Path, reader: Iterator[list[str]], width: int) -> Iterator[list[
                 f"Line {reader.line_num} of {file} has {len(row)} values, but the first one has "  # type: ignore[attr-defined]
                 f"{width} columns. Repair the line."
             )
-        yield row
+        yield list(map(plain_cell, row))
 
 
 def _is_header(file: Path, first: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:

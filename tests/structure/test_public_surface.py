@@ -52,6 +52,7 @@ def test_the_plugin_api_exports_exactly_these_names() -> None:
         "known_digest",
         "made_once",
         "open_archive",
+        "plain_cell",
         "read_label_cells",
         "readable_archive",
         "sample_key",

@@ -203,3 +203,21 @@ def test_predicting_leaves_torchs_and_opencvs_threads_alone(
     before = cv2.getNumThreads(), torch.get_num_threads()
     predict_images(model, "m", [photos / "a"], tmp_path / "out.csv")
     assert (cv2.getNumThreads(), torch.get_num_threads()) == before
+
+
+def test_csv_of_odd_names_computes_nothing(
+    model: PackagedModel, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names in a CSV are text for a spreadsheet; those in a Parquet file stay as they are."""
+    monkeypatch.chdir(tmp_path)
+    names = ["=1+1.png", "@x.png", "a\x1b]0;t\x07.png"]
+    photo = next(photos.rglob("*.png")).read_bytes()
+    for name in names:
+        Path(name).write_bytes(photo)
+    for out in ("out.csv", "out.parquet"):
+        predict_images(model, "pets/1", [Path(name) for name in names], Path(out))
+    cells = pd.read_csv("out.csv")
+    assert list(cells["image"]) == ["'=1+1.png", "'@x.png", r"a\x1b]0;t\x07.png"]
+    exact = pd.read_parquet("out.parquet")
+    assert list(exact["image"]) == names
+    np.testing.assert_allclose(cells["probability"], exact["probability"], atol=1e-6)
