@@ -19,7 +19,7 @@ from flows.commands.switches import value_of_switch
 from pipeline import quiet_libraries, redaction, workspace
 from pipeline.errors import ConfigError, PipelineError
 from pipeline.files.atomic_files import full_disk
-from pipeline.terminal_words import visible
+from pipeline.terminal_words import protect_terminal, visible
 
 _INTERRUPTED = 128 + signal.SIGINT
 _TERMINATED = 128 + signal.SIGTERM
@@ -36,6 +36,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Run one command and exit with its code."""
     signal.signal(signal.SIGTERM, _end)
     redaction.install(streams=True)
+    protect_terminal()
     sys.exit(run_command_line(sys.argv[1:] if arguments is None else arguments))
 
 
@@ -91,7 +92,8 @@ def _cause(error: PipelineError) -> PipelineError:
 
 def _failed(sentence: str, code: int, *, debug: bool) -> int:
     if debug:
-        print(redaction.redacted(traceback.format_exc()), end="", file=sys.stderr)
+        trace = redaction.redacted(traceback.format_exc())
+        print(visible(trace, lines=True), end="", file=sys.stderr)
     print(f"Error: {visible(redaction.redacted(sentence), lines=True)}", file=sys.stderr)
     return code
 

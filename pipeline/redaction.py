@@ -24,6 +24,8 @@ from types import TracebackType
 from typing import Any, NamedTuple, TextIO
 from urllib.parse import quote, unquote
 
+from pipeline.terminal_words import visible
+
 HIDDEN = "***"
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)([^\s\"<>]*)")
 _PLAIN_HOST = re.compile(r"(?:\[[0-9A-Fa-f:.%]+\]|[\w.-]+)(?::\d*)?")
@@ -163,11 +165,14 @@ def _forms(secret: str) -> set[str]:
 
 
 class RedactedRecord(logging.LogRecord):
-    """A log record whose message, traceback and stack reach every handler without secrets."""
+    """A log record whose message, traceback and stack reach every handler without secrets.
+
+    Control characters in the message are written out, because a handler may print it.
+    """
 
     def getMessage(self) -> str:  # noqa: N802 - the name is logging's
         """Return the message."""
-        return redacted(super().getMessage())
+        return visible(redacted(super().getMessage()), lines=True)
 
     @property
     def exc_text(self) -> str | None:  # a formatter caches the traceback here
@@ -227,7 +232,8 @@ def install(*, streams: bool = False) -> None:
 def _print_redacted(
     kind: type[BaseException], error: BaseException | None, trace: TracebackType | None
 ) -> None:
-    sys.stderr.write(redacted("".join(traceback.format_exception(kind, error, trace))))
+    text = redacted("".join(traceback.format_exception(kind, error, trace)))
+    sys.stderr.write(visible(text, lines=True))
     sys.stderr.flush()
 
 

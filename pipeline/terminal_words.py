@@ -3,14 +3,33 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import sys
 import unicodedata
+import warnings
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from pathlib import Path
+from typing import Any, TextIO
+
+_STYLED = ("FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE")
+"""Variables with which Rich writes colors to something that is no terminal."""
 
 _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 """Control and format characters (directions, nothing wide), surrogates, separators of lines."""
+_JOINERS = "\u200c\u200d"
+_OBEYED = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+"""What a terminal obeys instead of showing it, but for line ends and tabs."""
+_OWN_SEQUENCES = re.compile(
+    "\x1b\\[[0-9;]*m"  # colors
+    "|\x1b\\[[0-9]*[A-GJK]|\x1b\\[\\?25[hl]|\r"  # a progress bar is drawn again
+    "|\x1b\\]8;[ -:<-~]*;[ -~]*\x1b\\\\"  # links
+)
+"""What Rich writes to a terminal."""
 
 
 def visible(text: str, *, lines: bool = False) -> str:
@@ -22,7 +41,11 @@ def visible(text: str, *, lines: bool = False) -> str:
     """
     if text.isascii() and text.isprintable():
         return text
-    return "".join(_shown(each, lines=lines) for each in text)
+    shown = [_shown(each, lines=lines) for each in text]
+    for place in range(1, len(text) - 1):
+        if text[place] in _JOINERS and not (text[place - 1] + text[place + 1]).isascii():
+            shown[place] = text[place]  # emoji, and scripts whose letters are joined, need them
+    return "".join(shown)
 
 
 def _shown(character: str, *, lines: bool) -> str:
@@ -31,6 +54,73 @@ def _shown(character: str, *, lines: bool) -> str:
     if unicodedata.category(character) not in _HIDDEN:
         return character
     return character.encode("unicode_escape", "surrogatepass").decode("ascii")
+
+
+class VisibleStream:
+    """A wrapper of standard output or error that writes out what a terminal would obey.
+
+    Names are made visible where they are shown; this is for whatever else gets there, such as the
+    warnings of libraries. Only the colors and the cursor movements of Rich pass, on a terminal.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._styled = stream.isatty() or any(map(os.environ.get, _STYLED))
+
+    def write(self, text: str) -> int:
+        """Write a text."""
+        self._stream.write(self._harmless(text))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write several texts."""
+        for line in lines:
+            self.write(line)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._stream)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def _harmless(self, text: str) -> str:
+        if not _OBEYED.search(text):
+            return text
+        text = text.replace("\r\n", "\n")
+        if not self._styled:
+            return _OBEYED.sub(_written_out, text)
+        found = list(_OWN_SEQUENCES.finditer(text))
+        edges = [0, *(edge for each in found for edge in each.span()), len(text)]
+        parts = [text[start:end] for start, end in pairwise(edges)]
+        return "".join(
+            part if place % 2 else _OBEYED.sub(_written_out, part)
+            for place, part in enumerate(parts)
+        )
+
+
+def _written_out(found: re.Match[str]) -> str:
+    return found[0].encode("unicode_escape", "surrogatepass").decode("ascii")
+
+
+def protect_terminal() -> None:
+    """Write out whatever this process prints, warns of or logs that a terminal would obey."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if not isinstance(stream, VisibleStream):
+            setattr(sys, name, VisibleStream(stream))
+    warnings.formatwarning = _visible_warning
+
+
+def _visible_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    line: str | None = None,
+) -> str:
+    """Return a warning as Python formats it, with the names in it made visible."""
+    text = visible(f"{filename}:{lineno}: {category.__name__}: {message}", lines=True)
+    return f"{text}\n  {visible(line.strip())}\n" if line else f"{text}\n"
 
 
 def pasted_path(path: str) -> str:

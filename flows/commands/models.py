@@ -7,6 +7,7 @@ import json
 from flows.closing.close_runs import tell_closed
 from flows.commands.switches import Json
 from pipeline.registry.registered_models import summaries
+from pipeline.terminal_words import visible
 
 
 def models(name: str | None = None, /, *, as_json: Json = False) -> None:
@@ -24,4 +25,4 @@ def models(name: str | None = None, /, *, as_json: Json = False) -> None:
     else:
         from pipeline.registry.terminal_text import models_text
 
-        print(models_text(found, details=name is not None))
+        print(visible(models_text(found, details=name is not None), lines=True))

@@ -22,6 +22,7 @@ from pipeline.registry.registered_models import (
     check_name,
     resolve,
 )
+from pipeline.terminal_words import visible
 
 if TYPE_CHECKING:
     from pipeline.registry.promotion import Promotion
@@ -75,7 +76,7 @@ def promote(
     else:
         from pipeline.registry.terminal_text import decision_text
 
-        print(decision_text(decision))
+        print(visible(decision_text(decision), lines=True))
     return 0 if decision.promoted else REFUSED
 
 

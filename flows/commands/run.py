@@ -20,6 +20,7 @@ from pipeline.config import RunConfig
 from pipeline.errors import ConfigError
 from pipeline.plugin_system.composed_config import composed_config, value_of_flag
 from pipeline.plugin_system.plugin_loader import plugin_files
+from pipeline.terminal_words import visible
 from pipeline.workers import prewarm, worker_start
 from pipeline.workspace import WORKSPACE
 
@@ -175,7 +176,7 @@ def _train(training: Callable[[], RunSummary], began: float, *, as_json: bool) -
         return
     from pipeline.browsing.next_steps import next_steps
 
-    print(next_steps(summary, time.monotonic() - began, plugin_files()))
+    print(visible(next_steps(summary, time.monotonic() - began, plugin_files()), lines=True))
 
 
 def _print_plan(config: RunConfig) -> None:
@@ -188,7 +189,7 @@ def _print_plan(config: RunConfig) -> None:
             prewarm.training()
         found = dry_run(config, WORKSPACE.resolve())
     for line in found.plan.lines() if found.plan else ():
-        print(f"# {line}")
+        print(f"# {visible(line)}")
     print(yaml.safe_dump(found.config.model_dump(mode="json"), sort_keys=False), end="")
 
 
@@ -201,4 +202,4 @@ def _rehearse(config: RunConfig, *, as_json: bool) -> None:
     if as_json:
         print(result.model_dump_json(indent=2))
     else:
-        print(result.verdict())
+        print(visible(result.verdict(), lines=True))

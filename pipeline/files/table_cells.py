@@ -2,8 +2,8 @@ r"""Text in CSV tables for people, which spreadsheets open.
 
 A cell that starts with `=`, `+`, `-` or `@` is computed as a formula, which may run programs or
 send data away (CWE-1236), so it gets an apostrophe in front, as OWASP recommends. Numbers such as
-`-0.5` stay as they are. Control characters and those that change the direction of text are written as
-`\x1b`, but for line ends, which CSV quotes. Parquet and JSON keep the exact text.
+`-0.5` stay as they are. Control characters and those that change the direction of text are written
+as `\x1b`, but for line ends, which CSV quotes. Parquet and JSON keep the exact text.
 """
 
 from __future__ import annotations

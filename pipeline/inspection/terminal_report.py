@@ -95,7 +95,7 @@ def _findings(result: Inspection) -> RenderableType:
     for finding in result.findings:
         text = Text(f"{finding.title} ({finding.kind})\n", style="bold")
         text.append(f"{visible(finding.summary)}\n", style="not bold")
-        text.append(f"{finding.action}", style="not bold italic")
+        text.append(visible(finding.action), style="not bold italic")
         if finding.files:
             text.append(f"\n{_some(finding)}", style="not bold dim")
         table.add_row(Text(finding.severity, style=_STYLES[finding.severity]), text)

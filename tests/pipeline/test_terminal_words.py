@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import subprocess
+import sys
+import warnings
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
 from flows import progress
 from flows.commands import predict
-from pipeline.terminal_words import duration, pasted_path, visible
+from pipeline import redaction
+from pipeline.terminal_words import (
+    VisibleStream,
+    duration,
+    pasted_path,
+    protect_terminal,
+    visible,
+)
 
 ODD = "a\x1b[2J\n\r\x9b\u202eb\x7f\udcff.png"
 
@@ -62,3 +73,76 @@ def test_a_pasted_path_names_its_file(
 def test_a_duration_has_one_fitting_unit(seconds: float, words: str) -> None:
     """Seconds up to 90, minutes up to 90, then hours; a short moment is 1 s."""
     assert duration(seconds) == words
+
+
+_HOSTILE = "x\x1b]0;owned\x07\x1b[2J\u202egnp\x9b1m\udcff"
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("stream", [io.StringIO(), _Terminal()], ids=["pipe", "terminal"])
+def test_nothing_that_a_terminal_obeys_is_written(stream: io.StringIO) -> None:
+    """Titles, cleared screens, directions and stray bytes are written out, whoever writes them."""
+    written = VisibleStream(stream)
+    print(_HOSTILE, "two\nlines\t狮子 🦁\r\n", file=written)
+    text = stream.getvalue()
+    assert not set("\x07\x9b\u202e\udcff") & set(text)
+    assert "\x1b]" not in text
+    assert r"\x1b]0;owned\x07" in text
+    assert "two\nlines\t狮子 🦁\n" in text
+
+
+def test_only_rich_may_move_the_cursor_of_a_terminal() -> None:
+    """Colors, links and progress bars work on a terminal; elsewhere they are written out."""
+    own = "\x1b[1;31mred\x1b[0m\x1b[2K\x1b[1A\r\x1b[?25l\x1b]8;id=1;https://x.y\x1b\\link\x1b]8;;\x1b\\"
+    terminal, pipe = _Terminal(), io.StringIO()
+    VisibleStream(terminal).write(own)
+    VisibleStream(pipe).write(own)
+    assert terminal.getvalue() == own
+    assert "\x1b" not in pipe.getvalue()
+    assert "\r" not in pipe.getvalue()
+
+
+def test_warnings_and_logs_of_libraries_are_made_visible(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A warning or a log message with a file's name in it holds no color of its own, either."""
+    terminal = _Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setattr("sys.stdout", _Terminal())
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+    factory = logging.getLogRecordFactory()
+    try:
+        protect_terminal()
+        redaction.install()
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            monkeypatch.setattr(warnings, "showwarning", _original_showwarning)
+            warnings.warn(f"\x1b[31m{_HOSTILE}", UserWarning, stacklevel=1)
+        logging.getLogger("a.library").warning("reading %s", f"\x1b[31m{_HOSTILE}")
+    finally:
+        logging.setLogRecordFactory(factory)
+    assert r"UserWarning: \x1b[31mx\x1b]0;owned" in terminal.getvalue()
+    assert "\x1b" not in terminal.getvalue() + caplog.text
+
+
+def _original_showwarning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Write a warning as Python does where nothing has replaced it, as pytest has."""
+    (file or sys.stderr).write(warnings.formatwarning(message, category, filename, lineno, line))
+
+
+def test_joined_letters_stay_joined() -> None:
+    """Emoji and scripts that need joiners keep them; a joiner in ASCII is written out."""
+    family, persian = "\U0001f468\u200d\U0001f469", "\u0645\u06cc\u200c\u062e"
+    assert visible(family + persian) == family + persian
+    assert visible("c\u200dat") == r"c\u200dat"
