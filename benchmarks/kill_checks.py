@@ -15,7 +15,8 @@ from pipeline.files.file_locks import is_held
 from pipeline.registry import history
 from pipeline.registry.registered_models import FINGERPRINT_TAG
 from pipeline.run_memory import live_runs
-from pipeline.tracking import tracked_run
+from pipeline.tracking import liveness, tracked_run
+from pipeline.tracking.liveness import Liveness
 from pipeline.tracking.tracking_store import client
 from pipeline.workspace import WORKSPACE
 
@@ -84,7 +85,7 @@ def _prefect_and_mlflow(folder: Path) -> Iterator[str]:
         if is_open and flow_run_id not in alive and not _process_of(flow_run_id):
             yield f"flow run {flow_run.name} is {flow_run.state_name}, and nothing carries it out"
     for run in runs_of(client()):
-        owned = tracked_run.owner_is_alive(Path(run.data.tags[tracked_run.FOLDER_TAG]))
+        owned = liveness.of_run(run) is Liveness.ALIVE
         if run.info.status == "RUNNING" and not owned:
             yield f"MLflow's run {run.info.run_id} is RUNNING without an owner"
         flow_run_id = run.data.tags.get(tracked_run.FLOW_RUN_TAG, "")

@@ -10,6 +10,7 @@
         ├── StorageError          a disk that is full or read-only
         ├── TrackingError         MLflow or its store
         │   └── ServerAwayError   temporarily not responding
+        ├── TakenOverError        another process continues the run
         ├── OrchestrationError    Prefect, the local servers, a schedule
         ├── DamagedFileError      damaged weights or a damaged checkpoint
         ├── WorkerError           a training, evaluation or packaging process
@@ -72,6 +73,10 @@ class TrackingError(RunError):
 
 class ServerAwayError(TrackingError):
     """MLflow, or the store behind it, does not respond at the moment."""
+
+
+class TakenOverError(RunError):
+    """Another process continues the run, because this one seemed to be gone."""
 
 
 class OrchestrationError(RunError):

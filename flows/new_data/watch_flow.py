@@ -30,7 +30,7 @@ from pipeline.errors import ConfigError, PipelineError
 from pipeline.plugin_system import plugin_settings
 from pipeline.run_memory import interrupted_runs, live_runs
 from pipeline.run_memory.interrupted_runs import InterruptedRun
-from pipeline.tracking import tracked_run
+from pipeline.tracking.liveness import Liveness
 from pipeline.workspace import WORKSPACE
 
 SKIPPED = "Skipped"
@@ -86,7 +86,7 @@ def _interrupted_training(data: IngestedData, workspace: Path) -> InterruptedRun
     for training in trainings:
         with contextlib.suppress(ConfigError):  # its folder was deleted
             begun = interrupted_runs.of_flow_run(str(training.id), workspace / "runs")
-            if begun is None or begun.finished or tracked_run.owner_is_alive(begun.folder):
+            if begun is None or begun.finished or begun.owner is not Liveness.DEAD:
                 continue
             if begun.request.data_fingerprint == data.fingerprint:
                 return begun

@@ -56,7 +56,7 @@ def resume_training(reference: str) -> RunSummary:
     """
     from pipeline.run_memory import interrupted_runs
 
-    found = interrupted_runs.find(reference, WORKSPACE.resolve() / "runs")
+    found = interrupted_runs.find(reference, WORKSPACE.resolve() / "runs", display().note)
     files = [*map(Path, found.request.plugin_files), *plugin_files()]
     use_plugin_files(list(dict.fromkeys(files)))
     with worker_start.prepared_workers():

@@ -28,7 +28,7 @@ from pipeline.config import RunConfig
 from pipeline.data import ingestion, prepare_stage
 from pipeline.data.ingested_data import IngestedData, PreparedData
 from pipeline.data.seen_images import notes_on_seen, with_seen
-from pipeline.errors import DataError, PipelineError
+from pipeline.errors import DataError, PipelineError, TakenOverError
 from pipeline.evaluation.chosen_images import EXPLANATIONS
 from pipeline.evaluation.evaluating import Evaluated
 from pipeline.files.atomic_files import write_text
@@ -75,7 +75,7 @@ def training_flow(config: RunConfig, resume: str | None = None, fresh: bool = Fa
         prewarm.training()
         try:
             interrupted = (
-                interrupted_runs.find(resume, workspace / "runs")
+                interrupted_runs.find(resume, workspace / "runs", display().note)
                 if resume
                 else interrupted_runs.of_flow_run(flow_run_id, workspace / "runs")
             )
@@ -303,6 +303,7 @@ def _promote(
     config: RunConfig, registered: Registered, run: tracked_run.TrackedRun
 ) -> tuple[Promotion | None, str]:
     """Assign the version's aliases, and request an approval where the config asks for one."""
+    tracked_run.check_owner(run)
     folder = run.folder / "promotion"
     promotion: Promotion | None = stages.step(
         stages.assign_aliases, config, registered, folder, after=registered
@@ -321,6 +322,8 @@ def _saved_summary(finished: InterruptedRun) -> RunSummary:
 
 def _report_failure(state: RunState, error: BaseException) -> None:
     """Report that the run failed or was killed, and how it can be resumed."""
+    if isinstance(error, TakenOverError):
+        return  # the run continues in another process
     failed = isinstance(error, Exception)
     run_id = state.run.run_id if state.run else ""
     _emit(

@@ -6,8 +6,16 @@ for a moment, so a holder that expects to be checked waits a few seconds instead
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import os
+import socket
+import sys
+import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import Enum
 from pathlib import Path
 
 from filelock import BaseFileLock, FileLock, Timeout
@@ -16,6 +24,7 @@ from pipeline.files.atomic_files import storage_errors
 from pipeline.workspace import make_folder
 
 _FOREVER = -1.0
+_PAUSE_SECONDS = 0.05
 
 
 def acquire(file: Path, wait_seconds: float = _FOREVER) -> BaseFileLock | None:
@@ -71,20 +80,106 @@ def try_lock(file: Path, wait_seconds: float = 0.0) -> Iterator[bool]:
             lock.release()
 
 
-def is_held(file: Path, wait_seconds: float = 0.0) -> bool:
-    """Return whether a process holds the lock on a file; a file that does not exist has no holder.
+class LockState(Enum):
+    """What can be seen of the lock on a file."""
+
+    HELD = "held"
+    FREE = "free"
+    INVISIBLE = "invisible"
+    """The file is missing or may not be opened, which says nothing about a holder."""
+
+
+def state_of(file: Path, wait_seconds: float = 0.0) -> LockState:
+    """Return the state of the lock on a file.
 
     Args:
-        file: is not created.
+        file: is not created; it may belong to another user.
         wait_seconds: how long the lock must stay held. Two processes that check it at the same
             moment without a wait may both see it held.
     """
-    if not file.exists():
-        return False
     try:
+        file.stat()
         with FileLock(file, timeout=wait_seconds):
-            return False
+            return LockState.FREE
     except Timeout:
-        return True
+        return LockState.HELD
+    except PermissionError:
+        return _state_of_read_only(file, wait_seconds)
     except OSError:
-        return True  # the file cannot be opened, which does not prove that its holder is gone
+        return LockState.INVISIBLE
+
+
+def _state_of_read_only(file: Path, wait_seconds: float) -> LockState:
+    """Return the state of a lock on a file that may be read but not written."""
+    if sys.platform == "win32":
+        return LockState.INVISIBLE
+    import fcntl
+
+    try:
+        handle = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return LockState.INVISIBLE
+    deadline = time.monotonic() + wait_seconds
+    try:
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    return LockState.HELD
+                time.sleep(_PAUSE_SECONDS)
+            else:
+                return LockState.FREE
+    except OSError:
+        return LockState.INVISIBLE
+    finally:
+        os.close(handle)
+
+
+def is_held(file: Path, wait_seconds: float = 0.0) -> bool:
+    """Return whether a process of this machine holds the lock on a file; see `state_of`.
+
+    For files of this user's own folder, where a missing file has no holder. Whether the owner of a
+    run is alive is decided by `pipeline.tracking.liveness`.
+    """
+    return state_of(file, wait_seconds) is LockState.HELD
+
+
+def identity(file: Path) -> str:
+    """Return what tells the lock on this file from any other lock: kernel, device and file number.
+
+    Whoever sees the same identity at the same path sees the same lock, whatever the names of the
+    machine and of the container are. A copy of the file, the same path in another container, and
+    the same file on another machine have other identities.
+
+    Returns:
+        An empty string if it cannot be had.
+    """
+    try:
+        found = file.stat()
+    except OSError:
+        return ""
+    kernel = running_kernel()
+    return f"{kernel} {found.st_dev} {found.st_ino}" if kernel else ""
+
+
+def same_file(file: Path, of_identity: str) -> bool:
+    """Return whether a file has the file number of an identity, maybe on another machine."""
+    try:
+        return of_identity.rpartition(" ")[2] == str(file.stat().st_ino)
+    except OSError:
+        return False
+
+
+@functools.cache
+def running_kernel() -> str:
+    """Return the id of the running kernel, which changes with each boot.
+
+    Containers on one machine share it, and machines with the same name do not. Where the system has
+    no such id, the name and the network address of the machine stand for it.
+    """
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return ""
+    return f"{socket.gethostname()}-{uuid.getnode():x}"

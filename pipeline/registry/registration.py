@@ -31,7 +31,7 @@ from pipeline.registry.registered_models import (
 from pipeline.section import Section
 from pipeline.tracking import provenance
 from pipeline.tracking.held_signals import signals_held
-from pipeline.tracking.tracked_run import TrackedRun
+from pipeline.tracking.tracked_run import TrackedRun, check_owner
 from pipeline.tracking.tracking_store import client
 
 _ARTIFACTS = ("model.onnx", "model.json", "model.safetensors", "model_card.md")
@@ -148,6 +148,7 @@ def _new_version(
     # `register_model` also writes the link back from the logged model. The tags are in the same
     # call, so that a kill leaves no version without them.
     # It prints what the caller reports anyway.
+    check_owner(run)
     with contextlib.redirect_stderr(io.StringIO()), signals_held():
         version = mlflow.register_model(f"models:/{model_id}", name, tags=all_tags)
     return str(version.version)

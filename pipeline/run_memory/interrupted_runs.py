@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,15 +15,18 @@ from pipeline.config import RunConfig
 from pipeline.errors import ConfigError
 from pipeline.run_memory import stage_keys
 from pipeline.section import Section
+from pipeline.tracking import liveness
+from pipeline.tracking.liveness import Liveness
 from pipeline.tracking.tracked_run import (
     FLOW_RUN_TAG,
     FLOW_RUNS_TAG,
     FOLDER_TAG,
     HOST_TAG,
     REQUEST_FILE,
-    owner_is_alive,
+    not_resumable,
+    owner_lock,
 )
-from pipeline.tracking.tracking_store import all_runs, store_exists
+from pipeline.tracking.tracking_store import all_runs, client, store_exists
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -67,6 +71,8 @@ class InterruptedRun:
     flow_runs: str
     """Ids of the flow runs that worked on it, separated by commas."""
     request: RunRequest
+    owner: Liveness
+    """Of the process that worked on it; DEAD if it has ended."""
     finished: bool = False
 
     @property
@@ -80,12 +86,16 @@ def library_code() -> str:
     return stage_keys.code(*_STAGES)
 
 
-def find(reference: str, runs: Path) -> InterruptedRun:
+def find(
+    reference: str, runs: Path, on_wait: Callable[[str], None] | None = None
+) -> InterruptedRun:
     """Return the run that a user names: by its id, the beginning of its id, its name, or `last`.
 
     Args:
         reference: what the user typed.
         runs: the folder with the folders of this workspace's runs.
+        on_wait: called with a sentence before the heartbeat of a process that cannot be seen from
+            here is observed, which takes a minute and a half.
 
     Raises:
         ConfigError: if no run or several match, or if the run cannot be resumed.
@@ -98,12 +108,25 @@ def find(reference: str, runs: Path) -> InterruptedRun:
             "data leaves nothing to resume.)"
         )
     interrupted = _interrupted(found, runs)
-    if owner_is_alive(interrupted.folder):
-        raise ConfigError(
-            f"The run {found.info.run_id[:8]} is still running in another process. Wait "
-            "until it ends, or stop it."
-        )
+    owner = interrupted.owner
+    if owner is Liveness.UNKNOWN:
+        owner = liveness.settled(lambda: client().get_run(found.info.run_id), _say(found, on_wait))
+    if owner is not Liveness.DEAD:
+        raise ConfigError(not_resumable(found, owner))
     return interrupted
+
+
+def _say(run: Run, on_wait: Callable[[str], None] | None) -> Callable[[float], None]:
+    host = run.data.tags.get(HOST_TAG, "")
+
+    def say(seconds: float) -> None:
+        if on_wait:
+            on_wait(
+                f"observing the heartbeat of run {run.info.run_id[:8]} for up to {seconds:.0f} s: "
+                f"whether its process (machine {host}) has ended cannot be seen from here"
+            )
+
+    return say
 
 
 def of_flow_run(flow_run_id: str, runs: Path) -> InterruptedRun | None:
@@ -157,12 +180,7 @@ def _interrupted(run: Run, runs: Path) -> InterruptedRun:
     tags, run_id = run.data.tags, run.info.run_id
     folder = _folder(run)
     host = tags.get(HOST_TAG, "")
-    if run.info.status == "RUNNING" and host != socket.gethostname():
-        raise ConfigError(
-            f"The run {run_id[:8]} is still running on the machine {host}. Wait until it ends, or "
-            "resume it there."
-        )
-    if not (folder / REQUEST_FILE).is_file():
+    if not _is_file(folder / REQUEST_FILE):
         where = f"is on the machine {host}" if host != socket.gethostname() else "no longer exists"
         raise ConfigError(
             f"The folder {folder} of the run {run_id[:8]} {where}, so the run cannot be resumed "
@@ -184,7 +202,22 @@ def _interrupted(run: Run, runs: Path) -> InterruptedRun:
         ) from error
     flow_runs = tags.get(FLOW_RUNS_TAG) or tags.get(FLOW_RUN_TAG, "")
     finished = run.info.status == "FINISHED"
-    return InterruptedRun(run_id, folder, flow_runs, request, finished)
+    return InterruptedRun(run_id, folder, flow_runs, request, _owner(run, folder), finished)
+
+
+def _owner(run: Run, folder: Path) -> Liveness:
+    """Return what is known about the process that worked on a run."""
+    if run.info.status == "RUNNING":
+        return liveness.of_run(run)
+    still_held = liveness.of_lock(owner_lock(folder), "") is Liveness.ALIVE
+    return Liveness.ALIVE if still_held else Liveness.DEAD
+
+
+def _is_file(file: Path) -> bool:
+    try:
+        return file.is_file()
+    except OSError:  # another user's folder
+        return False
 
 
 def _folder(run: Run) -> Path:

@@ -1,4 +1,4 @@
-"""MLflow runs that a killed process left open: found by their free lock, and closed as KILLED.
+"""MLflow runs that a killed process left open: found dead by `liveness`, and closed as KILLED.
 
 Prefect's side, the flow runs of killed processes, is `flows.closing.abandoned_prefect_runs`. Both
 are called by `flows.closing.close_runs`, which makes the two agree.
@@ -6,60 +6,62 @@ are called by `flows.closing.close_runs`, which makes the two agree.
 
 from __future__ import annotations
 
-import socket
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipeline.errors import StorageError
 from pipeline.files.file_locks import try_lock
-from pipeline.tracking.tracked_run import (
-    FOLDER_TAG,
-    HEARTBEAT_TAG,
-    HOST_TAG,
-    end_run,
-    owner_lock,
-)
+from pipeline.tracking import liveness, run_owner
+from pipeline.tracking.liveness import FOLDER_TAG, HEARTBEAT_TAG, HOST_TAG, Liveness
+from pipeline.tracking.tracked_run import end_run, owner_lock
 from pipeline.tracking.tracking_store import all_runs, client, store_exists
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
 
-_LONG_GONE_SECONDS = 24 * 3600
-
 
 def close_abandoned() -> list[str]:
-    """Close the runs whose owner was killed, and return their ids.
+    """Close the runs whose owner is dead, and return their ids.
 
-    A run of this host is alive while its owner holds the lock in its folder. A run of another host
-    is left alone unless its last heartbeat is a day old.
+    A run whose owner is alive, or not known to be dead, is left alone.
     """
     if not store_exists():
         return []
     store = client()
     closed = []
     for run in list(all_runs("attributes.status = 'RUNNING'")):  # closed runs leave the search
-        if HOST_TAG not in run.data.tags:
+        if HOST_TAG not in run.data.tags or liveness.of_run(run) is not Liveness.DEAD:
             continue
-        with _abandoned(run) as abandoned:
-            # Checked again while the lock is held: the run may have ended or been resumed.
-            if abandoned and store.get_run(run.info.run_id).info.status == "RUNNING":
+        with _guarded(run) as is_free:
+            # Read again: the run may have ended or been resumed, or its owner may have woken up.
+            if is_free and _is_same(run, store.get_run(run.info.run_id)):
                 end_run(store, run.info.run_id, run.info.experiment_id, "KILLED")
                 closed.append(run.info.run_id)
     return closed
 
 
+def _is_same(before: Run, now: Run) -> bool:
+    """Return whether nobody has owned a run, or beaten for it, since it was found dead."""
+    beats = (each.data.tags.get(HEARTBEAT_TAG) for each in (before, now))
+    owners = (run_owner.number_of_owners(each) for each in (before, now))
+    return now.info.status == "RUNNING" and len({*beats}) == 1 and len({*owners}) == 1
+
+
 @contextmanager
-def _abandoned(run: Run) -> Iterator[bool]:
-    """Yield whether a run's owner is gone; no process can become its owner during the block."""
-    tags = run.data.tags
-    if tags[HOST_TAG] != socket.gethostname():
-        yield time.time() - float(tags.get(HEARTBEAT_TAG, "0")) > _LONG_GONE_SECONDS
+def _guarded(run: Run) -> Iterator[bool]:
+    """Hold the owner's lock while the block runs, if it can be seen, so that nobody becomes owner.
+
+    Yields:
+        Whether no other process holds it.
+    """
+    lock_file = owner_lock(Path(run.data.tags.get(FOLDER_TAG, "")))
+    if liveness.of_lock(lock_file, run.data.tags.get(liveness.LOCK_TAG, "")) is not Liveness.DEAD:
+        yield True  # found dead by its heartbeat; an owner that wakes up reopens its run
         return
-    lock_file = owner_lock(Path(tags.get(FOLDER_TAG, "")))
-    if not lock_file.exists():
+    try:
+        with try_lock(lock_file) as locked:
+            yield locked
+    except StorageError:  # the lock belongs to another user
         yield True
-        return
-    with try_lock(lock_file) as locked:
-        yield locked

@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.errors import ServerAwayError
+from pipeline.errors import ServerAwayError, TakenOverError
 from pipeline.redaction import redacted
-from pipeline.tracking.tracked_run import HEARTBEAT_TAG, TrackedRun
+from pipeline.tracking import run_owner
+from pipeline.tracking.tracked_run import TrackedRun
 from pipeline.tracking.tracking_store import client, use_store
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ logger = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 5.0
 _FLUSH_SECONDS = 60.0
-_HEARTBEAT_SECONDS = 60.0
 _MOST_METRICS = 500
 """Metrics in one request; MLflow accepts 1000."""
 
@@ -39,7 +39,6 @@ class MetricSender:
         self._files: list[Path] = []
         self._steps: dict[str, set[int]] = {}
         self._retry_after = 0.0
-        self._last_heartbeat = 0.0
 
     def add_metrics(
         self, values: Mapping[str, float], step: int, seconds: float, *, send: bool = True
@@ -64,11 +63,17 @@ class MetricSender:
 
         Returns:
             Whether nothing is left.
+
+        Raises:
+            TakenOverError: if another process owns the run now.
         """
         now = time.monotonic()
         if now >= self._retry_after:
             try:
-                self._send_all(now)
+                run_owner.check(self._run.run_id)
+                self._send_all()
+            except TakenOverError:
+                raise
             except Exception as error:  # noqa: BLE001 - a store fails in many ways; all mean "later"
                 logger.warning("MLflow does not answer; the training continues: %s", error)
                 self._retry_after = now + _RETRY_SECONDS
@@ -89,7 +94,7 @@ class MetricSender:
                 )
             time.sleep(0.5)
 
-    def _send_all(self, now: float) -> None:
+    def _send_all(self) -> None:
         while self._metrics:
             batch = self._metrics[:_MOST_METRICS]
             new = {(m.key, m.step): m for m in reversed(batch) if m.step not in self._there(m.key)}
@@ -101,9 +106,6 @@ class MetricSender:
         while self._files:
             self._client.log_artifact(self._run.run_id, str(self._files[0]))
             self._files.pop(0)
-        if now - self._last_heartbeat >= _HEARTBEAT_SECONDS:
-            self._client.set_tag(self._run.run_id, HEARTBEAT_TAG, str(int(time.time())))
-            self._last_heartbeat = now
 
     def _there(self, key: str) -> set[int]:
         """Return the steps of a metric that the store already has, from any attempt at the run."""

@@ -34,7 +34,8 @@ def fold_run(parent: TrackedRun, fold: int, folds: int, config: RunConfig) -> It
     unfinished = [run for run, status in _found(parent, fold) if status != "FINISHED"]
     if unfinished:
         same = unfinished[0]
-        with tracked_run.continued_run(same.run_id, same.folder, config.flat(), {}) as run:
+        settings = config.flat()
+        with tracked_run.continued_run(same.run_id, same.folder, settings, {}, nested=True) as run:
             yield run
         return
     new = NewRun(

@@ -18,16 +18,18 @@ from typing import TYPE_CHECKING, Any
 from pipeline.config import RunConfig
 from pipeline.errors import RunError, TrackingError
 from pipeline.files.atomic_files import storage_errors, write_text
-from pipeline.files.file_locks import is_held, locked, try_lock
+from pipeline.files.file_locks import locked, try_lock
 from pipeline.redaction import redacted_values, without_credentials
-from pipeline.tracking import provenance
+from pipeline.tracking import liveness, provenance, run_owner
+from pipeline.tracking.liveness import Liveness
 from pipeline.tracking.tracking_store import client, unreachable, use_store
 from pipeline.workspace import make_folder
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import Run
 
-HOST_TAG, FOLDER_TAG, HEARTBEAT_TAG = "patchline.host", "patchline.folder", "patchline.heartbeat"
+HOST_TAG, FOLDER_TAG = liveness.HOST_TAG, liveness.FOLDER_TAG
 FLOW_RUN_TAG = "prefect.flow_run_id"
 FLOW_RUNS_TAG = "patchline.flow_runs"
 """Every flow run that worked on a run: the one that started it, and those that resumed it."""
@@ -40,7 +42,6 @@ LICENSE_TAG = "patchline.initial_weights_license"
 """Of published weights that the run, or one that it started from, began with."""
 SEEN_TAG = "patchline.seen_images"
 """What the initial weights have seen of the validation and test images, and what follows."""
-_LOCK_FILE = "owner.lock"
 _LONGEST_PARAM = 6000
 _CLOSE_SECONDS = 10.0
 _LOCK_SECONDS = 5.0
@@ -116,13 +117,18 @@ def open_run(new: NewRun, runs: Path) -> Iterator[TrackedRun]:
     with locked(owner_lock(folder)):
         if new.request:
             write_text(folder / REQUEST_FILE, new.request)
-        with _closed_in_the_end(store, _create_run(store, new, folder)) as run:
+        with _closed_in_the_end(store, _create_run(store, new, folder), owner=1) as run:
             yield run
 
 
 @contextmanager
 def continued_run(
-    run_id: str, folder: Path, params: Mapping[str, str], tags: Mapping[str, str]
+    run_id: str,
+    folder: Path,
+    params: Mapping[str, str],
+    tags: Mapping[str, str],
+    *,
+    nested: bool = False,
 ) -> Iterator[TrackedRun]:
     """Reopen a run that failed or was killed; it is closed as in `open_run`.
 
@@ -131,32 +137,55 @@ def continued_run(
         folder: its folder, which exists.
         params: logged again, in case its process was killed before they were.
         tags: additional tags.
+        nested: whether this process owns the run that it is nested in, so that the process which
+            opened it is known to be gone.
 
     Raises:
-        RunError: if its owner is alive, or it has already finished.
+        RunError: if its owner is alive or may be, another process resumes it, or it has finished.
     """
     store = client()
+    found = store.get_run(run_id)
+    if found.info.status == "RUNNING" and not nested:
+        owner = liveness.settled(lambda: store.get_run(run_id))
+        if owner is not Liveness.DEAD:
+            raise RunError(not_resumable(found, owner))
     with try_lock(owner_lock(folder), _LOCK_SECONDS) as is_owner:
         if not is_owner:
-            raise RunError(
-                f"The run {run_id[:8]} is still running in another process. Wait until it "
-                "ends, or stop it."
-            )
-        found = store.get_run(run_id)
-        if found.info.status == "FINISHED":
+            raise RunError(not_resumable(found, Liveness.ALIVE))
+        number = run_owner.claim(store, found)
+        if store.get_run(run_id).info.status == "FINISHED":
             raise RunError(
                 f"The run {run_id[:8]} has finished in the meantime. Nothing is left to do."
             )
         run = TrackedRun(run_id, found.info.experiment_id, folder, continued=True)
         store.update_run(run_id, status="RUNNING")
-        with _closed_in_the_end(store, run):
+        with _closed_in_the_end(store, run, number):
             _log_params(store, run_id, params)
-            set_tags(run, {HOST_TAG: socket.gethostname(), HEARTBEAT_TAG: _now(), **tags})
+            set_tags(run, {**_owner_tags(folder), **tags})
             yield run
 
 
+def not_resumable(run: Run, owner: Liveness) -> str:
+    """Return why a run cannot be resumed whose owner is alive, or may be."""
+    run_id, host = run.info.run_id, run.data.tags.get(HOST_TAG, "")
+    where = f" on the machine {host}" if host and host != socket.gethostname() else ""
+    if owner is Liveness.ALIVE:
+        return (
+            f"The run {run_id[:8]} is still running in another process{where}. Wait until it ends, "
+            "or stop it."
+        )
+    return (
+        f"The run {run_id[:8]} may still be running in another process{where}: it has no "
+        "heartbeat, and its lock cannot be seen here. If it is gone, close the run with `python -c "
+        f"\"import mlflow; mlflow.MlflowClient().set_terminated('{run_id}', 'KILLED')\"`, then "
+        "resume it."
+    )
+
+
 @contextmanager
-def _closed_in_the_end(store: MlflowClient, run: TrackedRun) -> Iterator[TrackedRun]:
+def _closed_in_the_end(store: MlflowClient, run: TrackedRun, owner: int) -> Iterator[TrackedRun]:
+    """Own a run while the block runs, and close it unless another process has taken it over."""
+    beating = run_owner.begin(store, run.run_id, owner)
     status = "FAILED"
     try:
         yield run
@@ -165,7 +194,18 @@ def _closed_in_the_end(store: MlflowClient, run: TrackedRun) -> Iterator[Tracked
         status = "FAILED" if isinstance(error, Exception) else "KILLED"
         raise
     finally:
-        _close(store, run, status)
+        if beating.end():
+            _close(store, run, status)
+    beating.check()
+
+
+def check_owner(run: TrackedRun) -> None:
+    """Make sure that this process still owns a run, before a step that cannot be taken back.
+
+    Raises:
+        TakenOverError: if another process has taken it over.
+    """
+    run_owner.check_now(run.run_id)
 
 
 def _close(store: MlflowClient, run: TrackedRun, status: str) -> None:
@@ -196,14 +236,9 @@ def end_run(store: MlflowClient, run_id: str, experiment_id: str, status: str) -
     store.set_terminated(run_id, status)
 
 
-def owner_is_alive(folder: Path) -> bool:
-    """Return whether a process of this machine owns the run of a folder."""
-    return is_held(owner_lock(folder), wait_seconds=1.0)
-
-
 def owner_lock(folder: Path) -> Path:
     """Return the file that the owner of a run holds a lock on."""
-    return folder / _LOCK_FILE
+    return folder / liveness.LOCK_FILE
 
 
 def log_data(
@@ -227,6 +262,7 @@ def log_data(
 
 def log_file(run: TrackedRun, file: Path, folder: str | None = None) -> None:
     """Log one file as an artifact of the run."""
+    run_owner.check(run.run_id)
     client().log_artifact(run.run_id, str(file), folder)
 
 
@@ -234,6 +270,7 @@ def set_tags(run: TrackedRun, tags: Mapping[str, str]) -> None:
     """Set tags of the run; they are read back, so only an address loses its credentials."""
     from mlflow.entities import RunTag
 
+    run_owner.check(run.run_id)
     client().log_batch(run.run_id, tags=[RunTag(*tag) for tag in _stored(tags).items()])
 
 
@@ -266,9 +303,7 @@ def _create_run(store: MlflowClient, new: NewRun, folder: Path) -> TrackedRun:
         experiment.experiment_id if experiment else store.create_experiment(new.experiment)
     )
     tags = {
-        HOST_TAG: socket.gethostname(),
-        FOLDER_TAG: str(folder),
-        HEARTBEAT_TAG: _now(),
+        **_owner_tags(folder),
         "mlflow.source.name": new.command,
         "mlflow.source.type": "LOCAL",
         **provenance.as_tags(),
@@ -292,5 +327,11 @@ def _log_params(store: MlflowClient, run_id: str, params: Mapping[str, str]) -> 
     store.log_batch(run_id, params=entities)
 
 
-def _now() -> str:
-    return str(int(time.time()))
+def _owner_tags(folder: Path) -> dict[str, str]:
+    """Return the tags by which others recognise whether this process, the owner, is alive."""
+    return {
+        HOST_TAG: socket.gethostname(),
+        FOLDER_TAG: str(folder),
+        liveness.LOCK_TAG: liveness.lock_identity(owner_lock(folder)),
+        liveness.HEARTBEAT_TAG: run_owner.beat(),
+    }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -19,7 +18,7 @@ from pipeline.config import RunConfig
 from pipeline.redaction import without_credentials
 from pipeline.run_memory import interrupted_runs
 from pipeline.run_memory.interrupted_runs import RunRequest
-from pipeline.tracking import tracked_run, tracking_store
+from pipeline.tracking import liveness, tracked_run, tracking_store
 from tests.conftest import PATCHLINE, patchline, write_photos
 from tests.flows.conftest import Command
 from tests.patience import patient
@@ -266,17 +265,30 @@ def test_only_a_finished_run_is_extended(tmp_path: Path, run_here: Command) -> N
     assert (code, "has folds or a refit" in err) == (2, True), err
 
 
-def test_a_run_that_is_alive_is_not_continued(tmp_path: Path, run_here: Command) -> None:
-    """Neither a run whose owner holds its lock, nor one that runs on another machine."""
+def test_a_run_that_is_alive_is_not_continued(
+    tmp_path: Path, run_here: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither one whose owner holds its lock, nor one that beats elsewhere, nor one in doubt."""
+    monkeypatch.setattr(liveness, "BEAT_SECONDS", 0.2)
+    monkeypatch.setattr(liveness, "STALE_SECONDS", patient(2.0))
     runs = tmp_path / ".patchline/runs"
     with tracked_run.owned_run(RunConfig(name="alive"), runs, {}, _request(RunConfig())) as run:
         code, _, err = run_here("run", "--resume", run.run_id)
         assert (code, "is still running in another process" in err) == (2, True), err
         store = tracking_store.client()
         store.set_tag(run.run_id, tracked_run.HOST_TAG, "another-host")
+        store.set_tag(run.run_id, liveness.LOCK_TAG, "another-kernel 1 1")
+        lock = tracked_run.owner_lock(run.folder)
+        lock.rename(run.folder / "hidden.lock")
         code, _, err = run_here("run", "--resume", run.run_id)
-        assert (code, "running on the machine another-host" in err) == (2, True), err
-        store.set_tag(run.run_id, tracked_run.HOST_TAG, socket.gethostname())
+        assert (code, "in another process on the machine another-host" in err) == (2, True), err
+        assert "observing the heartbeat" in err
+        (run.folder / "hidden.lock").rename(lock)
+    store.update_run(run.run_id, status="RUNNING")
+    store.delete_tag(run.run_id, liveness.HEARTBEAT_TAG)
+    code, _, err = run_here("run", "--resume", run.run_id)
+    assert (code, "it has no heartbeat" in err) == (2, True), err
+    assert "set_terminated" in err
 
 
 @pytest.mark.parametrize("beside", [["photos"], ["--seed", "2"], ["--fresh"], ["--dry-run"]])

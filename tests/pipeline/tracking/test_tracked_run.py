@@ -21,10 +21,12 @@ import pytest
 
 from pipeline.config import RunConfig
 from pipeline.errors import StorageError, TrackingError
+from pipeline.files.file_locks import locked
 from pipeline.registry import registration
 from pipeline.tracking import (
     abandoned_mlflow_runs,
     exactly_once_metrics,
+    liveness,
     tracked_run,
     tracking_store,
 )
@@ -85,6 +87,18 @@ def server(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     yield started
     started.stop()
+
+
+def _killed(folder: Path) -> dict[str, str]:
+    """Return the tags of a run that was killed, after which its lock is free."""
+    lock = tracked_run.owner_lock(folder)
+    with locked(lock):
+        held = liveness.lock_identity(lock)
+    return {
+        tracked_run.HOST_TAG: "whatever",
+        tracked_run.FOLDER_TAG: str(folder),
+        liveness.LOCK_TAG: held,
+    }
 
 
 def _history(run: tracked_run.TrackedRun, key: str) -> list[tuple[int, float]]:
@@ -190,10 +204,7 @@ def test_a_model_that_was_only_begun_fails_with_its_run(tmp_path: Path) -> None:
     experiment = begun[0].experiment_id
     gone = tmp_path / "runs" / "gone"
     gone.mkdir()
-    killed = store.create_run(
-        experiment,
-        tags={tracked_run.HOST_TAG: socket.gethostname(), tracked_run.FOLDER_TAG: str(gone)},
-    )
+    killed = store.create_run(experiment, tags=_killed(gone))
     begun.append(store.create_logged_model(experiment, source_run_id=killed.info.run_id))
     assert abandoned_mlflow_runs.close_abandoned() == [killed.info.run_id]
     found = [store.get_logged_model(each.model_id).status for each in begun]
@@ -225,34 +236,24 @@ def test_a_run_is_found_among_more_experiments_than_a_page_holds(tmp_path: Path)
 
 
 @pytest.mark.usefixtures("own_store")
-def test_only_abandoned_runs_of_this_host_are_closed(tmp_path: Path) -> None:
-    """A run whose lock is free is closed; one that is held, or of another host, is left alone."""
+def test_only_runs_whose_owner_is_dead_are_closed(tmp_path: Path) -> None:
+    """A run whose lock is free is closed; one that is held or cannot be seen is left alone."""
     store = tracking_store.client()
     with tracked_run.owned_run(CONFIG, tmp_path / "runs", {}) as alive:
         experiment = alive.experiment_id
         gone = tmp_path / "runs" / "gone"
         gone.mkdir()
-        (gone / "owner.lock").touch()
-        abandoned = store.create_run(
-            experiment,
-            tags={tracked_run.HOST_TAG: socket.gethostname(), tracked_run.FOLDER_TAG: str(gone)},
+        abandoned = store.create_run(experiment, tags=_killed(gone))
+        deleted = store.create_run(
+            experiment, tags={**_killed(gone), tracked_run.FOLDER_TAG: str(tmp_path / "deleted")}
         )
         elsewhere = store.create_run(
             experiment,
-            tags={
-                tracked_run.HOST_TAG: "another-host",
-                tracked_run.HEARTBEAT_TAG: str(int(time.time()) - 600),
-            },
-        )
-        long_gone = store.create_run(
-            experiment, tags={tracked_run.HOST_TAG: "another-host", tracked_run.HEARTBEAT_TAG: "1"}
+            tags={tracked_run.HOST_TAG: "another-host", liveness.HEARTBEAT_TAG: "1"},
         )
         foreign = store.create_run(experiment)
-        assert set(abandoned_mlflow_runs.close_abandoned()) == {
-            abandoned.info.run_id,
-            long_gone.info.run_id,
-        }
-        for run_id in (alive.run_id, elsewhere.info.run_id, foreign.info.run_id):
+        assert abandoned_mlflow_runs.close_abandoned() == [abandoned.info.run_id]
+        for run_id in (alive.run_id, *(r.info.run_id for r in (deleted, elsewhere, foreign))):
             assert store.get_run(run_id).info.status == "RUNNING"
         assert store.get_run(abandoned.info.run_id).info.status == "KILLED"
 

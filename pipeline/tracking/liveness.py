@@ -1,0 +1,182 @@
+"""Whether the owner of a run is alive, dead, or not known: the one place that decides it.
+
+There are two kinds of evidence.
+
+The lock. The owner holds the lock on a file of the run and records the identity of that lock. A
+lock that is held proves that the owner is alive. A free lock proves that it is dead only if it is
+the very same lock: same kernel, same device, same file number. A file that is missing or may not be
+opened proves nothing: the owner may be in another container, on another machine, or another user.
+
+The heartbeat. The owner writes a new value every `BEAT_SECONDS`. An observer that sees it change is
+looking at a live owner. One that has seen the same value for `STALE_SECONDS` concludes that the
+owner is dead. Only the observer's own monotonic clock counts, which stands still while the machine
+sleeps, so a difference between the clocks of two machines cannot kill a run. A command that ends at
+once notes what it saw in `.patchline/heartbeats.json`, for the next one.
+
+Without evidence the answer is UNKNOWN, and then nothing is closed, taken over or deleted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import Field, ValidationError
+
+from pipeline.errors import StorageError
+from pipeline.files import file_locks
+from pipeline.files.atomic_files import write_text
+from pipeline.files.file_locks import LockState
+from pipeline.section import Section
+from pipeline.workspace import WORKSPACE
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+
+HOST_TAG, FOLDER_TAG, HEARTBEAT_TAG = "patchline.host", "patchline.folder", "patchline.heartbeat"
+LOCK_TAG = "patchline.lock"
+"""Identity of the lock that the owner holds; empty where locks have no effect."""
+LOCK_FILE = "owner.lock"
+BEAT_SECONDS = 10.0
+"""Time between two heartbeats of an owner."""
+STALE_SECONDS = 90.0
+"""How long an observer has to see the same heartbeat until the owner counts as dead."""
+_CHECK_SECONDS = 1.0
+_POLL_SECONDS = 2.0
+_KEPT_SECONDS = 24 * 3600.0
+_OBSERVATIONS_FILE = "heartbeats.json"
+
+
+class Liveness(Enum):
+    """What is known about the owner of a run."""
+
+    ALIVE = "alive"
+    DEAD = "dead"
+    UNKNOWN = "unknown"
+
+
+class _Observation(Section):
+    """A heartbeat as this workspace first saw it."""
+
+    beat: str
+    clock: str
+    """The monotonic clock that `seconds` is read from; another boot has another one."""
+    seconds: float
+
+
+class _Observations(Section):
+    seen: dict[str, _Observation] = Field(default_factory=dict)
+
+
+_seen_here: dict[tuple[Path, str], _Observation] = {}
+"""What this process has seen, also where the workspace may not be written."""
+
+
+def of_run(run: Run) -> Liveness:
+    """Return whether the owner of an MLflow run is alive."""
+    tags = run.data.tags
+    folder = tags.get(FOLDER_TAG, "")
+    by_lock = of_lock(Path(folder) / LOCK_FILE, tags.get(LOCK_TAG, "")) if folder else None
+    if by_lock in {Liveness.ALIVE, Liveness.DEAD}:
+        return by_lock
+    return of_heartbeat(run.info.run_id, tags.get(HEARTBEAT_TAG, ""))
+
+
+def of_lock(file: Path, identity: str) -> Liveness:
+    """Return what the lock on a file says about the owner that recorded the lock's identity."""
+    state = file_locks.state_of(file, _CHECK_SECONDS)
+    if state is LockState.HELD:
+        return Liveness.ALIVE
+    if state is LockState.FREE and identity and identity == file_locks.identity(file):
+        return Liveness.DEAD
+    return Liveness.UNKNOWN
+
+
+def of_heartbeat(key: str, beat: str) -> Liveness:
+    """Return what a heartbeat says, compared with what this workspace has seen of it before.
+
+    Args:
+        key: of the owner, such as the id of its run.
+        beat: the newest heartbeat; an empty one says nothing.
+    """
+    if not beat:
+        return Liveness.UNKNOWN
+    workspace, clock, now = WORKSPACE.resolve(), _clock(), time.monotonic()
+    seen = _seen_here.get((workspace, key)) or _read(workspace).get(key)
+    if seen is not None and seen.clock != clock:
+        seen = None
+    if seen is not None and seen.beat == beat:
+        return Liveness.DEAD if now - seen.seconds >= STALE_SECONDS else Liveness.UNKNOWN
+    _note(workspace, key, _Observation(beat=beat, clock=clock, seconds=now))
+    changed = seen is not None and now - seen.seconds < STALE_SECONDS
+    return Liveness.ALIVE if changed else Liveness.UNKNOWN
+
+
+def settled(look: Callable[[], Run], on_wait: Callable[[float], None] | None = None) -> Liveness:
+    """Return whether the owner of a run is alive; observe its heartbeat until that is known.
+
+    Args:
+        look: returns the run as the store has it now.
+        on_wait: called once with the number of seconds that it may take, if it takes any.
+
+    Returns:
+        UNKNOWN only if the run has no heartbeat.
+    """
+    run = look()
+    found = of_run(run)
+    if found is not Liveness.UNKNOWN or not run.data.tags.get(HEARTBEAT_TAG):
+        return found
+    if on_wait:
+        on_wait(STALE_SECONDS)
+    while found is Liveness.UNKNOWN:
+        time.sleep(min(_POLL_SECONDS, STALE_SECONDS / 4))
+        found = of_run(look())
+    return found
+
+
+def lock_identity(file: Path) -> str:
+    """Return the identity to record of a lock that this process holds.
+
+    Returns:
+        An empty string on a file system where another holder could acquire it all the same.
+    """
+    return file_locks.identity(file) if file_locks.state_of(file) is LockState.HELD else ""
+
+
+def _clock() -> str:
+    """Return what identifies the monotonic clock of this process."""
+    namespace = ""
+    with contextlib.suppress(OSError):  # a container may shift the clock
+        namespace = str(Path("/proc/self/ns/time").stat().st_ino)
+    return f"{file_locks.running_kernel()} {namespace}"
+
+
+def _read(workspace: Path) -> dict[str, _Observation]:
+    try:
+        text = (workspace / _OBSERVATIONS_FILE).read_text(encoding="utf-8")
+        return _Observations.model_validate_json(text).seen
+    except (OSError, ValidationError):
+        return {}
+
+
+def _note(workspace: Path, key: str, observed: _Observation) -> None:
+    """Remember a heartbeat, here and in the workspace if there is one.
+
+    Two processes may overwrite each other's notes. That only delays a conclusion, because a
+    heartbeat never returns to an earlier value.
+    """
+    _seen_here[workspace, key] = observed
+    if not workspace.is_dir():
+        return
+    recent = {
+        name: each
+        for name, each in _read(workspace).items()
+        if each.clock == observed.clock and observed.seconds - each.seconds < _KEPT_SECONDS
+    }
+    content = _Observations(seen={**recent, key: observed})
+    with contextlib.suppress(OSError, StorageError):
+        write_text(workspace / _OBSERVATIONS_FILE, content.model_dump_json(indent=2))

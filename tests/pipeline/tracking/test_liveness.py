@@ -1,0 +1,298 @@
+"""Whether an owner is alive, dead or not known: real locks, real processes, real namespaces."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from pipeline.config import RunConfig
+from pipeline.errors import RunError, TakenOverError
+from pipeline.files import file_locks
+from pipeline.files.file_locks import LockState, locked
+from pipeline.tracking import abandoned_mlflow_runs, liveness, run_owner, tracked_run
+from pipeline.tracking.liveness import Liveness, of_heartbeat, of_lock
+from pipeline.tracking.tracking_store import client
+from tests.patience import patient
+
+CONFIG = RunConfig(name="roses")
+AS_ROOT = pytest.mark.skipif(
+    os.name != "posix" or os.geteuid() != 0 or not shutil.which("unshare"),
+    reason="only root may make a mount namespace or become another user",
+)
+_PROLOGUE = """
+import sys, time
+from pathlib import Path
+from pipeline.config import RunConfig
+from pipeline.errors import TakenOverError
+from pipeline.tracking import abandoned_mlflow_runs, liveness, run_owner, tracked_run
+liveness.BEAT_SECONDS, liveness.STALE_SECONDS = 0.3, float({stale})
+"""
+_OWNER = (
+    _PROLOGUE
+    + """
+try:
+    with tracked_run.owned_run(RunConfig(name="roses"), Path("runs"), {{}}) as run:
+        print(run.run_id, flush=True)
+        sys.stdin.readline()
+        tracked_run.set_tags(run, {{"finished": "yes"}})
+except TakenOverError as error:
+    print(error, flush=True)
+else:
+    print("done", flush=True)
+"""
+)
+_OBSERVER = (
+    _PROLOGUE
+    + """
+end = time.monotonic() + float(sys.argv[1])
+closed = []
+while time.monotonic() < end and not closed:
+    closed += abandoned_mlflow_runs.close_abandoned()
+    time.sleep(0.2)
+print(*closed)
+"""
+)
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> float:
+    """Let a heartbeat be stale after a second; return that time."""
+    monkeypatch.setattr(liveness, "BEAT_SECONDS", 0.2)
+    monkeypatch.setattr(liveness, "STALE_SECONDS", patient(1.0))
+    return float(liveness.STALE_SECONDS)
+
+
+@contextmanager
+def _owner(*prefix: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Start a process that owns a run; yield it and the run's id."""
+    process = subprocess.Popen(
+        [*prefix, sys.executable, "-c", _OWNER.format(stale=patient(1.0))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout
+    try:
+        yield process, process.stdout.readline().strip()
+    finally:
+        process.kill()
+        process.communicate(timeout=patient(60))
+
+
+def _status(run_id: str) -> str:
+    return str(client().get_run(run_id).info.status)
+
+
+def _beat(run_id: str) -> str:
+    return str(client().get_run(run_id).data.tags[liveness.HEARTBEAT_TAG])
+
+
+# -- the lock -----------------------------------------------------------------------------------
+
+
+def test_a_lock_is_evidence_only_where_it_is_the_same_lock(tmp_path: Path) -> None:
+    """Held: alive. Free and the same: dead. Missing, copied, of another kernel: not known."""
+    file, copy = tmp_path / "owner.lock", tmp_path / "copy" / "owner.lock"
+    copy.parent.mkdir()
+    with locked(file):
+        identity = liveness.lock_identity(file)
+        assert identity == file_locks.identity(file)
+        assert of_lock(file, identity) is Liveness.ALIVE
+        assert of_lock(file, "") is Liveness.ALIVE
+        shutil.copy(file, copy)
+        assert of_lock(copy, identity) is Liveness.UNKNOWN, "a copied workspace"
+    assert of_lock(file, identity) is Liveness.DEAD
+    assert of_lock(file, "") is Liveness.UNKNOWN
+    elsewhere = " ".join(["another-kernel", *identity.split()[1:]])
+    assert of_lock(file, elsewhere) is Liveness.UNKNOWN, "the same volume, seen from elsewhere"
+    assert of_lock(tmp_path / "missing" / "owner.lock", identity) is Liveness.UNKNOWN
+    assert of_lock(file / "below" / "owner.lock", identity) is Liveness.UNKNOWN
+    assert liveness.lock_identity(file) == "", "nobody holds it"
+
+
+@AS_ROOT
+def test_the_lock_of_another_user_is_read_or_says_nothing() -> None:
+    """A file that may be read tells whether it is held; one that may not, or a folder, nothing."""
+    base = Path("/tmp") / f"liveness-{os.getpid()}-{time.time_ns()}"  # noqa: S108 - others may enter
+    base.mkdir(mode=0o755)
+    readable, secret, inside = base / "a.lock", base / "b.lock", base / "private" / "c.lock"
+    inside.parent.mkdir(mode=0o700)
+    script = (
+        "import os, sys; os.setgid(12345); os.setuid(12345)\n"
+        "from pathlib import Path; from pipeline.files.file_locks import is_held, state_of\n"
+        "for each in sys.argv[1:]: print(state_of(Path(each)).value, is_held(Path(each)))\n"
+    )
+    warm = "import pipeline.files.file_locks, pipeline.workspace\n"
+    try:
+        with locked(readable), locked(secret), locked(inside):
+            readable.chmod(0o644)
+            secret.chmod(0o600)
+            command = [sys.executable, "-c", warm + script, str(readable), str(secret), str(inside)]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert done.stdout.split("\n")[:3] == ["held True", "invisible False", "invisible False"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert done.stdout.split("\n")[:3] == ["free False", "invisible False", "invisible False"]
+        assert file_locks.state_of(readable) is LockState.FREE
+    finally:
+        shutil.rmtree(base)
+
+
+# -- the heartbeat ------------------------------------------------------------------------------
+
+
+def test_a_heartbeat_is_judged_by_its_change_and_never_by_a_clock(short: float) -> None:
+    """First seen: not known. Changed: alive. The same for long enough: dead, whatever it says."""
+    assert of_heartbeat("a", "") is Liveness.UNKNOWN
+    assert of_heartbeat("a", "1970-01-01T00:00:00Z 1") is Liveness.UNKNOWN, "a clock that is wrong"
+    assert of_heartbeat("a", "1970-01-01T00:00:01Z 2") is Liveness.ALIVE
+    assert of_heartbeat("b", "2999-01-01T00:00:00Z 1") is Liveness.UNKNOWN
+    time.sleep(short * 1.1)
+    assert of_heartbeat("a", "1970-01-01T00:00:01Z 2") is Liveness.DEAD
+    assert of_heartbeat("b", "2999-01-01T00:00:00Z 1") is Liveness.DEAD, "a clock that is ahead"
+    assert of_heartbeat("b", "2999-01-01T00:00:00Z 2") is Liveness.UNKNOWN, "changed at some time"
+
+
+def test_commands_that_end_at_once_observe_together(short: float, tmp_path: Path) -> None:
+    """What a command saw is in the workspace; another boot, or a torn file, begins anew."""
+    (tmp_path / ".patchline").mkdir()
+    assert of_heartbeat("run", "beat 1") is Liveness.UNKNOWN
+    time.sleep(short * 1.1)
+    liveness._seen_here.clear()
+    assert of_heartbeat("run", "beat 1") is Liveness.DEAD
+    file = tmp_path / ".patchline" / "heartbeats.json"
+    liveness._seen_here.clear()
+    text = file.read_text(encoding="utf-8")
+    file.write_text(text.replace(file_locks.running_kernel(), "another-boot"), encoding="utf-8")
+    assert of_heartbeat("run", "beat 1") is Liveness.UNKNOWN
+    liveness._seen_here.clear()
+    file.write_text("{", encoding="utf-8")
+    assert of_heartbeat("run", "beat 1") is Liveness.UNKNOWN
+
+
+@pytest.mark.usefixtures("own_store")
+def test_a_run_whose_lock_cannot_be_seen_is_closed_by_its_heartbeat_alone(
+    tmp_path: Path, short: float
+) -> None:
+    """It beats: left alone, for ever. It stops: closed. It has no heartbeat: left alone."""
+    store = client()
+    with tracked_run.owned_run(CONFIG, tmp_path / "runs", {}) as run:
+        (tmp_path / "runs").rename(tmp_path / "hidden")
+        before, end = _beat(run.run_id), time.monotonic() + 2 * short
+        while time.monotonic() < end:
+            assert abandoned_mlflow_runs.close_abandoned() == []
+            time.sleep(short / 10)
+        assert _beat(run.run_id) != before
+        gone = {liveness.HOST_TAG: "pod", liveness.FOLDER_TAG: "/not/here"}
+        stale = store.create_run(run.experiment_id, tags={**gone, liveness.HEARTBEAT_TAG: "1"})
+        silent = store.create_run(run.experiment_id, tags=gone)
+        assert abandoned_mlflow_runs.close_abandoned() == []
+        time.sleep(short * 1.1)
+        assert abandoned_mlflow_runs.close_abandoned() == [stale.info.run_id]
+        assert _status(silent.info.run_id) == _status(run.run_id) == "RUNNING"
+        (tmp_path / "hidden").rename(tmp_path / "runs")
+
+
+# -- the owner ----------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("own_store")
+def test_of_many_that_take_over_a_run_exactly_one_wins(tmp_path: Path) -> None:
+    """They have all seen the same dead owner; the store lets one of them be the next."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    with pytest.raises(KeyError), tracked_run.owned_run(CONFIG, tmp_path / "runs", {}) as run:
+        raise KeyError
+    seen = client().get_run(run.run_id)
+
+    def claimed(_: int) -> str:
+        try:
+            return str(run_owner.claim(client(), seen))
+        except RunError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(6) as pool:
+        answers = sorted(pool.map(claimed, range(6)))
+    assert answers[0] == "2"
+    assert len(answers) == 6
+    assert all("has just taken over the run" in each for each in answers[1:])
+    assert run_owner.claim(client(), client().get_run(run.run_id)) == 3, "after the next kill"
+
+
+@pytest.mark.usefixtures("own_store")
+def test_an_owner_that_was_taken_over_writes_nothing_more(tmp_path: Path, short: float) -> None:
+    """It finds out by a heartbeat or before a write, stops with a sentence, and closes nothing."""
+    del short
+    opened: list[str] = []
+
+    def lose_it(*, checking: bool) -> None:
+        with tracked_run.owned_run(CONFIG, tmp_path / "runs", {}) as run:
+            opened.append(run.run_id)
+            run_owner.claim(client(), client().get_run(run.run_id))
+            if checking:
+                tracked_run.check_owner(run)
+
+    for checking in (True, False):
+        with pytest.raises(TakenOverError, match=r"has taken over the run .* so this one stops"):
+            lose_it(checking=checking)
+    assert [_status(run_id) for run_id in opened] == ["RUNNING", "RUNNING"]
+
+
+@pytest.mark.usefixtures("own_store")
+def test_a_suspended_owner_wakes_up_to_what_has_happened(short: float) -> None:
+    """Closed meanwhile: it reopens its run and finishes. Taken over: it stops, in a sentence."""
+    with _owner() as (closed, first), _owner() as (taken, second):
+        store = client()
+        for process in (closed, taken):
+            process.send_signal(signal.SIGSTOP)
+        time.sleep(short / 2)
+        tracked_run.end_run(store, first, store.get_run(first).info.experiment_id, "KILLED")
+        run_owner.claim(store, store.get_run(second))
+        for process in (closed, taken):
+            process.send_signal(signal.SIGCONT)
+        deadline = time.monotonic() + patient(30)
+        while _status(first) != "RUNNING":
+            assert time.monotonic() < deadline, "it did not reopen its run"
+            time.sleep(0.1)
+        said = [each.communicate("go on\n", patient(60))[0].strip() for each in (closed, taken)]
+        assert said[0] == "done"
+        assert f"has taken over the run {second[:8]}" in said[1]
+        assert _status(first) == "FINISHED"
+        assert _status(second) == "RUNNING", "it belongs to the next owner"
+        assert "finished" not in store.get_run(second).data.tags
+
+
+@pytest.mark.slow
+@AS_ROOT
+@pytest.mark.usefixtures("own_store")
+def test_a_container_beside_it_sees_a_run_live_and_die(tmp_path: Path, short: float) -> None:
+    """Same host name, same store, but the run's folder is in another mount namespace."""
+    hidden = (
+        "unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc",
+        "sh", "-c",
+        'mount -t tmpfs none runs && exec "$@"', "sh",
+    )  # fmt: skip
+    (tmp_path / "runs").mkdir()
+
+    def observed(seconds: float) -> str:
+        command = [sys.executable, "-c", _OBSERVER.format(stale=short), str(seconds)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    with _owner(*hidden) as (process, run_id):
+        assert not list((tmp_path / "runs").iterdir()), "it can be seen from here"
+        assert observed(3 * short) == ""
+        assert _status(run_id) == "RUNNING"
+        process.kill()
+        process.wait()
+        assert observed(20 * short) == run_id
+        assert _status(run_id) == "KILLED"
