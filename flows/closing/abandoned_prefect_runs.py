@@ -13,6 +13,7 @@ import contextlib
 import datetime as dt
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -110,13 +111,13 @@ class _Closer:
     def look_at(self, flow_run: FlowRun) -> None:
         """Close an active run whose record belongs to a dead process; end a cancelled one."""
         record = self._records.get(str(flow_run.id))
-        if record is not None and not record.is_here:
-            self._follow_other_machine(flow_run)
-        elif record is None or (not record.is_alive and _began_again(flow_run, record)):
+        if record is None or (record.is_dead and _began_again(flow_run, record)):
             self.without_record.append(flow_run)
-        elif not record.is_alive:
+        elif record.is_dead:
             self._finish(flow_run)
-        elif _must_stop(flow_run) and _stop(_process(record)):
+        elif not record.is_here:
+            self._follow_other_machine(flow_run)
+        elif record.is_alive and _must_stop(flow_run) and _stop(_process(record)):
             self._finish(flow_run, stopped=True)
 
     def look_at_recordless(self, flow_run: FlowRun, workspace: Path) -> None:
@@ -126,7 +127,7 @@ class _Closer:
         """
         if live_runs.owner_is_gone(workspace, flow_run.tags):
             self._finish(flow_run)
-        elif _age(flow_run) < _START_SECONDS or not _server_is_here():
+        elif _age(flow_run) < _START_SECONDS or not _server_is_visible():
             return
         elif flow_run.parent_task_run_id is not None:
             if self._parent_is_over(flow_run.parent_task_run_id):
@@ -145,8 +146,9 @@ class _Closer:
         except (ObjectNotFound, ValueError):
             self._keep_for_another_server(record)
             return
-        if record.is_alive:
-            cancelled = record.is_here and not record.ended and _was_cancelled(flow_run)
+        if not record.is_dead:
+            may_stop = record.is_alive and record.is_here and not record.ended
+            cancelled = may_stop and _was_cancelled(flow_run)
             if cancelled and _stop(_process(record)):
                 self._finish(flow_run, stopped=True)
             return
@@ -173,7 +175,7 @@ class _Closer:
         self.said.append(f"{flow_run.name}: {state.name}, {state.message}")
         for child in self._children(flow_run):
             record = self._records.get(str(child.id))
-            if record is None or not record.is_alive:
+            if record is None or record.is_dead:
                 self._finish(child)
         record = self._records.get(str(flow_run.id))
         if record is not None and work is not None:
@@ -206,7 +208,7 @@ class _Closer:
         return bool(parent.state and parent.state.is_final())
 
     def _follow_other_machine(self, flow_run: FlowRun) -> None:
-        """Close a run of another machine only a day after its MLflow run was killed."""
+        """Close a run whose process cannot be seen only a day after its MLflow run was killed."""
         work = self._work_of(str(flow_run.id))
         if work and work.status == "KILLED" and _age(flow_run) > _KEEP_SECONDS:
             self._finish(flow_run)
@@ -224,7 +226,7 @@ class _Closer:
 
     def _keep_for_another_server(self, record: LiveRun) -> None:
         began = dt.datetime.fromisoformat(record.started).timestamp()
-        if record.is_alive:
+        if not record.is_dead:
             return
         if time.time() - began > _KEEP_SECONDS:
             record.remove()
@@ -307,6 +309,21 @@ def _stop(process: psutil.Process | None) -> bool:
 
 def _server_is_here() -> bool:
     return urlsplit(get_current_settings().api.url or "").hostname in _LOOPBACK
+
+
+def _server_is_visible() -> bool:
+    """Return whether the server's process is among those that this process can see.
+
+    Then so are the processes of its runs. A loopback address alone may lead into another container,
+    or through a tunnel.
+    """
+    port = urlsplit(get_current_settings().api.url or "").port
+    if not _server_is_here() or not sys.platform.startswith("linux"):
+        return _server_is_here()
+    listening = (
+        each for each in psutil.net_connections("tcp") if each.status == psutil.CONN_LISTEN
+    )
+    return any(each.pid for each in listening if each.laddr and each.laddr.port == port)
 
 
 def _processes_of(flow_run: FlowRun) -> list[psutil.Process]:

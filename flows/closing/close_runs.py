@@ -118,9 +118,7 @@ def _close_work_of(flow_run_id: str) -> None:
 
 def _left_open(workspace: Path) -> bool:
     """Return whether a process died whose flow run may still be open in Prefect."""
-    return any(
-        not record.is_alive and record.sought is None for record in live_runs.records(workspace)
-    )
+    return any(record.is_dead and record.sought is None for record in live_runs.records(workspace))
 
 
 def _close_in_mlflow() -> list[str]:

@@ -15,12 +15,12 @@ _OLD_SECONDS = 24 * 3600.0
 
 
 def remove(workspace: Path) -> list[Path]:
-    """Remove and return unfinished files that are a day old, unless a flow run is alive.
+    """Remove and return unfinished files that are a day old, unless a flow run may be alive.
 
     Args:
         workspace: the folder `.patchline`.
     """
-    if any(record.is_alive for record in live_runs.records(workspace)):
+    if not all(record.is_dead for record in live_runs.records(workspace)):
         return []
     oldest = time.time() - _OLD_SECONDS
     left = [path for path in _unfinished(workspace) if _last_change(path) < oldest]

@@ -1,7 +1,10 @@
-"""Which flow runs are alive on this machine: each has a record and a lock that its process holds.
+"""Which flow runs are alive: each has a record, and a lock that its process holds and touches.
 
 The operating system releases the lock when the process ends, however it ends; processes that it
-started do not inherit it. So a record with a free lock belongs to a process that was killed.
+started do not inherit it. So a record whose very lock is free belongs to a process that was killed.
+Where the lock says nothing, because the workspace is on a volume that another machine mounts, too,
+the time at which the lock file was last touched is the heartbeat. `pipeline.tracking.liveness`
+decides.
 
 A record outlives its block until the process ends. Only then is Prefect sure to know the outcome: a
 process that is killed in between would leave a run in Prefect that nobody closes.
@@ -19,6 +22,8 @@ import hashlib
 import os
 import re
 import socket
+import threading
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,9 +33,12 @@ from uuid import uuid4
 from pydantic import PrivateAttr, ValidationError
 
 from pipeline.errors import OrchestrationError, StorageError
+from pipeline.files import file_locks
 from pipeline.files.atomic_files import write_text
-from pipeline.files.file_locks import acquire, is_held, try_lock
+from pipeline.files.file_locks import acquire, try_lock
 from pipeline.section import Section
+from pipeline.tracking import liveness
+from pipeline.tracking.liveness import Liveness
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -43,6 +51,7 @@ _WAIT_SECONDS = 5.0
 _held_here: dict[Path, BaseFileLock] = {}
 """The locks that this process holds, by file, including those of ended runs."""
 _ended_here: set[Path] = set()
+_touching: threading.Thread | None = None
 
 
 class LiveRun(Section):
@@ -55,6 +64,11 @@ class LiveRun(Section):
     process_started: float
     """When the process began, in seconds since the epoch; with `pid` it identifies the process."""
     host: str
+    """Name of the machine, in messages."""
+    place: str = ""
+    """Where `pid` means this process: a kernel and a namespace of processes."""
+    lock: str = ""
+    """Identity of the lock that the process holds."""
     started: str
     """When the record was written; ISO 8601, UTC."""
     ended: str | None = None
@@ -66,13 +80,23 @@ class LiveRun(Section):
 
     @property
     def is_here(self) -> bool:
-        """Whether it runs on this machine, so that its lock is meaningful."""
-        return self.host == socket.gethostname()
+        """Whether its process, if there is one, is among those that this process can see."""
+        return bool(self.place) and self.place == _place()
+
+    @property
+    def process_state(self) -> Liveness:
+        """What is known about its process."""
+        return _liveness(self._lock_file, self.lock)
 
     @property
     def is_alive(self) -> bool:
-        """Whether its lock is held; a run of another machine always counts as alive."""
-        return not self.is_here or is_held(self._lock_file)
+        """Whether its process is known to be alive."""
+        return self.process_state is Liveness.ALIVE
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether its process is known to be gone."""
+        return self.process_state is Liveness.DEAD
 
     def at(self, lock_file: Path) -> LiveRun:
         """Set the file of the record's lock, and return the record."""
@@ -89,13 +113,15 @@ class LiveRun(Section):
 
     def mark_sought(self) -> None:
         """Note in the record of a dead process that a Prefect server does not know the run."""
+        if not self.is_dead:
+            return
         with try_lock(self._lock_file) as locked:
             if locked and _record_file(self._lock_file).exists():
                 self.model_copy(update={"sought": _now()}).at(self._lock_file).write()
 
     def remove(self) -> None:
-        """Remove the record of a dead process; that of a live one stays."""
-        if not self.is_here:
+        """Remove the record of a dead process; any other stays."""
+        if not self.is_dead:
             return
         with try_lock(self._lock_file) as locked:
             if locked:
@@ -126,6 +152,8 @@ def alive(workspace: Path, flow_run_id: str, what: str) -> Iterator[LiveRun]:
             pid=os.getpid(),
             process_started=psutil.Process().create_time(),
             host=socket.gethostname(),
+            place=_place(),
+            lock=liveness.lock_identity(lock_file),
             started=_now(),
         ).at(lock_file)
         record.write()
@@ -147,11 +175,11 @@ def owner(workspace: Path) -> Iterator[str]:
     Raises:
         StorageError: if the folder may not be written.
     """
-    name = f"{_folder_name(workspace)}-{uuid4().hex[:8]}"
+    name = f"owner-{uuid4().hex[:8]}"
     lock_file = _lock_file(workspace, name)
     _hold(lock_file, name)
     try:
-        yield f"{OWNER}{name}"
+        yield f"{OWNER}{name}:{_coded(liveness.lock_identity(lock_file))}"
     finally:
         _ended_here.add(lock_file)
 
@@ -159,17 +187,47 @@ def owner(workspace: Path) -> Iterator[str]:
 def owner_is_gone(workspace: Path, tags: Iterable[str]) -> bool:
     """Return whether a flow run was started by a process of this folder that no longer exists.
 
-    It is False for a run without an owner's tag, and for one that another folder or machine owns.
+    It is False for a run without an owner's tag, for one that another folder or machine owns, and
+    where it is not known.
     """
-    own = f"{OWNER}{_folder_name(workspace)}-"
-    names = [tag.removeprefix(OWNER) for tag in tags if tag.startswith(own)]
-    return bool(names) and not any(is_held(_lock_file(workspace, name)) for name in names)
+    owners = [tag.removeprefix(OWNER) for tag in tags if tag.startswith(OWNER)]
+    return bool(owners) and all(_owner_is_gone(workspace, owner) for owner in owners)
 
 
-def _folder_name(workspace: Path) -> str:
-    """Return the digest that identifies this folder and machine in the tags of its runs."""
-    where = f"{socket.gethostname()}:{workspace.resolve()}"
-    return hashlib.sha256(where.encode()).hexdigest()[:8]
+def _owner_is_gone(workspace: Path, owner: str) -> bool:
+    name, _, coded = owner.partition(":")
+    if not _ID_PATTERN.fullmatch(name):
+        return False
+    lock_file = _lock_file(workspace, name)
+    digest, _, number = coded.partition(".")
+    seen = file_locks.identity(lock_file)
+    is_same = bool(seen) and _coded(seen).partition(".")[0] == digest
+    return _liveness(lock_file, seen if is_same else f"elsewhere {number}") is Liveness.DEAD
+
+
+def _coded(identity: str) -> str:
+    """Return a short form of a lock's identity: a digest, and the number of the file."""
+    digest = hashlib.sha256(identity.encode()).hexdigest()[:8]
+    return f"{digest}.{identity.rpartition(' ')[2]}"
+
+
+def _liveness(lock_file: Path, identity: str) -> Liveness:
+    """Return what a lock says about its holder, and else the time of the last touch."""
+    by_lock = liveness.of_lock(lock_file, identity)
+    if by_lock is not Liveness.UNKNOWN or not file_locks.same_file(lock_file, identity):
+        return by_lock
+    with contextlib.suppress(OSError):
+        return liveness.of_heartbeat(f"live/{lock_file.stem}", str(lock_file.stat().st_mtime_ns))
+    return Liveness.UNKNOWN
+
+
+def _place() -> str:
+    """Return where the ids of processes mean what they mean here."""
+    namespace = ""
+    with contextlib.suppress(OSError):
+        namespace = str(Path("/proc/self/ns/pid").stat().st_ino)
+    kernel = file_locks.running_kernel()
+    return f"{kernel} {namespace}" if kernel else ""
 
 
 def _hold(lock_file: Path, flow_run_id: str) -> None:
@@ -182,6 +240,22 @@ def _hold(lock_file: Path, flow_run_id: str) -> None:
             "Wait for it to end, or cancel it."
         )
     _held_here[lock_file] = lock
+    _start_touching()
+
+
+def _start_touching() -> None:
+    global _touching  # noqa: PLW0603 - one thread touches the locks of this process
+    if _touching is None or not _touching.is_alive():
+        _touching = threading.Thread(target=_touch_for_ever, name="live runs", daemon=True)
+        _touching.start()
+
+
+def _touch_for_ever() -> None:
+    while _held_here:
+        for lock_file in list(_held_here):
+            with contextlib.suppress(OSError):  # the folder may be gone, or its disk full
+                os.utime(lock_file)
+        time.sleep(liveness.BEAT_SECONDS)
 
 
 def _let_go(lock_file: Path) -> None:
@@ -198,6 +272,8 @@ def _let_go_of_ended() -> None:
 
 
 def _forget() -> None:
+    global _touching  # noqa: PLW0603 - threads do not survive a fork
+    _touching = None
     _held_here.clear()
     _ended_here.clear()
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 HOST_TAG, FOLDER_TAG, HEARTBEAT_TAG = "patchline.host", "patchline.folder", "patchline.heartbeat"
 LOCK_TAG = "patchline.lock"
-"""Identity of the lock that the owner holds; empty where locks have no effect."""
+"""Identity of the lock that the owner holds; see `lock_identity`."""
 LOCK_FILE = "owner.lock"
 BEAT_SECONDS = 10.0
 """Time between two heartbeats of an owner."""
@@ -48,6 +48,7 @@ STALE_SECONDS = 90.0
 _CHECK_SECONDS = 1.0
 _POLL_SECONDS = 2.0
 _KEPT_SECONDS = 24 * 3600.0
+_NO_LOCKS = "locks-have-no-effect"
 _OBSERVATIONS_FILE = "heartbeats.json"
 
 
@@ -142,9 +143,13 @@ def lock_identity(file: Path) -> str:
     """Return the identity to record of a lock that this process holds.
 
     Returns:
-        An empty string on a file system where another holder could acquire it all the same.
+        One that no lock has, but for the number of the file, on a file system where another process
+        could acquire it all the same. An empty string where it cannot be had.
     """
-    return file_locks.identity(file) if file_locks.state_of(file) is LockState.HELD else ""
+    found = file_locks.identity(file)
+    if not found or file_locks.state_of(file) is LockState.HELD:
+        return found
+    return f"{_NO_LOCKS} {found.rpartition(' ')[2]}"
 
 
 def _clock() -> str:

@@ -72,7 +72,7 @@ def claim(store: MlflowClient, run: Run) -> int:
 
 
 def begin(store: MlflowClient, run_id: str, number: int = 1) -> Owner:
-    """Beat for a run from now on, in a thread, until the returned owner ends.
+    """Beat for a run, in a thread, until the returned owner ends.
 
     Args:
         store: of the run.
@@ -172,7 +172,7 @@ if hasattr(os, "register_at_fork"):  # a forked child owns nothing
 
 
 def _elapsed() -> float:
-    """Return seconds of a clock that goes on while the machine sleeps."""
+    """Return seconds of a clock that keeps running while the machine sleeps."""
     return (
         time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.time()
     )

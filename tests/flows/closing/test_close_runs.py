@@ -29,6 +29,7 @@ from flows import prefect_session
 from flows.closing import abandoned_prefect_runs, close_runs
 from flows.schedules import deployments
 from flows.training.training_flow import training_flow
+from pipeline.files import file_locks
 from pipeline.run_memory import live_runs
 from pipeline.tracking.tracking_store import client as mlflow_client
 from tests.conftest import PREFECT_DATABASE
@@ -378,14 +379,16 @@ def test_without_any_server_only_mlflow_is_closed(monkeypatch: pytest.MonkeyPatc
 def _dead_record(flow_run_id: UUID, age: dt.timedelta = dt.timedelta(0)) -> None:
     """Write the record of a process that is gone."""
     began = dt.datetime.now(dt.UTC) - age
+    folder = Path(".patchline").resolve() / live_runs.FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{flow_run_id}.lock").touch()
     record = live_runs.LiveRun(
         flow_run_id=str(flow_run_id),
         what="training",
         pid=2**22 + 1,
         process_started=0.0,
         host=os.uname().nodename,
+        lock=file_locks.identity(folder / f"{flow_run_id}.lock"),
         started=began.isoformat(),
     )
-    folder = Path(".patchline").resolve() / live_runs.FOLDER
-    folder.mkdir(parents=True, exist_ok=True)
     record.at(folder / f"{flow_run_id}.lock").write()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +19,8 @@ import pytest
 
 from pipeline.errors import OrchestrationError
 from pipeline.run_memory import live_runs
+from pipeline.tracking import liveness
+from pipeline.tracking.liveness import Liveness
 from tests.patience import patient
 
 _HOLDER = """
@@ -219,17 +223,63 @@ def test_onlookers_do_not_keep_a_run_from_starting(tmp_path: Path) -> None:
     assert wrong == []
 
 
-def test_a_record_of_another_machine_is_left_alone(tmp_path: Path) -> None:
-    """A lock says nothing about another machine: the record counts as alive and stays."""
+def test_a_record_whose_process_cannot_be_seen_is_left_alone_until_its_heartbeat_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A volume that another machine mounts, too: the lock file's last touch is the heartbeat."""
+    monkeypatch.setattr(liveness, "STALE_SECONDS", patient(0.5))
     with live_runs.alive(tmp_path, "run-1", "training"):
-        record = (tmp_path / "live" / "run-1.json").read_text(encoding="utf-8")
-    elsewhere = {**json.loads(record), "flow_run_id": "run-2", "host": "another-machine"}
-    (tmp_path / "live" / "run-2.json").write_text(json.dumps(elsewhere), encoding="utf-8")
+        record = json.loads((tmp_path / "live" / "run-1.json").read_text(encoding="utf-8"))
+    lock = tmp_path / "live" / "run-2.lock"
+    lock.touch()
+    elsewhere = f"another-kernel 1 {lock.stat().st_ino}"
+    record |= {"flow_run_id": "run-2", "lock": elsewhere, "place": "another-kernel 1"}
+    (tmp_path / "live" / "run-2.json").write_text(json.dumps(record), encoding="utf-8")
     [found] = live_runs.records(tmp_path)
     assert not found.is_here
+    for _ in range(3):
+        assert found.process_state is not Liveness.DEAD
+        found.remove()
+        assert live_runs.records(tmp_path) == [found]
+        time.sleep(liveness.STALE_SECONDS / 2)
+        os.utime(lock)
     assert found.is_alive
+    time.sleep(liveness.STALE_SECONDS * 1.1)
+    assert found.is_dead
     found.remove()
-    assert live_runs.records(tmp_path) == [found]
+    assert live_runs.records(tmp_path) == []
+
+
+@pytest.mark.parametrize("why", ["copied", "missing", "no identity"])
+def test_a_record_without_its_own_lock_is_left_alone(tmp_path: Path, why: str) -> None:
+    """In a copy of a workspace, the lock of a live run is free: that proves nothing."""
+    with _holder(tmp_path / "original", "run-1") as (_, _):
+        shutil.copytree(tmp_path / "original", tmp_path / "copy")
+        if why == "missing":
+            (tmp_path / "copy" / "live" / "run-1.lock").unlink()
+        elif why == "no identity":
+            file = tmp_path / "copy" / "live" / "run-1.json"
+            content = {**json.loads(file.read_text(encoding="utf-8")), "lock": ""}
+            file.write_text(json.dumps(content), encoding="utf-8")
+        [record] = live_runs.records(tmp_path / "copy")
+        assert record.process_state is Liveness.UNKNOWN
+        record.remove()
+        record.mark_sought()
+        assert live_runs.records(tmp_path / "copy") == [record]
+
+
+def test_a_process_touches_the_locks_that_it_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So others see that it is alive, even if a lock has no effect there."""
+    monkeypatch.setattr(liveness, "BEAT_SECONDS", 0.05)
+    with live_runs.alive(tmp_path, "run-1", "training"):
+        lock = tmp_path / "live" / "run-1.lock"
+        os.utime(lock, (1, 1))
+        deadline = time.monotonic() + patient(30)
+        while lock.stat().st_mtime == 1:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
 
 
 def test_records_that_cannot_be_read_are_left_out(tmp_path: Path) -> None:
@@ -276,3 +326,7 @@ def test_an_owner_is_gone_when_its_process_is(tmp_path: Path) -> None:
     assert live_runs.owner_is_gone(tmp_path, ["patchline", tag])
     assert not live_runs.owner_is_gone(tmp_path / "other", [tag])
     assert not live_runs.owner_is_gone(tmp_path, ["patchline"])
+    shutil.copytree(tmp_path / "live", tmp_path / "copy" / "live")
+    assert not live_runs.owner_is_gone(tmp_path / "copy", [tag])
+    for odd in ("owner:", "owner:../x", "owner:a:b:c", tag.rpartition(":")[0]):
+        assert not live_runs.owner_is_gone(tmp_path, [odd])

@@ -116,7 +116,7 @@ def test_a_lock_is_evidence_only_where_it_is_the_same_lock(tmp_path: Path) -> No
     assert of_lock(file, elsewhere) is Liveness.UNKNOWN, "the same volume, seen from elsewhere"
     assert of_lock(tmp_path / "missing" / "owner.lock", identity) is Liveness.UNKNOWN
     assert of_lock(file / "below" / "owner.lock", identity) is Liveness.UNKNOWN
-    assert liveness.lock_identity(file) == "", "nobody holds it"
+    assert of_lock(file, liveness.lock_identity(file)) is Liveness.UNKNOWN, "locks have no effect"
 
 
 @AS_ROOT
@@ -162,7 +162,7 @@ def test_a_heartbeat_is_judged_by_its_change_and_never_by_a_clock(short: float) 
 
 
 def test_commands_that_end_at_once_observe_together(short: float, tmp_path: Path) -> None:
-    """What a command saw is in the workspace; another boot, or a torn file, begins anew."""
+    """What a command saw is in the workspace; after a boot, or with a torn file, it starts over."""
     (tmp_path / ".patchline").mkdir()
     assert of_heartbeat("run", "beat 1") is Liveness.UNKNOWN
     time.sleep(short * 1.1)
