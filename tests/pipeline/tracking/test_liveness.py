@@ -262,7 +262,7 @@ def test_a_suspended_owner_wakes_up_to_what_has_happened(short: float) -> None:
         while _status(first) != "RUNNING":
             assert time.monotonic() < deadline, "it did not reopen its run"
             time.sleep(0.1)
-        said = [each.communicate("go on\n", patient(60))[0].strip() for each in (closed, taken)]
+        said = [each.communicate("continue\n", patient(60))[0].strip() for each in (closed, taken)]
         assert said[0] == "done"
         assert f"has taken over the run {second[:8]}" in said[1]
         assert _status(first) == "FINISHED"
