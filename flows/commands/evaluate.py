@@ -178,6 +178,7 @@ def _as_json(found: VersionEvaluation, run: tracked_run.TrackedRun) -> dict[str,
         "data_fingerprint": found.selection.fingerprint,
         "metrics": {key: value.model_dump() for key, value in found.report.metrics.items()},
         "report": str(found.html),
+        "provenance": found.report.provenance.model_dump(),
         "notes": list(found.selection.notes),
     }
 

@@ -32,8 +32,9 @@ def version_judge(
 
     from pipeline.registry import version_evaluation
     from pipeline.registry.registered_models import resolve
+    from pipeline.registry.version_records import available_records
 
-    records, known = version_evaluation.records_of(resolve(model))
+    records = available_records(resolve(model))
     package = records.package
 
     def judged(rows: pd.DataFrame, root: Path) -> Judgement:
@@ -57,9 +58,11 @@ def version_judge(
                 package, others, root, workspace, on_progress
             )
             probabilities_NK[left] = version_evaluation.predicted(package, images, on_progress)
-        seen = None if known is None else version_evaluation.seen_images(checked, known)
+        seen = records.has_seen(checked) if records.is_recorded else None
+        version = f"version {records.reference.version} of {records.reference.name}"
         return Judgement(
-            model=f"version {records.reference.version} of {records.reference.name}",
+            model=version,
+            caveat=records.provenance.summary.caveat(version, "these images", "its predictions"),
             classes=tuple(package.classes),
             paths=tuple(checked["path"]),
             probabilities_NK=probabilities_NK,

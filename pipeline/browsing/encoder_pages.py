@@ -71,6 +71,7 @@ def encoder_summary(
         data_fingerprint=outcome.data.fingerprint,
         example_image=outcome.data.example_image,
         notes=outcome.data.notes,
+        provenance=outcome.data.seen_before.provenance,
         promotion=None,
         reused=reused,
         page=addresses.run_page(outcome.run),

@@ -175,6 +175,8 @@ def _lineage(outcome: Outcome | EncoderOutcome) -> Iterator[tuple[str, str]]:
     yield "model", f"{escaped(recipe(config))}, {trained.parameters:,} parameters"
     if config.model.init:
         yield "initial weights", escaped(shown(config.model.init))
+    seen = data.seen_before.provenance
+    yield "images seen", escaped(f"{seen.state}: {seen.sentence('the model')}")
     if trained.folds is not None:
         mean = trained.folds.accuracy
         interval = f"95% t interval {mean.low:.1%} to {mean.high:.1%}"

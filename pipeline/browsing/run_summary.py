@@ -8,6 +8,7 @@ from pydantic import Field
 
 from pipeline.browsing.outcome import Outcome
 from pipeline.metrics.intervals import MetricEstimate
+from pipeline.provenance.provenance import UNKNOWN, ProvenanceSummary
 from pipeline.redaction import without_credentials
 from pipeline.registry.promotion import Promotion
 from pipeline.section import Section
@@ -35,6 +36,8 @@ class RunSummary(Section):
     """A test image, to try the model on."""
     notes: tuple[str, ...]
     """Remarks about the data, such as damaged files."""
+    provenance: ProvenanceSummary = UNKNOWN
+    """Whether all images that the model has seen are recorded."""
     promotion: Promotion | None
     """The decision about the champion; None if it is left to a person."""
     approval: str = ""
@@ -78,6 +81,7 @@ def summary_of(
         data_fingerprint=data.fingerprint,
         example_image=data.example_image,
         notes=data.notes,
+        provenance=data.seen_before.provenance,
         promotion=outcome.promotion,
         approval=approval,
         reused=reused,

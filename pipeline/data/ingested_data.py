@@ -7,9 +7,19 @@ from pathlib import Path
 from pydantic import Field
 
 from pipeline.plugin_api import ImageSpec
+from pipeline.provenance.provenance import KNOWN, ProvenanceSummary
 from pipeline.section import Section
 
 _NAMED_CLASSES = 20
+
+
+class SeenBefore(Section):
+    """What the initial weights of a run have seen of its images."""
+
+    counts: dict[str, int] = Field(default_factory=dict)
+    """Number of validation and test images that they are recorded to have seen; without zeros."""
+    provenance: ProvenanceSummary = KNOWN
+    """Whether all images that they have seen are recorded; random weights have seen none."""
 
 
 class IngestedData(Section):
@@ -41,8 +51,8 @@ class IngestedData(Section):
     """A copy of the table of excluded files, named by its content."""
     repeats: str | None = None
     """The run or the file whose manifest is used again, if any."""
-    seen_before: dict[str, int] | None = Field(default_factory=dict)
-    """Number of images by split that the initial weights have seen; see `seen_images`."""
+    seen_before: SeenBefore = SeenBefore()
+    """What the initial weights have seen of it; see `seen_images`."""
 
     def findings(self) -> list[str]:
         """Return how many images there are and how they are split, then what is unusual."""

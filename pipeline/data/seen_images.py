@@ -1,44 +1,65 @@
-"""What follows from validation and test images that the initial weights have seen before."""
+"""What the initial weights of a run have seen of its validation and test images."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
-from pipeline.data.ingested_data import IngestedData
+from pipeline.data import manifest as manifests
+from pipeline.data.ingested_data import IngestedData, SeenBefore
+from pipeline.provenance.provenance import Provenance
+from pipeline.provenance.seen_images import CONTENT
 
 
-def with_seen(data: IngestedData, seen: dict[str, int] | None) -> IngestedData:
-    """Return the data with what its initial weights have seen of it, and notes about that.
+def seen_before(manifest_file: Path, provenance: Provenance) -> SeenBefore:
+    """Count the validation and test images that initial weights have seen.
+
+    A validation image was seen if it was trained on, a test image also if it was used for model
+    selection.
 
     Args:
-        data: of the run.
-        seen: number of these images by split, without zeros; None if that is not known.
+        manifest_file: of the run.
+        provenance: of its initial weights.
     """
+    rows = manifests.usable(manifests.load(manifest_file))
+    counts = {}
+    for split in ("validation", "test"):
+        of_split, seen = rows[rows["split"] == split], provenance.seen
+        found_N = seen.contain(of_split, CONTENT, trained_only=split == "validation")
+        counts[split] = int(found_N.sum())
+    return SeenBefore(
+        counts={split: count for split, count in counts.items() if count},
+        provenance=provenance.summary,
+    )
+
+
+def with_seen(data: IngestedData, seen: SeenBefore) -> IngestedData:
+    """Return the data with what its initial weights have seen of it, and notes about that."""
     notes = (*data.notes, *notes_on_seen(seen, data.counts))
     return data.model_copy(update={"seen_before": seen, "notes": notes})
 
 
-def notes_on_seen(seen: Mapping[str, int] | None, counts: Mapping[str, int]) -> list[str]:
+def notes_on_seen(seen: SeenBefore, counts: Mapping[str, int]) -> list[str]:
     """Return how many images were seen, and what that means for the metrics.
 
     Args:
-        seen: as for `with_seen`.
+        seen: by the initial weights.
         counts: number of all images by split.
     """
-    if seen is None:
-        unknown = "which images the initial weights were trained on is no longer recorded"
-        return [f"{unknown}: if validation or test images are among them, metrics are optimistic"]
     words = {
         "validation": "used to train the initial weights: the validation metrics, the choice of "
         "the best epoch and the calibration are optimistic",
         "test": "used to train or select the initial weights: the test metrics are optimistic; "
         "`patchline evaluate` leaves such images out",
     }
-    return [
-        f"{seen[split]:,} of the {counts[split]:,} {split} images {_were(seen[split])} {meaning}"
+    notes = [
+        f"{seen.counts[split]:,} of the {counts[split]:,} {split} images "
+        f"{_were(seen.counts[split])} {meaning}"
         for split, meaning in words.items()
-        if seen.get(split)
+        if seen.counts.get(split)
     ]
+    caveat = seen.provenance.caveat("the initial weights", "validation or test images")
+    return [*notes, caveat] if caveat else notes
 
 
 def _were(count: int) -> str:

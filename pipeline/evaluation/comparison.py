@@ -14,6 +14,8 @@ import numpy as np
 from pipeline.data.same_images import content_numbers
 from pipeline.metrics.intervals import MetricEstimate, proportion, proportions
 from pipeline.metrics.paired_test import PairedDifference, difference, paired_difference
+from pipeline.provenance.provenance import UNKNOWN, ProvenanceSummary, unused_words
+from pipeline.provenance.seen_images import CONTENT, SeenImages
 from pipeline.section import Section
 
 if TYPE_CHECKING:
@@ -72,6 +74,10 @@ class Comparison(Section):
 
     champion: str
     challenger: str
+    champion_provenance: ProvenanceSummary = UNKNOWN
+    """Whether all images that the champion has seen are recorded."""
+    challenger_provenance: ProvenanceSummary = UNKNOWN
+    """Whether all images that the challenger has seen are recorded."""
     images: int
     left_out: dict[str, int]
     """Number of test images left out, by reason."""
@@ -85,6 +91,23 @@ class Comparison(Section):
     """Images that only the challenger gets right, with the highest combined confidence."""
     newly_wrong: tuple[FlippedImage, ...]
     """Images that only the champion gets right, with the highest combined confidence."""
+
+    @property
+    def unused(self) -> str:
+        """What can be said about the compared images: that neither model used them, or less."""
+        return unused_words(self.champion_provenance, self.challenger_provenance)
+
+    @property
+    def caveat(self) -> str:
+        """What may be wrong because it is not known what the models have seen; may be empty."""
+        of_champion, of_challenger = (
+            provenance.caveat(name, "these images", "its accuracy")
+            for name, provenance in (
+                (f"champion {self.champion}", self.champion_provenance),
+                (f"challenger {self.challenger}", self.challenger_provenance),
+            )
+        )
+        return "; ".join(each for each in (of_champion, of_challenger) if each)
 
     @property
     def both_right(self) -> int:
@@ -108,13 +131,14 @@ class Comparison(Section):
             )
         difference = self.paired.difference
         images = "1 image" if self.images == 1 else f"{self.images:,} images"
+        caveat = f" Note that {self.caveat}." if self.caveat else ""
         return (
-            f"On {images} not used for training or model selection by either, challenger "
+            f"On {images} {self.unused} by either, challenger "
             f"{self.challenger} has an accuracy of {100 * self.challenger_accuracy.value:.1f}% "
             f"and champion {self.champion} {100 * self.champion_accuracy.value:.1f}%: "
             f"{points(difference.value)} points "
             f"(95% confidence interval {points(difference.low)} to {points(difference.high)}; "
-            f"{p_value_text(self.paired.p_value)}); {self._meaning}."
+            f"{p_value_text(self.paired.p_value)}); {self._meaning}.{caveat}"
         )
 
     @property
@@ -127,7 +151,10 @@ class Comparison(Section):
 
 
 def comparable_images(
-    champion_manifest: pd.DataFrame, challenger_manifest: pd.DataFrame
+    champion_manifest: pd.DataFrame,
+    challenger_manifest: pd.DataFrame,
+    champion_seen: SeenImages | None = None,
+    challenger_seen: SeenImages | None = None,
 ) -> ComparableImages:
     """Return the challenger's test images not used for training or model selection by either model.
 
@@ -135,19 +162,31 @@ def comparable_images(
     pixels, so names, folders and formats may differ between the versions of the data. An image
     belongs to every group that either manifest gives it; a group counts as seen if any of its
     images was seen.
+
+    Args:
+        champion_manifest: of the champion's run; without rows if the run is gone.
+        challenger_manifest: of the challenger's run.
+        champion_seen: what the champion's weights and those before them have seen, as the package
+            records it.
+        challenger_seen: the same of the challenger.
     """
     import pandas as pd
 
     champions = champion_manifest[champion_manifest["status"] == "ok"]
     challengers = challenger_manifest[challenger_manifest["status"] == "ok"]
     of_champion, of_challenger = content_numbers(champions, challengers)
-    by_champion = set(of_champion[_was_seen(champions)])
-    by_challenger = set(of_challenger[_was_seen(challengers)])
-
+    both = pd.concat([champions, challengers], ignore_index=True)
     numbers = pd.concat([of_champion, of_challenger], ignore_index=True)
-    groups = pd.concat([champions["group"], challengers["group"]], ignore_index=True)
+    recorded = [seen or SeenImages() for seen in (champion_seen, challenger_seen)]
+    by_champion, by_challenger = (set(numbers[seen.contain(both, CONTENT)]) for seen in recorded)
+    by_champion |= set(of_champion[_was_seen(champions)])
+    by_challenger |= set(of_challenger[_was_seen(challengers)])
+
+    groups = both["group"]
     grouped = groups != ""
     seen_groups = set(groups[grouped & numbers.isin(by_champion | by_challenger)])
+    for seen in recorded:
+        seen_groups |= set(groups[grouped & seen.contain(both, ["group"])])
     of_seen_group = set(numbers[grouped & groups.isin(seen_groups)])
 
     tests = challengers[challengers["split"] == "test"]
@@ -184,6 +223,7 @@ def compare(
     champion_NK: Array,
     challenger_NK: Array,
     left_out: dict[str, int],
+    provenance: tuple[ProvenanceSummary, ProvenanceSummary] = (UNKNOWN, UNKNOWN),
 ) -> Comparison:
     """Compare two models on the same N images.
 
@@ -198,6 +238,7 @@ def compare(
         champion_NK: calibrated probabilities of the champion.
         challenger_NK: calibrated probabilities of the challenger.
         left_out: number of test images left out, by reason.
+        provenance: whether all images that the champion and the challenger have seen are recorded.
     """
     shape = (len(paths), len(classes))
     labels = np.asarray(labels_N).reshape(len(paths)).astype(np.int64)
@@ -207,6 +248,8 @@ def compare(
     return Comparison(
         champion=champion,
         challenger=challenger,
+        champion_provenance=provenance[0],
+        challenger_provenance=provenance[1],
         images=len(paths),
         left_out=left_out,
         champion_accuracy=proportion(int(a.right_N.sum()), len(paths)),

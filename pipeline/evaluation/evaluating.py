@@ -29,6 +29,7 @@ from pipeline.evaluation.predictions import save as save_predictions
 from pipeline.evaluation.report import EvaluationReport, evaluate, save
 from pipeline.files.file_digest import digest_of
 from pipeline.initial_weights.recipe import shown
+from pipeline.provenance.provenance import unused_words
 from pipeline.run_memory import stage_keys
 from pipeline.run_memory.stage_memory import Ingredients, StageMemory, kept
 from pipeline.section import Section
@@ -152,7 +153,12 @@ def _evaluated(
         data_fingerprint=data.fingerprint,
         temperature=temperature,
         config=config.evaluation,
-    ).model_copy(update={"covering_test": predicted.explanations.test})
+    )
+    beside = {
+        "covering_test": predicted.explanations.test,
+        "provenance": data.seen_before.provenance,
+    }
+    report = report.model_copy(update=beside)
     images, rows = open_images(prepared.store), table["row"].to_numpy()
     preview = trained.best.parent / "augmentation_preview.png"
     html = write_report(
@@ -329,16 +335,17 @@ def _page(
 
 def lead(data: IngestedData) -> str:
     """Return what the images of a report were used for before."""
-    unused = "not used for training or model selection"
-    if data.seen_before is None:
-        return f"As far as it is recorded, these images were {unused}."
-    if seen := data.seen_before.get("test", 0):
+    provenance = data.seen_before.provenance
+    unused = f"{'were' if provenance.is_known else 'are'} {unused_words(provenance)}"
+    caveat = provenance.caveat("the initial weights", "these images")
+    more = f" {caveat[:1].upper()}{caveat[1:]}." if caveat else ""
+    if seen := data.seen_before.counts.get("test", 0):
         were = "was" if seen == 1 else "were"
         return (
             f"{seen:,} of these images {were} used to train or select the initial weights, "
-            f"so the metrics are optimistic; the others were {unused}."
+            f"so the metrics are optimistic; the others {unused}.{more}"
         )
-    return f"These images were {unused}."
+    return f"These images {unused}.{more}"
 
 
 def about_run(

@@ -1,11 +1,12 @@
 """The decision about a promotion: the result of every gate, and the reason.
 
 These are the values only. The gates that decide, the paired test against the champion among them,
-are in `pipeline/registry/gates.py`.
+are in `pipeline/registry/promotion_gates.py`.
 """
 
 from __future__ import annotations
 
+from pipeline.provenance.provenance import UNKNOWN, ProvenanceSummary
 from pipeline.section import Section
 
 
@@ -37,6 +38,8 @@ class Decision(Section):
     reason: str
     """The reason in one sentence."""
     gates: tuple[GateResult, ...]
+    provenance: ProvenanceSummary = UNKNOWN
+    """Whether all images that the version has seen are recorded."""
     decided_at: str
     """ISO 8601, UTC."""
 

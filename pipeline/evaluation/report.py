@@ -34,6 +34,7 @@ from pipeline.metrics.classification import (
 )
 from pipeline.metrics.confusion_cells import ConfusionCells
 from pipeline.metrics.intervals import MetricEstimate
+from pipeline.provenance.provenance import UNKNOWN, ProvenanceSummary
 from pipeline.section import Section
 from pipeline.visual_guide.covering_result import CoveringTest
 
@@ -79,6 +80,9 @@ class EvaluationReport(Section):
     slices: tuple[Slice, ...]
     undivided: dict[str, str]
     """Requested columns that have one value for all images, with that value."""
+    provenance: ProvenanceSummary = UNKNOWN
+    """Whether all images that the model has seen are recorded, so that these images are not among
+    them."""
     covering_test: CoveringTest | None = None
     """Whether maps of attention and gradient mean anything for this model; only of runs."""
     config: EvaluationConfig
@@ -128,11 +132,11 @@ def evaluate(
 
     Args:
         predictions: predictions of exactly the images to report on.
-        name: name of the model.
-        classes: the model's classes, in the order of its outputs; some may have no image.
+        name: of the model.
+        classes: in the order of the model's outputs; some may have no image.
         split: name of the split; the prefix of the metric names.
         data_fingerprint: version of the data.
-        temperature: the temperature that the probabilities were calibrated with.
+        temperature: that the probabilities were calibrated with.
         config: contents of the report besides the metrics.
 
     Raises:

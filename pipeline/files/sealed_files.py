@@ -20,7 +20,7 @@ from pipeline.files.atomic_files import replacing
 if TYPE_CHECKING:
     import torch
 
-_KEY, _HEADER, _METADATA = "sha256", "__metadata__", "progress"
+_KEY, _HEADER, _PROGRESS = "sha256", "__metadata__", "progress"
 _ZEROS = b"0" * 64
 _MARK = f'"{_KEY}":"'.encode()
 _LENGTH = struct.Struct("<Q")
@@ -41,7 +41,10 @@ def write_tensors(
     with replacing(file) as temporary:
         save_file(on_cpu, temporary, metadata={**(metadata or {}), _KEY: _ZEROS.decode()})
         with temporary.open("r+b") as opened:
-            place = _place_of_digest(_header(opened))
+            header = _with_sorted_metadata(_header(opened))
+            opened.seek(_LENGTH.size)
+            opened.write(header)
+            place = _place_of_digest(header)
             digest = _digest(opened, place)
             opened.seek(place)
             opened.write(digest)
@@ -65,6 +68,18 @@ def read_tensors(file: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     return tensors, {key: value for key, value in metadata.items() if key != _KEY}
 
 
+def read_metadata(file: Path) -> dict[str, str]:
+    """Return the metadata of a file, without its digest; needs no torch.
+
+    Raises:
+        DamagedFileError: if the file has changed since it was written.
+    """
+    verify(file)
+    with file.open("rb") as opened:
+        metadata = json.loads(_header(opened)).get(_HEADER, {})
+    return {key: value for key, value in metadata.items() if key != _KEY}
+
+
 def verify(file: Path) -> None:
     """Compare a file with its digest; a file of an earlier version has none.
 
@@ -84,6 +99,17 @@ def verify(file: Path) -> None:
                 raise _damaged(file, "its header has changed")
     except (OSError, ValueError) as error:
         raise _damaged(file, str(error)) from error
+
+
+def _with_sorted_metadata(header: bytes) -> bytes:
+    """Return a header whose metadata is sorted: safetensors writes it in a random order."""
+    parsed = json.loads(header)
+    metadata = parsed.get(_HEADER, {})
+    if list(metadata) == sorted(metadata):
+        return header
+    parsed[_HEADER] = {key: metadata[key] for key in sorted(metadata)}
+    text = json.dumps(parsed, separators=(",", ":"), ensure_ascii=False).encode()
+    return text.ljust(len(header))
 
 
 def _header(opened: BinaryIO) -> bytes:
@@ -110,7 +136,7 @@ def _is_of_earlier_version(header: bytes) -> bool:
     """Return whether a header without a digest was written by an earlier version."""
     parsed = json.loads(header)
     metadata = parsed.get(_HEADER, {}) if isinstance(parsed, dict) else None
-    return isinstance(metadata, dict) and set(metadata) <= {_METADATA, "format"}
+    return isinstance(metadata, dict) and set(metadata) <= {_PROGRESS, "format"}
 
 
 def _digest(opened: BinaryIO, place: int) -> bytes:

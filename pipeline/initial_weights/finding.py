@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from pipeline.errors import ConfigError, PipelineError
 from pipeline.files.atomic_files import storage_errors, write_text
 from pipeline.files.file_digest import digest_of
-from pipeline.initial_weights.recipe import is_file, is_name
+from pipeline.initial_weights.known_checksums import publisher_of
+from pipeline.initial_weights.recipe import is_file, is_name, shown
 from pipeline.initial_weights.record import (
     RECORD_FILE,
     TENSORS_FILE,
@@ -30,6 +31,8 @@ from pipeline.models.model_description import (
     load_description,
 )
 from pipeline.models.pretrained.companion_files import COMPANION_FILES
+from pipeline.provenance.provenance import Provenance, ProvenanceSummary, Published
+from pipeline.provenance.weights_record import as_metadata, provenance_of
 from pipeline.registry import package_download, registered_models
 from pipeline.run_memory import interrupted_runs, stage_keys
 from pipeline.tracking.tracked_run import FOLDER_TAG, LICENSE_TAG, REGULARIZATION_TAG
@@ -53,6 +56,13 @@ class _Trained(NamedTuple):
     kind: WeightsKind
     folder: Path
     """Holds `model.safetensors` and `model.json`."""
+
+    @property
+    def name(self) -> str:
+        """What the weights are, in a few words."""
+        if self.kind == "file":
+            return shown(self.reference)
+        return self.reference if self.kind == "version" else f"run {self.reference[:8]}"
 
 
 def find(
@@ -145,8 +155,8 @@ def _of_name(
     """Convert published weights from the cache of their library, downloaded if that is allowed."""
     from pipeline.initial_weights import named_weights
 
-    known = named_weights.file_of(reference, download=download)
-    found = _of_file(reference, known.file, num_heads, workspace, known.license)
+    named = named_weights.file_of(reference, download=download)
+    found = _of_file(reference, named.file, num_heads, workspace, named.license)
     licensed = f"The license of {reference} is {found.license or 'not stated by the library'}."
     return found.model_copy(update={"notes": (*found.notes, licensed)})
 
@@ -160,8 +170,10 @@ def _of_file(
     digests = [digest_of(each).sha256 for each in beside if each.is_file()]
     code = " ".join([stage_keys.code(*_CODE), *digests, str(num_heads or "")]).strip()
     kept = _kept(workspace, sha256)
+    license_name = license_name or (kept.license if kept else "")
+    provenance = _published(reference, file, sha256, license_name, kept)
     if kept is not None and kept.code == code:
-        changes = {"reference": reference, "license": license_name or kept.license}
+        changes = {"reference": reference, "license": license_name, "provenance": provenance}
         found = kept.model_copy(update=changes)
         if found != kept:
             _write_record(found, workspace)
@@ -170,9 +182,31 @@ def _of_file(
 
     converted = convert(file, num_heads=num_heads)
     found = _converted_record(reference, sha256, code, converted)
-    found = found.model_copy(update={"license": license_name or (kept.license if kept else "")})
+    found = found.model_copy(update={"license": license_name, "provenance": provenance})
     _keep(found, converted.weights, workspace)
     return found
+
+
+def _published(
+    reference: str, file: Path, sha256: str, license_name: str, kept: InitialWeights | None
+) -> ProvenanceSummary:
+    """Return what is known about the training images of a file that Patchline has not trained.
+
+    A file that was published under a known checksum stays recognised in the workspace, also after
+    the cache that knows the checksum is gone.
+    """
+    if name := publisher_of(file, sha256):
+        name = reference if is_name(reference) else name
+        published = (Published(name=name, sha256=sha256, license=license_name),)
+        return Provenance(published=published).summary
+    if kept is not None:
+        return kept.provenance
+    what = (
+        f"the checksum of {reference} in the cache is not stated by its publisher"
+        if is_name(reference)
+        else f"{file.name} (SHA-256 {sha256[:12]}) is a file of unrecognised origin"
+    )
+    return Provenance.without_record(what).summary
 
 
 def _converted_record(
@@ -200,13 +234,19 @@ def _converted_record(
     )
 
 
-def _keep(found: InitialWeights, weights: Mapping[str, torch.Tensor], workspace: Path) -> None:
+def _keep(
+    found: InitialWeights,
+    weights: Mapping[str, torch.Tensor],
+    workspace: Path,
+    provenance: Provenance | None = None,
+) -> None:
     """Write the tensors, then the record, which is there only if the tensors are."""
     from pipeline.files.sealed_files import write_tensors
 
     folder = kept_folder(workspace, found.sha256)
     with storage_errors(folder):
-        write_tensors(folder / TENSORS_FILE, weights)
+        seen = Provenance(provenance.own, provenance.inherited) if provenance else Provenance()
+        write_tensors(folder / TENSORS_FILE, weights, as_metadata(seen))
     _write_record(found, workspace)
 
 
@@ -264,18 +304,19 @@ def _of_training(trained: _Trained, workspace: Path) -> InitialWeights:
             "training starts from one. Give a version that is a single model."
         )
     file = trained.folder / WEIGHTS_FILE
-    found = _trained_record(trained, description, digest_of(file).sha256)
+    provenance = provenance_of(file, trained.name)
+    found = _trained_record(trained, description, digest_of(file).sha256, provenance)
     kept = _kept(workspace, found.sha256)
     if kept is None or kept.layout != OWN_LAYOUT:
         weights, _ = read_tensors(file)
-        _keep(found, weights, workspace)
+        _keep(found, weights, workspace, provenance)
     elif found != kept:
         _write_record(found, workspace)
     return found
 
 
 def _trained_record(
-    trained: _Trained, description: ModelDescription, sha256: str
+    trained: _Trained, description: ModelDescription, sha256: str, provenance: Provenance
 ) -> InitialWeights:
     image, tags = description.image, _tags_of(description.run_id)
     return InitialWeights(
@@ -291,7 +332,8 @@ def _trained_record(
         classes=description.classes,
         run_id="" if tags is None else description.run_id,
         head_only=description.head_only or REGULARIZATION_TAG in (tags or {}),
-        license=(tags or {}).get(LICENSE_TAG, ""),
+        license=(tags or {}).get(LICENSE_TAG, "") or provenance.licenses,
+        provenance=provenance.summary,
     )
 
 

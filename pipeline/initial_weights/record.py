@@ -9,6 +9,8 @@ from pydantic import Field, ValidationError
 
 from pipeline.errors import DamagedFileError
 from pipeline.initial_weights.recipe import shown
+from pipeline.provenance.provenance import UNKNOWN, Provenance, ProvenanceSummary
+from pipeline.provenance.weights_record import provenance_of
 from pipeline.section import Section
 
 FOLDER = "initial_weights"
@@ -53,6 +55,9 @@ class InitialWeights(Section):
     """Whether that run trained nothing but a head, on the frozen features of other weights."""
     license: str = ""
     """As the library that published the weights states it; kept from run to run."""
+    provenance: ProvenanceSummary = UNKNOWN
+    """Whether all images that the weights have seen are recorded; the digests of those that are
+    lie in the file of the tensors."""
     code: str = ""
     """Digests of the code that converted the file, and of the files beside it that were read."""
 
@@ -67,6 +72,19 @@ class InitialWeights(Section):
 def kept_folder(workspace: Path, sha256: str) -> Path:
     """Return the folder in the workspace for the weights of a file."""
     return workspace / FOLDER / sha256
+
+
+def provenance_of_kept(folder: Path) -> Provenance:
+    """Return the images that kept weights have seen, and whether these are all.
+
+    Raises:
+        FileNotFoundError: if none are kept there.
+        DamagedFileError: if the description is not what was written.
+    """
+    record = load_record(folder)
+    stated, kept = record.provenance, provenance_of(folder / TENSORS_FILE, record.origin)
+    unknown = tuple(dict.fromkeys((*stated.unknown, *kept.unknown)))
+    return Provenance(kept.own, kept.inherited, stated.published, unknown)
 
 
 def load_record(folder: Path) -> InitialWeights:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import Field
-
 from pipeline.config import RunConfig
+from pipeline.data.ingested_data import SeenBefore
+from pipeline.data.seen_images import seen_before
 from pipeline.initial_weights import finding, recipe, settings
-from pipeline.initial_weights.record import InitialWeights
-from pipeline.registry.seen_before import seen_before
+from pipeline.initial_weights.record import InitialWeights, kept_folder, provenance_of_kept
 from pipeline.section import Section
 from pipeline.tracking.tracked_run import INITIAL_RUN_TAG, LICENSE_TAG
 
@@ -27,8 +26,8 @@ class StartingPoint(Section):
     config: RunConfig
     weights: InitialWeights | None
     """None if the run's own model has no champion yet."""
-    seen_before: dict[str, int] | None = Field(default_factory=dict)
-    """Number of validation and test images that the weights have seen; None if not known."""
+    seen_before: SeenBefore = SeenBefore()
+    """What the weights have seen of the run's images."""
 
     def notes(self) -> list[str]:
         """Return sentences for the user: what was found, and what was assumed."""
@@ -97,9 +96,10 @@ def starting_point(
     )
     if found is None:
         return StartingPoint(config=settings.without_initial_weights(config), weights=None)
-    seen: dict[str, int] | None = {}
-    if manifest_file and found.run_id:
-        seen = seen_before(manifest_file, found.run_id)
+    provenance = provenance_of_kept(kept_folder(workspace, found.sha256))
+    seen = SeenBefore(provenance=provenance.summary)
+    if manifest_file:
+        seen = seen_before(manifest_file, provenance)
     return StartingPoint(
         config=settings.with_initial_weights(config, found, classes),
         weights=found,

@@ -40,6 +40,8 @@ class Judgement:
     """Which images the model was trained or selected on; None if that is not recorded."""
     by_folds: int = 0
     """How many images were judged by models of folds that were not trained on them."""
+    caveat: str = ""
+    """What follows if it is not known which images the model's ancestors were trained on."""
     left_out: tuple[str, ...] = ()
     """Classes of the data that the model does not have."""
 
@@ -56,9 +58,11 @@ class Judgement:
                 f"{self.by_folds:,} of the {len(self.paths):,} images whose labels were checked "
                 f"were judged by the folds of {self.model} that were not trained on them"
             )
-        if self.seen_N is None:
+        if self.caveat:
+            notes.append(self.caveat)
+        elif self.seen_N is None:
             notes.append(f"it is not recorded which images {self.model} was trained on")
-        elif count := int(self.seen_N.sum()):
+        if self.seen_N is not None and (count := int(self.seen_N.sum())):
             notes.append(
                 f"{self.model} was trained or selected on {count:,} of the {len(self.paths):,} "
                 "images whose labels were checked; it may have memorized their wrong labels, so a "

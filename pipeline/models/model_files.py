@@ -16,11 +16,27 @@ from pipeline.models.model_description import (
     ModelDescription,
     load_description,
 )
+from pipeline.provenance.provenance import Provenance
+from pipeline.provenance.weights_record import as_metadata
 
 
-def save_model(folder: Path, model: nn.Module, description: ModelDescription) -> None:
-    """Write weights and description into a folder; each file is whole or absent."""
-    write_tensors(folder / WEIGHTS_FILE, model.state_dict())
+def save_model(
+    folder: Path,
+    model: nn.Module,
+    description: ModelDescription,
+    provenance: Provenance | None = None,
+) -> None:
+    """Write weights and description into a folder; each file is whole or absent.
+
+    Args:
+        folder: receives `model.safetensors` and `model.json`.
+        model: whose weights are saved.
+        description: of the model.
+        provenance: the images that the weights have seen, written into the file of the weights;
+            None if that is not known.
+    """
+    record = as_metadata(provenance or Provenance.without_record())
+    write_tensors(folder / WEIGHTS_FILE, model.state_dict(), record)
     write_text(folder / DESCRIPTION_FILE, description.model_dump_json(indent=2) + "\n")
 
 

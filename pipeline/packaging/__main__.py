@@ -11,6 +11,7 @@ import torch
 from pipeline.data import manifest as manifests
 from pipeline.data.prepared_store import open_images
 from pipeline.files.atomic_files import write_text
+from pipeline.models.model_description import WEIGHTS_FILE
 from pipeline.models.model_files import load_model, save_model
 from pipeline.models.onnx_export import write_onnx
 from pipeline.packaging.calibrated_onnx import (
@@ -22,6 +23,7 @@ from pipeline.packaging.calibrated_onnx import (
 from pipeline.packaging.job import Package, PackagingJob
 from pipeline.packaging.model_card import model_card
 from pipeline.packaging.standalone_file import write_model_server
+from pipeline.provenance.weights_record import provenance_of
 from pipeline.workers.event_log import EventWriter
 from pipeline.workers.worker_process import worker_main
 
@@ -32,7 +34,8 @@ def package(job: PackagingJob, _events: EventWriter) -> Package:
     """Write the package and its model card; compare its predictions with the trained model's."""
     model, description = load_model(job.model_folder)
     description = description.model_copy(update={"temperature": job.temperature})
-    save_model(job.folder, model, description)
+    provenance = provenance_of(job.model_folder / WEIGHTS_FILE, "the trained model")
+    save_model(job.folder, model, description, provenance)
     whole: ProbabilityModel | FeatureModel
     if description.classes:
         whole = ProbabilityModel(model, description.image, job.temperature).eval()
@@ -49,6 +52,7 @@ def package(job: PackagingJob, _events: EventWriter) -> Package:
         description,
         job.card,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
+        provenance=provenance.summary,
         check=f"{outputs} differ by at most {difference:.1g} on {len(rows)} test images",
     )
     write_text(job.folder / "model_card.md", card)

@@ -17,6 +17,7 @@ from pipeline.metrics.names import METRICS
 from pipeline.models.model_description import ModelDescription
 from pipeline.plugin_api import NO_PATCH_EMBEDDING
 from pipeline.plugin_system.plugin_settings import named_patch_embedding
+from pipeline.provenance.provenance import UNKNOWN, ProvenanceSummary
 from pipeline.section import Section
 
 _LISTED_CLASSES = 200
@@ -147,7 +148,12 @@ class CardFacts(Section):
 
 
 def model_card(
-    description: ModelDescription, facts: CardFacts, *, parameters: int, check: str
+    description: ModelDescription,
+    facts: CardFacts,
+    *,
+    parameters: int,
+    check: str,
+    provenance: ProvenanceSummary = UNKNOWN,
 ) -> str:
     """Return the card as Markdown, without paths of the machine.
 
@@ -156,6 +162,7 @@ def model_card(
         facts: facts from the training run.
         parameters: number of parameters.
         check: how closely the package matches the trained model, in words.
+        provenance: whether all images that the weights have seen are recorded.
     """
     image = description.image
     resize = {
@@ -172,7 +179,7 @@ def model_card(
         width=image.width,
         channels="RGB" if image.channels == 3 else "greyscale",  # noqa: PLR2004 - R, G, B
         resize=resize[image.resize],
-        facts="\n".join(_facts(description, facts, parameters, check)),
+        facts="\n".join(_facts(description, facts, parameters, check, provenance)),
         metrics="\n".join(_metrics(facts)),
         seen="".join(f"- {escaped(note[:1].upper() + note[1:])}.\n" for note in facts.seen_before),
         classes="\n".join(_classes(description.classes)),
@@ -187,7 +194,11 @@ def escaped(text: str) -> str:
 
 
 def _facts(
-    description: ModelDescription, facts: CardFacts, parameters: int, check: str
+    description: ModelDescription,
+    facts: CardFacts,
+    parameters: int,
+    check: str,
+    provenance: ProvenanceSummary,
 ) -> Iterator[str]:
     embedding = named_patch_embedding(description.model).name
     plugins = [f"{each.name} ({each.distribution} {each.version})" for each in description.plugins]
@@ -206,6 +217,7 @@ def _facts(
         else "",
         "initial weights": facts.initial_weights,
         "license of the initial weights": facts.license,
+        "images seen": f"{provenance.state}: {provenance.sentence('the model')}",
         "training": facts.training,
         "images": images,
         "data version": description.data_fingerprint,

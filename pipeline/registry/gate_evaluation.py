@@ -7,15 +7,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
+from pipeline.data import manifest as manifests
 from pipeline.evaluation.comparison import Comparison, comparable_images, compare
 from pipeline.evaluation.promotion_decision import GateResult
 from pipeline.packaging.clean_process_check import check_package
+from pipeline.provenance.provenance import UNKNOWN, ProvenanceSummary
 from pipeline.registry import promotion_gates
 from pipeline.registry.config import PromotionConfig
 from pipeline.registry.registered_models import ModelReference, resolve
 from pipeline.registry.version_records import (
     VersionRecords,
+    available_records,
     image_reader,
     load_or_predict,
     load_records,
@@ -36,6 +40,8 @@ class GateEvaluation:
     """Reads the image in a row of the comparison; returns none if it is gone."""
     run_id: str | None = None
     """Of the version."""
+    provenance: ProvenanceSummary = UNKNOWN
+    """Whether all images that the version has seen are recorded."""
 
 
 def evaluate_gates(
@@ -56,19 +62,25 @@ def evaluate_gates(
         ModelReferenceError: if files or records of a version are missing.
     """
     challenger = load_records(reference)
+    provenance = challenger.provenance.summary
     results = promotion_gates.absolute_gates(config, challenger.metrics)
     comparison, pixels_of = None, None
     if champion is not None and champion != reference.version:
         on_note(f"comparing with version {champion}, the champion")
-        other = load_records(resolve(f"{reference.name}/{champion}"))
+        other = available_records(resolve(f"{reference.name}/{champion}"))
         comparison, pixels_of = compare_versions(other, challenger, on_note)
         results += promotion_gates.comparison_gates(config, comparison)
     if config.package_check or config.max_latency_ms is not None:
         on_note("loading the package in a clean process")
         check = check_package(challenger.folder, challenger.package)
         results += promotion_gates.package_gates(config, check)
+    results.append(promotion_gates.provenance_gate(f"version {reference.version}", provenance))
     return GateEvaluation(
-        gates=results, comparison=comparison, pixels_of=pixels_of, run_id=challenger.run_id
+        gates=results,
+        comparison=comparison,
+        pixels_of=pixels_of,
+        run_id=challenger.run_id,
+        provenance=provenance,
     )
 
 
@@ -78,9 +90,15 @@ def compare_versions(
     """Compare two versions on images that neither used for training or model selection.
 
     The images are those of the challenger's test split, with its labels. A version's predictions
-    come from its own run; its package predicts the images that are missing there.
+    come from its own run; its package predicts the images that are missing there. The packages say
+    which images they have seen, so the champion's run may be gone.
     """
-    chosen = comparable_images(champion.manifest, challenger.manifest)
+    empty = pd.DataFrame(columns=manifests.COLUMNS)
+    before, now = (
+        empty if each.manifest is None else each.manifest for each in (champion, challenger)
+    )
+    seen = (champion.provenance.seen, challenger.provenance.seen)
+    chosen = comparable_images(before, now, *seen)
     images = chosen.images.reset_index(drop=True)
     classes = tuple(challenger.package.classes)
     root = challenger.root
@@ -107,5 +125,6 @@ def compare_versions(
         champion_NK=champion_NK[there],
         challenger_NK=challenger_NK[there],
         left_out=left_out,
+        provenance=(champion.provenance.summary, challenger.provenance.summary),
     )
     return comparison, image_reader(images, root)

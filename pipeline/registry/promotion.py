@@ -267,6 +267,7 @@ def _decide(
         forced=forced,
         reason=_reason(request, champion, gates, refused),
         gates=tuple(gates),
+        provenance=evaluation.provenance,
         decided_at=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
     )
     report = _write(decision, evaluation, folder)

@@ -13,7 +13,33 @@ from pipeline.evaluation.promotion_decision import GateResult
 from pipeline.metrics.names import METRICS
 from pipeline.metrics.paired_test import is_better
 from pipeline.packaging.clean_process_check import PackageCheck
+from pipeline.provenance.provenance import ProvenanceSummary
 from pipeline.registry.config import PromotionConfig
+
+PROVENANCE = "provenance"
+"""The gate that no setting turns off: a person overrules it with a reason."""
+
+
+def provenance_gate(name: str, provenance: ProvenanceSummary) -> GateResult:
+    """Check whether it is known which images a version has seen.
+
+    It fails for a package without a record, and for one that started from a file or a model whose
+    images are unknown. Published weights that were identified by their checksum pass, although
+    their training images are not known either.
+
+    Its value is the number of files and models among the ancestors whose images are unknown.
+
+    Args:
+        name: of the version, for the sentence.
+        provenance: of its package.
+    """
+    return GateResult(
+        name=PROVENANCE,
+        passed=not provenance.unknown,
+        value=len(provenance.unknown),
+        threshold=0,
+        sentence=provenance.caveat(name) or provenance.sentence(name),
+    )
 
 
 def absolute_gates(config: PromotionConfig, metrics: Mapping[str, float]) -> list[GateResult]:
@@ -88,17 +114,18 @@ def _better_than_champion(config: PromotionConfig, comparison: Comparison) -> Ga
     enough = comparison.images >= config.min_images
     if not enough:
         sentence = (
-            f"only {comparison.images:,} images were used by neither model for training or model "
-            f"selection, fewer than promotion.min_images {config.min_images}, so the versions "
-            "cannot be compared; add test images"
+            f"only {comparison.images:,} images were {comparison.unused} by either model, fewer "
+            f"than promotion.min_images {config.min_images}, so the versions cannot be compared; "
+            "add test images"
         )
     else:
+        caveat = f"; note that {comparison.caveat}" if comparison.caveat else ""
         sentence = (
-            f"of {comparison.images:,} images that neither model used for training or model "
-            f"selection, {pair.only_b_right} are correct only now and {pair.only_a_right} were "
+            f"of {comparison.images:,} images {comparison.unused} by either model, "
+            f"{pair.only_b_right} are correct only now and {pair.only_a_right} were "
             f"correct only before: {100 * pair.difference.value:+.1f} points (95% interval "
             f"{100 * pair.difference.low:+.1f} to {100 * pair.difference.high:+.1f}), "
-            f"{p_value_text(pair.p_value)}; maximum {config.significance:g}"
+            f"{p_value_text(pair.p_value)}; maximum {config.significance:g}{caveat}"
         )
     return GateResult(
         name="better_than_champion",

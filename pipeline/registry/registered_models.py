@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipeline.errors import ConfigError, ModelReferenceError
+from pipeline.provenance.provenance import UNKNOWN
 from pipeline.registry import history
 from pipeline.registry.history import CHAMPION, AliasChange
 from pipeline.section import Section
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 CLASSES_TAG, DIGEST_TAG = "patchline.classes", "patchline.classes_sha256"
 FINGERPRINT_TAG = "patchline.data_fingerprint"
+PROVENANCE_TAG = "patchline.seen_images"
+"""Of a version: whether all images that its weights have seen are recorded."""
 TEST_IMAGES_TAG = "patchline.test_images"
 COMMIT_TAG = "patchline.commit"
 DECISION_RECORD, APPROVAL_RECORD = "patchline.decision", "patchline.approval"
@@ -50,6 +53,8 @@ class VersionSummary(Section):
     data_fingerprint: str
     test_images: str
     """Version of the images that its test metrics belong to; equal for comparable metrics."""
+    provenance: str
+    """Whether all images that it has seen are recorded: known, upstream corpus unknown, unknown."""
     commit: str
     """Of Patchline's source, when the version was registered."""
     flow_run_id: str
@@ -255,6 +260,7 @@ def _summary(store: MlflowClient, name: str) -> ModelSummary:
                 metrics={k: v for k, v in metrics.items() if k.startswith("test/")},
                 data_fingerprint=version.tags.get(FINGERPRINT_TAG, ""),
                 test_images=version.tags.get(TEST_IMAGES_TAG, ""),
+                provenance=version.tags.get(PROVENANCE_TAG, UNKNOWN.state),
                 commit=version.tags.get(COMMIT_TAG, ""),
                 flow_run_id=version.tags.get(FLOW_RUN_TAG, ""),
                 created_at=_moment(version.creation_timestamp),

@@ -19,12 +19,14 @@ import yaml
 
 from pipeline.files.path_uris import artifact_uri
 from pipeline.metrics.intervals import MetricEstimate
-from pipeline.models.model_description import load_description
+from pipeline.models.model_description import WEIGHTS_FILE, load_description
 from pipeline.packaging.job import Package
 from pipeline.packaging.standalone_file import requirements
+from pipeline.provenance.weights_record import provenance_of
 from pipeline.registry.registered_models import (
     COMMIT_TAG,
     FINGERPRINT_TAG,
+    PROVENANCE_TAG,
     ModelReference,
     class_tags,
 )
@@ -142,6 +144,7 @@ def _new_version(
     all_tags = {
         **class_tags(description.classes),
         FINGERPRINT_TAG: description.data_fingerprint,
+        PROVENANCE_TAG: provenance_of(package.folder / WEIGHTS_FILE, name).summary.state,
         **_commit_tag(),
         **tags,
     }

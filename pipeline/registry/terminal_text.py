@@ -94,6 +94,7 @@ def _origin_lines(name: str, version: VersionSummary) -> list[str]:
         commit += " with changes"
     flow = version.flow_run_id[:8] or "unknown"
     tested = f"  test images {version.test_images[:8]}" if version.test_images else ""
+    tested += f"  images seen: {version.provenance}"
     run = f"commit {commit}  Prefect flow run {flow}{tested}"
     lines = [f"  version {version.version:<4} {version.created_at}  {run}"]
     is_champion = CHAMPION in version.aliases

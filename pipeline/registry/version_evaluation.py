@@ -19,8 +19,7 @@ from pipeline.data import ingestion, prepared_store
 from pipeline.data import manifest as manifests
 from pipeline.data.ingestion import ScannedData
 from pipeline.data.own_columns import check_slices, own_columns
-from pipeline.data.same_images import content_numbers
-from pipeline.errors import DataError, ModelReferenceError
+from pipeline.errors import DataError
 from pipeline.evaluation.config import EvaluationConfig, SplitChoice
 from pipeline.evaluation.evaluating import write_report
 from pipeline.evaluation.html_report import ReportPage
@@ -29,7 +28,7 @@ from pipeline.evaluation.report import EvaluationReport, evaluate
 from pipeline.files.stored_images import StoredImages
 from pipeline.packaging.packaged_model import PackagedModel
 from pipeline.registry.registered_models import ModelReference
-from pipeline.registry.version_records import VersionRecords, load_records
+from pipeline.registry.version_records import VersionRecords, available_records
 from pipeline.section import Section
 from pipeline.terminal_words import counted
 
@@ -104,11 +103,11 @@ def choose_images(
         ConfigError: if the images are to be sliced by a column that is not there.
         ModelReferenceError: if the version's files are missing.
     """
-    records, known = records_of(reference)
+    records = available_records(reference)
     classes = tuple(records.package.classes)
     data = ingestion.scan(config, workspace, on_progress)
     check_slices(choices.report.slices, data.manifest.columns)
-    return ChosenImages(records, data, select(data, known, classes, choices))
+    return ChosenImages(records, data, select(data, records, classes, choices))
 
 
 def evaluate_version(
@@ -142,7 +141,7 @@ def evaluate_version(
         data_fingerprint=selection.fingerprint,
         temperature=package.temperature,
         config=choices.report,
-    )
+    ).model_copy(update={"provenance": chosen.records.provenance.summary})
     page = _page(chosen.records, data, selection, choices)
     html = write_report(report, page, table, lambda position: images[position], folder)
     return VersionEvaluation(chosen.records.reference, data, selection, report, html)
@@ -150,7 +149,7 @@ def evaluate_version(
 
 def select(
     data: ScannedData,
-    known: pd.DataFrame | None,
+    records: VersionRecords,
     classes: tuple[str, ...],
     choices: EvaluationChoices,
 ) -> Selection:
@@ -158,7 +157,7 @@ def select(
 
     Args:
         data: all images of the source.
-        known: the manifest that the version was trained with; none if it is not recorded.
+        records: of the version.
         classes: of the model.
         choices: of the user.
 
@@ -169,17 +168,15 @@ def select(
     notes = list(data.notes)
     rows, split = _of_split(rows, choices.split)
     rows = _of_classes(rows, classes, choices, notes)
-    if known is None and not choices.seen_images:
+    provenance = records.provenance.summary
+    if not records.is_recorded and not choices.seen_images:
         raise DataError(
-            "The version's training data is no longer recorded, so it is unknown which images it "
-            "has seen. Add --seen-images to evaluate on all of them."
+            f"{_capitalized(provenance.sentence(records.label))}, and its training data is no "
+            "longer recorded. Add --seen-images to evaluate on all images."
         )
-    if known is None:
-        notes.append(
-            "the version's training data is not recorded, so it may have seen these images"
-        )
-    else:
-        rows = _unseen(rows, known, choices, notes)
+    rows = _unseen(rows, records, choices, notes)
+    if caveat := provenance.caveat(records.label, "these images"):
+        notes.append(caveat)
     if rows.empty:
         raise DataError(
             f"No image of {data.root} is left to evaluate on ({'; '.join(notes) or 'it is empty'})."
@@ -187,16 +184,6 @@ def select(
         )
     fingerprint = manifests.fingerprint(rows)
     return Selection(rows.reset_index(drop=True), split, fingerprint, tuple(notes))
-
-
-def records_of(reference: ModelReference) -> tuple[VersionRecords, pd.DataFrame | None]:
-    """Return the records and the manifest; a version whose run is gone can be evaluated too."""
-    try:
-        records = load_records(reference)
-    except ModelReferenceError:
-        empty = pd.DataFrame({"sha256": [], "probabilities": []})
-        return VersionRecords(reference, "", {}, pd.DataFrame(), empty, None), None
-    return records, records.manifest
 
 
 def _of_split(rows: pd.DataFrame, wanted: SplitChoice) -> tuple[pd.DataFrame, str]:
@@ -243,9 +230,9 @@ def _remedy(common: int) -> str:
 
 
 def _unseen(
-    rows: pd.DataFrame, known: pd.DataFrame, choices: EvaluationChoices, notes: list[str]
+    rows: pd.DataFrame, records: VersionRecords, choices: EvaluationChoices, notes: list[str]
 ) -> pd.DataFrame:
-    seen = seen_images(rows, known)
+    seen = records.has_seen(rows)
     count = int(seen.sum())
     if count == 0:
         return rows
@@ -260,19 +247,6 @@ def _unseen(
         f"because the model used {'it' if count == 1 else 'them'} for training or model selection"
     )
     return rows[~seen]
-
-
-def seen_images(rows: pd.DataFrame, known: pd.DataFrame) -> pd.Series[bool]:
-    """Return which images, or others of their groups, were used for training or model selection.
-
-    Args:
-        rows: the images.
-        known: the manifest that the version was trained with.
-    """
-    used = known["split"].isin(["train", "validation"])
-    numbers_known, numbers = content_numbers(known, rows)
-    groups = set(known.loc[used, "group"]) - {""}
-    return numbers.isin(numbers_known[used]) | rows["group"].isin(groups)
 
 
 def prepared_images(
@@ -332,11 +306,22 @@ def _page(
     }
     return ReportPage(
         title=f"{reference.name}, version {reference.version}, on {data.name}",
-        lead="How well a registered model classifies the images of this data.",
+        lead=f"How well a registered model classifies the images of this data. {_used(records)}",
         facts=facts,
         notes=selection.notes,
         settings=settings,
     )
+
+
+def _used(records: VersionRecords) -> str:
+    """Return whether the model may have seen the images, in one sentence."""
+    provenance = records.provenance.summary
+    caveat = provenance.caveat(records.label, "these images")
+    return f"{_capitalized(caveat)}." if caveat else ""
+
+
+def _capitalized(clause: str) -> str:
+    return f"{clause[:1].upper()}{clause[1:]}"
 
 
 def _listed(names: list[str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,16 +16,20 @@ import pandas as pd
 from pipeline.data import image_root
 from pipeline.data.decoding import UndecodableImageError
 from pipeline.data.image_root import holds, root_image_bytes
+from pipeline.data.same_images import content_numbers
 from pipeline.errors import ModelReferenceError
+from pipeline.models.model_description import WEIGHTS_FILE
 from pipeline.packaging.packaged_model import PackagedModel
+from pipeline.provenance.provenance import Provenance
+from pipeline.provenance.seen_images import CONTENT
+from pipeline.provenance.weights_record import provenance_of
 from pipeline.registry.package_download import open_package, package_folder
 from pipeline.registry.registered_models import ModelReference
-from pipeline.tracking.tracked_run import DATA_ROOT_TAG, INITIAL_RUN_TAG
+from pipeline.tracking.tracked_run import DATA_ROOT_TAG
 from pipeline.tracking.tracking_store import client
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Run
 
 Array = np.ndarray[Any, Any]
 _BATCH = 64
@@ -40,9 +44,8 @@ class VersionRecords:
     run_id: str
     metrics: dict[str, float]
     """From the version's own test report, without the prefix `test/`."""
-    manifest: pd.DataFrame
-    """Of the data used for training, model selection and testing; and, if training started from
-    another run's weights, the images that were used for these."""
+    manifest: pd.DataFrame | None
+    """Of the data used for training, model selection and testing; None if its run is gone."""
     predictions: pd.DataFrame
     """Columns sha256 and probabilities, in the package's class order; may be empty."""
     root: Path | None
@@ -59,18 +62,54 @@ class VersionRecords:
         return open_package(self.reference, self.folder)
 
     @cached_property
+    def provenance(self) -> Provenance:
+        """The images that the package's weights have seen, as the package itself records them.
+
+        The registry's runs may be those of another store or gone, so they do not decide.
+        """
+        name = f"version {self.reference.version} of {self.reference.name}"
+        return provenance_of(self.folder / "artifacts" / WEIGHTS_FILE, name)
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether anything is known about the images that the version has seen."""
+        provenance = self.provenance
+        return self.manifest is not None or bool(provenance.seen) or not provenance.unknown
+
+    def has_seen(self, images: pd.DataFrame) -> pd.Series[bool]:
+        """Return which images, or others of their groups, are recorded as seen.
+
+        That is, used for training or model selection by the version, or by the weights that it
+        started from.
+
+        Args:
+            images: rows of a manifest.
+        """
+        seen = pd.Series(self.provenance.seen.contain(images), index=images.index)
+        if self.manifest is None:
+            return seen
+        used = self.manifest["split"].isin(["train", "validation"])
+        of_version, numbers = content_numbers(self.manifest, images)
+        groups = set(self.manifest.loc[used, "group"]) - {""}
+        return seen | numbers.isin(of_version[used]) | images["group"].isin(groups)
+
+    @cached_property
     def of_folds(self) -> dict[str, Array]:
         """Probabilities of images by models of folds that were not trained on them, by file digest.
 
         Empty if the version was trained without folds, or its predictions were not recorded.
-        Images that the initial weights were trained on are left out, and so are exact copies.
+        Images that the initial weights were trained on are left out, and so are exact copies; all
+        are if it is not known which these are.
         """
-        table = self.predictions
-        if "split" not in table or not (table["split"] == "train").any():
+        table, manifest = self.predictions, self.manifest
+        if "split" not in table or not (table["split"] == "train").any() or manifest is None:
             return {}
-        used = self.manifest.loc[self.manifest["split"].isin(["train", "validation"]), "sha256"]
+        if self.provenance.unknown:
+            return {}
+        used = manifest.loc[manifest["split"].isin(["train", "validation"])]
+        again = used["sha256"].duplicated() | self.provenance.inherited.contain(used, CONTENT)
         own = table[table["split"].isin(["train", "validation"])]
-        own = own[~own["sha256"].isin(used[used.duplicated()])]
+        own = own[~own["sha256"].isin(used.loc[again, "sha256"])]
         return dict(zip(own["sha256"], own["probabilities"], strict=True))
 
     @property
@@ -93,8 +132,6 @@ def load_records(reference: ModelReference) -> VersionRecords:
         run = store.get_run(str(version.run_id))
         with tempfile.TemporaryDirectory(prefix="patchline-") as folder:
             manifest = _table(store, run.info.run_id, "data", folder)
-            if manifest is not None:
-                manifest = _with_ancestors(store, run, manifest, Path(folder))
             predictions = _table(store, run.info.run_id, "report", folder)
     except (MlflowException, OSError) as error:
         reason = str(error).splitlines()[0][:200]
@@ -113,11 +150,21 @@ def load_records(reference: ModelReference) -> VersionRecords:
         run_id=run.info.run_id,
         metrics=metrics,
         manifest=manifest,
-        predictions=predictions
-        if predictions is not None and usable
-        else pd.DataFrame({"sha256": [], "probabilities": []}),
+        predictions=predictions if predictions is not None and usable else _no_predictions(),
         root=Path(root) if root and image_root.exists(Path(root)) else None,
     )
+
+
+def available_records(reference: ModelReference) -> VersionRecords:
+    """Load what is recorded about a version; its package is enough if its run is gone."""
+    try:
+        return load_records(reference)
+    except ModelReferenceError:
+        return VersionRecords(reference, "", {}, None, _no_predictions(), None)
+
+
+def _no_predictions() -> pd.DataFrame:
+    return pd.DataFrame({"sha256": [], "probabilities": []})
 
 
 def load_or_predict(
@@ -171,47 +218,6 @@ def image_reader(images: pd.DataFrame, root: Path | None) -> Callable[[int], Arr
             return None
 
     return pixels_of
-
-
-def lineage(run_id: str) -> list[tuple[dict[str, str], pd.DataFrame]]:
-    """Return params and manifest of a run and of those whose weights it started from.
-
-    Raises:
-        OSError: if one of the runs, or its manifest, is gone.
-    """
-    from mlflow.exceptions import MlflowException
-
-    try:
-        with tempfile.TemporaryDirectory(prefix="patchline-") as folder:
-            found = _lineage(client(), run_id, Path(folder), set())
-            return [(run.data.params, manifest) for run, manifest in found]
-    except MlflowException as error:
-        raise OSError(str(error)) from error
-
-
-def _with_ancestors(
-    store: MlflowClient, run: Run, manifest: pd.DataFrame, folder: Path
-) -> pd.DataFrame:
-    """Return the manifest of a run with the images that its initial weights were trained on."""
-    tables, started_from = [manifest], run.data.tags.get(INITIAL_RUN_TAG)
-    for _, earlier in _lineage(store, started_from, folder, {run.info.run_id}):
-        tables.append(earlier[earlier["split"].isin(["train", "validation"])])
-    return pd.concat(tables, ignore_index=True) if len(tables) > 1 else manifest
-
-
-def _lineage(
-    store: MlflowClient, run_id: str | None, folder: Path, visited: set[str]
-) -> Iterator[tuple[Run, pd.DataFrame]]:
-    """Yield a run with its manifest, then the run whose weights it started from, and so on."""
-    while run_id and run_id not in visited:
-        visited.add(run_id)
-        run = store.get_run(run_id)
-        (folder / run_id).mkdir()
-        manifest = _table(store, run_id, "data", str(folder / run_id))
-        if manifest is None:
-            raise OSError(f"the run {run_id[:8]} with its initial weights has no manifest")
-        yield run, manifest
-        run_id = run.data.tags.get(INITIAL_RUN_TAG)
 
 
 def _table(store: MlflowClient, run_id: str, folder: str, into: str) -> pd.DataFrame | None:

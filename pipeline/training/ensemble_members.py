@@ -18,6 +18,7 @@ from pipeline.models.inference import predict_logits
 from pipeline.models.model_files import load_model, save_model
 from pipeline.training.device import make_repeatable
 from pipeline.training.job import TrainingJob
+from pipeline.training.job_provenance import provenance_of_job
 from pipeline.training.machine import choose_device, look
 from pipeline.training.train_result import EnsembleResult
 from pipeline.workers.event_log import EventWriter
@@ -47,6 +48,6 @@ def combine_members(job: TrainingJob, events: EventWriter) -> EnsembleResult:
         events.progress(number, len(job.part.members), "model")
     folder = job.folder / _WEIGHTS
     described = description.model_copy(update={"members": len(models), "run_id": job.run_id})
-    save_model(folder, Ensemble(models, temperatures), described)
+    save_model(folder, Ensemble(models, temperatures), described, provenance_of_job(job))
     seconds = time.monotonic() - began
     return EnsembleResult(weights=folder, temperatures=tuple(temperatures), seconds=seconds)

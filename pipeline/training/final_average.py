@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from pipeline.models.model_description import DESCRIPTION_FILE
 from pipeline.models.model_files import load_model, save_model
 from pipeline.training.initial_model import description_of
+from pipeline.training.job_provenance import provenance_of_job
 from pipeline.training.train_result import AverageRecord, TrainResult
 from pipeline.training.weight_averaging import measure_batch_norm
 
@@ -68,5 +69,6 @@ def save_average(training: Training, steps: Sequence[int], folder: Path) -> None
             training.config.training.batch_size,
             training.config.seed,
         )
-        save_model(folder, model, description_of(training.job))
+        described, seen = description_of(training.job), provenance_of_job(training.job)
+        save_model(folder, model, described, seen)
     training.last_weights.delete()

@@ -193,6 +193,7 @@ def ingredients(
         "data": data.fingerprint,
         "images": repr(prepared.image),
         "classes": ", ".join(data.classes),
+        **_provenance(data),
         **stage_keys.settings(config, *sections),
         **_part_ingredients(config, part),
         "code": stage_keys.code(f"{MODULE}.__main__", "pipeline.layers"),
@@ -201,6 +202,12 @@ def ingredients(
         "device": machine.devices[choose_device(config.training, machine)],
         "threads": str(config.training.threads or machine.threads),
     }
+
+
+def _provenance(data: IngestedData) -> Ingredients:
+    """Return what the file of the weights says of its ancestors; nothing if all is recorded."""
+    provenance = data.seen_before.provenance
+    return {} if provenance.is_known else {"provenance": provenance.model_dump_json()}
 
 
 def _part_ingredients(config: RunConfig, part: TrainingPart) -> dict[str, str]:

@@ -26,6 +26,7 @@ from pipeline.training.final_average import with_average
 from pipeline.training.final_result import result_of
 from pipeline.training.initial_model import description_of, initial_model
 from pipeline.training.job import TrainingJob
+from pipeline.training.job_provenance import provenance_of_job
 from pipeline.training.machine import choose_device, look
 from pipeline.training.model_schedules import ModelSchedules
 from pipeline.training.objectives import build_objective, save_trained
@@ -318,7 +319,8 @@ class Training:
         if state.best is None or record.score > state.best.score:
             state.best = record
             folder = best_weights.folder_of(self.job.folder, record.step)
-            save_trained(folder, self.objective, state.average.model, description_of(self.job))
+            described = description_of(self.job), provenance_of_job(self.job)
+            save_trained(folder, self.objective, state.average.model, *described)
             self.checkpoints.keep_best(record.step)
         values = record.metric_values()
         if self._share is None and self.elapsed > _LONG_RUN_SECONDS:

@@ -14,6 +14,7 @@ from pipeline.models.model_files import save_model
 from pipeline.plugin_api import ImageSpec, Objective, ObjectiveContext
 from pipeline.plugin_system import plugin_loader
 from pipeline.plugin_system.plugin_settings import settings_of
+from pipeline.provenance.provenance import Provenance
 from pipeline.training.losses import training_loss
 
 REST_FILE = "objective.safetensors"
@@ -43,14 +44,26 @@ def build_objective(
 
 
 def save_trained(
-    folder: Path, objective: Objective, module: nn.Module, description: ModelDescription
+    folder: Path,
+    objective: Objective,
+    module: nn.Module,
+    description: ModelDescription,
+    provenance: Provenance,
 ) -> None:
-    """Save the model inside a module, and beside it the rest of the module if there is one."""
+    """Save the model inside a module, and beside it the rest of the module if there is one.
+
+    Args:
+        folder: receives the files.
+        objective: that the module was trained with.
+        module: contains the model.
+        description: of the model.
+        provenance: the images that the weights have seen.
+    """
     model = objective.model_in(module)
     rest = _rest(module, model)
     if rest:
         write_tensors(folder / REST_FILE, rest)
-    save_model(folder, model, description)
+    save_model(folder, model, description, provenance)
 
 
 def load_trained(folder: Path, objective: Objective, module: nn.Module) -> None:

@@ -32,6 +32,7 @@ from pipeline.training.config import duration_seconds
 from pipeline.training.device import make_repeatable
 from pipeline.training.initial_model import description_of, initial_model
 from pipeline.training.job import TrainingJob
+from pipeline.training.job_provenance import provenance_of_job
 from pipeline.training.machine import choose_device, look
 from pipeline.training.precision import Chooser, Precision, choose_for_training
 from pipeline.training.train_result import EpochRecord, ProbeRecord, RefitResult, TrainResult
@@ -156,7 +157,7 @@ def _saved(job: TrainingJob, frozen: _Frozen, fitted: FittedHead, logits_NK: Arr
         frozen.head.bias.copy_(torch.from_numpy(fitted.bias_K))
     folder = job.folder / FINAL
     described = description_of(job).model_copy(update={"head_only": True})
-    save_model(folder, frozen.model, described)
+    save_model(folder, frozen.model, described, provenance_of_job(job))
     save_logits(folder, logits_NK)
     return folder
 

@@ -10,6 +10,7 @@ from pipeline.models.model_files import save_model
 from pipeline.training.checkpoint import PREVIOUS
 from pipeline.training.final_average import save_average
 from pipeline.training.initial_model import description_of
+from pipeline.training.job_provenance import provenance_of_job
 from pipeline.training.loop import Training
 from pipeline.training.optimizer import averages_itself
 from pipeline.training.train_result import RefitResult
@@ -26,7 +27,8 @@ class Refit(Training):
         state, folder = self.state, self.job.folder / _WEIGHTS
         (self.job.folder / PREVIOUS).unlink(missing_ok=True)
         if self.last_weights.count is None:
-            save_model(folder, state.average.model, description_of(self.job))
+            described, seen = description_of(self.job), provenance_of_job(self.job)
+            save_model(folder, state.average.model, described, seen)
         else:
             ends = range(self.order.steps_per_epoch, state.step, self.order.steps_per_epoch)
             save_average(self, [*ends, state.step][-self.last_weights.count :], folder)

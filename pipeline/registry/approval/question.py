@@ -9,6 +9,7 @@ from pathlib import Path
 from pipeline.evaluation.comparison import Comparison
 from pipeline.evaluation.comparison_page import PAGE, write_comparison
 from pipeline.evaluation.promotion_decision import GateResult
+from pipeline.provenance.provenance import ProvenanceSummary
 from pipeline.registry.config import PromotionConfig
 from pipeline.registry.gate_evaluation import evaluate_gates
 from pipeline.registry.registered_models import ModelReference, summaries
@@ -27,6 +28,8 @@ class Question(Section):
     champion: str | None
     """The version that is champion now; none if there is none."""
     gates: tuple[GateResult, ...]
+    provenance: ProvenanceSummary
+    """Whether all images that the version has seen are recorded."""
     comparison: Comparison | None
     """With the champion; none if there is none."""
     metrics: dict[str, float]
@@ -76,6 +79,7 @@ def prepare_question(
         version=reference.version,
         champion=champion,
         gates=tuple(evaluation.gates),
+        provenance=evaluation.provenance,
         comparison=evaluation.comparison,
         metrics=own.metrics,
         champion_metrics=other.metrics if other else {},

@@ -25,6 +25,7 @@ from pipeline.evaluation.comparison import (
     p_value_text,
     points,
 )
+from pipeline.provenance.provenance import KNOWN
 
 Array = np.ndarray[Any, Any]
 CLASSES = ("across", "down", "rising")
@@ -56,6 +57,7 @@ def _compared(labels: Array, a_said: Array, b_said: Array, **changes: Any) -> Co
     arguments: dict[str, Any] = {
         "champion": "2",
         "challenger": "3",
+        "provenance": (KNOWN, KNOWN),
         "classes": CLASSES,
         "paths": [f"{place}.png" for place in range(len(labels))],
         "labels_N": labels,

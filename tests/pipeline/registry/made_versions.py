@@ -9,18 +9,22 @@ from typing import Any
 import numpy as np
 import onnx
 import pandas as pd
+import torch
 from onnx import TensorProto, helper, numpy_helper
-from safetensors.numpy import save_file
 
 from pipeline import config_files
 from pipeline.config import ModelChoice, RunConfig
 from pipeline.data import manifest as manifests
 from pipeline.evaluation import predictions
 from pipeline.files.atomic_files import write_text
+from pipeline.files.sealed_files import write_tensors
 from pipeline.models.model_description import ModelDescription
 from pipeline.packaging.job import Package
 from pipeline.packaging.standalone_file import write_model_server
 from pipeline.plugin_api import ImageSpec
+from pipeline.provenance.provenance import Provenance
+from pipeline.provenance.seen_images import SeenImages
+from pipeline.provenance.weights_record import as_metadata
 from pipeline.registry import registration
 from pipeline.registry.config import PromotionConfig
 from pipeline.registry.promotion import Request, assign_aliases, promote
@@ -74,7 +78,18 @@ def made_predictions(manifest: pd.DataFrame, wrong: range) -> pd.DataFrame:
     return predictions.with_probabilities(rows, CLASSES, probabilities)
 
 
-def made_package(folder: Path, classes: tuple[str, ...] = CLASSES, seed: int = 0) -> Package:
+def seen_in(manifest: pd.DataFrame) -> Provenance:
+    """Return the provenance of a model that was trained on a manifest, from random weights."""
+    rows = [manifest[manifest["split"] == split] for split in ("train", "validation")]
+    return Provenance(SeenImages.of(*rows))
+
+
+def made_package(
+    folder: Path,
+    classes: tuple[str, ...] = CLASSES,
+    seed: int = 0,
+    provenance: Provenance | None = None,
+) -> Package:
     """Write a whole package whose network weighs the mean colour of an image."""
     folder.mkdir(parents=True, exist_ok=True)
     weights = np.random.default_rng(seed).normal(0, 0.05, (3, len(classes))).astype(np.float32)
@@ -100,7 +115,8 @@ def made_package(folder: Path, classes: tuple[str, ...] = CLASSES, seed: int = 0
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
     onnx.save(model, folder / "model.onnx")
-    save_file({"weights": weights}, folder / "model.safetensors")
+    record = as_metadata(provenance or Provenance())
+    write_tensors(folder / "model.safetensors", {"weights": torch.from_numpy(weights)}, record)
     image = ImageSpec(
         channels=3, height=SIDE, width=SIDE, mean=(0.5,) * 3, std=(0.25,) * 3, resize="crop"
     )
@@ -122,9 +138,11 @@ def make_version(
     records_predictions: bool = True,
     config: PromotionConfig = QUICK,
     seed: int = 0,
+    provenance: Provenance | None = None,
 ) -> ModelReference:
     """Register a version as a run does, with predictions that are wrong where they should be."""
     manifest = made_manifest() if manifest is None else manifest
+    provenance = provenance or seen_in(manifest)
     new = NewRun(
         experiment=name,
         name=name,
@@ -147,7 +165,7 @@ def make_version(
         for key, value in (metrics or {}).items():
             store.log_metric(run.run_id, f"test/{key}", value)
         model_id = registration.logged_model(run, name)
-        package = made_package(run.folder / "package", seed=seed)
+        package = made_package(run.folder / "package", seed=seed, provenance=provenance)
         registered = registration.register(run, model_id, name, package, {})
     assign_aliases(registered.reference, config, run.folder / "promotion")
     return registered.reference

@@ -70,10 +70,10 @@ def test_an_approval_holds_against_one_champion_and_a_rejection_against_any(tmp_
 
 
 def test_a_rejection_needs_no_comparison(tmp_path: Path) -> None:
-    """Without the champion's run nothing can be compared, but a rejection is still recorded."""
-    champion = make_version("roses", tmp_path, wrong=range(60))
+    """Without the version's run nothing can be compared, but a rejection is still recorded."""
+    make_version("roses", tmp_path, wrong=range(60))
     better = make_version("roses", tmp_path, wrong=range(10))
-    run_id = str(client().get_model_version("roses", champion.version).run_id)
+    run_id = str(client().get_model_version("roses", better.version).run_id)
     shutil.rmtree(tmp_path / "mlruns" / client().get_run(run_id).info.experiment_id / run_id)
     with pytest.raises(ModelReferenceError):
         _decided(better, tmp_path, YES)
@@ -90,7 +90,7 @@ def test_the_question_has_metrics_gates_and_links(tmp_path: Path) -> None:
     question = prepare_question(worse, "1", QUICK, tmp_path / "20261121")
     assert [gate.name for gate in question.refusing] == ["better_than_champion", "no_class_worse"]
     words = question_text.page_text(question, 72)
-    assert "2 of 2 gates refuse: `better_than_champion`, `no_class_worse`" in words
+    assert "2 of 3 gates refuse: `better_than_champion`, `no_class_worse`" in words
     assert "| accuracy on 200 common images | 90.0% (" in words
     assert "| correct only here | 40 images | 0 images |" in words
     assert "| Accuracy, own test images | 0.9 | 0.7 (0.6 to 0.8) |" in words
@@ -112,7 +112,7 @@ def test_without_a_champion_there_is_nothing_to_compare(tmp_path: Path) -> None:
     client().delete_registered_model_alias("roses", CHAMPION)
     words = question_text.page_text(prepare_question(first, None, QUICK, tmp_path / "x"), 1)
     assert "There is no champion to compare with." in words
-    assert "No gates are configured" in words
+    assert "Every gate passes (1 of 1)" in words
     assert "| Accuracy, own test images |  | 0.9 |" in words
 
 

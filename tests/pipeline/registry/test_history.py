@@ -148,7 +148,11 @@ def test_every_change_of_an_alias_has_one_entry(tmp_path: Path) -> None:
         (4, "champion", "1", "2", "promoted"),
         (5, "champion", "2", "1", "rolled back"),
     ]
-    assert entries[3].gates == {"better_than_champion": True, "no_class_worse": True}
+    assert entries[3].gates == {
+        "better_than_champion": True,
+        "no_class_worse": True,
+        "provenance": True,
+    }
     assert entries[4].reason == "the greenhouse complained"
 
 

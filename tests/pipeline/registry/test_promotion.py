@@ -52,7 +52,7 @@ def test_a_better_version_is_promoted_and_an_equal_one_is_not(tmp_path: Path) ->
     assert _champion() == "1"
     decision = _decision(better, tmp_path, QUICK)
     assert (decision.promoted, decision.champion, _champion()) == (True, "1", better.version)
-    [gate, _] = decision.gates
+    gate, *_ = decision.gates
     assert gate.value == pytest.approx(30 / 200)
     assert "30 are correct only now and 0 were correct only before" in gate.sentence
 
@@ -67,7 +67,11 @@ def test_a_decision_is_logged_with_its_comparison(tmp_path: Path) -> None:
     newest = model.versions[0]
     assert newest.decision is not None
     assert newest.decision["promoted"] is False
-    assert newest.decision["gates"] == {"better_than_champion": False, "no_class_worse": False}
+    assert newest.decision["gates"] == {
+        "better_than_champion": False,
+        "no_class_worse": False,
+        "provenance": True,
+    }
     run_id = newest.run_id
     [place] = [item.path for item in client().list_artifacts(run_id, "promotion")]
     files = {Path(item.path).name for item in client().list_artifacts(run_id, place)}
@@ -85,7 +89,7 @@ def test_only_images_unseen_by_both_versions_are_compared(tmp_path: Path) -> Non
     make_version("roses", tmp_path, wrong=range(150, 200), manifest=old_with_known)
     challenger = make_version("roses", tmp_path, manifest=grown)
     decision = _decision(challenger, tmp_path, QUICK)
-    [better, _] = decision.gates
+    better, *_ = decision.gates
     # 50 images were trained on by the champion, 100 are new and their files are not there.
     assert "of 50 images" in better.sentence
     assert decision.promoted
@@ -117,7 +121,9 @@ def test_too_few_common_images_refuse(tmp_path: Path) -> None:
     config = QUICK.model_copy(update={"min_images": 31})
     decision = _decision(challenger, tmp_path, config)
     assert not decision.promoted
-    assert "only 30 images were used by neither model" in decision.reason
+    assert (
+        "only 30 images were not used for training or model selection by either" in decision.reason
+    )
     assert "fewer than promotion.min_images 31" in decision.reason
 
 
@@ -205,7 +211,7 @@ def test_a_package_that_does_not_load_is_refused(tmp_path: Path) -> None:
     config = QUICK.model_copy(update={"package_check": True, "max_latency_ms": 10_000.0})
     decision = _decision(second, tmp_path, config)
     assert decision.promoted, decision.reason
-    assert [gate.name for gate in decision.gates][2:] == ["package", "latency"]
+    assert [gate.name for gate in decision.gates][2:] == ["package", "latency", "provenance"]
     first = resolve("roses/1")
     server = _package(first) / "python_model.py"
     files = [server] if server.exists() else list(_package(first).glob("*.py"))
@@ -269,17 +275,18 @@ def test_a_version_whose_files_are_gone_is_named(tmp_path: Path) -> None:
     assert _champion() == "1"
 
 
-def test_a_champion_without_records_cannot_be_compared_with(tmp_path: Path) -> None:
-    """If the champion's run was deleted, it is unknown what it has seen, which is an error."""
+def test_a_version_without_records_cannot_be_compared(tmp_path: Path) -> None:
+    """If its run was deleted, its test images are unknown, which is an error."""
     make_version("roses", tmp_path, wrong=range(60))
     second = make_version("roses", tmp_path)
     [model] = summaries("roses")
-    run = client().get_run(model.versions[1].run_id)
+    run = client().get_run(model.versions[0].run_id)
     shutil.rmtree(run.info.artifact_uri.removeprefix("file://"))
     with pytest.raises(
-        ModelReferenceError, match="training data of 'roses' version 1 is no longer recorded"
+        ModelReferenceError, match="training data of 'roses' version 2 is no longer recorded"
     ):
         promote(Request(second, QUICK), tmp_path / "promotion")
+    shutil.rmtree(_package(resolve("roses/1")))
     automatic = QUICK.model_copy(update={"automatic": True})
     make_version("roses", tmp_path, config=automatic)  # the run continues, and a person decides
     assert _champion() == "1"

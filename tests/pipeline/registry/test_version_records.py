@@ -5,13 +5,17 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
+from pipeline.provenance.provenance import Provenance
+from pipeline.provenance.seen_images import SeenImages
 from pipeline.registry.registered_models import ModelReference
 from pipeline.registry.version_records import VersionRecords
 
 
-def records(predictions: pd.DataFrame, manifest: pd.DataFrame) -> VersionRecords:
-    """Return the records of a version."""
-    return VersionRecords(
+def records(
+    predictions: pd.DataFrame, manifest: pd.DataFrame, provenance: Provenance | None = None
+) -> VersionRecords:
+    """Return the records of a version whose package says what it has seen."""
+    made = VersionRecords(
         reference=ModelReference("farm", "1", "models:/m-1"),
         run_id="1",
         metrics={},
@@ -19,6 +23,8 @@ def records(predictions: pd.DataFrame, manifest: pd.DataFrame) -> VersionRecords
         predictions=predictions,
         root=None,
     )
+    made.__dict__["provenance"] = provenance or Provenance()
+    return made
 
 
 MANIFEST = pd.DataFrame(
@@ -49,8 +55,10 @@ def test_images_of_the_initial_weights_are_seen() -> None:
     """An image that the weights were trained on before the folds began has no verdict of them."""
     before = pd.DataFrame({"sha256": ["b", "x"], "split": ["train", "train"]})
     table = MANIFEST.assign(probabilities=MANIFEST["sha256"].map(lambda _: [0.5, 0.5]))
-    both = pd.concat([MANIFEST, before], ignore_index=True)
-    assert sorted(records(table, both).of_folds) == list("acd")
+    started = Provenance(inherited=SeenImages.of(before, before.iloc[:0]))
+    assert sorted(records(table, MANIFEST, started).of_folds) == list("acd")
+    unknown = Provenance.without_record("x.pth is a file of unrecognised origin")
+    assert records(table, MANIFEST, unknown).of_folds == {}
 
 
 def test_a_version_without_recorded_predictions_has_no_verdicts() -> None:

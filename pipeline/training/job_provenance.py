@@ -1,0 +1,44 @@
+"""The images that the weights of a training have seen, with those of the weights it started from.
+
+Shape: N rows of the prepared store.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+from pipeline.data import manifest as manifests
+from pipeline.initial_weights.record import provenance_of_kept
+from pipeline.models.model_description import WEIGHTS_FILE
+from pipeline.provenance.provenance import Provenance, together
+from pipeline.provenance.seen_images import SeenImages
+from pipeline.provenance.weights_record import provenance_of
+from pipeline.training.job import TrainingJob
+from pipeline.training.part import TrainingPart
+
+
+def provenance_of_job(job: TrainingJob) -> Provenance:
+    """Return what the weights that a job trains have seen.
+
+    That is the images it trains on and those it validates on, and whatever its initial weights have
+    seen. An ensemble has seen what any of its members has.
+    """
+    if job.part.members:
+        return together(
+            provenance_of(folder / WEIGHTS_FILE, f"fold {number}")
+            for number, folder in enumerate(job.part.members, start=1)
+        )
+    seed, part = job.config.data.split_seed, job.part.model_dump_json(exclude={"members"})
+    return _provenance(job.manifest_file, part, seed, job.initial_weights)
+
+
+@lru_cache(maxsize=4)
+def _provenance(
+    manifest_file: Path, part: str, split_seed: int, initial_weights: Path | None
+) -> Provenance:
+    """Return the provenance of a training; its weights are saved many times."""
+    rows = manifests.usable(manifests.load(manifest_file))
+    training_N, validation_N = TrainingPart.model_validate_json(part).rows(rows, split_seed)
+    own = Provenance(SeenImages.of(rows.iloc[training_N], rows.iloc[validation_N]))
+    return own.from_initial(provenance_of_kept(initial_weights)) if initial_weights else own
