@@ -293,6 +293,7 @@ def evaluate(
         split=found.report.split,
         images=len(found.selection.rows),
         notes=found.selection.notes,
+        provenance=found.report.provenance.state,
     )
 
 
@@ -381,9 +382,10 @@ def models(name: str | None = None) -> pd.DataFrame:
 
     Returns:
         One row for each version, with the index `name` and `version`, the columns `aliases`,
-        `created_at`, `run_id`, `data_fingerprint` and `test_images`, and a column for each metric,
-        such as `test/accuracy`. Metrics of versions with the same `test_images` are of the same
-        images.
+        `created_at`, `run_id`, `data_fingerprint`, `test_images` and `provenance`, and a column for
+        each metric, such as `test/accuracy`. Metrics of versions with the same `test_images` are of
+        the same images. `provenance` is whether all images that the version has seen are recorded:
+        known, upstream corpus unknown, or unknown.
 
     Raises:
         ModelReferenceError: if there is no model of that name.

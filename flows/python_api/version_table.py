@@ -35,10 +35,11 @@ def version_table(name: str | None = None) -> pd.DataFrame:
             "run_id": version.run_id,
             "data_fingerprint": version.data_fingerprint,
             "test_images": version.test_images,
+            "provenance": version.provenance,
         }
         for model in summaries(name)
         for version in model.versions
     ]
     columns = ["name", "version", "aliases", *_MAIN_METRICS]
-    columns += ["created_at", "run_id", "data_fingerprint", "test_images"]
+    columns += ["created_at", "run_id", "data_fingerprint", "test_images", "provenance"]
     return pd.DataFrame(rows, columns=columns).set_index(["name", "version"])

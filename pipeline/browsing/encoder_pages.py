@@ -8,6 +8,7 @@ from pathlib import Path
 from pipeline.browsing.outcome import EncoderOutcome, lineage, links
 from pipeline.browsing.pages import NOTE_TAG
 from pipeline.browsing.run_summary import RunSummary
+from pipeline.data.seen_images import caveat_on_test_images
 from pipeline.packaging.model_card import escaped
 from pipeline.redaction import without_credentials
 from pipeline.tracking import addresses, tracking_store
@@ -72,6 +73,7 @@ def encoder_summary(
         example_image=outcome.data.example_image,
         notes=outcome.data.notes,
         provenance=outcome.data.seen_before.provenance,
+        caveat=caveat_on_test_images(outcome.data.seen_before),
         promotion=None,
         reused=reused,
         page=addresses.run_page(outcome.run),

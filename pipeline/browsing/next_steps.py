@@ -27,6 +27,7 @@ def next_steps(summary: RunSummary, seconds: float, plugins: Sequence[Path] = ()
     lines = [
         "",
         _result_line(summary),
+        *([f"               {summary.caveat}"] if summary.caveat else []),
         *_fold_lines(summary),
         f"Registered     {summary.name}, version {summary.version} ({', '.join(summary.aliases)})",
         *_promotion_lines(summary),

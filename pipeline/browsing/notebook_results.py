@@ -55,6 +55,9 @@ class Evaluation(Report):
     images: int = 0
     notes: tuple[str, ...] = ()
     """What was left out, and why."""
+    provenance: str = "unknown"
+    """Whether all images that the version has seen are recorded: known, upstream corpus unknown, or
+    unknown."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -123,6 +126,9 @@ class Decision:
     champion: str | None
     """The champion before the decision; None if there was none."""
     reason: str
+    provenance: str
+    """Whether all images that the version has seen are recorded: known, upstream corpus unknown, or
+    unknown."""
     gates: tuple[GateResult, ...]
     """Each with `name`, `passed`, `value`, `threshold` and `sentence`."""
     report: Report | None
@@ -171,6 +177,9 @@ class Run:
     """A test image, to try the model on."""
     notes: tuple[str, ...]
     """Remarks about the data, such as damaged files."""
+    provenance: str
+    """Whether all images that the model has seen are recorded: known, upstream corpus unknown, or
+    unknown."""
     tracking_uri: str
     url: str | None
     """The run's page in the MLflow UI; None if no server shows it."""
@@ -220,6 +229,7 @@ def run_of(summary: RunSummary) -> Run:
         data_fingerprint=summary.data_fingerprint,
         example_image=Path(summary.example_image),
         notes=summary.notes,
+        provenance=summary.provenance.state,
         tracking_uri=summary.tracking_uri,
         url=summary.page if served else None,
     )
@@ -250,6 +260,7 @@ def decision_of(promotion: Promotion) -> Decision:
         forced=promotion.forced,
         champion=promotion.champion,
         reason=promotion.reason,
+        provenance=promotion.provenance.state,
         gates=promotion.gates,
         report=Report(Path(promotion.report)) if promotion.report else None,
     )

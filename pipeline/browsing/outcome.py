@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pipeline.browsing import saved_views
 from pipeline.config import AUTO, RunConfig
 from pipeline.data.ingested_data import IngestedData
+from pipeline.data.seen_images import caveat_on_test_images
 from pipeline.evaluation.chosen_images import EXPLANATIONS, TITLES
 from pipeline.evaluation.evaluating import Evaluated
 from pipeline.initial_weights.recipe import shown
@@ -87,10 +88,16 @@ def verdict(outcome: Outcome) -> str:
     return (
         f"**{accuracy.value:.1%}** of {accuracy.n:,} test images classified correctly "
         f"(95% interval {accuracy.low:.1%} to {accuracy.high:.1%}), {_errors(report.errors)}."
-        f"{warning}\n\n"
+        f"{warning}{_caveat(outcome)}\n\n"
         f"Registered as **{escaped(registered.name)}, version {registered.version}** ({aliases}). "
         f"{promotion_sentence(outcome.promotion)}"
     )
+
+
+def _caveat(outcome: Outcome | EncoderOutcome) -> str:
+    """Return a paragraph if the initial weights have seen the test images, or may have."""
+    caveat = caveat_on_test_images(outcome.data.seen_before)
+    return f"\n\n{escaped(caveat)}" if caveat else ""
 
 
 def _errors(number: int) -> str:

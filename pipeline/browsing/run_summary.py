@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import Field
 
 from pipeline.browsing.outcome import Outcome
+from pipeline.data.seen_images import caveat_on_test_images
 from pipeline.metrics.intervals import MetricEstimate
 from pipeline.provenance.provenance import UNKNOWN, ProvenanceSummary
 from pipeline.redaction import without_credentials
@@ -38,6 +39,9 @@ class RunSummary(Section):
     """Remarks about the data, such as damaged files."""
     provenance: ProvenanceSummary = UNKNOWN
     """Whether all images that the model has seen are recorded."""
+    caveat: str = ""
+    """Why the test metrics may be optimistic because of the initial weights; empty if they are not.
+    """
     promotion: Promotion | None
     """The decision about the champion; None if it is left to a person."""
     approval: str = ""
@@ -82,6 +86,7 @@ def summary_of(
         example_image=data.example_image,
         notes=data.notes,
         provenance=data.seen_before.provenance,
+        caveat=caveat_on_test_images(data.seen_before),
         promotion=outcome.promotion,
         approval=approval,
         reused=reused,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pipeline.data import manifest as manifests
 from pipeline.data.ingested_data import IngestedData, SeenBefore
-from pipeline.provenance.provenance import Provenance
+from pipeline.provenance.provenance import Provenance, unused_words
 from pipeline.provenance.seen_images import CONTENT
 
 
@@ -60,6 +60,26 @@ def notes_on_seen(seen: SeenBefore, counts: Mapping[str, int]) -> list[str]:
     ]
     caveat = seen.provenance.caveat("the initial weights", "validation or test images")
     return [*notes, caveat] if caveat else notes
+
+
+def about_test_images(seen: SeenBefore) -> str:
+    """Return what the test images were used for before, as far as it is known."""
+    provenance = seen.provenance
+    unused = f"{'were' if provenance.is_known else 'are'} {unused_words(provenance)}"
+    caveat = provenance.caveat("the initial weights", "these images")
+    more = f" {caveat[:1].upper()}{caveat[1:]}." if caveat else ""
+    if count := seen.counts.get("test", 0):
+        return (
+            f"{count:,} of these images {_were(count)} used to train or select the initial "
+            f"weights, so the metrics are optimistic; the others {unused}.{more}"
+        )
+    return f"These images {unused}.{more}"
+
+
+def caveat_on_test_images(seen: SeenBefore) -> str:
+    """Return why the test metrics may be optimistic; empty if they are not."""
+    is_clean = seen.provenance.is_known and not seen.counts.get("test")
+    return "" if is_clean else about_test_images(seen)
 
 
 def _were(count: int) -> str:

@@ -13,6 +13,7 @@ from pipeline.config import RunConfig
 from pipeline.data.ingested_data import IngestedData, PreparedData
 from pipeline.data.own_columns import own_columns
 from pipeline.data.prepared_store import open_images
+from pipeline.data.seen_images import about_test_images
 from pipeline.evaluation.calibrated_predictions import calibrated
 from pipeline.evaluation.chosen_images import EXPLANATIONS, TITLES
 from pipeline.evaluation.html_report import PixelsOf, ReportPage, WhereItLooked, write_html
@@ -29,7 +30,6 @@ from pipeline.evaluation.predictions import save as save_predictions
 from pipeline.evaluation.report import EvaluationReport, evaluate, save
 from pipeline.files.file_digest import digest_of
 from pipeline.initial_weights.recipe import shown
-from pipeline.provenance.provenance import unused_words
 from pipeline.run_memory import stage_keys
 from pipeline.run_memory.stage_memory import Ingredients, StageMemory, kept
 from pipeline.section import Section
@@ -326,26 +326,11 @@ def _page(
     }
     return ReportPage(
         title=f"{config.name}: test report",
-        lead=lead(data),
+        lead=about_test_images(data.seen_before),
         facts=facts,
         notes=data.notes,
         settings=config.flat(),
     )
-
-
-def lead(data: IngestedData) -> str:
-    """Return what the images of a report were used for before."""
-    provenance = data.seen_before.provenance
-    unused = f"{'were' if provenance.is_known else 'are'} {unused_words(provenance)}"
-    caveat = provenance.caveat("the initial weights", "these images")
-    more = f" {caveat[:1].upper()}{caveat[1:]}." if caveat else ""
-    if seen := data.seen_before.counts.get("test", 0):
-        were = "was" if seen == 1 else "were"
-        return (
-            f"{seen:,} of these images {were} used to train or select the initial weights, "
-            f"so the metrics are optimistic; the others {unused}.{more}"
-        )
-    return f"These images {unused}.{more}"
 
 
 def about_run(

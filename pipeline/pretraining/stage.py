@@ -8,7 +8,8 @@ from typing import Any
 
 from pipeline.config import RunConfig
 from pipeline.data.ingested_data import IngestedData, PreparedData
-from pipeline.evaluation.evaluating import FOLDER, about_run, lead, model_ingredients
+from pipeline.data.seen_images import about_test_images
+from pipeline.evaluation.evaluating import FOLDER, about_run, model_ingredients
 from pipeline.evaluation.html_report import ReportPage
 from pipeline.metrics.intervals import MetricEstimate, mean_of_repeats
 from pipeline.pretraining.job import PretrainingJob, PretrainingResult
@@ -102,7 +103,7 @@ def _evaluated(
     preview = trained.best.parent / "augmentation_preview.png"
     page = ReportPage(
         title=f"{config.name}: pre-training report",
-        lead=lead(data),
+        lead=about_test_images(data.seen_before),
         facts={
             **about_run(config, data, prepared, trained),
             "Best weights": f"epoch {trained.best_epoch:.4g}, validation loss "

@@ -20,6 +20,7 @@ State = Literal["known", "upstream corpus unknown", "unknown"]
 UNUSED = "not used for training or model selection"
 _NOT_RECORDED = "not recorded as used for training or model selection"
 _SHOWN = 5
+_LONGEST = 300
 
 
 class Published(Section):
@@ -107,7 +108,7 @@ class Provenance:
     @classmethod
     def without_record(cls, reason: str = NO_RECORD) -> Provenance:
         """Return the provenance of weights about which nothing is known."""
-        return cls(unknown=(reason,))
+        return cls(unknown=(one_line(reason),))
 
     @property
     def seen(self) -> SeenImages:
@@ -132,6 +133,12 @@ class Provenance:
     def licenses(self) -> str:
         """The licenses of the published weights, as their libraries state them."""
         return ", ".join(dict.fromkeys(each.license for each in self.published if each.license))
+
+
+def one_line(text: str) -> str:
+    """Return a text for sentences: on one line, without control characters, not too long."""
+    shown = text.encode("utf-8", "backslashreplace").decode()
+    return "".join(sign if sign.isprintable() else " " for sign in shown)[:_LONGEST]
 
 
 def together(parts: Iterable[Provenance]) -> Provenance:

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from pipeline.errors import DamagedFileError
 from pipeline.files.sealed_files import read_metadata
-from pipeline.provenance.provenance import Provenance, Published
+from pipeline.provenance.provenance import Provenance, Published, one_line
 from pipeline.provenance.seen_images import DIGEST_BYTES, Digests, SeenImages
 from pipeline.section import Section
 
@@ -77,7 +77,9 @@ def from_metadata(metadata: Mapping[str, str], name: str) -> Provenance:
     if tuple(len(part) for part in parts) != record.digests:
         return Provenance.without_record(f"the record of seen images of {name} is incomplete")
     own, inherited = SeenImages(*parts[:2]), SeenImages(*parts[2:])
-    return Provenance(own, inherited, record.published, record.unknown)
+    named = (each.model_copy(update={"name": one_line(each.name)}) for each in record.published)
+    unknown = tuple(one_line(reason) for reason in record.unknown)  # the file may be a stranger's
+    return Provenance(own, inherited, tuple(named), unknown)
 
 
 def provenance_of(file: Path, name: str) -> Provenance:

@@ -16,16 +16,22 @@ from pipeline.errors import ConfigError, PipelineError
 from pipeline.files.atomic_files import write_text
 from pipeline.initial_weights.finding import find
 from pipeline.initial_weights.loading import load_into
-from pipeline.initial_weights.record import TENSORS_FILE, kept_folder, load_record
+from pipeline.initial_weights.record import (
+    TENSORS_FILE,
+    kept_folder,
+    load_record,
+    provenance_of_kept,
+)
 from pipeline.initial_weights.stage import check_published, starting_point
 from pipeline.models.model_building import build_model
 from pipeline.models.model_description import ModelDescription, load_description
 from pipeline.models.model_files import save_model
 from pipeline.plugin_api import ImageSpec
+from pipeline.provenance.provenance import Provenance
 from pipeline.registry import registration
 from pipeline.tracking import tracked_run
 from pipeline.tracking.tracked_run import NewRun
-from tests.pipeline.registry.made_versions import made_package
+from tests.pipeline.registry.made_versions import made_manifest, made_package, seen_in
 
 CLASSES = tuple("abcdefg")
 
@@ -64,7 +70,7 @@ def test_a_file_of_another_library_gives_its_logits(tmp_path: Path) -> None:
     assert start.tags()["patchline.initial_weights"].startswith("small.safetensors (")
 
 
-def _saved(folder: Path) -> Path:
+def _saved(folder: Path, provenance: Provenance | None = None) -> Path:
     """Save a small model as a run does, and return its folder."""
     flags = {"model": {"name": "cct", "embed_dim": 24, "depth": 1, "num_heads": 2, "mlp_dim": 24}}
     choice = config_files.validated(flags).model
@@ -72,7 +78,7 @@ def _saved(folder: Path) -> Path:
     description = ModelDescription(
         model=choice, plugins=(), classes=CLASSES, image=image, run_id="0" * 32
     )
-    save_model(folder, build_model(choice, image, 7), description)
+    save_model(folder, build_model(choice, image, 7), description, provenance)
     return folder
 
 
@@ -135,6 +141,29 @@ def test_a_model_of_ours_is_recognized(tmp_path: Path) -> None:
     assert (found.classes, found.channels, found.image_size) == (CLASSES, 1, 16)
     assert found.run_id == ""  # it is a run of another store
     assert not found.head_only
+
+
+def test_a_copied_model_knows_what_it_has_seen(tmp_path: Path) -> None:
+    """The file of its weights says it, so the run, its store and its id do not matter.
+
+    Without that record it is unknown, and so is everything that starts from it.
+    """
+    made = seen_in(made_manifest())
+    for name, provenance, state in (("known", made, "known"), ("silent", None, "unknown")):
+        saved = _saved(tmp_path / name, provenance)
+        described = load_description(saved).model_copy(update={"run_id": "f" * 32})
+        write_text(saved / "model.json", described.model_dump_json())
+        (tmp_path / "copy").mkdir(exist_ok=True)
+        for file in ("model.safetensors", "model.json"):
+            shutil.copy(saved / file, tmp_path / "copy" / file)
+        found = find(str(tmp_path / "copy" / "model.safetensors"), tmp_path / "work", "x")
+        assert found is not None
+        assert found.provenance.state == state
+        kept = provenance_of_kept(kept_folder(tmp_path / "work", found.sha256))
+        assert kept.seen == (made.seen if provenance else Provenance().seen)
+        assert kept.summary == found.provenance
+    assert found is not None
+    assert "there is no record of the images" in found.provenance.unknown[0]
 
 
 def test_a_model_of_another_store_says_that_its_head_alone_was_trained(tmp_path: Path) -> None:

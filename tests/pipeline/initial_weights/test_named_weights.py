@@ -14,10 +14,12 @@ from typing import Any
 import pytest
 import timm
 import torch
+from torchvision.models import get_model_weights
 
 from pipeline.config import RunConfig
 from pipeline.errors import ConfigError
 from pipeline.initial_weights.finding import find
+from pipeline.initial_weights.known_checksums import publisher_of
 from pipeline.initial_weights.named_weights import file_of
 from pipeline.initial_weights.record import kept_folder, load_record
 from pipeline.initial_weights.stage import StartingPoint
@@ -98,10 +100,52 @@ def test_weights_are_downloaded_only_when_asked(
     find("hf:some/vit", tmp_path / "work", "x", num_heads=4)
     assert load_record(folder).license == "mit"  # of the cached card
     assert len(hub) == requests
+    assert load_record(folder).provenance.state == "upstream corpus unknown"
+    [published] = load_record(folder).provenance.published
+    assert (published.name, published.sha256) == ("hf:some/vit", found.sha256)
     copied = find(str(tmp_path / "published.safetensors"), tmp_path / "work", "x", num_heads=4)
     assert copied is not None
+    assert copied.provenance == found.provenance
+    shutil.rmtree(tmp_path / "cache")  # the workspace remembers what the hub has stated
     start = StartingPoint(config=RunConfig(), weights=copied)
     assert start.tags()["patchline.initial_weights_license"] == "mit"
+
+
+@pytest.mark.usefixtures("hub")
+def test_a_file_that_nobody_has_published_is_unknown(tmp_path: Path) -> None:
+    """Whatever its name or its place: the content decides, against what the hub has stated.
+
+    A file in the cache that somebody has changed is none that was published under that name.
+    """
+    workspace = tmp_path / "work"
+    fine = find("hf:some/vit", workspace, "x", num_heads=4, download=True)
+    assert fine is not None
+    other = written(tmp_path / "model.safetensors", seed=3)
+    [blob] = (tmp_path / "cache").glob(f"models--some--vit/blobs/{fine.sha256}")
+    blob.write_bytes(other.read_bytes())
+    for reference in ("hf:some/vit", str(other)):
+        found = find(reference, workspace, "x", num_heads=4)
+        assert found is not None
+        assert found.provenance.state == "unknown"
+        assert found.license == ("mit" if reference.startswith("hf:") else found.license)
+    copy = shutil.copy(tmp_path / "published.safetensors", tmp_path / "other.safetensors")
+    elsewhere = find(str(copy), tmp_path / "new", "x", num_heads=4)
+    assert elsewhere is not None
+    assert "other.safetensors (SHA-256 " in elsewhere.provenance.unknown[0]
+    assert "is a file of unrecognised origin" in elsewhere.provenance.unknown[0]
+
+
+def test_torchvision_states_the_first_digits(tmp_path: Path) -> None:
+    """They are in the address of each file, so a copy under another name is recognised."""
+    [digits] = [
+        str(each.url).rpartition("-")[2].partition(".")[0]
+        for each in get_model_weights("vit_b_16")
+        if each.name == "IMAGENET1K_V1"
+    ]
+    file = tmp_path / "mine.pth"
+    name = "torchvision:ViT_B_16_Weights.IMAGENET1K_V1"
+    assert publisher_of(file, digits.ljust(64, "0")) == name
+    assert publisher_of(file, "0" * 64) == ""
 
 
 def test_a_failed_download_is_a_sentence(hub: list[str]) -> None:

@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from pipeline.errors import ModelReferenceError
+from pipeline.provenance.provenance import Provenance, Published
 from pipeline.registry import gate_evaluation
 from pipeline.registry import promotion as promotion_module
 from pipeline.registry.config import PromotionConfig
@@ -26,6 +27,7 @@ from tests.pipeline.registry.made_versions import (
     made_manifest,
     make_version,
     promoted,
+    seen_in,
 )
 
 pytestmark = pytest.mark.usefixtures("own_store")
@@ -190,6 +192,72 @@ def test_promoting_the_champion_again_changes_nothing(tmp_path: Path) -> None:
     assert (decision.promoted, entry) == (True, None)
     assert "already" in decision.reason
     assert summaries("roses")[0].history == before
+
+
+UNKNOWN = Provenance.without_record("x.pth is a file of unrecognised origin")
+UPSTREAM = Provenance(published=(Published(name="timm:vit_small", sha256="0" * 64),))
+
+
+def test_unknown_images_refuse_until_a_person_overrules(tmp_path: Path) -> None:
+    """Neither a first version nor a better one becomes champion; the history has the reason."""
+    first = make_version("roses", tmp_path, wrong=range(60), provenance=UNKNOWN)
+    assert _champion() is None
+    refused = _decision(first, tmp_path, QUICK)
+    assert refused.failed == ("provenance",)
+    assert "version 1 (x.pth is a file of unrecognised origin)" in refused.reason
+    assert refused.provenance.state == "unknown"
+    forced, entry = promote(Request(first, QUICK, "trained by me"), tmp_path / "promotion")
+    assert forced is not None
+    assert entry is not None
+    assert forced.forced
+    assert "forced despite failing provenance: trained by me" in entry.reason
+    better = make_version("roses", tmp_path, provenance=UNKNOWN)
+    decision = _decision(better, tmp_path, QUICK)
+    assert decision.failed == ("provenance",)
+    assert _champion() == "1"
+
+
+@pytest.mark.parametrize(
+    ("champion", "challenger", "words"),
+    [
+        (UNKNOWN, None, "select champion roses/1 (x.pth"),
+        (UPSTREAM, None, "published weights behind champion roses/1"),
+        (None, UPSTREAM, "published weights behind challenger roses/2"),
+    ],
+)
+def test_a_comparison_does_not_claim_what_is_not_known(
+    tmp_path: Path, champion: Provenance | None, challenger: Provenance | None, words: str
+) -> None:
+    """A champion that may have seen the images only looks better than it is, so it does not refuse.
+
+    Published weights do not refuse either. Both are said, and no image is called unused.
+    """
+    made = made_manifest()
+    known = seen_in(made)
+    of_champion, of_challenger = (
+        known.from_initial(initial) if initial else None for initial in (champion, challenger)
+    )
+    first = make_version("roses", tmp_path, wrong=range(60), provenance=of_champion)
+    promote(Request(first, QUICK, "the first"), tmp_path / "promotion")
+    second = make_version("roses", tmp_path, provenance=of_challenger)
+    decision = _decision(second, tmp_path, QUICK)
+    assert decision.promoted
+    assert words in decision.reason
+    assert "not recorded as used for training or model selection by either" in decision.reason
+    page = (tmp_path / "promotion" / "comparison.html").read_text("utf-8")
+    assert "not used for training" not in page
+    assert "its accuracy is optimistic" in page
+
+
+def test_images_that_only_a_package_knows_are_not_compared(tmp_path: Path) -> None:
+    """Those of an ancestor of another store, whose run nobody here has."""
+    manifest = made_manifest()
+    ancestor = made_manifest(range(0), range(150), range(150, 160))
+    make_version("roses", tmp_path, wrong=range(60))
+    started = seen_in(manifest).from_initial(seen_in(ancestor))
+    second = make_version("roses", tmp_path, provenance=started)
+    decision = _decision(second, tmp_path, QUICK)
+    assert "of 40 images not used for training" in decision.gates[0].sentence
 
 
 def test_automatic_promotion_is_a_setting(tmp_path: Path) -> None:

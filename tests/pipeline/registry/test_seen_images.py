@@ -12,8 +12,12 @@ from PIL import Image
 from pipeline.data import ingestion
 from pipeline.data import manifest as manifests
 from pipeline.data.ingested_data import SeenBefore
-from pipeline.data.seen_images import seen_before, with_seen
-from pipeline.evaluation.evaluating import lead
+from pipeline.data.seen_images import (
+    about_test_images,
+    caveat_on_test_images,
+    seen_before,
+    with_seen,
+)
 from pipeline.provenance.provenance import Provenance, Published
 from pipeline.provenance.seen_images import SeenImages
 from pipeline.registry.registered_models import ModelReference
@@ -100,12 +104,18 @@ def test_optimistic_metrics_are_named(photos: Path) -> None:
     """Images that the initial weights have seen are a note, and the report does not deny them."""
     data = ingestion.ingest(config_of(photos), photos.parent / "work")
     assert with_seen(data, SeenBefore()) == data
-    assert lead(data) == "These images were not used for training or model selection."
+    assert (
+        about_test_images(data.seen_before)
+        == "These images were not used for training or model selection."
+    )
+    assert not caveat_on_test_images(data.seen_before)
     seen = with_seen(data, SeenBefore(counts={"validation": 2, "test": 1}))
     assert "2 of the" in seen.notes[-2]
     assert "1 of the" in seen.notes[-1]
     assert "test images was used to train or select the initial weights" in seen.notes[-1]
-    assert lead(seen).startswith("1 of these images was used to train or select the initial")
+    assert about_test_images(seen.seen_before).startswith(
+        "1 of these images was used to train or select the initial"
+    )
 
 
 @pytest.mark.parametrize(
@@ -122,6 +132,6 @@ def test_what_is_not_known_is_not_denied(photos: Path, provenance: Provenance, w
         seen = with_seen(data, SeenBefore(counts=counts, provenance=provenance.summary))
         assert words in seen.notes[-1]
         assert "the metrics are optimistic" in seen.notes[-1]
-        assert words.lower() in lead(seen).lower()
-        assert "not used for training" not in lead(seen)
-        assert "not recorded as used for training" in lead(seen)
+        assert words.lower() in about_test_images(seen.seen_before).lower()
+        assert "not used for training" not in about_test_images(seen.seen_before)
+        assert "not recorded as used for training" in about_test_images(seen.seen_before)
