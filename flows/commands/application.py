@@ -119,6 +119,11 @@ COMMANDS = (
     ),
     Command("rollback", "promote:rollback", "Roll back to the previous champion."),
     Command(
+        "clean",
+        "clean:clean",
+        "List files that no version, resumed run or repeated run needs; --yes removes them.",
+    ),
+    Command(
         "up",
         "up:up",
         "Start a Prefect server, an MLflow server and a runner for the schedules of this folder.",

@@ -1,13 +1,11 @@
-"""Rows that earlier stores have decoded already, and the removal of stores that nobody uses."""
+"""Rows that earlier stores have decoded already, and the removal of drafts of stores."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import shutil
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,6 @@ BUILDING = ".building-"
 DRAFT_FILE = "from_a_scan"
 """In a store that a scan has made; it is removed once its images are in another store."""
 _LOCKS = ".locks"
-_KEPT_SECONDS = 14 * 24 * 3600.0
 
 
 class EarlierStores:
@@ -95,26 +92,9 @@ def lock_of(store: Path) -> Path:
     return store.parent / _LOCKS / store.name.removeprefix(BUILDING)
 
 
-def note_use(store: Path) -> None:
-    """Record that a store is used now, so that it is not removed."""
-    with contextlib.suppress(OSError):  # a read-only disk
-        os.utime(store)
-
-
 def remove_drafts(stores: Path) -> None:
     """Remove the stores that scans have made and no run has completed."""
     for marker in stores.glob(f"{BUILDING}*/{DRAFT_FILE}"):
         with contextlib.suppress(OSError), file_locks.try_lock(lock_of(marker.parent)) as free:
             if free:
                 shutil.rmtree(marker.parent)
-
-
-def remove_unused(stores: Path, kept: Sequence[Path]) -> None:
-    """Remove stores, complete or not, that were not opened for two weeks."""
-    for folder in stores.iterdir():
-        if folder in kept or folder.name == _LOCKS or not folder.is_dir():
-            continue
-        with contextlib.suppress(OSError), file_locks.try_lock(lock_of(folder)) as free:
-            if free and time.time() - folder.stat().st_mtime > _KEPT_SECONDS:
-                shutil.rmtree(folder)
-                logger.info("removed %s: its images were not used for two weeks", folder)

@@ -18,7 +18,7 @@ import pandas as pd
 
 from pipeline.data.child_processes import FEWEST_FILES
 from pipeline.data.decoded_files import IMAGES_FILE
-from pipeline.data.earlier_stores import lock_of, note_use
+from pipeline.data.earlier_stores import lock_of
 from pipeline.data.manifest import Progress
 from pipeline.data.packed_files import PACKED_FILE, PackedImages
 from pipeline.data.store_builds import DecodedBuild, PackedBuild, StoreBuild
@@ -69,7 +69,6 @@ def prepare(
     """
     decoded = DecodedBuild(rows, root, spec, stores, on_progress, fewest)
     if kind != "packed" and not fresh and decoded.is_intact():
-        note_use(decoded.store)
         return decoded.store, True
     with storage_errors(stores):
         make_folder(stores)
@@ -77,7 +76,6 @@ def prepare(
     if kind == "packed" or (kind == "auto" and not _fits(decoded)):
         build = PackedBuild(rows, root, spec, stores, on_progress, fewest)
         if not fresh and build.is_intact():
-            note_use(build.store)
             return build.store, True
     with storage_errors(build.store):
         with file_locks.try_lock(lock_of(build.store)) as free:
@@ -115,7 +113,6 @@ def open_images(store: Path, threads: int | None = None) -> StoredImages:
         store: the folder.
         threads: that decode packed images; by default one for each processor.
     """
-    note_use(store)
     if (store / PACKED_FILE).exists():
         return PackedImages(store, threads)
     images: Pixels = np.load(store / IMAGES_FILE, mmap_mode="r", allow_pickle=False)

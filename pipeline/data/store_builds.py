@@ -29,9 +29,7 @@ from pipeline.data.decoding_processes import DecodingProcesses, decode_into
 from pipeline.data.earlier_stores import (
     BUILDING,
     EarlierStores,
-    note_use,
     remove_drafts,
-    remove_unused,
 )
 from pipeline.data.manifest import Progress
 from pipeline.data.packed_files import PackedFiles, packed
@@ -103,7 +101,6 @@ class StoreBuild(ABC):
                     len(files.shards()),
                 )
                 self._write(store, incomplete, fresh=False)
-            note_use(store)
             return not incomplete
         if fresh:
             shutil.rmtree(building, ignore_errors=True)
@@ -118,7 +115,6 @@ class StoreBuild(ABC):
             raise
         _publish(building, store)
         remove_drafts(self.stores)
-        remove_unused(self.stores, [store])
         return False
 
     def _earlier(self, folder: Path, incomplete: list[Shard], *, fresh: bool) -> EarlierStores:

@@ -14,13 +14,14 @@ from pathlib import Path
 from pipeline.errors import DamagedFileError
 from pipeline.files.sealed_files import verify
 from pipeline.models.model_description import WEIGHTS_FILE
+from pipeline.run_memory.cleaning import LAST_CHECKPOINT, PREVIOUS_CHECKPOINT
 from pipeline.training import best_weights, restart_point
 from pipeline.training.restart_point import RestartPoint
 from pipeline.training.train_state import TrainState
 
 logger = logging.getLogger(__name__)
 
-LAST, PREVIOUS = "last.safetensors", "previous.safetensors"
+LAST, PREVIOUS = LAST_CHECKPOINT, PREVIOUS_CHECKPOINT
 _FIRST_PAUSE_SECONDS, _PAUSE_SECONDS = 5.0, 15.0
 _SHARE = 0.05
 """Largest share of the time that may be spent on writing checkpoints."""

@@ -9,6 +9,7 @@ from pipeline import config_files
 from pipeline.config import RunConfig
 from pipeline.errors import ConfigError, PipelineError
 from pipeline.run_memory import interrupted_runs
+from pipeline.run_memory.cleaning import LAST_CHECKPOINT
 from pipeline.run_memory.interrupted_runs import RunRequest
 from pipeline.section import Section
 from pipeline.tracking.tracked_run import FOLDER_TAG, REQUEST_FILE
@@ -66,6 +67,13 @@ def requested(reference: str, flags: dict[str, Any], runs: Path) -> RunConfig:
         settings["training"].pop(key, None)
     settings["training"]["extends"] = run_id
     config = config_files.validated(config_files.merged(settings, flags))
+    checkpoint = folder / TrainingPart().folder / LAST_CHECKPOINT
+    if not checkpoint.is_file():
+        raise ConfigError(
+            f"The checkpoint {checkpoint} of the run {run_id[:8]} is gone, for example removed by "
+            "`patchline clean`, so its training cannot be extended. Start a new run with more "
+            "epochs."
+        )
     epochs = flags.get("training", {}).get("epochs")
     if epochs is None or config.training.epochs <= training.epochs:
         raise ConfigError(

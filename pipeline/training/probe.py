@@ -8,6 +8,7 @@ and a later run with the same weights and images begins with the fit.
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +21,14 @@ from torch import nn
 from pipeline.data import manifest as manifests
 from pipeline.data.decoder_version import decoder_version
 from pipeline.errors import RunError
+from pipeline.files.atomic_files import write_text
 from pipeline.models.model_files import save_model
 from pipeline.models.stored_logits import save_logits
 from pipeline.probing.features import FeatureStore, seconds_per_image, suitable_batch_size
 from pipeline.probing.linear_fit import FittedHead, fit_head
 from pipeline.probing.linear_head import linear_head
 from pipeline.run_memory import stage_keys
+from pipeline.run_memory.cleaning import FEATURES, FEATURES_FILE
 from pipeline.terminal_words import duration
 from pipeline.training.best_weights import FINAL
 from pipeline.training.config import duration_seconds
@@ -40,8 +43,6 @@ from pipeline.training.training_data import Integers, TrainingData, open_data
 from pipeline.training.validation import loss_and_accuracy
 from pipeline.workers.event_log import EventWriter
 
-FEATURES_FOLDER = "features"
-"""In the workspace."""
 _TOO_FEW_TO_MEASURE = 16
 _METRICS_OF_FIRST = ("validation/accuracy", "validation/loss", "train/accuracy")
 """Images whose features take about as long as measuring how long they take."""
@@ -174,13 +175,14 @@ def _features(
     rows: Integers = np.arange(len(data.images), dtype=np.int64)
     device = next(model.parameters()).device
     folder, network = _identities(job, model, head)
+    write_text(job.folder / FEATURES_FILE, json.dumps({"folders": [folder]}) + "\n")
     store = FeatureStore(
         model,
         head,
         data.images,
         rows,
         job.image,
-        (job.workspace or job.folder) / FEATURES_FOLDER / folder,
+        (job.workspace or job.folder) / FEATURES / folder,
         device,
         precision,
         suitable_batch_size(job.image, device),

@@ -16,7 +16,6 @@ from PIL import Image
 
 from pipeline.data import store_shards
 from pipeline.data.prepared_store import StoreSpec, open_images, prepare
-from pipeline.files import file_locks
 from tests.conftest import draw_photo
 from tests.patience import patient
 from tests.pipeline.data.test_prepared_store import rows_of, stores_in
@@ -210,15 +209,10 @@ def test_damaged_rows_are_not_copied(root: Path, tmp_path: Path) -> None:
     assert np.array_equal(open_images(store)[:], expected)
 
 
-def test_stores_that_nobody_uses_are_removed(root: Path, tmp_path: Path) -> None:
-    """Building a store removes those not opened for two weeks, unless a process is building it."""
+def test_building_a_store_removes_no_other_one(root: Path, tmp_path: Path) -> None:
+    """Only `patchline clean` removes stores, however long nobody has opened them."""
     rows, stores = rows_of(root), tmp_path / "stores"
-    old, held, opened = (prepare(rows.iloc[n:], root, SPEC, stores)[0] for n in (1, 2, 3))
-    left = stores / ".building-left"
-    left.mkdir()
-    for store in (old, held, opened, left):
-        os.utime(store, (0, 0))
-    open_images(opened)
-    with file_locks.locked(stores / ".locks" / held.name):
-        new, _ = prepare(rows, root, SPEC, stores)
-    assert set(stores_in(stores)) == {held, opened, new}
+    old = prepare(rows.iloc[1:], root, SPEC, stores)[0]
+    os.utime(old, (0, 0))
+    new, _ = prepare(rows, root, SPEC, stores)
+    assert set(stores_in(stores)) == {old, new}

@@ -24,12 +24,13 @@ from pipeline.models.model_files import load_model
 from pipeline.models.stored_logits import logits_of
 from pipeline.probing.linear_head import linear_head
 from pipeline.run_memory import stage_keys
+from pipeline.run_memory.cleaning import FEATURES
 from pipeline.training.__main__ import train
 from pipeline.training.initial_model import TABLE_FILE
 from pipeline.training.job import TrainingJob
 from pipeline.training.loop import Training
 from pipeline.training.part import TrainingPart
-from pipeline.training.probe import FEATURES_FOLDER, probe
+from pipeline.training.probe import probe
 from pipeline.training.train_result import RefitResult, TrainResult
 from pipeline.training.training_data import open_data
 from pipeline.workers.event_log import EventWriter, read_events
@@ -113,7 +114,7 @@ def test_features_are_computed_once(make_job: MakeJob, tmp_path: Path) -> None:
     said = [[event["message"] for event in events_of(job, "note")] for job in (first, second)]
     assert any("computing the features of" in message for message in said[0])
     assert not any("computing the features of" in message for message in said[1])
-    assert len(list((tmp_path / FEATURES_FOLDER).iterdir())) == 1
+    assert len(list((tmp_path / FEATURES).iterdir())) == 1
 
 
 def test_features_of_changed_code_are_computed_again(
@@ -124,7 +125,7 @@ def test_features_of_changed_code_are_computed_again(
         monkeypatch.setattr(stage_keys, "plugin_code", lambda _, code=code: code)
         job = head_job(make_job, tmp_path, code)
         probe(job, EventWriter(job.folder / "events.jsonl"))
-    assert len(list((tmp_path / FEATURES_FOLDER).iterdir())) == 2
+    assert len(list((tmp_path / FEATURES).iterdir())) == 2
 
 
 def test_only_the_features_of_added_images_are_computed(
@@ -156,7 +157,7 @@ def test_folds_and_the_refit_fit_their_own_images_on_the_same_features(
     }
     first = head_job(make_job, tmp_path, "first")
     probe(first, EventWriter(first.folder / "events.jsonl"))
-    [stored] = (tmp_path / FEATURES_FOLDER).iterdir()
+    [stored] = (tmp_path / FEATURES).iterdir()
     before = {file.name for file in stored.iterdir()}
     features_ND = _features(first)
     for name, part in parts.items():

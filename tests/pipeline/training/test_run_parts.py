@@ -23,12 +23,12 @@ from pipeline.initial_weights.record import RECORD_FILE, TENSORS_FILE, InitialWe
 from pipeline.models.model_building import build_model
 from pipeline.plugin_api import ImageSpec
 from pipeline.run_memory import interrupted_runs
+from pipeline.run_memory.cleaning import FEATURES
 from pipeline.run_memory.interrupted_runs import RunRequest
 from pipeline.run_memory.stage_memory import StageMemory
 from pipeline.tracking import nested_runs, tracked_run
 from pipeline.tracking.tracking_store import all_runs
 from pipeline.training.launching import TrainingInputs
-from pipeline.training.probe import FEATURES_FOLDER
 from pipeline.training.run_parts import RunParts
 from pipeline.training.train_result import TrainResult
 from tests.conftest import write_photos
@@ -211,4 +211,4 @@ def test_a_head_is_refitted_with_the_median_regularization_of_its_folds(
     assert result.probe.regularization == sorted(chosen, key=lambda each: each or 0)[1]
     assert result.best == result.refit.weights
     assert any(note.startswith("refit: fitting the head on all") for note in notes)
-    assert len(list((tmp_path / ".patchline" / FEATURES_FOLDER).iterdir())) == 1
+    assert len(list((tmp_path / ".patchline" / FEATURES).iterdir())) == 1
