@@ -53,6 +53,7 @@ def run_command_line(arguments: list[str]) -> int:
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     try:
+        _follow_the_folder(arguments)
         arguments = _use_plugin_files(arguments)
         result = application(arguments)(
             arguments, exit_on_error=False, print_error=False, result_action="return_value"
@@ -69,6 +70,16 @@ def run_command_line(arguments: list[str]) -> int:
     except BaseException as error:  # noqa: BLE001 - the last place to turn an error into a sentence
         return _other_end(error, debug=debug)
     return result if isinstance(result, int) else 0
+
+
+def _follow_the_folder(arguments: list[str]) -> None:
+    """Let a moved or copied workspace use its own files; `down` stops what the old one runs."""
+    if arguments[:1] == ["down"] or workspace.is_at_home():
+        return
+    from pipeline.relocation import following
+
+    if said := following.follow():
+        print(said, file=sys.stderr)
 
 
 def _other_end(error: BaseException, *, debug: bool) -> int:

@@ -12,10 +12,13 @@ import os
 import stat
 from pathlib import Path
 
+from pipeline.files import workspace_identity
+
 logger = logging.getLogger(__name__)
 
 WORKSPACE = Path(".patchline")
 """In the working directory; `WORKSPACE.resolve()` is its absolute path."""
+_STORE = "mlflow.db"
 _FOLDER_MODE, _FILE_MODE = 0o700, 0o600
 _OTHERS = 0o077
 _told: set[Path] = set()
@@ -40,6 +43,17 @@ def tighten() -> None:
         _narrow(WORKSPACE, _FOLDER_MODE)
 
 
+def is_at_home() -> bool:
+    """Return whether the workspace of the working directory lies where it was last used.
+
+    Without a workspace and without a store that a workspace may have left, this is true.
+    """
+    if not WORKSPACE.is_dir():
+        return not Path(_STORE).is_file()
+    identity = workspace_identity.read(WORKSPACE)
+    return identity is not None and workspace_identity.is_at_home(WORKSPACE, identity)
+
+
 def make_private_file(file: Path) -> None:
     """Create an empty file that only its owner can read and write, or restrict an existing one.
 
@@ -55,6 +69,8 @@ def _make_private(place: Path) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
         place.mkdir(_FOLDER_MODE)
+        with contextlib.suppress(OSError):  # a command makes up for it
+            workspace_identity.write(place, workspace_identity.new(place))
     _narrow(place, _FOLDER_MODE)
 
 

@@ -61,6 +61,7 @@ GROUPS = {
     "schedule": "Manage schedules; requires `patchline up`.",
     "data": "Dataset commands.",
     "notify": "Manage webhook notifications; requires `patchline up`.",
+    "workspace": "Back up and restore the workspace of a folder.",
 }
 COMMANDS = (
     Command(
@@ -188,6 +189,16 @@ COMMANDS = (
     ),
     Command("notify list", "notify:list_notifications", "List the notifications."),
     Command("notify remove", "notify:remove", "Remove a notification."),
+    Command(
+        "workspace export",
+        "workspace:export",
+        "Write the workspace of this folder into one archive, for a backup or another machine.",
+    ),
+    Command(
+        "workspace import",
+        "workspace:restore",
+        "Restore a workspace from an archive into an empty folder.",
+    ),
 )
 
 

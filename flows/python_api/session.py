@@ -25,9 +25,14 @@ from pipeline.errors import ConfigError, PipelineError, RunError
 from pipeline.files.atomic_files import full_disk
 from pipeline.local_login import MLFLOW_VARIABLES
 from pipeline.plugin_system.plugin_loader import FILES_VARIABLE
+from pipeline.relocation import following
+from pipeline.tracking.tracking_store import ARTIFACT_ROOT_VARIABLE
 
 _STORE = "MLFLOW_TRACKING_URI"
-_VARIABLES = (*quiet_libraries.NAMES, _STORE, *MLFLOW_VARIABLES, FILES_VARIABLE)
+_VARIABLES = (
+    *(*quiet_libraries.NAMES, _STORE, ARTIFACT_ROOT_VARIABLE),
+    *(*MLFLOW_VARIABLES, FILES_VARIABLE),
+)
 _LOGGERS = ("mlflow", "alembic")
 _INTERRUPTED = 128 + SIGINT
 _Section = TypeVar("_Section", bound=BaseModel)
@@ -52,6 +57,8 @@ def session() -> Iterator[None]:
         workspace.tighten()
         _use_the_store_of_the_caller()
         with _errors():
+            if not workspace.is_at_home() and (said := following.follow()):
+                print(said, file=sys.stderr)
             yield
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pipeline.files.atomic_files import write_private_text
 from pipeline.files.file_locks import locked
-from pipeline.workspace import make_private_file
+from pipeline.workspace import WORKSPACE, make_private_file
 
 _VARIABLES = ("PREFECT_SERVER_ENCRYPTION_KEY", "ORION_ENCRYPTION_KEY")
 _KEY_BYTES = 32
@@ -39,8 +39,18 @@ def kept_apart(database: Path) -> dict[str, str]:
         if any(name in os.environ for name in _VARIABLES):
             return {}
         if is_new and not key_file.exists():
-            key = base64.urlsafe_b64encode(os.urandom(_KEY_BYTES)).decode()
-            write_private_text(key_file, key)
+            _write_key(key_file)
         if not key_file.exists():
             return {}
         return {_VARIABLES[0]: key_file.read_text(encoding="utf-8").strip()}
+
+
+def make_key() -> None:
+    """Generate the key of a restored database, whose archive holds neither key nor secret."""
+    database = WORKSPACE / "prefect.db"
+    if database.is_file() and not database.with_suffix(".key").exists():
+        _write_key(database.with_suffix(".key"))
+
+
+def _write_key(file: Path) -> None:
+    write_private_text(file, base64.urlsafe_b64encode(os.urandom(_KEY_BYTES)).decode())

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from pipeline.config import RunConfig
 from pipeline.errors import ConfigError
+from pipeline.files import workspace_identity
 from pipeline.run_memory import stage_keys
 from pipeline.section import Section
 from pipeline.tracking import liveness
@@ -27,6 +28,7 @@ from pipeline.tracking.tracked_run import (
     owner_lock,
 )
 from pipeline.tracking.tracking_store import all_runs, client, store_exists
+from pipeline.workspace import WORKSPACE
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -221,4 +223,5 @@ def _is_file(file: Path) -> bool:
 
 
 def _folder(run: Run) -> Path:
-    return Path(run.data.tags.get(FOLDER_TAG, ""))
+    folder = Path(run.data.tags.get(FOLDER_TAG, ""))
+    return workspace_identity.present_path(WORKSPACE, folder)

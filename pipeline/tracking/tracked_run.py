@@ -135,7 +135,7 @@ def continued_run(
     Args:
         run_id: the id of the run.
         folder: its folder, which exists.
-        params: logged again, in case its process was killed before they were.
+        params: logged if its process was killed before they were.
         tags: additional tags.
         nested: whether this process owns the run that it is nested in, so that the process which
             opened it is known to be gone.
@@ -160,7 +160,8 @@ def continued_run(
         run = TrackedRun(run_id, found.info.experiment_id, folder, continued=True)
         store.update_run(run_id, status="RUNNING")
         with _closed_in_the_end(store, run, number):
-            _log_params(store, run_id, params)
+            missing = {key: params[key] for key in params.keys() - found.data.params.keys()}
+            _log_params(store, run_id, missing)  # MLflow refuses to change one
             set_tags(run, {**_owner_tags(folder), **tags})
             yield run
 

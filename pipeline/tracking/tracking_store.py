@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 DATABASE, ARTIFACTS = "mlflow.db", "mlruns"
 """MLflow's own names for a store in the working directory: of its SQLite file, of its artifacts."""
-_ARTIFACT_ROOT = "_MLFLOW_SERVER_ARTIFACT_ROOT"
+ARTIFACT_ROOT_VARIABLE = "_MLFLOW_SERVER_ARTIFACT_ROOT"
 """Where MLflow reads the artifact root of a SQL store that a process opens."""
 _FIRST_ANSWER = {"MLFLOW_HTTP_REQUEST_TIMEOUT": 10, "MLFLOW_HTTP_REQUEST_MAX_RETRIES": 1}
 """Timeout in seconds, and retries, of the first request to a server."""
@@ -72,9 +72,9 @@ def _set_artifact_root(database: Path | None) -> None:
     store; it unquotes the path, so that a percent sign in a name would lead elsewhere.
     """
     if database is None:
-        os.environ.pop(_ARTIFACT_ROOT, None)
+        os.environ.pop(ARTIFACT_ROOT_VARIABLE, None)
     else:
-        os.environ[_ARTIFACT_ROOT] = artifact_uri(database.parent / ARTIFACTS)
+        os.environ[ARTIFACT_ROOT_VARIABLE] = artifact_uri(database.parent / ARTIFACTS)
 
 
 def _local_server() -> str | None:

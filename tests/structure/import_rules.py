@@ -25,6 +25,7 @@ _PACKAGES: dict[str, set[str]] = {
     "server_access": set(),
     "tracking": {"plugin_system"},
     "run_memory": {"plugin_system", "tracking"},
+    "relocation": {"run_memory", "tracking"},
     "probing": {"models"},
     "initial_weights": {
         "data",

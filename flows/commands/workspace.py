@@ -1,0 +1,92 @@
+"""The commands `patchline workspace export` and `patchline workspace import`."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from flows.commands.switches import Json, Switch
+from flows.progress import display, shown
+from pipeline.terminal_words import counted, visible
+
+
+def export(
+    file: Path, /, *, with_caches: Annotated[Switch, Parameter()] = False, as_json: Json = False
+) -> None:
+    """Write the workspace of this folder into one archive, for a backup or another machine.
+
+    Parameters
+    ----------
+    file
+        The archive to write, a tar file. It must not exist.
+    with_caches
+        Include decoded images and scans, which the next run makes again from the images.
+    """
+    from pipeline.relocation import exporting
+
+    with shown():
+        display().stage(f"Exporting the workspace {Path.cwd()}")
+        contents = exporting.export(
+            Path.cwd().resolve(), file.absolute(), _megabytes, caches=with_caches
+        )
+    size = file.stat().st_size
+    if as_json:
+        found = contents.model_dump(mode="json", exclude={"members", "format"})
+        answer = {"file": str(file.resolve()), "bytes": size, "files": len(contents.members)}
+        print(json.dumps({**answer, **found}, indent=2))
+        return
+    print(
+        f"Wrote {visible(str(file))}: {counted(contents.runs, 'run')}, "
+        f"{counted(contents.models, 'registered model')}, {len(contents.members):,} files, "
+        f"{size / 1e6:,.1f} MB. Your images, the addresses of webhooks and the secrets of local "
+        "servers are not in it."
+    )
+    if contents.outside:
+        print(
+            f"The artifacts of {counted(contents.outside, 'run')} lie outside this folder and are "
+            "not in it. Back them up as well."
+        )
+
+
+def restore(file: Path, folder: Path | None = None, /, *, as_json: Json = False) -> None:
+    """Restore a workspace from an archive into an empty folder.
+
+    Parameters
+    ----------
+    file
+        Written by `patchline workspace export`.
+    folder
+        Empty, or created; without it, the working directory.
+    """
+    from flows.services import database_secrets
+    from pipeline.relocation import following, importing
+
+    target = (folder or Path()).resolve()
+    with shown():
+        display().stage(f"Restoring {file} into {target}")
+        contents = importing.restore(file.absolute(), target, _megabytes)
+        before = Path.cwd()
+        try:
+            os.chdir(target)
+            database_secrets.make_key()
+            following.follow()
+        finally:
+            os.chdir(before)
+    if as_json:
+        found = contents.model_dump(mode="json", exclude={"members", "format"})
+        answer = {"imported": str(target), "files": len(contents.members)}
+        print(json.dumps({**answer, **found}, indent=2))
+        return
+    print(
+        f"Restored {counted(contents.runs, 'run')} and "
+        f"{counted(contents.models, 'registered model')} of {visible(contents.folder)} into "
+        f"{visible(str(target))}."
+    )
+
+
+def _megabytes(label: str, done: int, total: int) -> None:
+    display().advance(label, done // 1_000_000, max(1, total // 1_000_000), unit="MB")

@@ -1,0 +1,1 @@
+"""A workspace that was moved, copied, exported or imported follows its own folder."""

@@ -1,0 +1,251 @@
+"""Moved and copied workspaces: each follows its own folder, and touches no other."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import OrchestrationError
+from pipeline.files import workspace_identity
+from pipeline.files.file_locks import locked
+from pipeline.files.path_uris import sqlite_uri
+from pipeline.relocation import following, path_rewriting
+from pipeline.run_memory.stage_memory import StageMemory
+from pipeline.section import Section
+from pipeline.tracking import tracked_run, tracking_store
+from pipeline.tracking.tracked_run import NewRun
+
+NEW = NewRun(experiment="roses", name="one", command="patchline run", params={}, tags={})
+
+
+class _Answer(Section):
+    file: Path
+
+
+Visit = Callable[[Path], str | None]
+
+
+@pytest.fixture
+def visit(monkeypatch: pytest.MonkeyPatch) -> Visit:
+    """Return a function that enters a folder as the next command does, and what it says."""
+
+    def enter(folder: Path) -> str | None:
+        monkeypatch.chdir(folder)
+        monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        return following.follow()
+
+    return enter
+
+
+@pytest.fixture
+def original(
+    empty_store: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> Path:
+    """Return a workspace with a run, an artifact, a remembered result, and data of its own."""
+    folder = tmp_path / getattr(request, "param", "first")
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    shutil.copy(empty_store, "mlflow.db")
+    (folder / "note.txt").write_text("seen", encoding="utf-8")
+    workspace = folder / ".patchline"
+    with tracked_run.open_run(NEW, workspace / "runs") as run:
+        tracked_run.log_file(run, folder / "note.txt")
+        tracked_run.set_tags(run, {tracked_run.DATA_ROOT_TAG: str(folder / "images")})
+    result = workspace / "runs" / "result"
+    result.mkdir()
+    (result / "best.txt").write_text("weights", encoding="utf-8")
+    memory = StageMemory(workspace)
+    memory.remember("train", _Answer(file=result / "best.txt"), result, _inputs(folder))
+    return folder
+
+
+def _inputs(folder: Path) -> dict[str, str]:
+    return {"seed": "0", "data.path": str(folder / "images")}
+
+
+def _artifact(folder: Path) -> Path:
+    [run] = tracking_store.all_runs("attributes.status = 'FINISHED'")
+    assert run.data.tags[tracked_run.FOLDER_TAG].startswith(str(folder / ".patchline"))
+    assert run.data.tags[tracked_run.DATA_ROOT_TAG] == str(folder / "images")
+    store = tracking_store.client()
+    return Path(store.download_artifacts(run.info.run_id, "note.txt"))
+
+
+def _recalled(folder: Path) -> Path | None:
+    found = StageMemory(folder / ".patchline").recall("train", _inputs(folder), _Answer)
+    return found.file if found else None
+
+
+@pytest.mark.parametrize(
+    "original", ["first", "why? 100%25 #1"], indirect=True, ids=["plain", "nasty"]
+)
+@pytest.mark.parametrize("name", ["second", "first/inside", "ünï %41?"])
+def test_a_copy_follows_its_own_folder(original: Path, name: str, visit: Visit) -> None:
+    """Its runs use its own files, with an id of its own; not a byte of the original changes."""
+    copy = original.parent / name if "/" not in name else original / "inside"
+    shutil.copytree(original, original.parent / "taken")
+    shutil.move(original.parent / "taken", copy)
+    before = _everything(original)
+    assert f"is a copy of {original}. Its runs and models" in str(visit(copy))
+    assert _artifact(copy).read_text("utf-8") == "seen"
+    assert _recalled(copy) == copy / ".patchline/runs/result/best.txt"
+    with tracked_run.open_run(NEW, copy / ".patchline" / "runs") as run:
+        tracked_run.log_file(run, copy / "note.txt")
+    assert len(list((copy / "mlruns").rglob("note.txt"))) == 2
+    assert {k: v for k, v in _everything(original).items() if k in before} == before
+    ids = [workspace_identity.read(each / ".patchline") for each in (original, copy)]
+    assert ids[0]
+    assert ids[1]
+    assert ids[0].id != ids[1].id
+    assert ids[1].copied_from == ids[0].id
+    assert visit(copy) is None
+    assert visit(original) is None
+
+
+def _everything(folder: Path) -> dict[str, bytes]:
+    files = (file for file in folder.rglob("*") if file.is_file())
+    return {str(file): file.read_bytes() for file in files if "inside" not in file.parts}
+
+
+@pytest.mark.parametrize("name", ["second", "why? 100%25 #1 ünï;@:\"'"])
+def test_a_moved_workspace_follows_its_folder(original: Path, name: str, visit: Visit) -> None:
+    """Files are found again, results are used again, and the id stays; moved back works too."""
+    record = workspace_identity.read(original / ".patchline")
+    moved = original.rename(original.parent / name)
+    said = visit(moved)
+    assert said is not None
+    assert said.startswith(f"This workspace was moved from {original}. Its runs and models now use")
+    assert _artifact(moved).read_text("utf-8") == "seen"
+    assert _recalled(moved) == moved / ".patchline/runs/result/best.txt"
+    after = workspace_identity.read(moved / ".patchline")
+    assert record
+    assert after
+    assert after.id == record.id
+    assert after.earlier == (str(original),)
+    assert visit(moved) is None
+    again = moved.rename(original)
+    assert visit(again)
+    assert _artifact(original).read_text("utf-8") == "seen"
+
+
+def test_a_copy_of_a_copy_after_the_first_is_gone(original: Path, visit: Visit) -> None:
+    """Wherever it came from, it uses what lies beside it."""
+    second, third = original.parent / "second", original.parent / "third"
+    shutil.copytree(original, second)
+    visit(second)
+    shutil.copytree(second, third)
+    shutil.rmtree(original)
+    shutil.rmtree(second)
+    assert f"was moved from {second}" in str(visit(third))
+    assert _artifact(third).read_text("utf-8") == "seen"
+
+
+def test_a_backup_restored_to_the_same_place_is_the_same_workspace(
+    original: Path, visit: Visit
+) -> None:
+    """Another inode at the same path needs no word and no rewriting."""
+    record = workspace_identity.read(original / ".patchline")
+    shutil.copytree(original, original.parent / "backup")
+    shutil.rmtree(original)
+    shutil.copytree(original.parent / "backup", original)
+    assert visit(original) is None
+    after = workspace_identity.read(original / ".patchline")
+    assert record
+    assert after
+    assert after.id == record.id
+    assert _artifact(original).read_text("utf-8") == "seen"
+
+
+def test_a_link_to_a_workspace_is_the_workspace(original: Path, visit: Visit) -> None:
+    """Both names lead to one folder."""
+    link = original.parent / "link"
+    link.symlink_to(original)
+    assert visit(link) is None
+
+
+def test_a_store_without_its_workspace_is_followed_too(original: Path, visit: Visit) -> None:
+    """Only `mlflow.db` and `mlruns` were taken along."""
+    taken = original.parent / "taken"
+    taken.mkdir()
+    shutil.move(original / "mlflow.db", taken / "mlflow.db")
+    shutil.move(original / "mlruns", taken / "mlruns")
+    shutil.rmtree(original)
+    assert f"was moved from {original}" in str(visit(taken))
+    [run] = tracking_store.all_runs("")
+    store = tracking_store.client()
+    assert Path(store.download_artifacts(run.info.run_id, "note.txt")).is_file()
+
+
+def test_a_store_whose_artifacts_are_kept_elsewhere_stays_as_it_is(
+    empty_store: Path, tmp_path: Path, visit: Visit
+) -> None:
+    """A database that another folder uses on purpose is not the workspace's to rewrite."""
+    (tmp_path / "team").mkdir()
+    (tmp_path / "artifacts").mkdir()
+    shutil.copy(empty_store, tmp_path / "team" / "mlflow.db")
+    with closing(sqlite3.connect(tmp_path / "team" / "mlflow.db")) as store, store:
+        place = str(tmp_path / "artifacts" / "mlruns" / "0")
+        store.execute("UPDATE experiments SET artifact_location = ?", (place,))
+    assert visit(tmp_path / "team") is None
+    with closing(sqlite3.connect(tmp_path / "team" / "mlflow.db")) as store:
+        assert store.execute("SELECT artifact_location FROM experiments").fetchone() == (place,)
+
+
+def test_a_workspace_that_is_moved_under_a_run_is_refused(original: Path, visit: Visit) -> None:
+    """What still writes to the old path is named; nothing is rewritten meanwhile."""
+    [lock] = (original / ".patchline" / "runs").glob("*/owner.lock")
+    before = (original / "mlflow.db").read_bytes()
+    with locked(lock):
+        moved = original.rename(original.parent / "second")
+        with pytest.raises(OrchestrationError, match=r"while the run in .* still uses it"):
+            visit(moved)
+        assert (moved / "mlflow.db").read_bytes() == before
+    assert visit(moved)
+
+
+def test_only_paths_inside_the_old_folder_are_rewritten() -> None:
+    """A folder whose name begins with the old one's, text, and other addresses stay."""
+    rewrite = path_rewriting.between(Path("/data/ws"), Path("/new place?"))
+    assert rewrite("/data/ws") == "/new place?"
+    assert rewrite("/data/ws/a%20b") == "/new place?/a%20b"
+    assert (
+        path_rewriting.location(rewrite)("/data/ws/mlruns/0") == "file:///new%20place%3F/mlruns/0"
+    )
+    assert rewrite("file:///data/ws/m%3F") == "file:///new%20place%3F/m%3F"
+    assert rewrite("sqlite:////data/ws/mlflow.db") == sqlite_uri(Path("/new place?/mlflow.db"))
+    for other in ("/data/ws2/x", "/data", "see /data/ws/x", "s3://data/ws", "models:/m-1", ""):
+        assert rewrite(other) == other
+
+
+def test_commands_in_one_moved_workspace_agree(original: Path) -> None:
+    """Several first commands at the same moment: one rewrites, all find the files."""
+    moved = original.rename(original.parent / "second")
+    program = (
+        "from pipeline.relocation.following import follow\n"
+        "from pipeline.tracking.tracking_store import client, all_runs\n"
+        "print(int(bool(follow())))\n"
+        "[run] = all_runs('')\n"
+        "client().download_artifacts(run.info.run_id, 'note.txt')\n"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "MLFLOW_TRACKING_URI"}
+    several = [
+        subprocess.Popen(
+            [sys.executable, "-P", "-c", program],
+            cwd=moved, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for _ in range(3)
+    ]  # fmt: skip
+    outputs = [each.communicate(timeout=120) for each in several]
+    assert [each.returncode for each in several] == [0, 0, 0], outputs
+    assert sorted(out.split()[0] for out, _ in outputs) == ["0", "0", "1"]

@@ -1,0 +1,201 @@
+"""Archives of workspaces: written during runs, verified, restored elsewhere."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import sqlite3
+import tarfile
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import ConfigError, DataError
+from pipeline.relocation import archive_members, exporting, following, importing
+from pipeline.tracking import tracked_run, tracking_store
+from pipeline.tracking.tracked_run import NewRun
+
+NEW = NewRun(experiment="roses", name="one", command="patchline run", params={}, tags={})
+
+
+def _silent(label: str, done: int, total: int) -> None:
+    assert 0 <= done <= total, label
+
+
+@pytest.fixture
+def workspace(empty_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a workspace with a run, and with files that do and do not belong to its archive."""
+    folder = tmp_path / "why? 100%25"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    shutil.copy(empty_store, "mlflow.db")
+    (folder / "note.txt").write_text("seen", encoding="utf-8")
+    inside = folder / ".patchline"
+    with tracked_run.open_run(NEW, inside / "runs") as run:
+        tracked_run.log_file(run, folder / "note.txt")
+    for name in (
+        "splits/a.parquet", "prepared/1/images.npy", "services/secret", "services/login.env",
+        "live/1.json", "runs/1/worker.log", "runs/1/request.json", "prefect.key",
+    ):  # fmt: skip
+        (inside / name).parent.mkdir(parents=True, exist_ok=True)
+        (inside / name).write_text(f"{name} text", encoding="utf-8")
+    with closing(sqlite3.connect(inside / "prefect.db")) as store, store:
+        store.execute("CREATE TABLE block_document (data TEXT)")
+        store.execute("INSERT INTO block_document VALUES ('hooks.example.org/topsecret')")
+    return folder
+
+
+def test_a_restored_workspace_works_where_the_first_is_gone(
+    workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs and artifacts are found under another path, with the old one removed."""
+    contents = exporting.export(workspace, tmp_path / "a.tar", _silent)
+    assert (contents.runs, contents.models, contents.outside) == (1, 0, 0)
+    shutil.rmtree(workspace)
+    target = tmp_path / "new place #2"
+    importing.restore(tmp_path / "a.tar", target, _silent)
+    monkeypatch.chdir(target)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    following.follow()
+    [run] = tracking_store.all_runs("")
+    file = Path(tracking_store.client().download_artifacts(run.info.run_id, "note.txt"))
+    assert file.read_text("utf-8") == "seen"
+    assert (target / ".patchline/splits/a.parquet").read_text("utf-8") == "splits/a.parquet text"
+    assert not workspace.exists()
+
+
+def test_an_archive_holds_no_secret_no_lock_and_no_cache_unless_asked(
+    workspace: Path, tmp_path: Path
+) -> None:
+    """What signs in to servers, posts to webhooks or is made again stays where it is."""
+    exporting.export(workspace, tmp_path / "a.tar", _silent)
+    exporting.export(workspace, tmp_path / "b.tar", _silent, caches=True)
+    content = (tmp_path / "a.tar").read_bytes()
+    assert b"topsecret" not in content
+    assert b"services/secret text" not in content
+    assert b"prefect.key text" not in content
+    with tarfile.open(tmp_path / "a.tar") as first, tarfile.open(tmp_path / "b.tar") as second:
+        names, more = set(first.getnames()), set(second.getnames())
+    assert more - names == {".patchline/prepared/1/images.npy"}
+    assert {"mlflow.db", ".patchline/prefect.db", ".patchline/runs/1/request.json"} <= names
+    assert not [name for name in names if name.endswith((".lock", ".log")) or "live/" in name]
+    assert (tmp_path / "a.tar").stat().st_mode & 0o077 == 0
+
+
+def test_an_archive_written_during_a_run_is_whole(workspace: Path, tmp_path: Path) -> None:
+    """SQLite's backup takes each database at one moment, whatever is written meanwhile."""
+    stop = threading.Event()
+
+    def write() -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            with closing(sqlite3.connect(workspace / "mlflow.db", timeout=60)) as store, store:
+                for key in ("a", "b"):
+                    insert = "INSERT INTO experiment_tags VALUES (?, ?, 0)"
+                    store.execute(insert, (f"{key}{number}", "1"))
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for number in range(3):
+            exporting.export(workspace, tmp_path / f"{number}.tar", _silent)
+    finally:
+        stop.set()
+        writer.join()
+    importing.restore(tmp_path / "2.tar", tmp_path / "again", _silent)
+    with closing(sqlite3.connect(tmp_path / "again" / "mlflow.db")) as store:
+        assert store.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        [[count]] = store.execute("SELECT count(*) FROM experiment_tags").fetchall()
+    assert count > 0
+    assert count % 2 == 0  # no transaction is there by half
+
+
+def test_an_archive_is_never_overwritten_nor_put_into_itself(
+    workspace: Path, tmp_path: Path
+) -> None:
+    """Each in one sentence, before anything is written."""
+    (tmp_path / "a.tar").write_text("mine", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"a\.tar exists"):
+        exporting.export(workspace, tmp_path / "a.tar", _silent)
+    with pytest.raises(ConfigError, match="inside what it archives"):
+        exporting.export(workspace, workspace / "mlruns" / "b.tar", _silent)
+    with pytest.raises(ConfigError, match=r"does not exist\. Create it first"):
+        exporting.export(workspace, tmp_path / "no" / "b.tar", _silent)
+    with pytest.raises(ConfigError, match="holds no workspace"):
+        exporting.export(tmp_path, tmp_path / "b.tar", _silent)
+    assert (tmp_path / "a.tar").read_text("utf-8") == "mine"
+
+
+def test_a_folder_with_files_is_not_overwritten(workspace: Path, tmp_path: Path) -> None:
+    """Whatever is in it stays."""
+    exporting.export(workspace, tmp_path / "a.tar", _silent)
+    with pytest.raises(ConfigError, match="is not an empty folder"):
+        importing.restore(tmp_path / "a.tar", workspace, _silent)
+
+
+def _cut(data: bytes) -> bytes:
+    return data[: len(data) // 2]
+
+
+def _flipped(data: bytes) -> bytes:
+    at = data.index(b"splits/a.parquet text")
+    return data[:at] + b"X" + data[at + 1 :]
+
+
+@pytest.mark.parametrize("damage", [_cut, _flipped, lambda _: b"", lambda _: b"no tar" * 999])
+def test_a_damaged_archive_writes_nothing(
+    workspace: Path, tmp_path: Path, damage: Callable[[bytes], bytes]
+) -> None:
+    """Every digest is verified before the folder appears."""
+    exporting.export(workspace, tmp_path / "a.tar", _silent)
+    (tmp_path / "a.tar").write_bytes(damage((tmp_path / "a.tar").read_bytes()))
+    with pytest.raises(DataError, match=r"a\.tar cannot be restored .* Nothing was written"):
+        importing.restore(tmp_path / "a.tar", tmp_path / "again", _silent)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["a.tar", workspace.name]
+
+
+def _link(info: tarfile.TarInfo) -> None:
+    info.type, info.linkname, info.size = tarfile.SYMTYPE, "/etc/passwd", 0
+
+
+def _absolute(info: tarfile.TarInfo) -> None:
+    info.name = "/tmp/evil"  # noqa: S108 - it is refused
+
+
+def _outside(info: tarfile.TarInfo) -> None:
+    info.name = "mlruns/../../evil"
+
+
+def _foreign(info: tarfile.TarInfo) -> None:
+    info.name = "images/evil.png"
+
+
+def _device(info: tarfile.TarInfo) -> None:
+    info.type, info.size = tarfile.CHRTYPE, 0
+
+
+@pytest.mark.parametrize("harm", [_link, _absolute, _outside, _foreign, _device])
+def test_a_hostile_archive_is_refused(
+    tmp_path: Path, harm: Callable[[tarfile.TarInfo], None]
+) -> None:
+    """Links, devices and paths that lead elsewhere become no files."""
+    info = tarfile.TarInfo("mlruns/evil")
+    info.size = 4
+    harm(info)
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        archive.addfile(info, io.BytesIO(b"evil"))
+    with pytest.raises(DataError, match="cannot be restored"):
+        importing.restore(tmp_path / "a.tar", tmp_path / "again", _silent)
+    assert [each.name for each in tmp_path.iterdir()] == ["a.tar"]
+
+
+def test_members_are_checked_by_their_whole_path() -> None:
+    """Only what a workspace holds is taken."""
+    for path in ("mlflow.db", "mlruns/1/a b?/x", ".patchline/runs/1/request.json"):
+        assert archive_members.refusal(path) is None
+    for path in ("", ".", "..", "a\0b", "mlruns//x", "./mlflow.db", "mlruns\\x", "x/mlflow.db"):
+        assert archive_members.refusal(path)
