@@ -14,6 +14,7 @@ from typing import Any
 
 from cyclopts import CycloptsError, UnusedCliTokensError
 
+from flows import prefect_settings
 from flows.commands.application import application
 from flows.commands.switches import value_of_switch
 from pipeline import quiet_libraries, redaction, workspace
@@ -90,6 +91,8 @@ def _other_end(error: BaseException, *, debug: bool) -> int:
         return code
     if full := full_disk(Path.cwd()):
         return _failed(str(full), full.exit_code, debug=debug)
+    if wrong := prefect_settings.sentence(error):
+        return _failed(str(wrong), wrong.exit_code, debug=debug)
     sentence = f"{type(error).__name__}: {str(error).strip() or 'no message'}"
     hint = "" if debug else " Run again with --debug for the traceback."
     return _failed(f"Unexpected failure. {sentence}{hint}", 1, debug=debug)

@@ -7,8 +7,9 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from flows import prefect_settings
 from flows.notifications import events
 from flows.progress import display
 from pipeline import local_login, local_services
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 _ANSWER_SECONDS = 10.0
 _PATIENCE_SECONDS = 30.0
 """How long a server of `patchline up` may take to restart."""
-_VARIABLE = "PREFECT_API_URL"
 _LOGIN_VARIABLE = local_login.PREFECT_VARIABLE
 _server: TemporaryServer | None = None
 _lasting: str | None = None
@@ -34,11 +34,16 @@ def server() -> Iterator[None]:
 
     Prefect's settings take precedence, then `patchline up`. A temporary server starts while the
     block imports what it needs; `ready` waits for it.
+
+    Raises:
+        ConfigError: if Prefect's settings name a server by an address that is none.
+        OrchestrationError: if the server that they name does not answer.
     """
     global _server, _lasting  # noqa: PLW0603 - one command has one server
-    configured = _configured()
+    configured = prefect_settings.server_url()
     services = None if configured else local_services.running()
     if configured:
+        prefect_settings.check_server(configured)
         _lasting = configured if _login(configured) else None
     elif services and _answers(services):
         _lasting = services.prefect_api_url
@@ -82,11 +87,13 @@ def connected() -> Iterator[str]:
     `PREFECT_API_URL` and Prefect's settings in this process name it while the block runs.
 
     Raises:
+        ConfigError: if Prefect's settings name a server by an address that is none.
         OrchestrationError: if there is no such server, or it does not answer.
     """
     with _quiet_console():
-        configured = _configured()
+        configured = prefect_settings.server_url()
         if configured:
+            prefect_settings.check_server(configured)
             login = _login(configured)
             with _using(configured, login) if login else nullcontext():
                 yield configured
@@ -105,12 +112,6 @@ def connected() -> Iterator[str]:
         url = services.prefect_api_url
         with _using(url, _login(url)):
             yield url
-
-
-def _configured() -> str | None:
-    from prefect.settings import get_current_settings
-
-    return get_current_settings().api.url
 
 
 def _login(url: str) -> dict[str, str]:
@@ -139,14 +140,14 @@ def _silent(services: Services) -> str:
 def _using(url: str, login: Mapping[str, str]) -> Iterator[None]:
     """Make Prefect, in this process and the processes it starts, use the server and sign in."""
     from prefect.logging.handlers import APILogHandler
-    from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
+    from prefect.settings import PREFECT_API_URL, temporary_settings
 
-    variables = {_VARIABLE: url, **login}
+    variables = {prefect_settings.URL_VARIABLE: url, **login}
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
-    updates = {PREFECT_API_URL: url}
+    updates: dict[Any, Any] = {PREFECT_API_URL: url}
     if login:
-        updates[PREFECT_API_AUTH_STRING] = login[_LOGIN_VARIABLE]
+        updates |= prefect_settings.own_client(login[_LOGIN_VARIABLE])
     try:
         with temporary_settings(updates):
             try:

@@ -14,13 +14,18 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
+from flows import prefect_settings
 from flows.services import prefect_database, prefect_server
+from pipeline import local_services
 from pipeline.errors import RunError
+from pipeline.files.atomic_files import storage_errors
 from pipeline.local_login import new_secret, prefect_variables
 from pipeline.local_services import HOST, answers
 from pipeline.supervision import free_ports, supervised_main
 from pipeline.workers.worker_start import stop_group
+from pipeline.workspace import make_folder
 
 _START_SECONDS = 240.0
 """As long as the servers of `patchline up` have; a busy machine needs more than two minutes."""
@@ -44,8 +49,9 @@ class TemporaryServer:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             start_new_session=True,
+            cwd=_own_folder(),
             env={
-                **os.environ,
+                **prefect_settings.own_server_environment(),
                 **prefect_database.environment(),
                 "PREFECT_UI_ENABLED": "0",
                 "PREFECT__SERVER_EPHEMERAL": "1",
@@ -84,6 +90,14 @@ class TemporaryServer:
     def _read_errors(self) -> None:
         for line in self._process.stderr or ():
             self._last_line = line.decode(errors="replace").strip()
+
+
+def _own_folder() -> Path:
+    """Return a folder in which the server finds no settings of the user."""
+    folder = local_services.services_folder()
+    with storage_errors(folder):
+        make_folder(folder)
+    return folder
 
 
 def _end_with_owner() -> None:

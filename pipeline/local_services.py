@@ -10,6 +10,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from pipeline.files.file_locks import is_held
+from pipeline.host import proxies
 from pipeline.section import Section
 from pipeline.workspace import WORKSPACE
 
@@ -83,10 +84,10 @@ def is_supervised(folder: Path | None = None) -> bool:
 
 
 def answers(url: str, seconds: float = 5.0) -> bool:
-    """Return whether a server answers a GET with 200; proxies are not used."""
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    """Return whether a server answers a GET with 200; on this machine, no proxy is used."""
+    own = [urllib.request.ProxyHandler({})] if proxies.is_here(url) else []
     try:
-        with direct.open(url, timeout=seconds) as response:
+        with urllib.request.build_opener(*own).open(url, timeout=seconds) as response:
             return bool(response.status == _OK)
     except (urllib.error.URLError, OSError, ValueError):
         return False

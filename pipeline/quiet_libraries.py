@@ -1,11 +1,14 @@
 """Environment variables that libraries read when they are imported.
 
-They disable telemetry, update checks and pickle, unless the user has set them.
+They disable telemetry, update checks and pickle, unless the user has set them, and keep the traffic
+between processes of this machine away from proxies.
 """
 
 from __future__ import annotations
 
 import os
+
+from pipeline.host import proxies
 
 _ENVIRONMENT = {
     "DO_NOT_TRACK": "1",
@@ -28,11 +31,12 @@ _ENVIRONMENT = {
     "PREFECT_CLI_COLORS": "false",
 }
 
-NAMES = tuple(_ENVIRONMENT)
-"""Names of the variables."""
+NAMES = (*_ENVIRONMENT, *proxies.NAMES)
+"""Names of the variables that `apply` may change."""
 
 
 def apply() -> None:
-    """Set the variables that the user has not set."""
+    """Set the variables that the user has not set, and exempt this machine from proxies."""
+    proxies.apply()
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)

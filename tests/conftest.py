@@ -23,6 +23,7 @@ from pipeline.local_login import MLFLOW_VARIABLES
 from tests import patience
 from tests.patience import patient
 from tests.process_owners import Owners
+from tests.surroundings import OF_OTHERS, recording_proxy
 
 quiet_libraries.apply()
 settings.register_profile("repeatable", derandomize=True)  # the same examples each time
@@ -211,7 +212,8 @@ def own_store(empty_store: Path, tmp_path: Path) -> None:
 def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Return one real run of the whole flow on small photos; tests must not change it.
 
-    All test processes share it: the first that asks makes it.
+    It has the surroundings of a company laptop: see `test_prefect_settings.py`. All test processes
+    share it: the first that asks makes it.
     """
     shared = _shared_folder(tmp_path_factory)
     folder = shared / "finished_run"
@@ -222,7 +224,11 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
             write_photos(folder / "photos", images=40)
             store = {"MLFLOW_TRACKING_URI": f"sqlite:///{folder / 'mlflow.db'}"}
             arguments = ("run", "photos", "--training.epochs", "12", "--json")
-            done = patchline(*arguments, cwd=folder, env=store)
+            (folder / "prefect.toml").write_text(OF_OTHERS, encoding="utf-8")
+            with recording_proxy() as proxy:
+                done = patchline(*arguments, cwd=folder, env={**proxy.environment, **store})
+            (folder / "prefect.toml").unlink()
+            (folder / "heard_by_proxy.txt").write_text("\n".join(proxy.heard), "utf-8")
             assert done.code == 0, done.err
             summary.write_text(done.out, encoding="utf-8")
     return Run(folder, json.loads(summary.read_text(encoding="utf-8")))

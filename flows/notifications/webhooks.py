@@ -26,6 +26,7 @@ from flows.prefect_client import asking
 from pipeline.automation import notifications
 from pipeline.automation.notifications import Notification
 from pipeline.errors import ConfigError
+from pipeline.host import proxies
 
 _TITLE = "Patchline notification: "
 _TAG = "patchline.notification"
@@ -53,10 +54,11 @@ def create(name: str, webhook: str, on: Sequence[str] | None) -> Notification:
 
     Raises:
         ConfigError: if the name, the URL or an event is wrong.
-        OrchestrationError: if the server does not answer.
+        OrchestrationError: if the server does not answer, or the proxy for the URL cannot be used.
     """
     notifications.check_name(name)
     shown = notifications.scheme_and_host(webhook)
+    proxies.check(webhook)
     events = notifications.chosen_events(on)
     with asking() as client:
         automation = _automation(name, events, _save_block(name, webhook))

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from flows import prefect_settings
 from pipeline import config_errors, quiet_libraries, redaction, workspace
 from pipeline.errors import ConfigError, PipelineError, RunError
 from pipeline.files.atomic_files import full_disk
@@ -107,6 +108,8 @@ def _errors() -> Iterator[None]:
     except Exception as error:
         if full := full_disk(Path.cwd()):
             raise full from error
+        if wrong := prefect_settings.sentence(error):
+            raise wrong from error
         raise
 
 

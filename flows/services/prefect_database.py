@@ -26,7 +26,7 @@ def environment() -> dict[str, str]:
     """
     patient = {"PREFECT_SERVER_DATABASE_TIMEOUT": _BUSY_SECONDS}
     if _is_chosen():
-        return patient
+        return {**patient, **_chosen()}
     file = (WORKSPACE / "prefect.db").resolve()
     with storage_errors(file):
         key = database_secrets.kept_apart(file)
@@ -68,6 +68,18 @@ def upgrade() -> None:
             f"The Prefect database {shown} cannot be used ({words}). Check that the disk has free "
             "space and the file is writable, or move it away."
         ) from error
+
+
+def _chosen() -> dict[str, str]:
+    """Return what the user has configured, as variables: the server reads no file of theirs."""
+    from prefect.settings import get_current_settings
+
+    database = get_current_settings().server.database
+    variables = database.to_environment_variables(exclude_unset=True, include_secrets=True)
+    file = sqlite_path(variables.get(_VARIABLE, ""))
+    if file is not None and not file.is_absolute():  # the server works in another folder
+        variables[_VARIABLE] = sqlite_uri(file.resolve(), asynchronous=True)
+    return variables
 
 
 def _is_chosen() -> bool:

@@ -6,6 +6,7 @@ import os
 
 from flows.services import prefect_database
 from pipeline.local_login import ensure_secret
+from pipeline.local_services import services_folder
 from pipeline.server_access import gated_server
 from pipeline.server_access.gate import Guarded
 from pipeline.supervision import supervised_main
@@ -37,6 +38,7 @@ def serve(port: int, secret: str, log_level: str, home: str | None = "/") -> Non
 
 def _main() -> None:
     folder, _, [port] = supervised_main.begin()
+    os.chdir(services_folder(folder))  # no settings of the user's are there
     serve(int(port), ensure_secret(folder), "warning")
 
 

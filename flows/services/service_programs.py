@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from flows import prefect_settings
 from flows.services import service_processes
 from flows.services.startup_plan import Plan
 from pipeline.local_login import mlflow_variables, prefect_variables
@@ -113,6 +114,7 @@ class Servers:
         if name == "prefect":
             health = f"{url}/api/health"
             environment = {
+                **prefect_settings.own_server_environment(),
                 **_PREFECT_ENVIRONMENT,
                 "PREFECT_SERVER_API_HOST": HOST,
                 "PREFECT_SERVER_API_PORT": str(port),
@@ -120,22 +122,30 @@ class Servers:
                 "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": url,
             }
         else:
-            health, environment = f"{url}/health", {"MLFLOW_TRACKING_URI": self._plan.store}
+            health = f"{url}/health"
+            environment = {**os.environ, "MLFLOW_TRACKING_URI": self._plan.store}
         command = self._command(f"{name}_server", port)
         return self._program(name, command, environment, lambda: answers(health, _ANSWER_SECONDS))
 
     def _client(self, name: str, *arguments: object) -> Program:
         """Return a program that uses the servers and reports by a heartbeat that it is well."""
         environment = {
+            **os.environ,
             **_CLIENT_ENVIRONMENT,
             "PREFECT_API_URL": self.prefect_api_url,
             "MLFLOW_TRACKING_URI": self.mlflow_url,
-            **(prefect_variables(self._secret) if "prefect" in self.own else {}),
+            **(self._prefect_client() if "prefect" in self.own else {}),
             **(mlflow_variables(self._secret) if "mlflow" in self.own else {}),
         }
         is_well = heartbeat.is_beating(self._folder, name)
         command = self._command(name, *arguments)
         return self._program(name, command, environment, is_well, _HEARTBEAT_SECONDS)
+
+    def _prefect_client(self) -> dict[str, str]:
+        return {
+            **prefect_settings.own_client_environment(),
+            **prefect_variables(self._secret),
+        }
 
     def _command(self, module: str, *arguments: object) -> list[str]:
         return service_processes.command(module, self._folder, self._lifeline, *arguments)
@@ -149,4 +159,4 @@ class Servers:
         silent_seconds: float = Program.silent_seconds,
     ) -> Program:
         log = logs_folder(self._folder) / f"{name}.log"
-        return Program(name, command, {**os.environ, **environment}, log, is_well, silent_seconds)
+        return Program(name, command, environment, log, is_well, silent_seconds)

@@ -10,11 +10,13 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from flows import prefect_settings
 from flows.services import mlflow_server, prefect_database, service_processes
 from flows.services.startup_plan import Failure, Plan, failure_file, plan_file
 from pipeline.errors import ConfigError, OrchestrationError, error_class
 from pipeline.files.atomic_files import full_disk, storage_errors, write_private_text
 from pipeline.files.file_locks import locked
+from pipeline.host import proxies
 from pipeline.local_services import (
     Services,
     answers,
@@ -109,15 +111,22 @@ def _check(prefect_port: int, mlflow_port: int, max_concurrent_runs: int) -> Non
 def _plan(prefect_port: int, mlflow_port: int, max_concurrent_runs: int) -> Plan:
     """Decide which servers to start; servers that the user has configured are used instead."""
     notes = []
-    prefect = _configured_prefect()
+    prefect = prefect_settings.server_url()
     if prefect:
-        notes.append(f"Using the Prefect server {redacted(prefect)}, which {_PREFECT} names.")
+        prefect_settings.check_server(prefect)
+        place = prefect_settings.naming_place()
+        notes.append(f"Using the Prefect server {redacted(prefect)}, which {place} names.")
     store = absolute_store(os.environ.get(_MLFLOW) or "")
     mlflow = without_login(store).rstrip("/") if _REMOTE.match(store) else None
     if mlflow:
         notes.append(f"Using the MLflow server {redacted(mlflow)}, which {_MLFLOW} names.")
+        if mlflow.startswith("http"):
+            proxies.check(mlflow)
         if mlflow.startswith("http") and not answers(f"{mlflow}/health"):
-            raise _silent("MLflow", mlflow, _MLFLOW)
+            raise OrchestrationError(
+                f"The MLflow server {redacted(mlflow)} that {_MLFLOW} names does not answer. "
+                f"Start it, or unset {_MLFLOW} to let `patchline up` start one."
+            )
     return Plan(
         prefect_port=prefect_port,
         mlflow_port=mlflow_port,
@@ -126,22 +135,6 @@ def _plan(prefect_port: int, mlflow_port: int, max_concurrent_runs: int) -> Plan
         mlflow_url=mlflow,
         store=store,
         notes=tuple(notes),
-    )
-
-
-def _configured_prefect() -> str | None:
-    from prefect.settings import get_current_settings
-
-    url = get_current_settings().api.url
-    if url and not answers(f"{url.rstrip('/')}/health"):
-        raise _silent("Prefect", url, _PREFECT)
-    return url.rstrip("/") if url else None
-
-
-def _silent(name: str, url: str, variable: str) -> OrchestrationError:
-    return OrchestrationError(
-        f"The {name} server {redacted(url)} that {variable} names does not answer. "
-        f"Start it, or unset {variable} to let `patchline up` start one."
     )
 
 

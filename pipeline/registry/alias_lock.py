@@ -27,6 +27,7 @@ from pipeline import local_services
 from pipeline.errors import TrackingError
 from pipeline.files.atomic_files import storage_errors
 from pipeline.files.file_locks import locked, try_lock
+from pipeline.host.private_folder import private_folder
 from pipeline.tracking.tracking_store import client, sqlite_file, use_store
 from pipeline.workspace import WORKSPACE, make_folder
 
@@ -55,8 +56,7 @@ def machine_lock(name: str, on_wait: Callable[[], None] | None = None) -> Iterat
     """
     file = _lock_file(name)
     with storage_errors(file):
-        make_folder(file.parent.parent)
-        file.parent.mkdir(exist_ok=True, mode=0o700)
+        make_folder(file.parent)
         file.touch(mode=0o600)
     with try_lock(file) as at_once:
         if on_wait and not at_once:
@@ -97,12 +97,13 @@ def claimed(name: str) -> Iterator[Callable[[], None]]:
 
 
 def _lock_file(name: str) -> Path:
+    """Return the lock file of a model: beside the store, or where all stores of a user meet."""
     folder = _folder_of_store()
     if folder is not None:
         return folder / WORKSPACE / "locks" / f"{name}.lock"
-    owner = str(os.getuid()) if hasattr(os, "getuid") else "user"
     digest = hashlib.sha256(f"{use_store()}\n{name}".encode()).hexdigest()[:16]
-    return Path(tempfile.gettempdir()) / f"patchline-{owner}" / f"{digest}.lock"
+    with storage_errors(Path(tempfile.gettempdir())):
+        return private_folder() / f"{digest}.lock"
 
 
 def _folder_of_store() -> Path | None:

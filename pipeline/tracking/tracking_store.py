@@ -14,6 +14,7 @@ from pipeline.errors import PipelineError, ServerAwayError, TrackingError
 from pipeline.files.atomic_files import storage_errors
 from pipeline.files.file_locks import locked
 from pipeline.files.path_uris import artifact_uri, sqlite_path, sqlite_uri
+from pipeline.host import proxies
 from pipeline.redaction import redacted, split_credentials
 from pipeline.tracking.held_signals import holding_client
 from pipeline.workspace import WORKSPACE, make_folder
@@ -136,9 +137,10 @@ def client() -> MlflowClient:
     logging.getLogger("alembic").setLevel(logging.ERROR)
     try:
         database = sqlite_file()
-        if uri.startswith(("http://", "https://")):  # the server completes what it has begun
+        if uri.startswith(("http://", "https://")):
             from mlflow import MlflowClient
 
+            proxies.check(uri)  # no signals are held: the server completes what it has begun
             return _answering_client(MlflowClient)
         if database is None:
             return _answering_client(holding_client())

@@ -32,19 +32,27 @@ from tests.flows.services.local_servers import (
     until,
 )
 from tests.patience import patient
+from tests.surroundings import OF_OTHERS, recording_proxy
 
 
 @pytest.fixture(scope="module")
 def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Servers, list[Finished]]]:
-    """Start the servers of one folder by two commands at once, while both ports are taken."""
-    servers = Servers(tmp_path_factory.mktemp("services"), dict(os.environ))
+    """Start the servers of one folder by two commands at once, while both ports are taken.
+
+    All variables name a proxy, and a file has Prefect's settings for another server.
+    """
+    folder = tmp_path_factory.mktemp("services")
+    (folder / "prefect.toml").write_text(OF_OTHERS, encoding="utf-8")
     try:
-        with ExitStack() as stack:
+        with recording_proxy() as proxy, ExitStack() as stack:
+            servers = Servers(folder, {**os.environ, **proxy.environment})
             for port in servers.ports:
                 stack.enter_context(listening(port))
             begun = [servers.begin_up(), servers.begin_up()]
             done = [ended(process) for process in begun]
+            assert proxy.heard == []
         assert [each.code for each in done] == [0, 0], [each.err for each in done]
+        (folder / "prefect.toml").unlink()
         yield servers, done
     finally:
         servers.down("--now")

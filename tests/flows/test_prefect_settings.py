@@ -1,0 +1,117 @@
+"""Settings of Prefect that were written for other programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from prefect.context import SettingsContext, get_settings_context
+from prefect.settings import Profile, Settings
+
+from flows import prefect_session, prefect_settings
+from pipeline.errors import ConfigError, OrchestrationError
+from tests.conftest import Run, patchline
+from tests.surroundings import recording_proxy
+
+_AWAY = "http://127.0.0.1:9/api"
+
+
+@contextmanager
+def _settings_read_here(profile: str = "ephemeral") -> Iterator[None]:
+    """Read Prefect's settings again, as a command that starts in this folder does."""
+    before = get_settings_context().profile
+    named = Profile(name=profile, settings={}) if profile else before
+    with SettingsContext(profile=named, settings=Settings()):
+        yield
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "remedy"),
+    [
+        ("prefect.toml", f'[api]\nurl = "{_AWAY}"\n', r"remove `url` below \[api\] from"),
+        (
+            "pyproject.toml",
+            f'[tool.prefect.api]\nurl = "{_AWAY}"\n',
+            r"remove `url` below \[tool\.prefect\.api\] from",
+        ),
+        (".env", f"PREFECT_API_URL={_AWAY}\n", "remove it from"),
+        (
+            "home/profiles.toml",
+            f'active = "team"\n[profiles.team]\nPREFECT_API_URL = "{_AWAY}"\n',
+            "choose another profile with `prefect profile use ephemeral`",
+        ),
+    ],
+)
+def test_a_server_that_does_not_answer_is_named_with_its_file(
+    file: str, text: str, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sentence says which file names it, why it fails, and what to do."""
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    (tmp_path / file).write_text(text, encoding="utf-8")
+    words = f"{_AWAY}, which .*{file}.* does not answer .*refused.*Start it, or {remedy}"
+    with _settings_read_here("team"):
+        for use in (prefect_session.server, prefect_session.connected):
+            with pytest.raises(OrchestrationError, match=words), use():
+                pass
+
+
+def test_a_variable_precedes_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sentence names the variable, which is what the server comes from."""
+    monkeypatch.setenv("PREFECT_API_URL", _AWAY)
+    (tmp_path / "prefect.toml").write_text('[api]\nurl = "http://127.0.0.1:8/api"\n', "utf-8")
+    words = "which PREFECT_API_URL names, .*unset PREFECT_API_URL"
+    with (
+        _settings_read_here(),
+        pytest.raises(OrchestrationError, match=words),
+        prefect_session.server(),
+    ):
+        pass
+
+
+def test_what_is_no_address_is_named(tmp_path: Path) -> None:
+    """It is the user's mistake, with an example of an address."""
+    (tmp_path / "prefect.toml").write_text('[api]\nurl = "my server"\n', "utf-8")
+    words = r"'my server', which the file .*prefect\.toml sets .* such as http://127"
+    with _settings_read_here(), pytest.raises(ConfigError, match=words), prefect_session.server():
+        pass
+
+
+def test_a_server_elsewhere_is_asked_through_the_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server of the user's on another machine is reached as everything else is there."""
+    with recording_proxy() as proxy:
+        for name, value in proxy.environment.items():
+            if name.startswith(("http", "HTTP")):
+                monkeypatch.setenv(name, value)
+        monkeypatch.setenv("no_proxy", "localhost,127.0.0.1")
+        monkeypatch.setenv("PREFECT_API_URL", "http://prefect.corp:4200/api")
+        with _settings_read_here(), pytest.raises(OrchestrationError, match="502 Bad Gateway"):
+            prefect_settings.check_server("http://prefect.corp:4200/api")
+        assert "http://prefect.corp:4200/api/health" in proxy.heard[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("api = [\n", "prefect.toml: invalid TOML"),
+        ('[api]\nrequest_timeout = "soon"\n', "sets Prefect's request_timeout to 'soon'"),
+    ],
+)
+def test_settings_that_cannot_be_read_are_said_in_a_sentence(
+    text: str, words: str, tmp_path: Path
+) -> None:
+    """The file is named, and no traceback is shown."""
+    (tmp_path / "prefect.toml").write_text(text, encoding="utf-8")
+    done = patchline("schedule", "list", cwd=tmp_path)
+    assert done.code == 2
+    [line] = [line for line in done.err.splitlines() if line.startswith("Error: ")]
+    assert words in line
+    assert "prefect.toml" in line
+    assert "Traceback" not in done.err
+
+
+def test_neither_a_proxy_nor_settings_of_others_touch_a_run(finished_run: Run) -> None:
+    """It was run with both: see the fixture. The proxy of every variable heard nothing."""
+    assert (finished_run.folder / "heard_by_proxy.txt").read_text("utf-8") == ""

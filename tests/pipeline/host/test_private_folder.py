@@ -1,0 +1,86 @@
+"""A folder under a predictable name, where other users may have been first."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import StorageError
+from pipeline.host.private_folder import private_folder
+from pipeline.registry import alias_lock
+
+
+@pytest.fixture
+def expected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return where the folder belongs, below a temporary directory of the test's own."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path / f"patchline-{os.getuid()}"
+
+
+def test_it_is_created_for_this_user_alone(expected: Path) -> None:
+    """Whatever the umask is, and again when it exists."""
+    before = os.umask(0)
+    try:
+        assert private_folder() == private_folder() == expected
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(expected.stat().st_mode) == 0o700
+
+
+def test_a_folder_that_others_can_read_is_closed(expected: Path) -> None:
+    """It is ours, and nobody else could write to it."""
+    expected.mkdir(0o755)
+    private_folder()
+    assert stat.S_IMODE(expected.stat().st_mode) == 0o700
+
+
+def _link(place: Path) -> None:
+    (place.parent / "elsewhere").mkdir(0o700)
+    place.symlink_to(place.parent / "elsewhere")
+
+
+def _dangling_link(place: Path) -> None:
+    place.symlink_to(place.parent / "nowhere")
+
+
+def _open_folder(place: Path) -> None:
+    place.mkdir()
+    place.chmod(0o777)
+
+
+def _foreign_folder(place: Path) -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root can give a folder away")
+    place.mkdir(0o700)
+    os.chown(place, 65534, 65534)
+
+
+@pytest.mark.parametrize(
+    ("prepare", "words"),
+    [
+        (_link, "is a link"),
+        (_dangling_link, "is a link"),
+        (Path.touch, "is not a folder"),
+        (_open_folder, "may be written by other users"),
+        (_foreign_folder, "belongs to another user"),
+    ],
+)
+def test_what_others_have_prepared_is_refused(
+    prepare: object, words: str, expected: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is written there; the sentence says why and what to do."""
+    assert callable(prepare)
+    prepare(expected)
+    monkeypatch.setattr(alias_lock, "_folder_of_store", lambda: None)  # as for a server elsewhere
+    with (
+        pytest.raises(StorageError, match=rf"{words}.*Remove it, or set TMPDIR"),
+        alias_lock.machine_lock("flowers"),
+    ):
+        pass
+    assert not list((expected.parent / "elsewhere").glob("*"))
+    if words == "may be written by other users":
+        assert not list(expected.iterdir())
