@@ -52,7 +52,7 @@ def server() -> Iterator[None]:
             display().note(f"{_silent(services)} This command starts its own.")
         from flows.temporary_server import TemporaryServer
 
-        _server = TemporaryServer()
+        _server = TemporaryServer(say=display().note)
     try:
         yield
     finally:

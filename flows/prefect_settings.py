@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline import quiet_libraries
 from pipeline.errors import ConfigError, OrchestrationError
 from pipeline.host import proxies
 from pipeline.local_services import answers
@@ -124,7 +125,9 @@ def own_server_environment() -> dict[str, str]:
     kept = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith("PREFECT_") or name.startswith(_KEPT_BY_OWN_SERVERS)
+        if not name.startswith("PREFECT_")
+        or name.startswith(_KEPT_BY_OWN_SERVERS)
+        or name in quiet_libraries.NAMES
     }
     return {**kept, "PREFECT_PROFILES_PATH": os.devnull}
 

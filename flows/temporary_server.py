@@ -1,7 +1,9 @@
 """A Prefect server for one command, on loopback, that cannot outlive it.
 
 Prefect's own temporary server keeps running when its owner is killed. This one watches a pipe from
-its owner, as the training process does, and ends when the pipe closes.
+its owner, as the training process does, and ends when the pipe closes. If it dies itself, its owner
+starts it again at the same address with the same database; Prefect's client repeats a request for
+about a minute, so that the command continues.
 
 Run as a module, this is the server: `python -P -m flows.temporary_server PORT`. The secret that
 clients authenticate with is in its environment.
@@ -14,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from flows import prefect_settings
@@ -24,42 +27,49 @@ from pipeline.files.atomic_files import storage_errors
 from pipeline.local_login import new_secret, prefect_variables
 from pipeline.local_services import HOST, answers
 from pipeline.supervision import free_ports, supervised_main
+from pipeline.supervision.supervised_process import ending
 from pipeline.workers.worker_start import stop_group
 from pipeline.workspace import make_folder
 
 _START_SECONDS = 240.0
 """As long as the servers of `patchline up` have; a busy machine needs more than two minutes."""
 _ANSWER_SECONDS = 2.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
+"""Seconds before the server is started again, doubled each time."""
 _VARIABLE = "PATCHLINE_SERVER_SECRET"
 
 
 class TemporaryServer:
-    """A server process that is starting, or has started."""
+    """A server process that is starting, or has started, and is started again when it dies."""
 
-    def __init__(self, secret: str | None = None) -> None:
-        """Start it, with a secret that its clients already know or a new one."""
-        port = free_ports.any_free()
-        self.url = f"http://{HOST}:{port}/api"
+    def __init__(self, secret: str | None = None, say: Callable[[str], None] | None = None) -> None:
+        """Start it.
+
+        Args:
+            secret: what its clients already authenticate with; by default a new one.
+            say: called from another thread with a line when the server was started again.
+        """
+        self._port = free_ports.any_free()
+        self.url = f"http://{HOST}:{self._port}/api"
         secret = secret or new_secret()
         self.login = prefect_variables(secret)
         """Variables that a client needs in its environment."""
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "flows.temporary_server", str(port)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            cwd=_own_folder(),
-            env={
-                **prefect_settings.own_server_environment(),
-                **prefect_database.environment(),
-                "PREFECT_UI_ENABLED": "0",
-                "PREFECT__SERVER_EPHEMERAL": "1",
-                _VARIABLE: secret,
-            },
-        )
+        self._folder = _own_folder()
+        self._environment = {
+            **prefect_settings.own_server_environment(),
+            **prefect_database.environment(),
+            "PREFECT_UI_ENABLED": "0",
+            "PREFECT__SERVER_EPHEMERAL": "1",
+            _VARIABLE: secret,
+        }
+        self._say = say
         self._last_line = "nothing"
-        threading.Thread(target=self._read_errors, daemon=True).start()
+        self._was_well = False
+        self._stopping = threading.Event()
+        self._changing = threading.Lock()
+        """Held while the process is replaced or stopped."""
+        self._process = self._started()
+        threading.Thread(target=self._keep_running, daemon=True).start()
 
     def wait(self) -> None:
         """Wait until the server answers.
@@ -76,6 +86,7 @@ class TemporaryServer:
                     "server."
                 )
             if answers(f"{self.url}/health", _ANSWER_SECONDS):
+                self._was_well = True
                 return
             time.sleep(0.05)
         raise RunError(
@@ -85,10 +96,41 @@ class TemporaryServer:
 
     def stop(self) -> None:
         """End the server."""
-        stop_group(self._process)
+        self._stopping.set()
+        with self._changing:
+            stop_group(self._process)
 
-    def _read_errors(self) -> None:
-        for line in self._process.stderr or ():
+    def _started(self) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "flows.temporary_server", str(self._port)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            cwd=self._folder,
+            env=self._environment,
+        )
+        threading.Thread(target=self._read_errors, args=(process,), daemon=True).start()
+        return process
+
+    def _keep_running(self) -> None:
+        """Start the server again when it dies; not before it has answered once: see `wait`."""
+        pause = _FIRST_PAUSE
+        while True:
+            code = self._process.wait()
+            if not self._was_well or self._stopping.wait(pause):
+                return
+            with self._changing:
+                if self._stopping.is_set():
+                    return
+                stop_group(self._process)  # what its leader left behind
+                self._process = self._started()
+            pause = min(2 * pause, _LONGEST_PAUSE)
+            if self._say:
+                self._say(f"the temporary Prefect server {ending(code)} and was started again")
+
+    def _read_errors(self, process: subprocess.Popen[bytes]) -> None:
+        for line in process.stderr or ():
             self._last_line = line.decode(errors="replace").strip()
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
-
-from pydantic import ValidationError
 
 from pipeline.files.file_locks import is_held
 from pipeline.host import proxies
@@ -20,6 +19,7 @@ HOST = "127.0.0.1"
 """The only interface that the servers listen on."""
 _STATE, _LOCK, _LOGS = "state.json", "supervisor.lock", "logs"
 _OK = 200
+_RESTORING_SECONDS, _POLL_SECONDS = 5.0, 0.1
 
 
 class Services(Section):
@@ -71,11 +71,31 @@ def running(folder: Path | None = None) -> Services | None:
 
     This reads two small files and sends no request.
     """
+    services = read_state(folder)
+    here = services is not None and is_supervised(folder) and _exists(services.pid)
+    return services if here else None
+
+
+def read_state(folder: Path | None = None) -> Services | None:
+    """Return what the file with the addresses says, whether they still hold or not.
+
+    None if there is no such file, or it cannot be read. The supervisor, while it lives, writes a
+    damaged file again.
+    """
     try:
-        services = Services.model_validate_json(state_file(folder).read_text(encoding="utf-8"))
-    except (OSError, ValidationError):
+        return Services.model_validate_json(state_file(folder).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return None
-    return services if is_supervised(folder) and _exists(services.pid) else None
+
+
+def running_soon(folder: Path, seconds: float = _RESTORING_SECONDS) -> Services | None:
+    """Return the servers of a folder, once a living supervisor has restored a damaged state."""
+    deadline = time.monotonic() + seconds
+    while (services := running(folder)) is None and time.monotonic() < deadline:
+        if not is_supervised(folder):
+            return None
+        time.sleep(_POLL_SECONDS)
+    return services
 
 
 def is_supervised(folder: Path | None = None) -> bool:

@@ -13,6 +13,7 @@ from cyclopts import Parameter
 from flows.commands.switches import Json, Switch
 from flows.progress import display, shown
 from flows.services import starting, stopping
+from flows.services.stopping import Supervised
 from pipeline import local_login, local_services
 from pipeline.errors import OrchestrationError
 from pipeline.local_services import Services
@@ -85,28 +86,32 @@ def down(*, now: Switch = False, as_json: Json = False) -> None:
         Stop active runs, too; resume them later with `patchline run --resume`.
     """
     folder = Path.cwd().resolve()
-    services, stopped_runs = _settled(folder), 0
-    if services is not None:
+    (supervisor, stopped), stopped_runs = _settled(folder), 0
+    if supervisor is not None:
+        stopped = True
         with shown():
             display().stage("Stopping Prefect, MLflow and the runner")
-            stopped_runs = stopping.stop(folder, services, now=now, say=display().note)
+            stopped_runs = stopping.stop(folder, supervisor, now=now, say=display().note)
     if as_json:
-        facts = {"stopped": services is not None, "folder": str(folder)}
+        facts = {"stopped": stopped, "folder": str(folder)}
         print(json.dumps({**facts, "stopped_runs": stopped_runs}, indent=2))
     else:
-        print("No services are running here." if services is None else "Stopped.")
+        print("Stopped." if stopped else "No services are running here.")
 
 
-def _settled(folder: Path) -> Services | None:
-    """Return the running services, once a `patchline up` in progress has finished."""
+def _settled(folder: Path) -> tuple[Supervised | None, bool]:
+    """Return the supervisor, once a `patchline up` in progress has finished.
+
+    Without one, what a killed supervisor left is ended; the second value says whether that was so.
+    """
     services = local_services.running(folder)
-    if services is not None or not local_services.services_folder(folder).exists():
-        return services
+    if services is not None:
+        return Supervised.of(services), False
+    if not local_services.services_folder(folder).exists():
+        return None, False
     with starting.one_at_a_time(folder):
-        services = local_services.running(folder)
-        if services is None:
-            stopping.clear(folder)
-    return services
+        supervisor = stopping.supervised(folder)
+        return supervisor, supervisor is None and stopping.clear(folder)
 
 
 def _versions_apart(services: Services) -> list[str]:

@@ -23,6 +23,7 @@ from pipeline.local_services import (
     is_supervised,
     logs_folder,
     running,
+    running_soon,
     services_folder,
     state_file,
 )
@@ -64,7 +65,7 @@ def start(
     if running(folder):
         return False
     with one_at_a_time(folder):
-        if running(folder):
+        if running_soon(folder):
             return False
         service_processes.clear(folder, _ORPHAN_SECONDS)
         plan = _plan(prefect_port, mlflow_port, max_concurrent_runs)

@@ -14,7 +14,13 @@ from pathlib import Path
 from flows.services import service_processes
 from pipeline.errors import OrchestrationError
 from pipeline.files.file_locks import is_held, try_lock
-from pipeline.local_services import Services, is_supervised, services_folder, state_file
+from pipeline.local_services import (
+    Services,
+    is_supervised,
+    running_soon,
+    services_folder,
+    state_file,
+)
 from pipeline.run_memory import live_runs
 from pipeline.workspace import WORKSPACE
 
@@ -35,7 +41,38 @@ class ActiveRun:
     description: str
 
 
-def stop(folder: Path, services: Services, *, now: bool, say: Say) -> int:
+@dataclass(frozen=True)
+class Supervised:
+    """The supervisor of a folder's servers."""
+
+    pid: int
+    since: float
+    """When its servers became ready, or it began: in seconds since the epoch."""
+
+    @classmethod
+    def of(cls, services: Services) -> Supervised:
+        """Return the supervisor that the state names."""
+        return cls(services.pid, dt.datetime.fromisoformat(services.started_at).timestamp())
+
+
+def supervised(folder: Path) -> Supervised | None:
+    """Return the supervisor of a folder: by the state, or by its process if the state is damaged.
+
+    None if no supervisor is alive.
+    """
+    if services := running_soon(folder):
+        return Supervised.of(services)
+    return found_by_process(folder)
+
+
+def found_by_process(folder: Path) -> Supervised | None:
+    """Return the supervisor of a folder by its command line; none if it is not alive."""
+    for process in service_processes.members(folder, service_processes.SUPERVISOR):
+        return Supervised(process.pid, process.create_time())
+    return None
+
+
+def stop(folder: Path, supervisor: Supervised, *, now: bool, say: Say) -> int:
     """Stop the servers, and return how many runs were stopped first.
 
     No scheduled run begins meanwhile. If this call is interrupted while it waits for active runs,
@@ -43,7 +80,7 @@ def stop(folder: Path, services: Services, *, now: bool, say: Say) -> int:
 
     Args:
         folder: the working directory of the servers.
-        services: the servers that run there.
+        supervisor: of the servers that run there.
         now: stop the runs with a signal instead of waiting for them.
         say: called with a line now and then.
 
@@ -51,9 +88,9 @@ def stop(folder: Path, services: Services, *, now: bool, say: Say) -> int:
         OrchestrationError: if another call is already waiting, or a process cannot be ended.
     """
     with _draining(folder, now=now):
-        stopped = _end_runs(folder, services, say) if now else 0
-        _wait_for_runs(folder, services, say)
-        _end_supervisor(folder, services)
+        stopped = _end_runs(folder, supervisor, say) if now else 0
+        _wait_for_runs(folder, supervisor, say)
+        _end_supervisor(folder)
     return stopped
 
 
@@ -62,14 +99,13 @@ def is_draining(folder: Path) -> bool:
     return is_held(_draining_lock(folder))
 
 
-def active_runs(folder: Path, services: Services) -> list[ActiveRun]:
+def active_runs(folder: Path, supervisor: Supervised) -> list[ActiveRun]:
     """Return the runs on this machine that use the servers: of the runner, and of terminals."""
-    since = dt.datetime.fromisoformat(services.started_at).timestamp()
     found = {}
     for process in service_processes.members(folder, service_processes.FLOW_RUN):
         found[process.pid] = ActiveRun(process.pid, f"a scheduled run (process {process.pid})")
     for record in live_runs.records(folder / WORKSPACE):
-        uses_them = record.pid in found or record.process_started >= since
+        uses_them = record.pid in found or record.process_started >= supervisor.since
         if record.is_here and uses_them and record.is_alive:
             began = dt.datetime.fromisoformat(record.started).astimezone()
             description = f"{record.what} (process {record.pid}, since {began:%H:%M})"
@@ -92,9 +128,9 @@ def _draining_lock(folder: Path) -> Path:
     return services_folder(folder) / "draining.lock"
 
 
-def _wait_for_runs(folder: Path, services: Services, say: Say) -> None:
+def _wait_for_runs(folder: Path, supervisor: Supervised, say: Say) -> None:
     said, said_at = "", 0.0
-    while runs := active_runs(folder, services):
+    while runs := active_runs(folder, supervisor):
         described = ", ".join(run.description for run in runs)
         if described != said or time.monotonic() - said_at > _SAY_SECONDS:
             say(f"Waiting for {described}; stop it with `patchline down --now`")
@@ -102,11 +138,11 @@ def _wait_for_runs(folder: Path, services: Services, say: Say) -> None:
         time.sleep(_LOOK_SECONDS)
 
 
-def _end_runs(folder: Path, services: Services, say: Say) -> int:
+def _end_runs(folder: Path, supervisor: Supervised, say: Say) -> int:
     """Stop the runs, including those that begin meanwhile; MLflow and Prefect record it."""
     asked: set[int] = set()
     deadline = time.monotonic() + _GRACE_SECONDS
-    while runs := active_runs(folder, services):
+    while runs := active_runs(folder, supervisor):
         late = time.monotonic() > deadline
         for run in runs:
             if late:
@@ -125,27 +161,37 @@ def _send(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
 
 
-def _end_supervisor(folder: Path, services: Services) -> None:
+def _end_supervisor(folder: Path) -> None:
     """End the supervisor, which ends the rest; kill what is left.
 
     Raises:
         OrchestrationError: if a process does not end.
     """
-    _send(services.pid, signal.SIGTERM)
+    _signal_supervisor(folder, signal.SIGTERM)
     deadline = time.monotonic() + _SUPERVISOR_SECONDS
     while is_supervised(folder) and time.monotonic() < deadline:
         time.sleep(_LOOK_SECONDS / 5)
     if is_supervised(folder):
-        _send(services.pid, signal.SIGKILL)
+        _signal_supervisor(folder, signal.SIGKILL)
     clear(folder)
 
 
-def clear(folder: Path) -> None:
+def _signal_supervisor(folder: Path, number: signal.Signals) -> None:
+    """Send a signal to what is the supervisor now: a number in a file may be anybody's by now."""
+    for process in service_processes.members(folder, service_processes.SUPERVISOR):
+        _send(process.pid, number)
+
+
+def clear(folder: Path) -> bool:
     """Remove the processes and the state that a killed supervisor left behind.
+
+    Returns:
+        Whether there were any processes.
 
     Raises:
         OrchestrationError: if a process cannot be ended.
     """
+    were_there = bool(service_processes.members(folder))
     service_processes.clear(folder, _ORPHAN_SECONDS)
     state_file(folder).unlink(missing_ok=True)
     left = [process.pid for process in service_processes.members(folder)]
@@ -154,3 +200,4 @@ def clear(folder: Path) -> None:
             f"{len(left)} processes are still running. Kill them with "
             f"`kill -9 {' '.join(map(str, left))}`."
         )
+    return were_there

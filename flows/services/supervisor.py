@@ -26,6 +26,7 @@ from pipeline.files.file_locks import try_lock
 from pipeline.local_services import (
     Services,
     logs_folder,
+    read_state,
     services_folder,
     state_file,
     supervisor_lock,
@@ -40,6 +41,7 @@ _START_SECONDS = 240.0
 _STARTING_POLL_SECONDS, _POLL_SECONDS = 0.2, 0.5
 _SUSPENDED_SECONDS = 10.0
 _LOG_CHECK_SECONDS = 30.0
+_STATE_CHECK_SECONDS = 1.0
 _MAX_LOG_BYTES = 10 * 2**20
 _PACKAGES = ("patchline", "prefect", "mlflow")
 _ERROR = "Error: "
@@ -55,6 +57,8 @@ class Supervisor:
         self._plan = plan
         self._processes: dict[str, SupervisedProcess] = {}
         self._stopping = threading.Event()
+        self._services: Services | None = None
+        self._state_failure = ""
 
     def stop(self, *_: object) -> None:
         """End `run`; the handler of SIGTERM."""
@@ -134,14 +138,35 @@ class Supervisor:
         )
         local_login.write_login(services, self._secret)
         write_private_text(state_file(self._folder), services.model_dump_json(indent=2))
+        self._services = services
         logger.info("ready: Prefect %s, MLflow %s", services.prefect_url, services.mlflow_url)
+
+    def _restore_state(self) -> None:
+        """Write the state, the secret and the login file again if one of them was damaged."""
+        if self._services is None:
+            return
+        try:
+            if read_state(self._folder) != self._services:
+                logger.warning(
+                    "the file %s was damaged and is written again", state_file(self._folder)
+                )
+                write_private_text(
+                    state_file(self._folder), self._services.model_dump_json(indent=2)
+                )
+            if local_login.secret(self._folder) != self._secret:
+                logger.warning("the secret was damaged and is written again")
+                local_login.restore(self._services, self._secret)
+        except (PipelineError, OSError) as error:
+            if str(error) != self._state_failure:  # once, while a disk stays full
+                logger.warning("the state could not be written (%s)", error)
+            self._state_failure = str(error)
 
     def _all_were_well_at(self, now: float) -> None:
         for process in self._processes.values():
             process.well_at = now
 
     def _keep_running(self) -> None:
-        logs_checked = turned = time.monotonic()
+        logs_checked = state_checked = turned = time.monotonic()
         self._all_were_well_at(turned)  # the first to be ready was not asked while the rest started
         while not self._stopping.wait(_POLL_SECONDS):
             now = time.monotonic()
@@ -150,6 +175,9 @@ class Supervisor:
             turned = now
             for process in self._processes.values():
                 self._look(process)
+            if now - state_checked > _STATE_CHECK_SECONDS:
+                state_checked = now
+                self._restore_state()
             if now - logs_checked > _LOG_CHECK_SECONDS:
                 logs_checked = now
                 _rotate_logs(logs_folder(self._folder))

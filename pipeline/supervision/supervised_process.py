@@ -76,7 +76,7 @@ class SupervisedProcess:
             return "was restarted"
         code = self.popen.poll()
         if code is not None:
-            return self._plan_restart(_ending(code))
+            return self._plan_restart(ending(code))
         self._start_check()
         silent = time.monotonic() - self.well_at
         if silent > (self.program.silent_seconds if self.was_well else _START_SECONDS):
@@ -150,5 +150,6 @@ class SupervisedProcess:
                 os.killpg(self.popen.pid, number)
 
 
-def _ending(code: int) -> str:
+def ending(code: int) -> str:
+    """Return how a process ended, from its exit code."""
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"

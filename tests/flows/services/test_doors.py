@@ -12,12 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import websockets
 
 from flows.services import service_processes
 from flows.temporary_server import TemporaryServer
-from pipeline import local_login
+from pipeline import local_login, local_services
 from tests.browser.chromium import browser, missing
 from tests.conftest import Finished
 from tests.flows.services.local_servers import Servers, proof, until
@@ -277,17 +278,33 @@ def test_a_page_of_another_port_gets_nothing_from_a_signed_in_browser(servers: S
     assert "INTRUDER" not in text
 
 
-def test_a_temporary_server_asks_for_its_own_secret() -> None:
-    """The server of one command is shut for everybody else, and has no pages."""
-    server = TemporaryServer()
+def test_a_temporary_server_asks_for_its_own_secret_and_is_started_again() -> None:
+    """The server of one command is shut for everybody else, has no pages, and survives a kill."""
+    said: list[str] = []
+    server = TemporaryServer(say=said.append)
     try:
         server.wait()
         assert ask(f"{server.url}/flows/filter", {})[0] == 401
         assert ask(server.url.removesuffix("/api"), **_HTML)[0] == 401
         assert ask(f"{server.url}/flows/filter", {}, Origin=_FOREIGN)[0] == 403
         assert ask(f"{server.url}/health", Host="evil.example")[0] == 403
+        [killed] = _temporary_servers()
+        killed.kill()
+        killed.wait(patient(20))
+        until(lambda: local_services.answers(f"{server.url}/health"), "it was not started again")
+        assert said == ["the temporary Prefect server was killed by SIGKILL and was started again"]
+        assert ask(f"{server.url}/flows/filter", {})[0] == 401
     finally:
         server.stop()
+    assert _temporary_servers() == []
+
+
+def _temporary_servers() -> list[psutil.Process]:
+    return [
+        process
+        for process in psutil.Process().children()
+        if "flows.temporary_server" in process.cmdline()
+    ]
 
 
 def test_down_takes_the_secret_away(servers: Servers) -> None:

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from flows import prefect_session
-from flows.services import service_processes
+from flows.services import service_processes, stopping
 from flows.services.startup_plan import Plan
-from pipeline import local_services
+from pipeline import local_login, local_services
 from pipeline.errors import OrchestrationError
 from pipeline.tracking import tracking_store
 from tests.conftest import Finished, patchline, write_photos
@@ -167,9 +167,32 @@ def test_down_waits_for_a_run_and_may_be_interrupted(servers: Servers) -> None:
     assert local_services.answers(f"{servers.state.mlflow_url}/health")
 
 
+def test_a_damaged_state_is_written_again(servers: Servers) -> None:
+    """The supervisor knows where the servers are, and the secret that they expect."""
+    before, secret = servers.state, local_login.secret(servers.folder)
+    local_services.state_file(servers.folder).write_text('{"folder": "/tm', encoding="utf-8")
+    local_login.secret_file(servers.folder).unlink()
+    until(lambda: local_login.secret(servers.folder) == secret, "the secret is gone")
+    assert servers.state == before
+    assert "was damaged and is written again" in servers.log("supervisor")
+
+
+def test_without_a_state_the_supervisor_is_found_by_its_process(servers: Servers) -> None:
+    """`down` needs nothing else of it, and never signals the number of another process."""
+    [process] = service_processes.members(servers.folder, service_processes.SUPERVISOR)
+    assert stopping.found_by_process(servers.folder) == stopping.Supervised(
+        process.pid, process.create_time()
+    )
+    assert stopping.found_by_process(servers.folder.parent) is None
+
+
 def test_down_now_ends_runs_and_servers(servers: Servers) -> None:
-    """It ends the run by SIGTERM, then the servers: no process, no lock and no state is left."""
+    """It ends the run by SIGTERM, then the servers: no process, no lock and no state is left.
+
+    The file with the state was truncated before.
+    """
     with nap(servers.folder) as run:
+        local_services.state_file(servers.folder).write_text('{"folder": "/tm', encoding="utf-8")
         done = servers.down("--now")
         assert done.code == 0, done.err
         assert done.json["stopped"] is True
