@@ -7,6 +7,7 @@ and the active profile, in this order. They may have been written for another pr
 from __future__ import annotations
 
 import base64
+import json
 import os
 import sys
 import tomllib
@@ -91,28 +92,21 @@ def own_client(login: str) -> dict[str, Any]:
         login: user name and secret, as Prefect's setting `api.auth_string` takes them.
     """
     import certifi
-    from prefect.settings import get_current_settings
 
     proof = f"Basic {base64.b64encode(login.encode()).decode()}"
-    headers = {  # they cannot be removed, and would replace the login
-        name: proof
-        for name in get_current_settings().client.custom_headers
-        if name.lower() == "authorization"
-    }
     changed = {
         "api.auth_string": login,
         "api.ssl_cert_file": certifi.where(),
-        "client.custom_headers": headers,
+        # A header that the user has set cannot be removed, and would replace the login.
+        "client.custom_headers": {"Authorization": proof},
     }
     return {**_OWN_CLIENT, **changed}
 
 
-def own_client_environment() -> dict[str, str]:
+def own_client_environment(login: str) -> dict[str, str]:
     """Return the same as variables, which precede every file, for processes to start."""
-    import certifi
-
-    changed = {"api.ssl_cert_file": certifi.where(), "client.custom_headers": "{}"}
-    given = {**_OWN_CLIENT, **changed}
+    settings = own_client(login)
+    given = {**settings, "client.custom_headers": json.dumps(settings["client.custom_headers"])}
     return {f"PREFECT_{name.replace('.', '_').upper()}": value for name, value in given.items()}
 
 

@@ -1,17 +1,20 @@
 """A Prefect server for one command, on loopback, that cannot outlive it.
 
 Prefect's own temporary server keeps running when its owner is killed. This one watches a pipe from
-its owner, as the training process does, and ends when the pipe closes. If it dies itself, its owner
-starts it again at the same address with the same database; Prefect's client repeats a request for
-about a minute, so that the command continues.
+its owner, as the training process does, and ends when the pipe closes.
 
-Run as a module, this is the server: `python -P -m flows.temporary_server PORT`. The secret that
-clients authenticate with is in its environment.
+If it dies itself, its owner starts it again with the same database. The owner holds the socket that
+it listens on, so that requests wait until then instead of being refused, and Prefect's client
+repeats those that were interrupted: the command continues.
+
+Run as a module, this is the server: `python -P -m flows.temporary_server SOCKET`, with the number
+of the inherited socket. The secret that clients authenticate with is in its environment.
 """
 
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -26,7 +29,7 @@ from pipeline.errors import RunError
 from pipeline.files.atomic_files import storage_errors
 from pipeline.local_login import new_secret, prefect_variables
 from pipeline.local_services import HOST, answers
-from pipeline.supervision import free_ports, supervised_main
+from pipeline.supervision import supervised_main
 from pipeline.supervision.supervised_process import ending
 from pipeline.workers.worker_start import stop_group
 from pipeline.workspace import make_folder
@@ -34,6 +37,8 @@ from pipeline.workspace import make_folder
 _START_SECONDS = 240.0
 """As long as the servers of `patchline up` have; a busy machine needs more than two minutes."""
 _ANSWER_SECONDS = 2.0
+_BACKLOG = 512
+"""Connections that wait for a server that is starting."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 """Seconds before the server is started again, doubled each time."""
 _VARIABLE = "PATCHLINE_SERVER_SECRET"
@@ -49,8 +54,8 @@ class TemporaryServer:
             secret: what its clients already authenticate with; by default a new one.
             say: called from another thread with a line when the server was started again.
         """
-        self._port = free_ports.any_free()
-        self.url = f"http://{HOST}:{self._port}/api"
+        self._listening = socket.create_server((HOST, 0), backlog=_BACKLOG)
+        self.url = f"http://{HOST}:{self._listening.getsockname()[1]}/api"
         secret = secret or new_secret()
         self.login = prefect_variables(secret)
         """Variables that a client needs in its environment."""
@@ -98,11 +103,14 @@ class TemporaryServer:
         """End the server."""
         self._stopping.set()
         with self._changing:
+            self._listening.close()
             stop_group(self._process)
 
     def _started(self) -> subprocess.Popen[bytes]:
+        number = self._listening.fileno()
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "flows.temporary_server", str(self._port)],
+            [sys.executable, "-P", "-m", "flows.temporary_server", str(number)],
+            pass_fds=[number],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -148,10 +156,11 @@ def _end_with_owner() -> None:
     os._exit(0)
 
 
-def _serve(port: int) -> None:
+def _serve(listening: socket.socket) -> None:
     threading.Thread(target=_end_with_owner, daemon=True).start()
-    prefect_server.serve(port, os.environ.pop(_VARIABLE), "error", home=None)
+    port, secret = listening.getsockname()[1], os.environ.pop(_VARIABLE)
+    prefect_server.serve(port, secret, "error", home=None, listening=listening)
 
 
 if __name__ == "__main__":
-    supervised_main.main(lambda: _serve(int(sys.argv[1])))
+    supervised_main.main(lambda: _serve(socket.socket(fileno=int(sys.argv[1]))))

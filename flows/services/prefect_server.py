@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 
 from flows.services import prefect_database
 from pipeline.local_login import ensure_secret
@@ -12,7 +13,13 @@ from pipeline.server_access.gate import Guarded
 from pipeline.supervision import supervised_main
 
 
-def serve(port: int, secret: str, log_level: str, home: str | None = "/") -> None:
+def serve(
+    port: int,
+    secret: str,
+    log_level: str,
+    home: str | None = "/",
+    listening: socket.socket | None = None,
+) -> None:
     """Serve until a signal arrives.
 
     Args:
@@ -20,6 +27,7 @@ def serve(port: int, secret: str, log_level: str, home: str | None = "/") -> Non
         secret: what clients authenticate with.
         log_level: of the server's own log.
         home: the first page; none without a UI.
+        listening: a socket that already listens on the port.
 
     Raises:
         OrchestrationError: if the database cannot be used.
@@ -33,7 +41,7 @@ def serve(port: int, secret: str, log_level: str, home: str | None = "/") -> Non
     # A password in Prefect's own settings is for other servers; the UI would ask for it as well.
     with temporary_settings(restore_defaults={PREFECT_SERVER_API_AUTH_STRING}):
         guarded = Guarded(create_app(), port, health="/api/health", home=home)
-        gated_server.serve(guarded, secret, log_level, lifespan="on")
+        gated_server.serve(guarded, secret, log_level, lifespan="on", listening=listening)
 
 
 def _main() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from flows import prefect_settings
 from flows.services import service_processes
 from flows.services.startup_plan import Plan
-from pipeline.local_login import mlflow_variables, prefect_variables
+from pipeline.local_login import USER, mlflow_variables, prefect_variables
 from pipeline.local_services import HOST, answers, logs_folder
 from pipeline.supervision import free_ports, heartbeat
 from pipeline.supervision.supervised_process import Program
@@ -143,7 +143,7 @@ class Servers:
 
     def _prefect_client(self) -> dict[str, str]:
         return {
-            **prefect_settings.own_client_environment(),
+            **prefect_settings.own_client_environment(f"{USER}:{self._secret}"),
             **prefect_variables(self._secret),
         }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Literal
 
 from pipeline.local_services import HOST
@@ -16,6 +17,7 @@ def serve(
     secret: str,
     log_level: str = "warning",
     lifespan: Literal["auto", "on", "off"] = "auto",
+    listening: socket.socket | None = None,
 ) -> None:
     """Serve until a signal arrives.
 
@@ -24,10 +26,11 @@ def serve(
         secret: what clients authenticate with.
         log_level: of the server's own log.
         lifespan: whether the application has start-up and shutdown code, as uvicorn takes it.
+        listening: a socket that already listens on the port.
     """
     import uvicorn
 
-    uvicorn.run(
+    config = uvicorn.Config(
         Gate(guarded, secret),
         host=HOST,
         port=guarded.port,
@@ -37,3 +40,4 @@ def serve(
         lifespan=lifespan,
         timeout_graceful_shutdown=_GOODBYE_SECONDS,
     )
+    uvicorn.Server(config).run(sockets=None if listening is None else [listening])

@@ -30,6 +30,8 @@ DATABASE, ARTIFACTS = "mlflow.db", "mlruns"
 """MLflow's own names for a store in the working directory: of its SQLite file, of its artifacts."""
 ARTIFACT_ROOT_VARIABLE = "_MLFLOW_SERVER_ARTIFACT_ROOT"
 """Where MLflow reads the artifact root of a SQL store that a process opens."""
+_REGISTRY = "MLFLOW_REGISTRY_URI"
+"""Names another store for the registered models than for the runs."""
 _FIRST_ANSWER = {"MLFLOW_HTTP_REQUEST_TIMEOUT": 10, "MLFLOW_HTTP_REQUEST_MAX_RETRIES": 1}
 """Timeout in seconds, and retries, of the first request to a server."""
 _IN_WORDS = (
@@ -184,6 +186,11 @@ def _answering_client(kind: type[MlflowClient]) -> MlflowClient:
     created = kind()
     with _impatient():
         created.search_experiments(max_results=1)
+        if registry := os.environ.get(_REGISTRY):
+            try:
+                created.search_registered_models(max_results=1)
+            except Exception as error:
+                raise unreachable(registry, error, _REGISTRY) from error
     return created
 
 
@@ -204,12 +211,20 @@ def _impatient() -> Iterator[None]:
                 os.environ[name] = value
 
 
-def unreachable(uri: str, error: Exception) -> ServerAwayError:
-    """Return the error for a store that failed, without credentials."""
+def unreachable(
+    uri: str, error: Exception, variable: str = "MLFLOW_TRACKING_URI"
+) -> ServerAwayError:
+    """Return the error for a store that failed, without credentials.
+
+    Args:
+        uri: of the store.
+        error: what failed.
+        variable: what may name the store.
+    """
     text = str(error)
     first_line = text.splitlines()[0] if text else type(error).__name__
     reason = next((words for sign, words in _IN_WORDS if sign in text), first_line)
     return ServerAwayError(
         f"The MLflow store {redacted(uri)} cannot be used ({redacted(reason)[:300]}). Check "
-        "MLFLOW_TRACKING_URI and the server."
+        f"{variable} and the server."
     )
