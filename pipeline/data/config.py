@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from pipeline.files.data_names import DataKind, data_kind
 from pipeline.labels.reading_rules import ReadingRules
+from pipeline.section import Section
 
 _SOURCES: dict[DataKind, str] = {
     "folder": "image_folder",
@@ -60,8 +61,8 @@ class TableColumns(ReadingRules):
     """Folder that relative paths start from; by default the table's folder."""
 
 
-class DataConfig(ReadingRules):
-    """Where images come from, what size they get, and how they are split."""
+class DataLocation(Section):
+    """Where images come from."""
 
     source: str = "digits"
     """Name of the data source plugin; image_folder, archive, table or webdataset if only a path is
@@ -72,6 +73,10 @@ class DataConfig(ReadingRules):
 
     options: dict[str, Any] = Field(default_factory=dict)
     """Settings of the data source plugin."""
+
+
+class DataConfig(ReadingRules, DataLocation):
+    """Where images come from, how they are labelled, what size they get, how they are split."""
 
     image_size: Annotated[int, Field(ge=4, le=1024)] | None = None
     """Height and width in pixels after resizing; by default derived from the images."""

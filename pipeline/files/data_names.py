@@ -8,6 +8,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
+from pipeline.files.ignored_files import DEFAULT_IGNORED
+
 DataKind = Literal["folder", "archive", "table", "shards"]
 Split = Literal["train", "validation", "test"]
 
@@ -77,7 +79,13 @@ def table_parts(folder: Path) -> list[Path]:
 
 
 def _folders(folder: Path) -> list[Path]:
-    return [each for each in folder.iterdir() if each.is_dir() and not each.name.startswith(".")]
+    return [
+        each
+        for each in folder.iterdir()
+        if each.is_dir()
+        and not each.name.startswith(".")
+        and not DEFAULT_IGNORED.skips(each.name, each.name, is_folder=True)
+    ]
 
 
 def stem_of(file: Path) -> str:

@@ -33,7 +33,7 @@ class IgnoredFiles:
         patterns: as in the module docstring; `default` stands for the default ones.
     """
 
-    def __init__(self, patterns: Sequence[str] = DEFAULT_PATTERNS) -> None:
+    def __init__(self, patterns: Sequence[str] = (DEFAULT,)) -> None:
         given: Iterable[str] = patterns
         if DEFAULT in patterns:
             given = (*DEFAULT_PATTERNS, *(each for each in patterns if each != DEFAULT))

@@ -26,6 +26,7 @@ from pipeline.files.archives import (
 )
 from pipeline.files.atomic_files import write_text
 from pipeline.files.data_names import IMAGE_SUFFIXES, TAR_SUFFIXES, split_named
+from pipeline.files.ignored_files import DEFAULT_IGNORED
 from pipeline.files.shared_file import SharedFile
 from pipeline.files.tar_archive import HEADER_ERRORS, Headers
 
@@ -55,6 +56,7 @@ def shards_in(place: Path) -> list[Path]:
         return [place] if _may_be_tar(place) and _holds_samples(place) else []
     try:
         inside = sorted(each for each in place.iterdir() if not each.name.startswith("."))
+        inside = [each for each in inside if not _is_ignored(each)]
         folders = [each for each in inside if each.is_dir()]
         if any(each.suffix.lower() in IMAGE_SUFFIXES for each in inside):
             return []
@@ -66,6 +68,10 @@ def shards_in(place: Path) -> list[Path]:
     except OSError:  # whoever reads the folder says why it cannot be
         return []
     return found if found and _holds_samples(found[0]) else []
+
+
+def _is_ignored(path: Path) -> bool:
+    return DEFAULT_IGNORED.skips(path.name, path.name, is_folder=path.is_dir())
 
 
 def shard_index(shards: dict[str, Path], file: Path) -> Path:

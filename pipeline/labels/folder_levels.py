@@ -21,7 +21,7 @@ from pipeline.files.data_names import split_named
 _NAMED = 3
 _FEWEST = 2
 """Names that are shared, and folders that share them."""
-Inside = Mapping[str, frozenset[str]]
+Inside = Mapping[str, set[str]]
 """The names of the folders at one depth below each class folder."""
 
 
@@ -44,16 +44,13 @@ def unclear_level(labelled: Iterable[tuple[str, str]]) -> UnclearLevel | None:
     prefix = "{split}/" if any(_in_split(label, folder) for label, folder in folders) else ""
     if len(classes) < _FEWEST:
         return None
-    deepest = max(map(len, below.values()), default=0)
-    for depth in range(deepest):
-        inside = {
-            name: frozenset(
-                parts[depth]
-                for (label, _), parts in below.items()
-                if label == name and len(parts) > depth
-            )
-            for name in classes
-        }
+    levels: list[dict[str, set[str]]] = []
+    for (label, _), parts in below.items():
+        for depth, name in enumerate(parts):
+            if depth == len(levels):
+                levels.append({each: set() for each in classes})
+            levels[depth][label].add(name)
+    for depth, inside in enumerate(levels):
         found = _shared(inside)
         if found:
             whole = all(len(parts) == depth + 1 for parts in below.values())
@@ -116,12 +113,13 @@ def _question(
     )
 
 
-def _nested_classes(folder: str, names: frozenset[str]) -> UnclearLevel:
+def _nested_classes(folder: str, names: set[str]) -> UnclearLevel:
     inner = _quoted(sorted(names))
     return UnclearLevel(
         f"'{folder}' contains folders that are named like the class folders beside it, {inner}",
         f"Set --data.label leaf if their images belong to those classes, --data.label top if "
-        f"'{folder}' is a class, or --data.ignore default '{folder}/' to leave it out",
+        f"'{folder}' is a class, or --data.ignore default --data.ignore '{folder}/' to leave it "
+        "out",
     )
 
 

@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
+from pipeline.files.ignored_files import DEFAULT
+
 NO_LABEL = ("nan", "-nan", "<na>", "nat", "null", "#n/a", "#na", "?")
 """Cells that mean that there is no label, beside empty ones, in lower case."""
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
@@ -30,16 +32,18 @@ class LabelCells(NamedTuple):
 
 
 def read_label_cells(
-    cells: Sequence[str], column: str, no_label: Collection[str] = NO_LABEL
+    cells: Sequence[str], column: str, no_label: Collection[str] = (DEFAULT,)
 ) -> LabelCells:
     """Return the labels in the cells of a column.
 
     Args:
         cells: of all rows.
         column: the name of the column, for the notes.
-        no_label: cells that mean that there is no label, in any case.
+        no_label: cells that mean that there is no label, in any case; `default` stands for
+            `NO_LABEL`.
     """
-    missing = {each.strip().casefold() for each in no_label}
+    words = [*no_label, *(NO_LABEL if DEFAULT in no_label else ())]
+    missing = {each.strip().casefold() for each in words if each != DEFAULT}
     counts = Counter(cells)
     labels = {cell: cell.strip() for cell in counts}
     dropped = [cell for cell, label in labels.items() if label and label.casefold() in missing]

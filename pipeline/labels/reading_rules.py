@@ -5,15 +5,19 @@ from __future__ import annotations
 import codecs
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, BeforeValidator
 
-from pipeline.files.ignored_files import DEFAULT_PATTERNS
-from pipeline.labels.label_cells import NO_LABEL
+from pipeline.files.ignored_files import DEFAULT
 from pipeline.labels.path_template import PathTemplate
 from pipeline.section import Section
 
 AUTO, TOP, LEAF = "auto", "top", "leaf"
 _HEADERS = Literal["auto", "true", "false"]
+
+
+def _switch_word(value: object) -> object:
+    """Return a switch, which YAML writes without quotes, as the word that it is."""
+    return str(value).lower() if isinstance(value, bool) else value
 
 
 def _is_label_rule(value: str) -> str:
@@ -44,10 +48,11 @@ class ReadingRules(Section):
     """Merge classes whose names differ only in upper and lower case, spaces, dashes, invisible
     characters or letters that look alike; by default such classes are named, not merged."""
 
-    no_label: tuple[str, ...] = NO_LABEL
-    """Cells of a label column, in upper or lower case, that mean that an image has no label."""
+    no_label: tuple[str, ...] = (DEFAULT,)
+    """Cells of a label column, in upper or lower case, that mean that an image has no label;
+    default stands for the usual ones, such as nan, null and ?."""
 
-    header: _HEADERS = "auto"
+    header: Annotated[_HEADERS, BeforeValidator(_switch_word)] = "auto"
     """Whether the first line of a CSV or TSV file names the columns; by default it does unless it
     names an image."""
 
@@ -55,6 +60,6 @@ class ReadingRules(Section):
     """Encoding of the names in an archive that does not declare it, such as cp932, gbk or cp1252;
     by default UTF-8, or cp437 if that is not possible."""
 
-    ignore: tuple[str, ...] = DEFAULT_PATTERNS
+    ignore: tuple[str, ...] = (DEFAULT,)
     """Names of files and folders to skip, with the wildcards * and ?; a folder ends in a slash;
-    default stands for the default names."""
+    default stands for what other programs leave beside images, such as thumbnails."""

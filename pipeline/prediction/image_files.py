@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipeline.errors import DataError
 from pipeline.files.data_names import ARCHIVE_SUFFIXES, data_kind
+from pipeline.files.ignored_files import DEFAULT_IGNORED
 from pipeline.workspace import WORKSPACE
 
 if TYPE_CHECKING:
@@ -65,7 +66,8 @@ def place(argument: int, name: str) -> Place:
 def find_images(given: Sequence[Path], without: Sequence[Path] = ()) -> Iterator[ImageFile]:
     """Yield the given files and every file below the given folders and in archives, in order.
 
-    Hidden files and folders and the paths `without` are skipped. Linked folders are followed,
+    Hidden files and folders, those that other programs leave beside images (see `ignored_files`)
+    and the paths `without` are skipped. Linked folders are followed,
     except back to a parent.
 
     Raises:
@@ -114,7 +116,7 @@ def is_empty(path: Path, left_out: Collection[str] = ()) -> bool:
     """
     if is_archive(path):
         archive = _opened_archive(path)[1]
-        return not archive.paths and not archive.refused
+        return not DEFAULT_IGNORED.kept(archive.paths) and not archive.refused
     files = _below(0, str(path), set(left_out), in_order=False) if path.is_dir() else iter([path])
     return next(iter(files), None) is None
 
@@ -128,7 +130,7 @@ def count_images(given: Sequence[Path], without: Sequence[Path] = ()) -> int:
             return sum(1 for _ in _below(0, str(path), left_out, in_order=False))
         if is_archive(path):
             archive = _opened_archive(path)[1]
-            return len(archive.paths) + len(archive.refused)
+            return len(DEFAULT_IGNORED.kept(archive.paths)) + len(archive.refused)
         return 1
 
     return sum(map(count, given))
@@ -164,7 +166,7 @@ def printable(text: str) -> str:
 def _members(argument: int, path: Path) -> list[ImageFile]:
     """Return the members of an archive, in order; those that are refused have an error."""
     file, archive = _opened_archive(path)
-    errors = [("", member) for member in archive.paths]
+    errors = [("", member) for member in DEFAULT_IGNORED.kept(archive.paths)]
     errors += [(member.reason, member.path) for member in archive.refused]
     found = [
         ImageFile(argument, member, printable(f"{path}/{member}"), error, str(file))
@@ -232,8 +234,13 @@ def _entries(folder: str) -> Iterator[_Entry]:
     def visible() -> Iterator[_Entry]:
         with opened:
             for entry in opened:
-                if not entry.name.startswith(".") and (_is(entry.is_dir) or _is(entry.is_file)):
-                    yield _Entry(entry.name, _is(entry.is_dir))
+                if entry.name.startswith("."):
+                    continue
+                is_folder = _is(entry.is_dir)
+                if not is_folder and not _is(entry.is_file):
+                    continue
+                if not DEFAULT_IGNORED.skips(entry.name, entry.name, is_folder=is_folder):
+                    yield _Entry(entry.name, is_folder)
 
     return visible()
 

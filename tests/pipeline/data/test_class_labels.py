@@ -225,3 +225,11 @@ def test_case_and_unicode_of_a_file_name_may_differ(tmp_path: Path) -> None:
     found = listed(table / "t.csv")
     assert labels(found)["a/1.jpg"] == labels(found)[f"a/{nfd}"] == "x"
     assert [each.path for each in found.left_out] == ["a/3.JPG"]
+
+
+def test_header_in_a_file_needs_no_quotes(tmp_path: Path) -> None:
+    """YAML reads `header: false` as a switch."""
+    table = made(tmp_path / "x", "1.jpg", "2.jpg") / "table.csv"
+    table.write_text("1,cat\n2,dog\n3,cat\n", encoding="utf-8")
+    with pytest.raises(DataError, match="column_1"):
+        listed(table, header=False)

@@ -32,7 +32,10 @@ def crossed(*levels: str) -> list[tuple[str, str]]:
         (pairs("A/d1/cat", "A/d2/dog", "B/d3/cat", "B/d4/dog"), r"leaf"),
         (pairs("A", "A/cat", "A/dog", "B", "B/cat", "B/dog"), r"'\*/\{label\}/\*\*'"),
         (crossed("cat dog", "train test"), r"'\{label\}/\{split\}/\*\*'"),
-        (pairs("cat", "dog", "backup/cat", "backup/dog"), "--data.ignore default 'backup/'"),
+        (
+            pairs("cat", "dog", "backup/cat", "backup/dog"),
+            "--data.ignore default --data.ignore 'backup/'",
+        ),
         (pairs("cat", "dog", "more/cat"), "leaf"),
     ],
 )

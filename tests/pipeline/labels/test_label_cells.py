@@ -41,5 +41,6 @@ def test_what_is_read_in_another_way_is_said() -> None:
 
 
 def test_other_words_can_mean_no_label() -> None:
-    """A list of one's own replaces the default one."""
+    """A list of one's own replaces the default one, or adds to it."""
     assert read_label_cells(["nan", "Tbd", "x"], "y", ["tbd"]).labels == ["nan", "", "x"]
+    assert read_label_cells(["nan", "Tbd", "x"], "y", ["default", "tbd"]).labels == ["", "", "x"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import shutil
 import tarfile
 import zipfile
 from collections.abc import Iterator
@@ -190,3 +191,15 @@ def test_what_holds_no_image_is_named(tmp_path: Path, given: list[str], sentence
     _write(tmp_path, "1.png", "empty/.hidden")
     with pytest.raises(DataError, match=sentence):
         check_images([Path(path) for path in given])
+
+
+def test_files_of_other_programs_are_not_predicted(tmp_path: Path) -> None:
+    """Thumbnails of network storage are skipped in folders and archives, as a run skips them."""
+    root = tmp_path / "photos"
+    for name in ("a/1.jpg", "a/@eaDir/1.jpg/SYNOPHOTO_THUMB_M.jpg", "Thumbs.db", "#recycle/2.jpg"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(b"not opened")
+    archive = Path(shutil.make_archive(str(tmp_path / "packed"), "zip", root))
+    for given in (root, archive):
+        assert [Path(file.name).name for file in find_images([given])] == ["1.jpg"]
+        assert count_images([given]) == 1
