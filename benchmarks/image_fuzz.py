@@ -15,8 +15,15 @@ from pathlib import Path
 
 from benchmarks.fuzz_children import Answer, Range, answer_cases, one_line, run_cases
 from benchmarks.mutated_images import REFUSED_EACH, case, refused_kinds, whole_files
+from pipeline.data.pixel_values.pixel_mapping import PixelMapping
 
 _CHUNK = 2500
+
+
+MAPPING = PixelMapping(
+    tuple((kind, 0.0, 255.0) for kind in ("float", "uint16", "int32", "uint32", "int16", "int8"))
+)
+"""Says what the values of files mean that are not of 8 bits."""
 
 
 def main() -> int:
@@ -51,7 +58,7 @@ def _decode_cases(cases: Range, count: int, seed: int) -> None:
     from pipeline.data.decoding import decode_image
 
     for whole in whole_files():  # imports every decoder before anything is counted
-        decode_image(whole, 3)
+        decode_image(whole, 3, mapping=MAPPING)
     answer_cases(cases, lambda number: case(number, count, seed), _answer)
 
 
@@ -61,7 +68,7 @@ def _answer(data: bytes, number: int) -> Answer:
 
     channels = 1 if number % 5 == 0 else 3
     try:
-        pixels = decode_image(data, channels)
+        pixels = decode_image(data, channels, mapping=MAPPING)
         small = resize_image(pixels, 32, 32, ("crop", "squash", "pad")[number % 3])
     except UndecodableImageError as error:
         return ("refused", "") if one_line(str(error)) else ("other", f"reason {str(error)!r}")

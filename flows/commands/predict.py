@@ -73,15 +73,18 @@ def _print_predictions(reference: str, images: Sequence[Path], *, top_k: int, as
     check_images(images)
     tell_closed()
     model = resolve(reference)
-    answers = _answers(model, images, top_k)
+    answers, warning = _answers(model, images, top_k)
     if as_json:
         shown_as = {"model": model.name, "version": model.version}
-        print(json.dumps({**shown_as, "predictions": answers}, indent=2))
+        warnings = [warning] if warning else []
+        print(json.dumps({**shown_as, "predictions": answers, "warnings": warnings}, indent=2))
         for answer in answers:
             if answer["error"]:
                 print(_line(answer), file=sys.stderr)
     else:
         print("\n".join(_line(answer) for answer in answers))
+    if warning:
+        print(visible(f"Warning: {warning}."), file=sys.stderr)
     return 0 if any(answer["error"] is None for answer in answers) else DataError.exit_code
 
 
@@ -132,6 +135,8 @@ def _tell(table: PredictedTable, out: Path) -> None:
     if table.unreadable > len(table.first_errors):
         more = table.unreadable - len(table.first_errors)
         print(visible(f"and {more} more; see the column error of {out}"), file=sys.stderr)
+    if table.warning:
+        print(visible(f"Warning: {table.warning}."), file=sys.stderr)
     counted = f"{table.images - table.unreadable} predictions"
     counted += f" and {table.unreadable} unreadable images" if table.unreadable else ""
     before = table.answered_before
@@ -139,7 +144,10 @@ def _tell(table: PredictedTable, out: Path) -> None:
     print(visible(f"Wrote {counted}{kept} to {out}"), file=sys.stderr)
 
 
-def _answers(reference: ModelReference, images: Sequence[Path], top_k: int) -> list[dict[str, Any]]:
+def _answers(
+    reference: ModelReference, images: Sequence[Path], top_k: int
+) -> tuple[list[dict[str, Any]], str]:
+    """Return the answers, and a warning on images unlike those of the training; empty for none."""
     from pipeline.registry.package_download import fetch
 
     model = fetch(reference)
@@ -151,7 +159,7 @@ def _answers(reference: ModelReference, images: Sequence[Path], top_k: int) -> l
             for file, answer in zip(batch, _answered(model, batch, top_k), strict=True):
                 answers.append({"image": file.name, **answer})
             display().advance("Predicting", len(answers), len(files))
-    return answers
+    return answers, model.fits.words()
 
 
 def _answered(model: PackagedModel, batch: list[ImageFile], top_k: int) -> list[dict[str, Any]]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -24,7 +25,9 @@ SHORT_OPTIONS = (
 Fraction = Annotated[float, Field(gt=0, lt=0.9)]
 Mean = Annotated[float, Field(ge=0, le=1)]
 Deviation = Annotated[float, Field(gt=0, le=1)]
-
+Percentile = Annotated[float, Field(ge=0, le=100)]
+Band = Annotated[int, Field(ge=1, le=4096)]
+_ONE_OR_THREE = (1, 3)
 
 OWN_COLUMN = "column:"
 """Start of the names of the manifest's columns that the data source adds."""
@@ -43,6 +46,21 @@ def _captures_a_group(text: str) -> str:
             r"parentheses, such as (patient\d+)_, or name it, such as (?P<group>patient\d+)"
         )
     return text
+
+
+def _ascending(given: tuple[float, float]) -> tuple[float, float]:
+    low, high = given
+    if not low < high or not all(map(math.isfinite, given)):
+        raise ValueError(f"{low:g} {high:g} is not a range; give the smaller value first")
+    return given
+
+
+def _one_or_three(bands: tuple[int, ...]) -> tuple[int, ...]:
+    if len(bands) not in _ONE_OR_THREE:
+        raise ValueError(
+            f"it names {len(bands)} bands; give one, or three that become red, green and blue"
+        )
+    return bands
 
 
 class TableColumns(ReadingRules):
@@ -83,6 +101,20 @@ class DataConfig(ReadingRules, DataLocation):
 
     channels: Literal[1, 3] | None = None
     """1 for greyscale, 3 for RGB; by default greyscale only if every image is."""
+
+    value_range: Annotated[tuple[float, float], AfterValidator(_ascending)] | None = None
+    """Pixel values that become black and white in images of more than 8 bits, such as 0 4095 or, in
+    Hounsfield units, -160 240; by default found from the files."""
+
+    value_range_percentiles: (
+        Annotated[tuple[Percentile, Percentile], AfterValidator(_ascending)] | None
+    ) = None
+    """Percentiles of all pixels that become black and white in images of more than 8 bits, such as
+    1 99; instead of data.value_range."""
+
+    bands: Annotated[tuple[Band, ...], AfterValidator(_one_or_three)] | None = None
+    """Bands that are used, counted from 1: three that become red, green and blue, such as 4 3 2, or
+    one; needed for images whose format does not say what their bands are."""
 
     resize: Literal["crop", "squash", "pad"] = "crop"
     """How to make an image square: crop keeps the centre; squash keeps all, but distorts it; pad
@@ -135,6 +167,14 @@ class DataConfig(ReadingRules, DataLocation):
 
     min_new_images: Annotated[int, Field(ge=1)] = 1
     """Minimum number of new images in a watched folder to start a training run."""
+
+    @model_validator(mode="after")
+    def _one_range(self) -> Self:
+        if self.value_range and self.value_range_percentiles:
+            raise ValueError(
+                "value_range and value_range_percentiles exclude each other; give one of them"
+            )
+        return self
 
     @model_validator(mode="before")
     @classmethod

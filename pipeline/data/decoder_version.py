@@ -12,13 +12,34 @@ from pipeline.data import (
     image_formats,
     jpeg_decoding,
     jpeg_wholeness,
+    pillow_decoding,
     png_chunks,
     resizing,
 )
+from pipeline.data.pixel_values import (
+    file_values,
+    jpeg_k_values,
+    netpbm_values,
+    pixel_mapping,
+    png_values,
+    tiff_page,
+    tiff_values,
+)
 
-DECODER_VERSION = 2
+DECODER_VERSION = 3
 """Increase it when decoding or resizing changes a pixel; old stores are then not used."""
-_MODULES = (decoding, image_formats, jpeg_decoding, jpeg_wholeness, png_chunks, resizing)
+_MODULES = (
+    *(
+        decoding,
+        image_formats,
+        jpeg_decoding,
+        jpeg_wholeness,
+        pillow_decoding,
+        png_chunks,
+        resizing,
+    ),
+    *(file_values, jpeg_k_values, netpbm_values, pixel_mapping, png_values, tiff_page, tiff_values),
+)
 _LIBRARIES = ("opencv-python-headless", "pillow", "pillow-heif", "simplejpeg")
 
 

@@ -4,8 +4,9 @@ This module and its imports are copied into every packaged model, so they import
 Pillow and each other.
 
 Common JPEG and PNG files are decoded by OpenCV once they are known to be complete; all other files
-are decoded by Pillow. Headers are checked before pixels, and images that are decoded concurrently
-share a memory budget.
+of 8 bits are decoded by Pillow. What holds other values is mapped to 8 bits by the range of its
+data set. Headers are checked before pixels, and images that are decoded concurrently share a memory
+budget.
 """
 
 from __future__ import annotations
@@ -24,7 +25,25 @@ from PIL import Image
 
 from pipeline.data.image_formats import HEAD_BYTES, format_of, why_not_read
 from pipeline.data.jpeg_wholeness import JpegFrame, jpeg_frame, lacks_data
+from pipeline.data.pillow_decoding import OnFit, OnOpacity, Pixels, mapped_pixels, upright_pixels
+from pipeline.data.pixel_values.file_values import DeepFile, deep_file
+from pipeline.data.pixel_values.pixel_mapping import PLAIN, FileValues, PixelMapping
+from pipeline.data.pixel_values.undecodable import UndecodableImageError
 from pipeline.data.png_chunks import PlainPng, plain_png
+
+__all__ = [
+    "MAX_PIXELS",
+    "ImageHeader",
+    "JpegDecoder",
+    "Pixels",
+    "SharedBudget",
+    "UndecodableImageError",
+    "decode_image",
+    "decoded",
+    "deep_values",
+    "pillow_pixels",
+    "read_header",
+]
 
 MAX_PIXELS = 178_956_970
 """Images with more pixels are refused as possible decompression bombs (Pillow's own limit)."""
@@ -38,21 +57,14 @@ _JPEG_START, _JPEG_END = b"\xff\xd8\xff", b"\xff\xd9"
 _PNG_START, _PNG_END = b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82"
 _JPEG_MODES = {1: "L", 3: "RGB"}
 _COPIES = 4
-_STRIP_PIXELS = 1 << 20
+_COMMON_BYTES = 4
+"""Of a pixel; larger ones count several times."""
 _FEW_PIXELS = 1 << 16
 """Images with no more are decoded without waiting for a share of the budget."""
-_DEEP_MODES = {"I", "I;16", "I;16B", "I;16L", "F"}
-_ORIENTATION = 0x0112
 _LONGEST_REASON = 200
-
-Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
 # Pillow warns about metadata and large images; whatever matters here raises an error.
 warnings.filterwarnings("ignore", module=r"PIL(\..*)?$")
-
-
-class UndecodableImageError(ValueError):
-    """The bytes are not a complete image."""
 
 
 class ImageHeader(NamedTuple):
@@ -61,7 +73,8 @@ class ImageHeader(NamedTuple):
     width: int
     height: int
     mode: str
-    """Pillow's name of the pixel format: `RGB`, `L`, `P`, `I;16`, …"""
+    """Pillow's name of the pixel format: `RGB`, `L`, `P`, `I;16`, …; for one that it does not have,
+    the type of the values and their number: `uint8 x 5`."""
 
 
 class JpegDecoder(Protocol):
@@ -96,20 +109,26 @@ class SharedBudget:
 _pixels_in_flight = SharedBudget(MAX_PIXELS)
 
 
-def decode_image(data: bytes, channels: int, jpeg_decoder: JpegDecoder | None = None) -> Pixels:
+def decode_image(
+    data: bytes,
+    channels: int,
+    jpeg_decoder: JpegDecoder | None = None,
+    mapping: PixelMapping = PLAIN,
+) -> Pixels:
     """Decode an image file to uint8 (height, width, channels), the right way up.
 
-    Transparent pixels are blended onto white; 16-bit images are scaled to 8 bits.
+    Transparent pixels are blended onto white.
 
     Args:
         data: the file.
         channels: 1 or 3.
         jpeg_decoder: see `decoded`.
+        mapping: what becomes of values that are not of 8 bits.
 
     Raises:
         UndecodableImageError: with the reason, if the bytes are not a complete image.
     """
-    with decoded(data, channels, jpeg_decoder=jpeg_decoder) as pixels_HWC:
+    with decoded(data, channels, jpeg_decoder=jpeg_decoder, mapping=mapping) as pixels_HWC:
         return pixels_HWC
 
 
@@ -121,6 +140,9 @@ def decoded(
     known_whole: bool = False,
     on_header: Callable[[ImageHeader], None] | None = None,
     jpeg_decoder: JpegDecoder | None = None,
+    mapping: PixelMapping = PLAIN,
+    on_fit: OnFit | None = None,
+    on_opacity: OnOpacity | None = None,
 ) -> Iterator[Pixels]:
     """Decode an image like `decode_image` and reserve its memory while the block runs.
 
@@ -133,34 +155,73 @@ def decoded(
         on_header: called with what the header states, before the pixels are decoded.
         jpeg_decoder: decodes common JPEG files, faster than OpenCV and Pillow, which decode those
             for which it returns None.
+        mapping: what becomes of values that are not of 8 bits, and which bands are used.
+        on_fit: called with how values that are not of 8 bits fit their range.
+        on_opacity: called with the opacity of an image of 8 bits that has one, rows by rows.
 
     Raises:
-        UndecodableImageError: with the reason, if the bytes are not a complete image.
+        UndecodableImageError: with the reason, if the bytes are not a complete image, or nothing
+            says what their values mean.
     """
     with _failures_named():
         frame = jpeg_frame(data) if data.startswith(_JPEG_START) else None
         png = plain_png(data) if data.startswith(_PNG_START) else None
-        header = _known_header(frame, png) or _header(data)
-        work = _checked_work(data, header.width, header.height)
+        deep = None if frame or png else deep_file(data, format_of(data[:HEAD_BYTES]))
+        header = _known_header(frame, png) or _header(data, deep)
+        work = _checked_work(data, header.width, header.height, deep)
     if on_header:
         on_header(header)
     with _pixels_in_flight.share(work) if work > _FEW_PIXELS else nullcontext():
+        if deep:
+            with _failures_named():
+                mapped_HWC = mapped_pixels(deep.read(), channels, mapping, on_fit)
+            yield mapped_HWC
+            return
         with _failures_named():
             common = frame if frame and _is_common(data, frame) else None
-            in_color = jpeg_decoder if channels > 1 else None
+            in_color = jpeg_decoder if channels > 1 and not mapping.bands else None
             decode = partial(in_color, data, common) if in_color and common else None
             pixels = decode(strict=True) if decode and not known_whole else None
             if pixels is None:
                 if frame and not known_whole and lacks_data(data, frame):
                     raise UndecodableImageError("the file ends too early")
                 pixels = decode(strict=False) if decode else None
-            if pixels is None:
+            if pixels is None and not mapping.bands:
                 pixels = _decode_fast(data, channels, common, png)
             if pixels is None:
-                pixels = _decode_strict(data, channels)
+                pixels = _decode_strict(data, channels, mapping, on_opacity)
             if pixels.ndim != 3:  # noqa: PLR2004 - H, W, C
                 pixels = pixels[:, :, None]
         yield pixels
+
+
+@contextmanager
+def deep_values(
+    data: bytes, on_header: Callable[[ImageHeader], None] | None = None
+) -> Iterator[FileValues | None]:
+    """Read the values of a file that does not simply hold 8 bits per color; None if it does.
+
+    Their memory is reserved while the block runs.
+
+    Args:
+        data: the file.
+        on_header: called with what the header states, before the values are read.
+
+    Raises:
+        UndecodableImageError: with the reason, if they cannot be read.
+    """
+    with _failures_named():
+        deep = deep_file(data, format_of(data[:HEAD_BYTES]))
+        header = _header(data, deep) if deep else None
+    if deep is None or header is None:
+        yield None
+        return
+    if on_header:
+        on_header(header)
+    with _pixels_in_flight.share(_checked_work(data, header.width, header.height, deep)):
+        with _failures_named():
+            values = deep.read()
+        yield values
 
 
 def read_header(data: bytes) -> ImageHeader:
@@ -170,10 +231,10 @@ def read_header(data: bytes) -> ImageHeader:
         UndecodableImageError: with the reason, if the format is not supported or it is too large.
     """
     with _failures_named():
-        return _header(data)
+        return _header(data, deep_file(data, format_of(data[:HEAD_BYTES])))
 
 
-def pillow_pixels(image: Image.Image, channels: int) -> Pixels:
+def pillow_pixels(image: Image.Image, channels: int, mapping: PixelMapping = PLAIN) -> Pixels:
     """Return the pixels of an image that Pillow has opened, as `decode_image` returns a file's.
 
     Raises:
@@ -182,8 +243,7 @@ def pillow_pixels(image: Image.Image, channels: int) -> Pixels:
     with _failures_named():
         if not image.width or not image.height:
             raise UndecodableImageError("an image without pixels is not an image")
-        pixels = _upright(image, channels)
-        return pixels[:, :, None] if channels == 1 else pixels
+        return upright_pixels(image, channels, mapping)
 
 
 @contextmanager
@@ -212,12 +272,15 @@ def _in_words(error: Exception) -> str:
     return shown if len(shown) <= _LONGEST_REASON else f"{shown[: _LONGEST_REASON - 1]}…"
 
 
-def _header(data: bytes) -> ImageHeader:
+def _header(data: bytes, deep: DeepFile | None) -> ImageHeader:
     if not data:
         raise UndecodableImageError("the file is empty")
-    with _opened(data) as image:
-        header = ImageHeader(image.width, image.height, image.mode)
-    _checked_work(data, header.width, header.height)
+    if deep:
+        header = ImageHeader(deep.width, deep.height, deep.mode)
+    else:
+        with _opened(data) as image:
+            header = ImageHeader(image.width, image.height, image.mode)
+    _checked_work(data, header.width, header.height, deep)
     return header
 
 
@@ -228,9 +291,10 @@ def _known_header(frame: JpegFrame | None, png: PlainPng | None) -> ImageHeader 
     return ImageHeader(png.width, png.height, "L" if png.is_grey else "RGB") if png else None
 
 
-def _checked_work(data: bytes, width: int, height: int) -> int:
+def _checked_work(data: bytes, width: int, height: int, deep: DeepFile | None) -> int:
     """Return the memory that decoding needs, in pixels of a common format, or refuse the image."""
     weight = _COPIES if format_of(data[:HEAD_BYTES]) in _COPIED_FORMATS else 1
+    weight = max(weight, -(-deep.pixel_bytes // _COMMON_BYTES) if deep else 1)
     if max(width, height) > MAX_SIDE:
         raise UndecodableImageError(
             f"the image has {width}x{height} pixels, but at most {MAX_SIDE} per side are allowed"
@@ -290,79 +354,8 @@ def _in_opencv(data: bytes, channels: int) -> Pixels | None:
     return pixels if pixels is None or pixels.size else None
 
 
-# -- Pillow ------------------------------------------------------------------------------------
-
-
-def _decode_strict(data: bytes, channels: int) -> Pixels:
+def _decode_strict(
+    data: bytes, channels: int, mapping: PixelMapping, on_opacity: OnOpacity | None
+) -> Pixels:
     with _opened(data) as image:
-        return _upright(image, channels)
-
-
-def _upright(image: Image.Image, channels: int) -> Pixels:
-    """Convert in strips, to avoid a second full copy."""
-    image.load()
-    flips = _flips(image)
-    height, width = image.height, image.width
-    if flips[2]:
-        height, width = width, height
-    shape = (height, width) if channels == 1 else (height, width, channels)
-    upright = np.empty(shape, np.uint8)
-    stored = _as_stored(upright, *flips)
-    top = _white_of(image)
-    rows = max(1, _STRIP_PIXELS // image.width)
-    for start in range(0, image.height, rows):
-        stop = min(image.height, start + rows)
-        whole = start == 0 and stop == image.height
-        strip = image if whole else image.crop((0, start, image.width, stop))
-        stored[start:stop] = _eight_bits(strip, channels, top)
-    return upright
-
-
-def _eight_bits(image: Image.Image, channels: int, top: float) -> np.ndarray[Any, Any]:
-    """Return a strip as uint8, (rows, width) or (rows, width, 3)."""
-    if image.mode in _DEEP_MODES:
-        grey = _scaled_to_eight(np.asarray(image), top)
-        return grey if channels == 1 else np.repeat(grey[:, :, None], channels, axis=2)
-    if "A" in image.getbands() or "transparency" in image.info:
-        rgba = image.convert("RGBA")
-        white = Image.new("RGBA", rgba.size, (255, 255, 255, 255))
-        image = Image.alpha_composite(white, rgba)
-    return np.asarray(image.convert("L" if channels == 1 else "RGB"))
-
-
-def _scaled_to_eight(values: np.ndarray[Any, Any], top: float) -> Pixels:
-    known = np.nan_to_num(values.astype(np.float64), posinf=top)
-    scaled: Pixels = np.clip(known / top * 255, 0, 255).astype(np.uint8)
-    return scaled
-
-
-def _white_of(image: Image.Image) -> float:
-    """Return the value of white: 65535, or 255 for floating-point images in that range."""
-    if image.mode != "F":
-        return 65535.0
-    _, highest = image.getextrema()
-    return 65535.0 if float(highest) > 255 else 255.0  # type: ignore[arg-type]  # noqa: PLR2004 - one band
-
-
-def _flips(image: Image.Image) -> tuple[bool, bool, bool]:
-    """Return whether the EXIF orientation flips rows, flips columns, and swaps the axes."""
-    try:
-        orientation = image.getexif().get(_ORIENTATION, 1)
-    except Exception:  # noqa: BLE001 - an unreadable orientation counts as none
-        orientation = 1
-    return {
-        2: (False, True, False),
-        3: (True, True, False),
-        4: (True, False, False),
-        5: (False, False, True),
-        6: (True, False, True),
-        7: (True, True, True),
-        8: (False, True, True),
-    }.get(orientation, (False, False, False))
-
-
-def _as_stored(upright: Pixels, rows: bool, columns: bool, axes: bool) -> Pixels:
-    """Return a view of an upright array in the orientation of the image file."""
-    stored = upright.swapaxes(0, 1) if axes else upright
-    stored = stored[::-1] if rows else stored
-    return stored[:, ::-1] if columns else stored
+        return upright_pixels(image, channels, mapping, on_opacity)

@@ -11,7 +11,7 @@ import numpy as np
 
 from pipeline.data.child_processes import ChildProcesses, answer_parent
 from pipeline.data.describing import FEW_PIXELS
-from pipeline.data.resizing import ResizePolicy
+from pipeline.data.pixel_values.pixel_mapping import PixelMapping
 from pipeline.data.store_decoding import LargeImageError, StoreSpec, WantedImage, read_image
 from pipeline.data.store_shards import Pixels
 from pipeline.errors import DataError
@@ -24,7 +24,7 @@ def decode_into(
     images: Pixels,
     root: Path,
     wanted: WantedImage,
-    resize: ResizePolicy,
+    spec: StoreSpec,
     most_pixels: int | None = None,
 ) -> None:
     """Decode an image into its row.
@@ -33,15 +33,13 @@ def decode_into(
         images: uint8 (N, H, W, C).
         root: the folder or archive that its path is relative to.
         wanted: the image.
-        resize: how it becomes H x W.
+        spec: how it is decoded and becomes H x W.
         most_pixels: larger images raise an error instead.
 
     Raises:
         DataError: if the file has changed since it was described.
         LargeImageError: if the image is larger than that.
     """
-    _, height, width, channels = images.shape
-    spec = StoreSpec(channels, height, width, resize)
     with read_image(root, wanted, spec, most_pixels) as image:
         images[wanted.row] = image.resized_HWC
 
@@ -52,13 +50,15 @@ class DecodingProcesses:
     Args:
         images_file: the store's array, which has its full size.
         root: the folder or archive that the paths are relative to.
-        resize: how an image becomes a row.
+        spec: how an image becomes a row.
     """
 
-    def __init__(self, images_file: Path, root: Path, resize: ResizePolicy) -> None:
-        self._root, self._resize = root, resize
+    def __init__(self, images_file: Path, root: Path, spec: StoreSpec) -> None:
+        self._root, self._spec = root, spec
         self._images: Pixels = np.load(images_file, mmap_mode="r+", allow_pickle=False)
-        self._children = ChildProcesses(__name__, [str(images_file), str(root), resize])
+        self._children = ChildProcesses(
+            __name__, [str(images_file), str(root), spec.resize, spec.mapping.json()]
+        )
 
     def __enter__(self) -> Self:
         self._children.__enter__()
@@ -78,16 +78,16 @@ class DecodingProcesses:
         for batch, results in zip(batches, answers, strict=True):
             for each, result in zip(batch, results, strict=True):
                 if result == _LARGE:
-                    decode_into(self._images, self._root, each, self._resize)
+                    decode_into(self._images, self._root, each, self._spec)
                 elif result:
                     raise DataError(result)
                 yield
 
 
-def _result(images: Pixels, root: Path, resize: ResizePolicy, wanted: WantedImage) -> str:
+def _result(images: Pixels, root: Path, spec: StoreSpec, wanted: WantedImage) -> str:
     """Decode an image; return what went wrong, or an empty text."""
     try:
-        decode_into(images, root, wanted, resize, FEW_PIXELS)
+        decode_into(images, root, wanted, spec, FEW_PIXELS)
     except LargeImageError:
         return _LARGE
     except DataError as error:
@@ -96,9 +96,11 @@ def _result(images: Pixels, root: Path, resize: ResizePolicy, wanted: WantedImag
 
 
 def _prepared(job: list[Any]) -> Callable[[Any], Any]:
-    file, root, resize = job
+    file, root, resize, mapping = job
     images = np.load(file, mmap_mode="r+", allow_pickle=False)
-    result = partial(_result, images, Path(root), resize)
+    _, height, width, channels = images.shape
+    spec = StoreSpec(channels, height, width, resize, PixelMapping.of(mapping))
+    result = partial(_result, images, Path(root), spec)
     return lambda question: [result(WantedImage(*each)) for each in question]
 
 

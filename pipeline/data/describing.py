@@ -10,18 +10,31 @@ from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import TypedDict
 
-from pipeline.data.decoding import ImageHeader, Pixels, UndecodableImageError, decoded
+import numpy as np
+
+from pipeline.data.decoding import (
+    ImageHeader,
+    Pixels,
+    UndecodableImageError,
+    decoded,
+    deep_values,
+)
 from pipeline.data.image_file import MAX_FILE_BYTES, SMALL_FILE_BYTES, too_large
 from pipeline.data.image_formats import HEAD_BYTES, format_of, refused_format
 from pipeline.data.image_root import open_image, root_image_bytes
 from pipeline.data.jpeg_decoding import decode_jpeg
+from pipeline.data.pixel_values.file_summary import FileSummary, clarity, values_digest
+from pipeline.data.pixel_values.tiff_page import tiff_page
 from pipeline.data.same_images import pixel_digest
 from pipeline.files.data_names import IMAGE_SUFFIXES
 from pipeline.files.file_digest import sha256_of
 from pipeline.plugin_api import ListedImage
 
 OnImage = Callable[[str, bytes, Pixels], None]
-"""Called in a thread with the path, the file and the decoded RGB image (H, W, 3)."""
+"""Called in a thread with the path, the file and the decoded RGB image (H, W, 3).
+
+Not while files are described that are not of 8 bits: what their values mean is decided later.
+"""
 FEW_PIXELS = 1 << 24
 """Images with more are decoded one after another."""
 
@@ -38,6 +51,7 @@ class Row(TypedDict):
     width: int
     height: int
     mode: str
+    values: str
     bytes: int
     status: str
     reason: str
@@ -55,6 +69,7 @@ def empty_row(listed: ListedImage) -> Row:
         width=0,
         height=0,
         mode="",
+        values="",
         bytes=0,
         status="ok",
         reason="",
@@ -161,9 +176,19 @@ class _Description:
     def _decode(self, data: bytes) -> None:
         row = self._row
         row["sha256"], row["bytes"] = hashlib.sha256(data).hexdigest(), len(data)
-        decoding = decoded(data, channels=3, on_header=self._note, jpeg_decoder=decode_jpeg)
-        with decoding as image_HWC:
-            row["pixels"] = pixel_digest(image_HWC)
+        with deep_values(data, self._note) as values:
+            if values:
+                row["pixels"], row["values"] = values_digest(values), FileSummary.of(values).text
+                return
+        opacity: list[Pixels] = []
+        with decoded(
+            data,
+            channels=3,
+            on_header=self._note,
+            jpeg_decoder=decode_jpeg,
+            on_opacity=opacity.append,
+        ) as image_HWC:
+            row["pixels"], row["values"] = pixel_digest(image_HWC), _summary(data, opacity)
             if self.on_image:
                 self.on_image(row["path"], data, image_HWC)
 
@@ -172,6 +197,15 @@ class _Description:
         row["width"], row["height"], row["mode"] = header
         if self.most_pixels and header.width * header.height > self.most_pixels:
             raise _LargeImageError
+
+
+def _summary(data: bytes, opacity: list[Pixels]) -> str:
+    """Return what is special about an image of 8 bits; empty for most."""
+    pages = tiff_page(data).pages if format_of(data[:HEAD_BYTES]) == "TIFF" else 1
+    if not opacity:
+        return FileSummary(pages=pages).text
+    clear, hidden = clarity(np.concatenate(opacity))
+    return FileSummary(pages=pages, clear=clear, hidden=hidden).text
 
 
 def printable(name: str) -> str:

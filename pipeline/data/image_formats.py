@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import zlib
 
-HEAD_BYTES = 64
+HEAD_BYTES = 352
 """Number of bytes at the start of a file that are needed to recognise its format."""
 
 _STARTS: tuple[tuple[bytes, str], ...] = (
@@ -61,7 +62,53 @@ _REFUSED_STARTS: tuple[tuple[bytes, str], ...] = (
     (b"AT&TFORM", "DjVu"),
     (b"\xff\x0a", "JPEG XL"),
     (b"\0\0\0\x0cJXL \r\n\x87\n", "JPEG XL"),
+    (b"v/1\x01", "OpenEXR"),
+    (b"#?RADIANCE", "Radiance HDR"),
+    (b"#?RGBE", "Radiance HDR"),
+    (b"\x93NUMPY", "NumPy"),
+    (b"MATLAB 5.0 MAT-file", "MATLAB"),
+    (b"NRRD000", "NRRD"),
+    (b"ObjectType =", "MetaImage"),
+    (b"Pf\n", "PFM"),
+    (b"PF\n", "PFM"),
+    (b"P7\n", "PAM"),
+    (b"ZISRAWFILE", "Zeiss CZI"),
+    (b"\xda\xce\xbe\x0a", "Nikon ND2"),
+    *((start, "Camera raw") for start in (b"FUJIFILMCCD-RAW", b"IIRO", b"IIRS", b"MMOR")),
+    *((start, "Camera raw") for start in (b"IIU\0", b"FOVb")),
 )
+_REFUSED_LATER: tuple[tuple[int, bytes, str], ...] = (
+    (4, b"ftypcrx ", "Camera raw"),
+    (40, b" EMF", "EMF"),
+    (128, b"DICM", "DICOM"),
+    (344, b"n+1\0", "NIfTI"),
+    (344, b"ni1\0", "NIfTI"),
+)
+"""Where the bytes are that mark a format, if not at the start."""
+_GZIP = b"\x1f\x8b\x08"
+_TO_TIFF = "save its values as 16-bit PNG or as TIFF"
+_SLICES = f"{_TO_TIFF}, a file for each slice"
+_REMEDIES = {
+    "HEIF": "HEIF files (.heic) need pillow-heif: pip install pillow-heif, or convert to JPEG",
+    "DICOM": f"DICOM files need pydicom: {_TO_TIFF} and give a window with data.value_range",
+    "NIfTI": f"NIfTI files need nibabel: {_SLICES}",
+    "NRRD": f"NRRD files need pynrrd or SimpleITK: {_SLICES}",
+    "MetaImage": f"MetaImage files need SimpleITK: {_SLICES}",
+    "Camera raw": "camera raw files need rawpy, darktable or RawTherapee: develop it to TIFF",
+    "OpenEXR": "OpenEXR files need the library OpenEXR: save its values as floating-point TIFF",
+    "Radiance HDR": "Radiance HDR files need imageio: save its values as floating-point TIFF",
+    "PFM": "PFM files are not supported; save its values as floating-point TIFF",
+    "PAM": "PAM files are not supported; convert the file to PNG",
+    "NumPy": "NumPy arrays (.npy) are not supported; save each image as PNG, or as TIFF",
+    "MATLAB": f"MATLAB files need scipy: {_TO_TIFF}",
+    "HDF5": f"HDF5 files need h5py: {_TO_TIFF}, a file for each image",
+    "FITS": f"FITS files need astropy: {_TO_TIFF}",
+    "Zeiss CZI": f"Zeiss CZI files need pylibCZIrw or Bio-Formats: {_TO_TIFF}",
+    "Nikon ND2": f"Nikon ND2 files need nd2 or Bio-Formats: {_TO_TIFF}",
+    "Photoshop": "Photoshop files need psd-tools: save the picture as PNG",
+    "SVG": "SVG files are drawings: render them to PNG (Inkscape, CairoSVG)",
+}
+"""What to do about formats that need a library of their own, or whose values matter."""
 _HEIF_BRANDS = {b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1"}
 _BOX_TYPE, _BOX_BRAND, _BOX_BRANDS = slice(4, 8), slice(8, 12), slice(16, HEAD_BYTES)
 
@@ -82,10 +129,12 @@ def refused_format(head: bytes) -> str | None:
     """Return the common name of an image format that is known but not supported."""
     if format_of(head) is not None:
         return None
-    if head[_BOX_TYPE] == b"ftyp":
-        return "HEIF" if _HEIF_BRANDS & _brands(head) else None
-    if head[40:44] == b" EMF":
-        return "EMF"
+    if head[_BOX_TYPE] == b"ftyp" and _HEIF_BRANDS & _brands(head):
+        return "HEIF"
+    unpacked = _gunzipped(head)
+    for place, mark, name in _REFUSED_LATER:
+        if unpacked[place : place + len(mark)] == mark:
+            return name
     text = head.lstrip()
     named = (name for start, name in _REFUSED_STARTS if head.startswith(start))
     return next(named, "SVG" if text.startswith(b"<?xml") and b"<svg" in text else None)
@@ -96,8 +145,8 @@ def why_not_read(head: bytes) -> str:
     name = refused_format(head)
     if name is None:
         return "not an image that can be read"
-    if name == "HEIF":
-        return "HEIF files (.heic) need pillow-heif: pip install pillow-heif, or convert to JPEG"
+    if name in _REMEDIES:
+        return _REMEDIES[name]
     return f"{name} files are not supported; convert the file to PNG or JPEG"
 
 
@@ -105,6 +154,16 @@ def why_not_read(head: bytes) -> str:
 def reads_heif() -> bool:
     """Return whether the package is installed that reads the photographs of many phones."""
     return importlib.util.find_spec("pillow_heif") is not None
+
+
+def _gunzipped(head: bytes) -> bytes:
+    """Return the start of what a gzip file holds; that of another file as it is."""
+    if not head.startswith(_GZIP):
+        return head
+    try:
+        return zlib.decompressobj(wbits=31).decompress(head, HEAD_BYTES)
+    except zlib.error:
+        return head
 
 
 def _brands(head: bytes) -> set[bytes]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import Field
 
 from pipeline.plugin_api import ImageSpec
+from pipeline.plugin_kinds.plugin_config import PixelValues
 from pipeline.provenance.provenance import KNOWN, ProvenanceSummary
 from pipeline.section import Section
 
@@ -40,6 +41,8 @@ class IngestedData(Section):
     median_side: int
     """Median of the images' shorter sides, in pixels."""
     greyscale: bool
+    pixel_values: PixelValues = PixelValues()
+    """What becomes of pixel values and bands that are not 8 bits of grey or RGB."""
     mirror_symmetric: bool
     example_image: str
     """A test image, to try the model on."""

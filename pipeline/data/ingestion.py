@@ -18,7 +18,7 @@ from pipeline.data.channel_statistics import channel_statistics
 from pipeline.data.class_checks import check_images, one_class
 from pipeline.data.describing import OnImage
 from pipeline.data.image_root import example_on_disk
-from pipeline.data.image_size import are_grey, default_image_size
+from pipeline.data.image_size import default_image_size
 from pipeline.data.ingested_data import IngestedData, PreparedData
 from pipeline.data.ingestion_memory import IngestionMemory
 from pipeline.data.ingestion_notes import (
@@ -33,6 +33,10 @@ from pipeline.data.near_duplicates.grouping import with_near_groups
 from pipeline.data.near_duplicates.search_memory import SearchMemory
 from pipeline.data.near_duplicates.thumbnails import ThumbnailCollector
 from pipeline.data.own_columns import check_slices, listed_columns
+from pipeline.data.pixel_values.data_values import DataValues
+from pipeline.data.pixel_values.mapped_images import chosen_values, usable_values
+from pipeline.data.pixel_values.pixel_mapping import PixelMapping
+from pipeline.data.pixel_values.range_memory import notes_on_change
 from pipeline.data.repeated_data import EarlierData, earlier_data, repeated
 from pipeline.data.scan_draft import ScanDraft
 from pipeline.data.scan_memory import Facts, ScanMemory
@@ -65,6 +69,8 @@ class ScannedData:
     source_notes: tuple[str, ...]
     """Those of the notes that the source itself has given."""
     empty_classes: tuple[str, ...]
+    pixel_values: DataValues
+    """What becomes of values and bands that are not 8 bits of grey or RGB."""
 
 
 def check_source(config: RunConfig, workspace: Path, *, to_train: bool = True) -> SourceCounts:
@@ -106,6 +112,7 @@ def scan(
     reading = _labelled(on_progress, "Reading images")
     known = ScanMemory(listing.root, workspace)
     manifest = manifests.scan(listing, reading, labelled=labelled, on_image=on_image, memory=known)
+    values = chosen_values(manifest, listing.root, config.data, on_image)
     return ScannedData(
         name=listing.name,
         root=listing.root,
@@ -113,6 +120,7 @@ def scan(
         notes=tuple(_notes(manifest, listing, labelled=labelled)),
         source_notes=tuple(listing.notes),
         empty_classes=tuple(empty_classes(manifest, listing)) if labelled else (),
+        pixel_values=values,
     )
 
 
@@ -176,7 +184,7 @@ def _ingested(
     labelled, data = uses_labels(config), config.data
     earlier = earlier_data(data.manifest, workspace) if data.manifest else None
     draft = ScanDraft(config, listing.root, workspace) if remember and not known.fresh else None
-    manifest, notes, exclude = _read(source, on_progress, earlier, draft)
+    manifest, notes, exclude, values = _read(source, on_progress, earlier, draft)
     check_slices(config.evaluation.slices if labelled else (), manifest.columns)
     if labelled and earlier is None and "leakage" not in data.accept:  # else it was checked before
         check_leakage(manifest)
@@ -185,8 +193,11 @@ def _ingested(
     manifest, split_notes, any_new = assign_splits(
         manifest, config, wanted, listing.name, workspace, remember=remember
     )
-    fingerprint = manifests.fingerprint(manifest)
+    fingerprint = manifests.fingerprint(manifest, values.mapping)
     file = workspace / "manifests" / f"{fingerprint}.parquet"
+    range_notes = notes_on_change(values.spec, listing.root, workspace, remember=remember)
+    if not values.mapping.is_plain:  # Parquet keeps it beside the table
+        manifest.attrs["pixel_values"] = values.spec.model_dump(mode="json")
     manifests.save(manifest, file)
     rows = manifests.usable(manifest)
     found = IngestedData(
@@ -198,7 +209,8 @@ def _ingested(
         counts={name: int((rows["split"] == name).sum()) for name in split.SPLITS},
         class_counts=_class_counts(rows) if labelled else {},
         median_side=int(rows[["width", "height"]].min(axis=1).median()),
-        greyscale=are_grey(rows["mode"]),
+        greyscale=values.is_grey,
+        pixel_values=values.spec,
         mirror_symmetric=listing.mirror_symmetric,
         example_image=example_on_disk(
             rows[rows["split"] == "test"].iloc[0],
@@ -208,6 +220,7 @@ def _ingested(
         notes=(
             *notes,
             *(notes_on_classes(_class_counts(rows)) if labelled else ()),
+            *range_notes,
             *split_notes,
             *notes_on_leakage(rows),
             *notes_on_size(rows),
@@ -217,7 +230,8 @@ def _ingested(
         repeats=earlier.reference if earlier else None,
     )
     splits = split_memory.file_of(workspace, wanted, data.split_seed) if wanted else None
-    return found, splits, not (split_notes and any_new)  # notes on new images are said once
+    said_once = range_notes or (split_notes and any_new)
+    return found, splits, not said_once
 
 
 def _read(
@@ -225,8 +239,8 @@ def _read(
     on_progress: StageProgress | None,
     earlier: EarlierData | None,
     draft: ScanDraft | None,
-) -> tuple[pd.DataFrame, list[str], Path | None]:
-    """Return the manifest without splits of Patchline's own, notes, and what was excluded.
+) -> tuple[pd.DataFrame, list[str], Path | None, DataValues]:
+    """Return the manifest without splits of Patchline's own, notes, exclusions, and pixel values.
 
     With data of an earlier run, its manifest is returned, with its splits.
     """
@@ -238,25 +252,29 @@ def _read(
         earlier = earlier._replace(manifest=rest)
         manifest, notes = repeated(config, earlier, listing.root, known.workspace, checking)
         check_images(manifest, listing.root, labelled=labelled)
-        return manifest if labelled else manifest.assign(label=""), [*notes, *more], exclude
+        values = usable_values(manifest, listing.root, config.data)
+        manifest = manifest if labelled else manifest.assign(label="")
+        return manifest, [*notes, *more, *values.notes], exclude, values
     thumbnails = ThumbnailCollector() if data.group_near_duplicates else None
+    on_image = thumbnails.add if thumbnails is not None else None
     manifest = manifests.scan(
         listing,
         _labelled(on_progress, "Reading images"),
         labelled=labelled,
-        on_image=thumbnails.add if thumbnails is not None else None,
+        on_image=on_image,
         memory=known,
         facts=facts,
         draft=draft,
     )
     manifest, more, exclude = exclusion.applied(data.exclude, manifest, known.workspace)
-    notes = [*_notes(manifest, listing, labelled=labelled), *more]
     check_images(manifest, listing.root, labelled=labelled)
+    values = usable_values(manifest, listing.root, config.data, on_image)
+    notes = [*_notes(manifest, listing, labelled=labelled), *more, *values.notes]
     if thumbnails is not None:
         compared = SearchMemory(listing.root, known.workspace, fresh=known.fresh)
         manifest, note = with_near_groups(manifest, thumbnails, on_progress, compared)
         notes.append(note)
-    return manifest, notes, exclude
+    return manifest, notes, exclude, values
 
 
 def assign_splits(
@@ -348,7 +366,8 @@ def prepare(
     size, channels = config.data.image_size, config.data.channels
     if size is None or channels is None:
         raise DataError("The image size is unknown. Resolve the config first.")
-    spec = prepared_store.StoreSpec(channels, size, size, config.data.resize)
+    mapping = PixelMapping.of(data.pixel_values.model_dump())
+    spec = prepared_store.StoreSpec(channels, size, size, config.data.resize, mapping)
     store, reused = prepared_store.prepare(
         rows,
         data.root,
@@ -367,6 +386,7 @@ def prepare(
         mean=config.data.mean or mean,
         std=config.data.std or std,
         resize=config.data.resize,
+        pixel_values=data.pixel_values,
     )
     return PreparedData(store=store, reused=reused, image=image)
 

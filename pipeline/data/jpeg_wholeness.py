@@ -25,7 +25,7 @@ _JPEG_SOF = {0xC0, 0xC1, 0xC2}
 """Baseline, extended and progressive, all with Huffman codes."""
 _JPEG_OTHER_SOF = {0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF}
 _JPEG_SOS, _JPEG_EOI, _JPEG_DRI, _JPEG_PROGRESSIVE = 0xDA, 0xD9, 0xDD, 0xC2
-_JPEG_BLOCK, _JPEG_COEFFICIENTS = 8, 64
+_JPEG_BLOCK, _JPEG_COEFFICIENTS, _JPEG_BITS = 8, 64, 8
 _NOTHING_LEFT = bytes(_JPEG_COEFFICIENTS)
 _EVERYTHING_LEFT = b"\xff" * _JPEG_COEFFICIENTS
 _JPEG_MOST_PIXELS = 65_400
@@ -110,7 +110,7 @@ def _jpeg_frame(data: bytes) -> JpegFrame | None:  # noqa: C901 - a branch for e
         length = int.from_bytes(data[at : at + 2], "big")
         body = data[at + 2 : at + length]
         if marker in _JPEG_SOF:
-            if kind:
+            if kind or body[0] != _JPEG_BITS:
                 return None
             kind, height_at = marker, at + 3
             height, width = int.from_bytes(body[1:3], "big"), int.from_bytes(body[3:5], "big")

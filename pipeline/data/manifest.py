@@ -1,9 +1,10 @@
 """The manifest: one row for each file, and a fingerprint that is the data's version.
 
 Columns: path (relative, with forward slashes), label, split, group, sha256 (of the file), pixels
-(digest of the decoded image), width, height, mode, bytes, status (`ok`, `damaged`, `foreign`,
-`excluded`), reason. Manifests of earlier versions have no column `pixels`. Further columns of a
-table are kept as `column:NAME`.
+(digest of the decoded image), width, height, mode, values (JSON of a `FileSummary`; empty for most
+images of 8 bits), bytes, status (`ok`, `damaged`, `foreign`, `excluded`), reason. Manifests of
+earlier versions have no columns `pixels` and `values`. Further columns of a table are kept as
+`column:NAME`.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ import pandas as pd
 from pipeline.data.config import OWN_COLUMN
 from pipeline.data.describing import OnImage, Row, empty_row, printable
 from pipeline.data.describing_processes import Files, KeptImages, rows_of
+from pipeline.data.pixel_values.pixel_mapping import PixelMapping
 from pipeline.data.scan_memory import DESCRIBED, Facts, ScanMemory
 from pipeline.files.atomic_files import replacing
 from pipeline.plugin_api import ImageListing, ListedImage
 
 COLUMNS = [
-    "path", "label", "split", "group", "sha256", "pixels", "width", "height", "mode", "bytes",
-    "status", "reason",
+    "path", "label", "split", "group", "sha256", "pixels", "width", "height", "mode", "values",
+    "bytes", "status", "reason",
 ]  # fmt: skip
 
 _FINGERPRINTED = ["path", "label", "split", "group", "sha256", "status"]
@@ -149,9 +151,16 @@ def _with_columns(manifest: pd.DataFrame, listing: ImageListing) -> pd.DataFrame
     return manifest
 
 
-def fingerprint(manifest: pd.DataFrame) -> str:
-    """Return the data's version: 32 hexadecimal digits over paths, labels, splits and contents."""
+def fingerprint(manifest: pd.DataFrame, mapping: PixelMapping | None = None) -> str:
+    """Return the data's version: 32 hexadecimal digits over paths, labels, splits and contents.
+
+    Args:
+        manifest: the data.
+        mapping: what becomes of values that are not of 8 bits; it is part of the version.
+    """
     digest = hashlib.sha256()
+    if mapping and not mapping.is_plain:
+        digest.update(repr(mapping).encode())
     for start in range(0, len(manifest), _ROWS_AT_ONCE):
         part = manifest.iloc[start : start + _ROWS_AT_ONCE]
         columns = [map(str, part[name].to_numpy(object)) for name in _FINGERPRINTED]

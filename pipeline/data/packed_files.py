@@ -157,10 +157,17 @@ class PackedImages:
         return ThreadPoolExecutor(self._threads)
 
 
-def packed(image: ReadImage) -> bytes:
-    """Return the bytes to keep: the file, or a PNG file of the resized image if that is better."""
+def packed(image: ReadImage, *, keep_file: bool = True) -> bytes:
+    """Return the bytes to keep: the file, or a PNG file of the resized image if that is better.
+
+    Args:
+        image: in both forms.
+        keep_file: whether the file may be kept; not if its values are mapped to others.
+    """
     pixels_HWC = image.resized_HWC
-    cheap = image.pixels_in_file <= _COSTLY * pixels_HWC.shape[0] * pixels_HWC.shape[1]
+    cheap = (
+        keep_file and image.pixels_in_file <= _COSTLY * pixels_HWC.shape[0] * pixels_HWC.shape[1]
+    )
     if cheap and len(image.file) <= _SMALL_FILE * pixels_HWC.nbytes:
         return image.file
     channels = pixels_HWC.shape[2]

@@ -51,6 +51,7 @@ def ingredients(config: RunConfig, data: IngestedData) -> Ingredients:
     return {
         "data": data.fingerprint,
         **sizes,
+        "pixel_values": data.pixel_values.model_dump_json(),
         "code": stage_keys.code("pipeline.data.prepared_store"),
         **stage_keys.package_versions(),
     }

@@ -175,7 +175,8 @@ def _read(file: Path) -> pd.DataFrame:
 def _complete(manifest: pd.DataFrame) -> pd.DataFrame:
     """Return a manifest with all columns; earlier versions had fewer."""
     missing = [name for name in manifests.COLUMNS if name not in manifest]
-    needed = [name for name in missing if name != "pixels"]
+    needed = [name for name in missing if name not in ("pixels", "values")]
     if needed:
         raise ValueError(f"it has no column {needed[0]}")
-    return manifest.assign(pixels="")[manifests.COLUMNS] if missing else manifest
+    added = manifest.assign(**dict.fromkeys(missing, ""))
+    return added[manifests.COLUMNS] if missing else manifest

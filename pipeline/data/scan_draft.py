@@ -25,6 +25,7 @@ from pipeline.data.describing_processes import Files, KeptImages
 from pipeline.data.earlier_stores import DRAFT_FILE, lock_of
 from pipeline.data.image_root import root_image_bytes
 from pipeline.data.image_size import are_grey, default_image_size
+from pipeline.data.pixel_values.file_summary import FileSummary
 from pipeline.data.scan_memory import digest_of_root
 from pipeline.data.store_builds import DecodedBuild
 from pipeline.data.store_decoding import StoreSpec
@@ -90,6 +91,8 @@ class ScanDraft:
     def _certain_format(self, files: Files) -> StoreSpec | None:
         """Return the format that the store will have, if a few headers show it."""
         config, data = self._config, self._config.data
+        if data.bands:  # the draft holds the colors of each image's format
+            return None
         chosen_later = data.image_size is None and bool(config.preset or config.model.init)
         if data.store == "packed" or chosen_later or data.channels not in {None, _CHANNELS}:
             return None
@@ -134,7 +137,8 @@ class OpenScanDraft:
     def finish(self, rows: Sequence[Row]) -> None:
         """Keep the images of these rows, which are all of the scan, for the prepared store."""
         usable = [place for place, row in enumerate(rows) if row["status"] == "ok"]
-        if not usable:
+        seen = [FileSummary.read(rows[place]["values"]) for place in usable]
+        if not usable or any(each.is_deep or each.hidden for each in seen):  # mapped later
             return
         self._close_gaps(np.array(usable))
         named = [(rows[place]["path"], rows[place]["sha256"]) for place in usable]

@@ -25,9 +25,11 @@ from pipeline.files.atomic_files import replacing, storage_errors
 from pipeline.files.tar_shards import INDEX_SUFFIX, ShardedArchive
 from pipeline.workspace import make_folder
 
-FORMAT = 2
+FORMAT = 3
 """Increase it when the rows of a manifest say something else about a file."""
-DESCRIBED = ["sha256", "pixels", "width", "height", "mode", "bytes", "status", "reason"]
+DESCRIBED = [
+    *("sha256", "pixels", "width", "height", "mode", "values", "bytes", "status", "reason"),
+]
 _FACTS = ["stat_bytes", "stat_modified", "stat_changed", "stat_inode"]
 _RECENT_NANOSECONDS = 2 * 10**9
 

@@ -177,13 +177,13 @@ class DecodedBuild(StoreBuild):
     def _decoder(self, files: DecodedFiles, images: Pixels, count: int) -> Iterator[Decode]:
         """Return what decodes images into their rows, by processes if there are many."""
         if pay_off(count, self.fewest):
-            with DecodingProcesses(files.images, self.root, self.spec.resize) as children:
+            with DecodingProcesses(files.images, self.root, self.spec) as children:
                 yield children.decode
             return
         with threads() as pool:
 
             def decode(wanted: Sequence[WantedImage]) -> Iterator[None]:
-                one = partial(decode_into, images, self.root, resize=self.spec.resize)
+                one = partial(decode_into, images, self.root, spec=self.spec)
                 return pool.map(one, wanted)
 
             yield decode
@@ -219,11 +219,14 @@ class PackedBuild(StoreBuild):
 
     def _packed(self, row: int) -> bytes:
         with read_image(self.root, self._wanted(row), self.spec) as image:
-            return packed(image)
+            return packed(image, keep_file=self.spec.mapping.is_plain)
 
 
 def _key(contents: Contents, spec: StoreSpec) -> str:
-    digest = hashlib.sha256(json.dumps([*decoder_version(), *vars(spec).values()]).encode())
+    formatted = [spec.channels, spec.height, spec.width, spec.resize]
+    mapping = [] if spec.mapping.is_plain else [spec.mapping.json()]
+    described = json.dumps([*decoder_version(), *formatted, *mapping])
+    digest = hashlib.sha256(described.encode())
     digest.update(contents.tobytes().hex().encode())
     return digest.hexdigest()[:32]
 

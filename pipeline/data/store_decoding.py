@@ -12,6 +12,7 @@ from typing import NamedTuple
 from pipeline.data.decoding import UndecodableImageError, decoded
 from pipeline.data.image_root import root_image_bytes
 from pipeline.data.jpeg_decoding import decode_jpeg
+from pipeline.data.pixel_values.pixel_mapping import PLAIN, PixelMapping
 from pipeline.data.resizing import Pixels, ResizePolicy, resize_image
 from pipeline.errors import DataError
 
@@ -24,6 +25,8 @@ class StoreSpec:
     height: int
     width: int
     resize: ResizePolicy
+    mapping: PixelMapping = PLAIN
+    """What becomes of values that are not of 8 bits."""
 
 
 class WantedImage(NamedTuple):
@@ -75,7 +78,12 @@ def read_image(
             if hashlib.sha256(data).hexdigest() != wanted.sha256:
                 raise DataError(f"{wanted.path} changed while it was being read. Run again.")
             with decoded(
-                data, spec.channels, known_whole=True, on_header=check, jpeg_decoder=decode_jpeg
+                data,
+                spec.channels,
+                known_whole=True,
+                on_header=check,
+                jpeg_decoder=decode_jpeg,
+                mapping=spec.mapping,
             ) as pixels_HWC:
                 height, width = pixels_HWC.shape[:2]
                 resized_HWC = resize_image(pixels_HWC, spec.height, spec.width, spec.resize)

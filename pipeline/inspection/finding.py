@@ -14,6 +14,7 @@ Kind = Literal[
     "exact_duplicate", "near_duplicate", "leakage", "label_conflict", "label_error", "imbalance",
     "small_class", "empty_class", "dark", "blurred", "blank", "contradictory_rows", "missing_file",
     "refused_member", "similar_classes", "suspicious_class", "suspicious_labels",
+    "value_range", "bands",
 ]  # fmt: skip
 KINDS: tuple[Kind, ...] = get_args(Kind)
 Severity = Literal["error", "warning", "note"]
@@ -43,6 +44,8 @@ TITLES: dict[Kind, str] = {
     "dark": "Dark images",
     "blurred": "Blurred images",
     "blank": "Blank images",
+    "value_range": "Values of more than 8 bits",
+    "bands": "Unclear bands",
 }
 
 

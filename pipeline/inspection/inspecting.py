@@ -18,6 +18,7 @@ from pipeline.data.leakage import given_splits
 from pipeline.data.near_duplicates.grouping import grouped_by
 from pipeline.data.near_duplicates.search import near_duplicates
 from pipeline.data.near_duplicates.search_memory import SearchMemory
+from pipeline.data.pixel_values.pixel_mapping import PixelMapping
 from pipeline.data.source_listing import uses_labels
 from pipeline.errors import DataError
 from pipeline.inspection.class_findings import findings_on_classes
@@ -31,6 +32,7 @@ from pipeline.inspection.finding import KINDS, SEVERITIES, Finding, Inspection, 
 from pipeline.inspection.label_errors import Judgement, findings_on_labels
 from pipeline.inspection.measures import ImageMeasures
 from pipeline.inspection.same_image_findings import findings_on_duplicates
+from pipeline.inspection.value_findings import findings_on_values
 
 _SQUARE = 1.05
 _NO_SPLIT = "unassigned"
@@ -48,6 +50,8 @@ class Inspected:
     """The folder or archive that the paths are relative to."""
     manifest: pd.DataFrame
     """With the splits of a run."""
+    mapping: PixelMapping
+    """What becomes of values that are not of 8 bits."""
 
 
 def inspect_data(
@@ -92,6 +96,7 @@ def inspect_data(
         given = given_splits(manifest).reset_index(drop=True)
         found += [
             *findings_on_format(measured),
+            *findings_on_values(rows, scanned.pixel_values),
             *findings_on_size(rows),
             *findings_on_light(measured),
             *findings_on_duplicates(rows, given, near, grouped=data.group_near_duplicates),
@@ -107,7 +112,7 @@ def inspect_data(
         found += findings_on_labels(rows, judgement)
         more = [*more, *judgement.notes()]
     result = summary_of(scanned.name, assigned, origin, _sorted(found), (*notes, *more))
-    return Inspected(result, scanned.root, assigned)
+    return Inspected(result, scanned.root, assigned, scanned.pixel_values.mapping)
 
 
 def _unused(config: RunConfig) -> list[str]:
@@ -130,6 +135,8 @@ def _with_splits(
         check_images(manifest, scanned.root, labelled=uses_labels(config))
     except DataError as error:
         stops = [f"a run would stop: {error}"]
+    if scanned.pixel_values.problem:
+        stops = [*stops, f"a run would stop: {scanned.pixel_values.problem}"]
     if manifests.usable(manifest).empty:
         return manifest, "no image can be read", stops or ["a run would stop: no image can be read"]
     wanted = split.wanted_splits(manifest, data.validation_fraction, data.test_fraction)

@@ -59,7 +59,7 @@ def write_page(found: Inspected, file: Path) -> None:
         verdict=verdict(result),
         looks=looks(result),
         notes=[visible(note) for note in result.notes],
-        findings=[_shown(finding, known, found.root) for finding in result.findings],
+        findings=[_shown(finding, known, found) for finding in result.findings],
         labels=[(label, visible(label) or "-") for label in labels[:_MOST_CLASSES]],
         more_classes=max(0, len(labels) - _MOST_CLASSES),
         most=max(result.classes.values(), default=1),
@@ -67,7 +67,7 @@ def write_page(found: Inspected, file: Path) -> None:
     write_text(file, text)
 
 
-def _shown(finding: Finding, known: pd.DataFrame, root: Path) -> _Shown:
+def _shown(finding: Finding, known: pd.DataFrame, found: Inspected) -> _Shown:
     groups: list[list[_Picture]] = []
     more = ""
     if finding.kind not in _NOT_SHOWN:
@@ -79,7 +79,7 @@ def _shown(finding: Finding, known: pd.DataFrame, root: Path) -> _Shown:
             wanted = [finding.files[:most]]
         details = finding.details
         shown = [
-            [_picture(path, details.get(path, ""), known, root) for path in group]
+            [_picture(path, details.get(path, ""), known, found) for path in group]
             for group in wanted
         ]
         groups = [pictures for group in shown if (pictures := [each for each in group if each])]
@@ -95,11 +95,11 @@ def _shown(finding: Finding, known: pd.DataFrame, root: Path) -> _Shown:
     )
 
 
-def _picture(path: str, detail: str, known: pd.DataFrame, root: Path) -> _Picture | None:
+def _picture(path: str, detail: str, known: pd.DataFrame, found: Inspected) -> _Picture | None:
     """Return an image with its caption; None if it cannot be read any more."""
     try:
-        with root_image_bytes(root, path) as data:
-            pixels = decode_image(data, 3, decode_jpeg)
+        with root_image_bytes(found.root, path) as data:
+            pixels = decode_image(data, 3, decode_jpeg, found.mapping)
     except UndecodableImageError:
         return None
     return _Picture(

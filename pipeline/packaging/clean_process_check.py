@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import statistics
+import struct
 import subprocess
 import sys
 import tempfile
@@ -60,7 +61,7 @@ def check_package(folder: Path, package: PackagedModel) -> PackageCheck:
     if damage:
         return _failed(damage)
     with tempfile.TemporaryDirectory(prefix="patchline-") as scratch:
-        images = _photographs(Path(scratch))
+        images = _photographs(Path(scratch), max(package.mapping.bands, default=0))
         listed = Path(scratch) / "images.json"
         listed.write_text(json.dumps([str(image) for image in images]), encoding="utf-8")
         try:
@@ -136,20 +137,44 @@ def _difference(own: dict[str, Any], other: dict[str, Any]) -> float:
     )
 
 
-def _photographs(folder: Path) -> list[Path]:
-    """Write JPEGs of two sizes with smooth random colours; the same images each time."""
+def _photographs(folder: Path, bands: int = 0) -> list[Path]:
+    """Write images of two sizes with smooth random colours; the same images each time.
+
+    Args:
+        folder: gets them.
+        bands: that an image needs; beyond three it is a TIFF file, else a JPEG file.
+    """
     import cv2
 
     generator = np.random.default_rng(0)
     files = []
     for number in range(_IMAGES):
         height, width = (120, 90) if number % 2 else (96, 160)
-        coarse = generator.integers(0, 256, (6, 8, 3), dtype=np.uint8)
+        coarse = generator.integers(0, 256, (6, 8, max(3, bands)), dtype=np.uint8)
         pixels = cv2.resize(coarse, (width, height), interpolation=cv2.INTER_CUBIC)
-        file = folder / f"{number}.jpg"
-        file.write_bytes(cv2.imencode(".jpg", pixels)[1].tobytes())
+        many = bands > 3  # noqa: PLR2004 - RGB
+        file = folder / f"{number}{'.tiff' if many else '.jpg'}"
+        content = _tiff(pixels) if many else cv2.imencode(".jpg", pixels)[1].tobytes()
+        file.write_bytes(content)
         files.append(file)
     return files
+
+
+def _tiff(pixels_HWN: np.ndarray[Any, Any]) -> bytes:
+    """Return an image of many bands as a TIFF file."""
+    height, width, bands = pixels_HWN.shape
+    tags = {256: width, 257: height, 258: 8, 259: 1, 262: 1, 273: 0, 277: bands, 278: height}
+    tags[279] = pixels_HWN.size
+    start = 8 + 2 + 12 * len(tags) + 4
+    tags[273] = start + 2 * bands  # behind the bits of each band
+    entries = [
+        struct.pack("<HHII", tag, 3, bands, start)
+        if tag == 258  # noqa: PLR2004 - bits per sample
+        else struct.pack("<HHII", tag, 4, 1, value)
+        for tag, value in sorted(tags.items())
+    ]
+    head = b"II*\0" + struct.pack("<IH", 8, len(tags)) + b"".join(entries) + bytes(4)
+    return head + struct.pack(f"<{bands}H", *[8] * bands) + pixels_HWN.tobytes()
 
 
 def _failed(finding: str) -> PackageCheck:

@@ -9,6 +9,7 @@ pickle.
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -38,4 +39,8 @@ class ImageClassifier(mlflow.pyfunc.PythonModel):  # type: ignore[name-defined,m
         has_column = hasattr(model_input, "columns")
         images = list(model_input["image"]) if has_column else list(model_input)
         top_k = int((params or {}).get("top_k", 5))
-        return self.model.answers(images, top_k, paths=os.environ.get(_SERVING) != "true")
+        answers = self.model.answers(images, top_k, paths=os.environ.get(_SERVING) != "true")
+        outside = self.model.fits.words()
+        if outside:
+            warnings.warn(outside, stacklevel=2)
+        return answers

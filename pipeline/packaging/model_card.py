@@ -16,6 +16,7 @@ from pipeline.metrics.intervals import MetricEstimate
 from pipeline.metrics.names import METRICS
 from pipeline.models.model_description import ModelDescription
 from pipeline.plugin_api import NO_PATCH_EMBEDDING
+from pipeline.plugin_kinds.plugin_config import PixelValues
 from pipeline.plugin_system.plugin_settings import named_patch_embedding
 from pipeline.provenance.provenance import UNKNOWN, ProvenanceSummary
 from pipeline.section import Section
@@ -218,6 +219,7 @@ def _facts(
         "initial weights": facts.initial_weights,
         "license of the initial weights": facts.license,
         "images seen": f"{provenance.state}: {provenance.sentence('the model')}",
+        "pixel values": "; ".join(_pixel_values(description.image.pixel_values)),
         "training": facts.training,
         "images": images,
         "data version": description.data_fingerprint,
@@ -228,6 +230,19 @@ def _facts(
     for key, value in rows.items():
         if value:
             yield f"| {key} | {escaped(value)} |"
+
+
+def _pixel_values(values: PixelValues) -> Iterator[str]:
+    """Say what becomes of values and bands that are not 8 bits of grey or RGB."""
+    for each in values.ranges:
+        yield (
+            f"{each.kind} from {each.low:,.6g} to {each.high:,.6g} become 256 grey levels "
+            f"({each.found})"
+        )
+    if values.bands:
+        yield f"bands {', '.join(map(str, values.bands))}, counted from 1"
+    if not values.opacity:
+        yield "opacity is ignored"
 
 
 def _metrics(facts: CardFacts) -> Iterator[str]:

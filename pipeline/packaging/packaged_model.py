@@ -19,6 +19,9 @@ import numpy as np
 
 from pipeline.data.decoding import UndecodableImageError, decoded
 from pipeline.data.image_file import MAX_FILE_BYTES, image_bytes, too_large
+from pipeline.data.pillow_decoding import mapped_pixels
+from pipeline.data.pixel_values.pixel_mapping import FileValues, PixelMapping
+from pipeline.data.pixel_values.value_fit import RangeFits
 from pipeline.data.resizing import resize_image
 from pipeline.models.onnx_session import open_session
 
@@ -39,13 +42,17 @@ class PackagedModel:
         description = json.loads(description_file.read_text(encoding="utf-8"))
         self.classes: list[str] = description["classes"]
         self.image: dict[str, Any] = description["image"]
+        self.mapping = PixelMapping.of(self.image.get("pixel_values", {}))
+        self.fits = RangeFits(self.mapping)
         self.temperature: float = description.get("temperature", 1.0)
         self._files = onnx_file, description_file
         self._session = open_session(onnx_file, threads)
 
     def with_threads(self, threads: int) -> PackagedModel:
         """Return the same model with another number of threads."""
-        return PackagedModel(*self._files, threads)
+        other = PackagedModel(*self._files, threads)
+        other.fits = self.fits
+        return other
 
     def pixels(self, image: object, *, paths: bool = True) -> np.ndarray[Any, Any]:
         """Decode and resize an image for the network: uint8 (H, W, C).
@@ -60,11 +67,35 @@ class PackagedModel:
         spec = self.image
         try:
             if isinstance(image, np.ndarray):
-                return self._resized(_as_channels(image, spec["channels"]))
-            with _encoded(image, paths=paths) as data, decoded(data, spec["channels"]) as pixels:
+                return self._resized(self._of_array(image))
+            with (
+                _encoded(image, paths=paths) as data,
+                decoded(
+                    data, spec["channels"], mapping=self.mapping, on_fit=self.fits.note
+                ) as pixels,
+            ):
                 return self._resized(pixels)
         except (cv2.error, MemoryError) as error:
             raise UndecodableImageError("the image is too large, or too narrow") from error
+
+    def _of_array(self, image: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Return an array's image of 8 bits (H, W, C), with the range of training if it has others.
+
+        Raises:
+            UndecodableImageError: if it is no image.
+        """
+        channels = self.image["channels"]
+        if self.mapping.is_plain:
+            return _as_channels(image, channels)
+        if image.ndim not in (2, 3) or not image.size or image.dtype.kind not in "iuf":
+            return _as_channels(image, channels)
+        samples_HWN = image[:, :, None] if image.ndim == 2 else image  # noqa: PLR2004 - H, W
+        if image.dtype == np.uint8 and not self.mapping.bands:
+            return _as_channels(image, channels)
+        colors = 3 if samples_HWN.shape[2] == 3 else 1  # noqa: PLR2004 - RGB
+        return mapped_pixels(
+            FileValues(samples_HWN, colors), channels, self.mapping, self.fits.note
+        )
 
     def _resized(self, pixels_HWC: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         spec = self.image

@@ -14,6 +14,35 @@ API_VERSION = 1
 """Incremented when plugins written for the previous API would no longer work."""
 
 
+class ValueRange(Section):
+    """Which pixel values of one type become black and white."""
+
+    kind: str
+    """Type of the values: `uint16`, `int16`, `int32`, `float`, …"""
+
+    low: float
+    """Becomes 0, as does what is below."""
+
+    high: float
+    """Becomes 255, as does what is above."""
+
+    found: str = ""
+    """How the range was found."""
+
+
+class PixelValues(Section):
+    """What becomes of pixel values and bands that are not 8 bits of grey or RGB."""
+
+    ranges: tuple[ValueRange, ...] = ()
+    """For each type of values; empty if all images have 8 bits per color."""
+
+    bands: tuple[int, ...] = ()
+    """The bands that are used, counted from 1; empty for the colors of each image's format."""
+
+    opacity: bool = True
+    """Whether transparent pixels become white."""
+
+
 class ImageSpec(Section):
     """The format of a model's input images, after decoding and resizing."""
 
@@ -34,6 +63,9 @@ class ImageSpec(Section):
 
     resize: Literal["crop", "squash", "pad"]
     """How an image of another shape is resized: scale and crop, squash, or scale and pad."""
+
+    pixel_values: PixelValues = PixelValues()
+    """What becomes of values and bands that are not 8 bits of grey or RGB."""
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,8 @@ class PredictedTable(Section):
     """Names and reasons of the first twenty of them."""
     answered_before: int
     """Images that an interrupted command had predicted."""
+    warning: str = ""
+    """Which images have values outside of the range that the model was trained with."""
 
 
 class _PredictedBatch(NamedTuple):
@@ -142,6 +144,7 @@ def predict_images(
         unreadable=totals.errors,
         first_errors=totals.first_errors,
         answered_before=before,
+        warning=model.fits.words(),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -82,6 +83,9 @@ class Model:
             raise ConfigError(f"errors is {errors!r}, but must be 'raise' or 'mark'.")
         named = _named(_listed(images))
         answers = [answer for batch in _batches(named) for answer in self._answered(batch, errors)]
+        outside = self._package.fits.words()
+        if outside:
+            warnings.warn(outside, stacklevel=2)
         return self._table(answers, marked=errors == "mark")
 
     def _answered(self, batch: Sequence[_Named], errors: OnBroken) -> Iterator[_Answered]:
@@ -105,7 +109,7 @@ class Model:
         if isinstance(image, ImageFile):
             return pixels_of(self._package, image)
         if isinstance(image, PillowImage.Image):
-            image = pillow_pixels(image, self._package.image["channels"])
+            image = pillow_pixels(image, self._package.image["channels"], self._package.mapping)
         return self._package.pixels(image)
 
     def _table(self, answers: Sequence[_Answered], *, marked: bool) -> pd.DataFrame:

@@ -127,4 +127,4 @@ def compare_versions(
         left_out=left_out,
         provenance=(champion.provenance.summary, challenger.provenance.summary),
     )
-    return comparison, image_reader(images, root)
+    return comparison, image_reader(images, root, challenger.package.mapping)

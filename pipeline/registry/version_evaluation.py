@@ -7,7 +7,7 @@ training or model selection are left out by default, because metrics on them are
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from pipeline.data import ingestion, prepared_store
 from pipeline.data import manifest as manifests
 from pipeline.data.ingestion import ScannedData
 from pipeline.data.own_columns import check_slices, own_columns
+from pipeline.data.pixel_values.model_fit import notes_on_fit
 from pipeline.errors import DataError
 from pipeline.evaluation.config import EvaluationConfig, SplitChoice
 from pipeline.evaluation.evaluating import write_report
@@ -107,6 +108,7 @@ def choose_images(
     classes = tuple(records.package.classes)
     data = ingestion.scan(config, workspace, on_progress)
     check_slices(choices.report.slices, data.manifest.columns)
+from pipeline.data.pixel_values.model_fit import notes_on_fit
     return ChosenImages(records, data, select(data, records, classes, choices))
 
 
@@ -269,7 +271,9 @@ def prepared_images(
     store, _ = prepared_store.prepare(
         rows,
         root,
-        prepared_store.StoreSpec(spec["channels"], spec["height"], spec["width"], spec["resize"]),
+        prepared_store.StoreSpec(
+            spec["channels"], spec["height"], spec["width"], spec["resize"], package.mapping
+        ),
         workspace / "prepared",
         lambda done, total: on_progress("Decoding images", done, total),
     )

@@ -17,6 +17,7 @@ from pipeline.data import image_root
 from pipeline.data.decoding import UndecodableImageError
 from pipeline.data.image_root import holds, root_image_bytes
 from pipeline.data.same_images import content_numbers
+from pipeline.data.pixel_values.pixel_mapping import PixelMapping
 from pipeline.errors import ModelReferenceError
 from pipeline.models.model_description import WEIGHTS_FILE
 from pipeline.packaging.packaged_model import PackagedModel
@@ -201,8 +202,16 @@ def load_or_predict(
     return probabilities_NK
 
 
-def image_reader(images: pd.DataFrame, root: Path | None) -> Callable[[int], Array | None]:
-    """Return a function that reads the image in a row; it returns none if the image is gone."""
+def image_reader(
+    images: pd.DataFrame, root: Path | None, mapping: PixelMapping
+) -> Callable[[int], Array | None]:
+    """Return a function that reads the image in a row; it returns none if the image is gone.
+
+    Args:
+        images: columns path and sha256.
+        root: what the paths are relative to; none if the images are gone.
+        mapping: what becomes of values that are not of 8 bits.
+    """
 
     def pixels_of(position: int) -> Array | None:
         from pipeline.data.decoding import decode_image
@@ -213,7 +222,7 @@ def image_reader(images: pd.DataFrame, root: Path | None) -> Callable[[int], Arr
             return None
         try:
             with root_image_bytes(root, row["path"]) as data:
-                return decode_image(data, 3, decode_jpeg)
+                return decode_image(data, 3, decode_jpeg, mapping)
         except UndecodableImageError:
             return None
 

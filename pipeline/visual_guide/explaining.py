@@ -14,6 +14,7 @@ from torch import nn
 from pipeline.data.decoding import UndecodableImageError, decoded
 from pipeline.data.image_file import image_bytes
 from pipeline.data.jpeg_decoding import decode_jpeg
+from pipeline.data.pixel_values.pixel_mapping import PixelMapping
 from pipeline.data.resizing import resize_image
 from pipeline.errors import ConfigError, DataError
 from pipeline.files.atomic_files import storage_errors, write_text
@@ -63,6 +64,7 @@ def read_image(file: Path, description: ModelDescription, label: str | None) -> 
         ConfigError: if the label is none of the model's classes.
     """
     spec, classes = description.image, description.classes
+    mapping = PixelMapping.of(spec.pixel_values.model_dump())
     if label is not None and label not in classes:
         known = ", ".join(classes[:8]) + (", …" if len(classes) > 8 else "")  # noqa: PLR2004
         raise ConfigError(f"--label {label} is not a class of the model. Choose one of: {known}.")
@@ -71,7 +73,7 @@ def read_image(file: Path, description: ModelDescription, label: str | None) -> 
     try:
         with (
             image_bytes(file) as data,
-            decoded(data, spec.channels, jpeg_decoder=decode_jpeg) as original,
+            decoded(data, spec.channels, jpeg_decoder=decode_jpeg, mapping=mapping) as original,
         ):
             pixels = resize_image(original, spec.height, spec.width, spec.resize)
             return ImageToExplain(file.name, np.array(original), np.array(pixels), label)

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, get_args
 
 from pipeline.config import RunConfig
-from pipeline.data.decoding import UndecodableImageError, decode_image
+from pipeline.data.decoding import UndecodableImageError, decode_image, deep_values
 from pipeline.data.image_root import is_file, root_image_bytes
 from pipeline.errors import UserError
 from pipeline.plugin_api import (
@@ -127,8 +127,12 @@ class DataSourceChecks:
         listing = self._listing()
         for image in listing.images:
             try:
-                with root_image_bytes(listing.root, image.path) as data:
-                    decode_image(data, channels=3)
+                with (
+                    root_image_bytes(listing.root, image.path) as data,
+                    deep_values(data) as values,
+                ):
+                    if values is None:  # what the others mean is decided for a whole data set
+                        decode_image(data, channels=3)
             except UndecodableImageError as error:
                 raise CheckError(f"{image.path!r} cannot be decoded: {error}.") from error
 

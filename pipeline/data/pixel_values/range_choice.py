@@ -1,0 +1,198 @@
+"""Choose the value range of a data set: which value is black, and which is white.
+
+The rule, for each type of values:
+
+- What the user sets: two values, or two percentiles of all pixels.
+- Unsigned integers: 0 to the largest value that every file declares, or else to the largest one
+  found, rounded up to a full number of bits (255, 1023, 4095, 65535, …).
+- Floating-point numbers: 0 to 1, -1 to 1, or 0 to 255 if all lie there.
+- Everything else, and everything of which these would leave fewer than 32 of the 256 grey levels:
+  the percentiles 0.5 and 99.5, rounded outwards. Single values far from all others, which stand for
+  missing pixels or are defects of a sensor, do not count.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from pipeline.data.pixel_values.pixel_mapping import FLOAT, Values, number, scaled
+
+_FEW_LEVELS = 32
+_CORE = (0.5, 99.5)
+_ALMOST_ALL = 99.95
+_STRAY_BITS = 2
+_MOST_ENDS = 4
+_SAID_SHARE = 1e-4
+_FLOAT_RANGES = ((0.0, 1.0), (-1.0, 1.0), (0.0, 255.0))
+
+
+class Observed(NamedTuple):
+    """The values of one type in a data set."""
+
+    kind: str
+    low: float
+    """The smallest value of all files."""
+    high: float
+    """The largest value of all files."""
+    declared: float
+    """The value of white that every file declares; 0 if they do not."""
+    sample: Values
+    """Sorted."""
+
+
+class ChosenRange(NamedTuple):
+    """The value range of one type of values."""
+
+    low: float
+    high: float
+    found: str
+    """How it was found."""
+    clipped: float
+    """Share of the values outside of it, 0 to 1."""
+    levels: int
+    """Grey levels that hold the middle 99 % of the values."""
+    values: int
+    """Different values that these levels stand for."""
+
+
+def choose_range(
+    seen: Observed,
+    value_range: tuple[float, float] | None,
+    percentiles: tuple[float, float] | None,
+) -> ChosenRange:
+    """Return the range of one type of values.
+
+    Args:
+        seen: the values.
+        value_range: what the user has set.
+        percentiles: what the user has set.
+    """
+    if value_range is not None:
+        return _judged(seen, *value_range, "set by data.value_range")
+    kept, apart = _without_ends(seen.sample)
+    if percentiles is not None:
+        low, high = (float(each) for each in np.percentile(seen.sample, percentiles))
+        if not seen.sample.size:
+            low, high = 0.0, 1.0
+        words = f"percentiles {percentiles[0]:g} and {percentiles[1]:g} of the pixels"
+        return _judged(seen, low, high if high > low else low + 1, words)
+    if not kept.size:
+        return _judged(seen, 0.0, 1.0, "no pixel has a known value")
+    nominal = _nominal(seen, kept, apart)
+    if nominal is not None and not _loses_too_much(nominal, kept):
+        return nominal
+    low, high = _rounded_out(*(float(each) for each in np.percentile(kept, _CORE)))
+    words = f"percentiles {_CORE[0]:g} and {_CORE[1]:g} of the pixels, rounded"
+    if apart:
+        words += f"; {' and '.join(map(number, apart))} {_stands(apart)} apart and not counted"
+    return _judged(seen, low, high, words)
+
+
+def _nominal(seen: Observed, kept: Values, apart: Sequence[float]) -> ChosenRange | None:
+    """Return the range that the type, the files or the largest value suggest; None without one."""
+    low, high = (float(kept[0]), float(kept[-1])) if apart else (seen.low, seen.high)
+    if seen.kind == FLOAT:
+        fits = [each for each in _FLOAT_RANGES if each[0] <= low and high <= each[1]]
+        if fits:
+            words = f"all values are from {number(low)} to {number(high)}"
+            return _judged(seen, *fits[0], words)
+        if low < 0 or not _are_whole(kept):
+            return None
+    if low < 0:
+        return None
+    if seen.declared and high <= seen.declared:
+        return _judged(seen, 0.0, seen.declared, "declared by the files")
+    white = _full_bits(high)
+    usual = _full_bits(float(np.percentile(kept, _ALMOST_ALL)))
+    if usual << _STRAY_BITS <= white:
+        return _judged(seen, 0.0, float(usual), f"almost all values are at most {number(usual)}")
+    return _judged(seen, 0.0, float(white), f"the largest value is {number(high)}")
+
+
+def _judged(seen: Observed, low: float, high: float, found: str) -> ChosenRange:
+    """Return a range with what it loses."""
+    sample = seen.sample
+    if not sample.size:
+        return ChosenRange(low, high, found, 0.0, 0, 0)
+    outside = float(np.mean((sample < low) | (sample > high)))
+    core = _core(sample)
+    core = core[(core >= low) & (core <= high)]
+    levels = len(np.unique(scaled(core, low, high))) if core.size else 1
+    return ChosenRange(low, high, found, outside, levels, len(np.unique(core)))
+
+
+def _loses_too_much(chosen: ChosenRange, kept: Values) -> bool:
+    core = _core(kept)
+    levels = len(np.unique(scaled(core, chosen.low, chosen.high)))
+    return levels < _FEW_LEVELS and len(np.unique(core)) > levels
+
+
+def loss_words(chosen: ChosenRange) -> str:
+    """Return what a range loses, beside the rounding to 256 levels; empty if nothing."""
+    words = []
+    if chosen.clipped >= _SAID_SHARE:
+        share = f"{100 * chosen.clipped:.2g} %"
+        words.append(f"about {share} of the pixels lie outside and are clipped")
+    if chosen.levels < _FEW_LEVELS and chosen.values > chosen.levels:
+        words.append(
+            f"99 % of the pixels have only {chosen.levels} grey level"
+            f"{'' if chosen.levels == 1 else 's'} for {chosen.values:,} different values"
+        )
+    return "; ".join(words)
+
+
+def _core(values: Values) -> Values:
+    """Return the middle 99 % of sorted values."""
+    low, high = np.percentile(values, _CORE)
+    core: Values = values[(values >= low) & (values <= high)]
+    return core
+
+
+def _without_ends(sample: Values) -> tuple[Values, list[float]]:
+    """Return sorted values without single ones that are further away than all others reach.
+
+    Returns:
+        The others, and the values that are left out.
+    """
+    kept, apart = sample, list[float]()
+    for _ in range(_MOST_ENDS):
+        if not kept.size:
+            break
+        after = kept[np.searchsorted(kept, kept[0], "right") :]
+        before = kept[: np.searchsorted(kept, kept[-1], "left")]
+        if len(after) > 1 and after[0] - kept[0] > 2 * (after[-1] - after[0]) > 0:
+            apart, kept = [*apart, float(kept[0])], after
+        elif len(before) > 1 and kept[-1] - before[-1] > 2 * (before[-1] - before[0]) > 0:
+            apart, kept = [*apart, float(kept[-1])], before
+        else:
+            break
+    return kept, apart
+
+
+def _stands(apart: Sequence[float]) -> str:
+    return "is" if len(apart) == 1 else "are"
+
+
+def _are_whole(values: Values) -> bool:
+    return bool((values == np.round(values)).all())
+
+
+def _full_bits(value: float) -> int:
+    """Return the next number of 8 or more bits that are all set."""
+    return int((1 << max(8, int(value).bit_length())) - 1)
+
+
+def _rounded_out(low: float, high: float) -> tuple[float, float]:
+    """Return round numbers around a range, at most a tenth of it away."""
+    if not high > low:
+        return low, low + 1.0
+    step = 10.0 ** (math.floor(math.log10(high - low)) - 1)
+    digits = max(0, 2 - math.floor(math.log10(step)))
+    return (
+        round(math.floor(low / step) * step, digits),
+        round(math.ceil(high / step) * step, digits),
+    )

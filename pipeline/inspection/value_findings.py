@@ -1,0 +1,44 @@
+"""Findings about images that are not 8 bits of grey or RGB."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from pipeline.data.pixel_values.data_values import DataValues, summaries
+from pipeline.inspection.finding import Finding, finding_on_files
+
+
+def findings_on_values(rows: pd.DataFrame, values: DataValues) -> list[Finding]:
+    """Return what becomes of values and bands, and why a run cannot use them.
+
+    Args:
+        rows: the usable images.
+        values: what was decided for the data set.
+    """
+    deep = [each.is_deep for each in summaries(rows)]
+    files = tuple(rows["path"][deep])
+    findings = []
+    if values.problem:
+        findings.append(
+            finding_on_files(
+                "bands",
+                "error",
+                files or tuple(rows["path"]),
+                str(values.problem).partition(". ")[0] + ".",
+                f"Stops a run. {str(values.problem).partition('. ')[2]}",
+            )
+        )
+    told = [*values.notes, *values.unused]
+    if told:
+        findings.append(
+            finding_on_files(
+                "value_range",
+                "warning" if values.losses else "note",
+                files or tuple(rows["path"]),
+                f"{'; '.join(told)}.",
+                "Maps the values of all images by one range, in runs and in their packages alike. "
+                "Set data.value_range, data.value_range_percentiles or data.bands to choose "
+                "otherwise.",
+            )
+        )
+    return findings
