@@ -24,6 +24,7 @@ from pipeline.data.image_formats import HEAD_BYTES, format_of, refused_format
 from pipeline.data.image_root import open_image, root_image_bytes
 from pipeline.data.jpeg_decoding import decode_jpeg
 from pipeline.data.pixel_values.file_summary import FileSummary, clarity, values_digest
+from pipeline.data.pixel_values.pixel_mapping import PixelMapping
 from pipeline.data.pixel_values.tiff_page import tiff_page
 from pipeline.data.same_images import pixel_digest
 from pipeline.files.data_names import IMAGE_SUFFIXES
@@ -188,9 +189,13 @@ class _Description:
             jpeg_decoder=decode_jpeg,
             on_opacity=opacity.append,
         ) as image_HWC:
-            row["pixels"], row["values"] = pixel_digest(image_HWC), _summary(data, opacity)
+            summary = _summary(data, opacity)
+            row["pixels"], row["values"] = pixel_digest(image_HWC), summary.text
             if self.on_image:
                 self.on_image(row["path"], data, image_HWC)
+        if summary.hidden:  # all white, and so the same as every other such image
+            with decoded(data, channels=3, mapping=PixelMapping(opacity=False)) as image_HWC:
+                row["pixels"] = pixel_digest(image_HWC)
 
     def _note(self, header: ImageHeader) -> None:
         row = self._row
@@ -199,13 +204,13 @@ class _Description:
             raise _LargeImageError
 
 
-def _summary(data: bytes, opacity: list[Pixels]) -> str:
-    """Return what is special about an image of 8 bits; empty for most."""
+def _summary(data: bytes, opacity: list[Pixels]) -> FileSummary:
+    """Return what is special about an image of 8 bits."""
     pages = tiff_page(data).pages if format_of(data[:HEAD_BYTES]) == "TIFF" else 1
     if not opacity:
-        return FileSummary(pages=pages).text
+        return FileSummary(pages=pages)
     clear, hidden = clarity(np.concatenate(opacity))
-    return FileSummary(pages=pages, clear=clear, hidden=hidden).text
+    return FileSummary(pages=pages, clear=clear, hidden=hidden)
 
 
 def printable(name: str) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pydantic import Field
 
+from pipeline.data.pixel_values.pixel_mapping import PixelMapping
 from pipeline.plugin_api import ImageSpec
 from pipeline.plugin_kinds.plugin_config import PixelValues
 from pipeline.provenance.provenance import KNOWN, ProvenanceSummary
@@ -56,6 +57,11 @@ class IngestedData(Section):
     """The run or the file whose manifest is used again, if any."""
     seen_before: SeenBefore = SeenBefore()
     """What the initial weights have seen of it; see `seen_images`."""
+
+    @property
+    def mapping(self) -> PixelMapping:
+        """The pixel values for the decoder."""
+        return PixelMapping.of(self.pixel_values.model_dump())
 
     def findings(self) -> list[str]:
         """Return how many images there are and how they are split, then what is unusual."""

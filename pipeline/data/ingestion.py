@@ -35,7 +35,6 @@ from pipeline.data.near_duplicates.thumbnails import ThumbnailCollector
 from pipeline.data.own_columns import check_slices, listed_columns
 from pipeline.data.pixel_values.data_values import DataValues
 from pipeline.data.pixel_values.mapped_images import chosen_values, usable_values
-from pipeline.data.pixel_values.pixel_mapping import PixelMapping
 from pipeline.data.pixel_values.range_memory import notes_on_change
 from pipeline.data.repeated_data import EarlierData, earlier_data, repeated
 from pipeline.data.scan_draft import ScanDraft
@@ -196,9 +195,7 @@ def _ingested(
     fingerprint = manifests.fingerprint(manifest, values.mapping)
     file = workspace / "manifests" / f"{fingerprint}.parquet"
     range_notes = notes_on_change(values.spec, listing.root, workspace, remember=remember)
-    if not values.mapping.is_plain:  # Parquet keeps it beside the table
-        manifest.attrs["pixel_values"] = values.spec.model_dump(mode="json")
-    manifests.save(manifest, file)
+    manifests.save(manifest, file, values.mapping)
     rows = manifests.usable(manifest)
     found = IngestedData(
         name=listing.name,
@@ -366,8 +363,7 @@ def prepare(
     size, channels = config.data.image_size, config.data.channels
     if size is None or channels is None:
         raise DataError("The image size is unknown. Resolve the config first.")
-    mapping = PixelMapping.of(data.pixel_values.model_dump())
-    spec = prepared_store.StoreSpec(channels, size, size, config.data.resize, mapping)
+    spec = prepared_store.StoreSpec(channels, size, size, config.data.resize, data.mapping)
     store, reused = prepared_store.prepare(
         rows,
         data.root,

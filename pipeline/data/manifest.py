@@ -179,8 +179,17 @@ def contents_fingerprint(rows: pd.DataFrame) -> str:
     return hashlib.sha256("".join(lines).encode()).hexdigest()[:32]
 
 
-def save(manifest: pd.DataFrame, file: Path) -> None:
-    """Write a manifest as Parquet, atomically."""
+def save(manifest: pd.DataFrame, file: Path, mapping: PixelMapping | None = None) -> None:
+    """Write a manifest as Parquet, atomically.
+
+    Args:
+        manifest: the data.
+        file: to write.
+        mapping: what becomes of values that are not of 8 bits; kept in the file's metadata.
+    """
+    if mapping and not mapping.is_plain:
+        manifest = manifest.copy()
+        manifest.attrs["pixel_values"] = mapping.json()
     with replacing(file) as temporary:
         manifest.to_parquet(temporary, index=False)
 

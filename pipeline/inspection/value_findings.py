@@ -28,14 +28,13 @@ def findings_on_values(rows: pd.DataFrame, values: DataValues) -> list[Finding]:
                 f"Stops a run. {str(values.problem).partition('. ')[2]}",
             )
         )
-    told = [*values.notes, *values.unused]
-    if told:
+    if values.notes:
         findings.append(
             finding_on_files(
                 "value_range",
                 "warning" if values.losses else "note",
                 files or tuple(rows["path"]),
-                f"{'; '.join(told)}.",
+                f"{'; '.join(values.notes)}.",
                 "Maps the values of all images by one range, in runs and in their packages alike. "
                 "Set data.value_range, data.value_range_percentiles or data.bands to choose "
                 "otherwise.",

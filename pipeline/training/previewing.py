@@ -12,7 +12,6 @@ from pipeline.data import manifest as manifests
 from pipeline.data import prepared_store
 from pipeline.data.augmentation import SeededAugmentation
 from pipeline.data.ingested_data import IngestedData
-from pipeline.data.pixel_values.pixel_mapping import PixelMapping
 from pipeline.errors import DataError
 from pipeline.files.atomic_files import storage_errors
 from pipeline.plugin_api import ImageSpec
@@ -47,8 +46,7 @@ def save_preview(
     numbers = table["label"].map(index) if data.classes else np.zeros(len(table))
     labels = np.asarray(numbers).astype(np.int64)
     rows = preview_rows(labels, np.flatnonzero(table["split"] == "train"), images)
-    mapping = PixelMapping.of(data.pixel_values.model_dump())
-    spec = prepared_store.StoreSpec(channels, size, size, config.data.resize, mapping)
+    spec = prepared_store.StoreSpec(channels, size, size, config.data.resize, data.mapping)
     with tempfile.TemporaryDirectory() as folder:
         chosen = table.iloc[rows]
         store, _ = prepared_store.prepare(chosen, data.root, spec, Path(folder))

@@ -36,8 +36,6 @@ class DataValues(NamedTuple):
     """What a person should know, in sentences."""
     losses: tuple[str, ...]
     """Those of the notes that say what training may miss."""
-    unused: tuple[str, ...]
-    """Settings that have no effect on these images."""
     problem: PipelineError | None
     """Why a run cannot use the images as they are."""
 
@@ -102,9 +100,14 @@ def choose_values(rows: pd.DataFrame, root: Path, settings: DataConfig) -> DataV
     return DataValues(
         spec=spec,
         is_grey=len(bands) == 1 if bands else all(map(_is_grey, files)),
-        notes=(*notes, *opacity_notes, *_notes_on_bands(files, settings), *_other_notes(files)),
+        notes=(
+            *notes,
+            *opacity_notes,
+            *_notes_on_bands(files, settings),
+            *_other_notes(files),
+            *_unused(bool(deep), settings),
+        ),
         losses=(*losses, *opacity_notes),
-        unused=tuple(_unused(bool(deep), settings)),
         problem=problem,
     )
 

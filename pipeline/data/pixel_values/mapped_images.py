@@ -58,7 +58,7 @@ def chosen_values(
 
 
 def show_mapped(root: Path, rows: pd.DataFrame, mapping: PixelMapping, on_image: OnImage) -> None:
-    """Call a function for each image that was not decoded when it was described.
+    """Call a function for each image that was not decoded when it was described, or all white.
 
     Args:
         root: the folder or archive that the paths are relative to.
@@ -69,7 +69,7 @@ def show_mapped(root: Path, rows: pd.DataFrame, mapping: PixelMapping, on_image:
     Raises:
         DataError: if a file has changed meanwhile.
     """
-    deep = [each.is_deep for each in summaries(rows)]
+    waiting = [each.is_deep or (each.hidden and not mapping.opacity) for each in summaries(rows)]
 
     def show(path: str) -> None:
         try:
@@ -82,5 +82,5 @@ def show_mapped(root: Path, rows: pd.DataFrame, mapping: PixelMapping, on_image:
             raise DataError(f"{path}: {error}. Restore it, or run again.") from error
 
     with threads() as pool:
-        for _ in pool.map(show, rows["path"][deep]):
+        for _ in pool.map(show, rows["path"][waiting]):
             pass

@@ -294,5 +294,6 @@ def test_the_kinds_are_those_that_scripts_rely_on() -> None:
         *("label_error", "imbalance", "small_class", "empty_class", "dark", "blurred", "blank"),
         *("contradictory_rows", "missing_file", "refused_member"),
         *("similar_classes", "suspicious_class", "suspicious_labels"),
+        *("value_range", "bands"),
     ) == KINDS
     assert {"images", "classes", "splits", "sizes", "findings"} <= set(Inspection.model_fields)

@@ -1,0 +1,252 @@
+"""Every bit of a file is read: types, orders of bytes, layouts and formats."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pipeline.data.decoding import UndecodableImageError, decode_image, deep_values, read_header
+from pipeline.data.pixel_values.pixel_mapping import FileValues, PixelMapping
+from tests.pipeline.data.pixel_values.made_files import png_chunk, png_file, tiff_file
+
+Values = np.ndarray[Any, Any]
+
+
+def values_of(data: bytes) -> FileValues:
+    with deep_values(data) as values:
+        assert values is not None
+        return values
+
+
+def some(dtype: str, samples: int, height: int = 37, width: int = 41) -> Values:
+    """Return values of a type over much of its range; floating-point ones have a NaN."""
+    rng = np.random.default_rng(samples)
+    kind = np.dtype(dtype)
+    if kind.kind == "f":
+        values = rng.normal(0, 100, (height, width, samples)).astype(kind)
+        values[0, 0, 0] = np.nan
+        return values
+    limits = np.iinfo(kind)
+    shape = (height, width, samples)
+    return rng.integers(limits.min, limits.max, shape, kind, endpoint=True)
+
+
+@pytest.mark.parametrize("samples", [1, 4, 5])
+@pytest.mark.parametrize("dtype", ["u2", "i2", "i4", "u4", "f4", "f2", "f8", "i1"])
+def test_every_layout_of_a_tiff_file_gives_back_its_values(dtype: str, samples: int) -> None:
+    """Strips and tiles, chunky and planar, in either order of bytes, packed and predicted."""
+    values = some(dtype, samples)
+    predictors = (1, 3) if dtype[0] == "f" else (1, 2)
+    for order in "<>":
+        for planar in (False, True) if samples > 1 else (False,):
+            for tile in (0, 16):
+                for predictor in predictors:
+                    data = tiff_file(
+                        values, order=order, planar=planar, tile=tile, deflate=order == ">",
+                        predictor=predictor,
+                    )  # fmt: skip
+                    found = values_of(data)
+                    assert found.samples_HWN.dtype == values.dtype
+                    assert np.array_equal(found.samples_HWN, values, equal_nan=dtype[0] == "f"), (
+                        order,
+                        planar,
+                        tile,
+                        predictor,
+                    )
+                    assert read_header(data)[:2] == (41, 37)
+
+
+def test_eight_bits_of_five_bands_are_read() -> None:
+    """Pillow drops a fifth band, and takes a fourth for opacity; here all of them are there."""
+    for samples in (2, 4, 5):
+        values = some("u1", samples)
+        found = values_of(tiff_file(values, 2 if samples > 3 else 1, [0] * (samples - 1)))
+        assert np.array_equal(found.samples_HWN, values)
+        assert (found.kind, found.opacity) == ("uint8", "")
+
+
+def test_twelve_bits_that_are_packed_declare_their_white() -> None:
+    """Two samples of 12 bits share three bytes, and 4095 is white."""
+    values = np.arange(0, 4096, 16, dtype=np.uint16).reshape(16, 16)
+    bits = np.unpackbits(values.astype(">u2").view(np.uint8).reshape(16, 16, 2), axis=2)
+    packed = np.packbits(bits[:, :, 4:].reshape(16, -1), axis=1)[:, :, None]
+    tags = {256: (4, [16]), 258: (3, [12]), 339: (3, [1])}
+    found = values_of(tiff_file(packed, tags=tags))
+    assert np.array_equal(found.samples_HWN[:, :, 0], values)
+    assert found.declared == 4095
+
+
+@pytest.mark.parametrize(
+    ("tags", "reason"),
+    [
+        ({339: (3, [4])}, "sample format 4"),
+        ({339: (3, [6])}, "sample format 6"),
+        ({258: (3, [48])}, "48 bits"),
+        ({262: (3, [32803])}, "photometric interpretation 32803"),
+        ({259: (3, [9])}, "compressed in a way that is not read"),
+        ({279: (4, [1 << 30] * 13)}, "ends too early"),
+        ({50706: (1, [1, 4, 0, 0])}, "camera's raw file"),
+        ({254: (4, [1]), 330: (4, [8])}, "camera's raw file"),
+        ({270: (2, list(b"Aperio Image Library\0"))}, "microscope slide"),
+    ],
+)
+def test_what_is_not_understood_is_refused(tags: dict[int, Any], reason: str) -> None:
+    """No value is passed on as if it were known: the reason says what is wrong."""
+    with pytest.raises(UndecodableImageError, match=reason):
+        decode_image(tiff_file(some("u2", 1), tags=tags), 3)
+
+
+def test_bands_of_different_types_are_refused() -> None:
+    """Bands of 8 and 16 bits in one file have no common values."""
+    tags = {258: (3, [8, 16])}
+    with pytest.raises(UndecodableImageError, match="different types"):
+        decode_image(tiff_file(some("u2", 2), tags=tags), 3)
+
+
+@pytest.mark.parametrize("samples", [1, 2, 3, 4])
+def test_a_png_file_of_sixteen_bits_keeps_all_of_them(samples: int) -> None:
+    """Pillow cuts colors of 16 bits to 8; here they are as they were written."""
+    values = some("u2", samples)
+    found = values_of(png_file(values, significant=12))
+    assert np.array_equal(found.samples_HWN, values)
+    assert found.opacity == ("straight" if samples in (2, 4) else "")
+    assert found.declared == 4095
+
+
+def test_a_transparent_color_of_sixteen_bits_is_transparent() -> None:
+    """One color of a PNG file becomes white, not its neighbours."""
+    values = some("u2", 3)
+    chunk = png_chunk(b"tRNS", struct.pack(">3H", *values[2, 3].tolist()))
+    found = values_of(png_file(values, chunks=chunk))
+    opaque = found.samples_HWN[:, :, 3]
+    assert (opaque == 0).sum() == 1
+    assert opaque[2, 3] == 0
+    pixels = decode_image(png_file(values, chunks=chunk), 3)
+    assert (pixels[2, 3] == 255).all()
+
+
+@pytest.mark.parametrize("part", [0.3, 0.7, 0.99])
+def test_a_damaged_png_file_of_sixteen_bits_is_refused(
+    part: float, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Half a file is not an image, and no library prints about it."""
+    values = some("u2", 3)
+    data = png_file(values)
+    with pytest.raises(UndecodableImageError):
+        decode_image(data[: int(part * len(data))], 3)
+    short = data[: data.index(b"IDAT") - 4]
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values[: int(37 * part)])
+    short += png_chunk(b"IDAT", zlib.compress(rows)) + png_chunk(b"IEND", b"")
+    with pytest.raises(UndecodableImageError, match="ends too early"):
+        decode_image(short, 3)
+    changed = bytearray(data)
+    changed[len(data) // 2] ^= 1
+    with pytest.raises(UndecodableImageError, match="checksum"):
+        decode_image(bytes(changed), 3)
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("samples", [1, 3])
+@pytest.mark.parametrize("white", [1023, 65535])
+def test_netpbm_files_declare_their_white(samples: int, white: int) -> None:
+    """PGM and PPM files of more than 8 bits, as bytes and as text."""
+    values = some("u2", samples) & np.uint16(white)
+    size = f"# made\n{values.shape[1]} {values.shape[0]}\n{white}\n".encode()
+    binary = (b"P5\n" if samples == 1 else b"P6\n") + size + values.astype(">u2").tobytes()
+    text = " ".join(map(str, values.ravel())).encode()
+    for data in (binary, (b"P2\n" if samples == 1 else b"P3\n") + size + text):
+        found = values_of(data)
+        assert np.array_equal(found.samples_HWN, values)
+        assert found.declared == white
+        with pytest.raises(UndecodableImageError, match="ends too early"):
+            decode_image(data[:-200], 3)
+
+
+def test_a_grey_jpeg_file_of_sixteen_bits_keeps_them() -> None:
+    """JPEG 2000 without loss gives back its 16 bits."""
+    values = some("u2", 1)[:, :, 0]
+    file = io.BytesIO()
+    Image.fromarray(values).save(file, "JPEG2000", irreversible=False)
+    found = values_of(file.getvalue())
+    assert np.array_equal(found.samples_HWN[:, :, 0], values)
+    assert found.declared == 65535
+
+
+def test_a_jpeg_file_of_twelve_bits_is_refused_with_the_remedy() -> None:
+    """Its pixels need a decoder of their own, which the reason names."""
+    file = io.BytesIO()
+    Image.new("L", (16, 16)).save(file, "JPEG")
+    data = bytearray(file.getvalue())
+    frame = data.index(b"\xff\xc0")
+    data[frame + 1], data[frame + 4] = 0xC1, 12
+    with pytest.raises(UndecodableImageError, match=r"12 bits per sample.*imagecodecs"):
+        decode_image(bytes(data), 3)
+
+
+def test_orientation_and_inversion_apply_to_deep_images() -> None:
+    """A turned file is turned back; where zero is white, it becomes white."""
+    values = some("u2", 1)
+    turned = decode_image(tiff_file(values, tags={274: (3, [6])}), 1)
+    plain = decode_image(tiff_file(values), 1)
+    assert np.array_equal(turned, np.rot90(plain, -1))
+    inverted = decode_image(tiff_file(values, 0), 1)
+    assert np.array_equal(inverted, 255 - plain)
+
+
+def test_chosen_bands_become_colors_or_grey() -> None:
+    """Three bands become red, green and blue in their order; one becomes grey; no other is seen."""
+    values = some("u1", 5)
+    data = tiff_file(values, 2, [0, 0])
+    pixels = decode_image(data, 3, mapping=PixelMapping(bands=(4, 3, 2)))
+    assert np.array_equal(pixels, values[:, :, [3, 2, 1]])
+    grey = decode_image(data, 1, mapping=PixelMapping(bands=(5,)))
+    assert np.array_equal(grey, values[:, :, [4]])
+    rgb = io.BytesIO()
+    Image.fromarray(values[:, :, :3]).save(rgb, "PNG")
+    swapped = decode_image(rgb.getvalue(), 3, mapping=PixelMapping(bands=(3, 2, 1)))
+    assert np.array_equal(swapped, values[:, :, [2, 1, 0]])
+    with pytest.raises(UndecodableImageError, match=r"it has 3 bands, but data\.bands is 4"):
+        decode_image(rgb.getvalue(), 1, mapping=PixelMapping(bands=(4,)))
+    with pytest.raises(UndecodableImageError, match="5 bands, and nothing says"):
+        decode_image(data, 3)
+
+
+@pytest.mark.parametrize("extra", [[1], [2]])
+def test_opacity_of_sixteen_bits_lays_colors_on_white(extra: list[int]) -> None:
+    """A transparent pixel becomes white, a half transparent one is mixed with white."""
+    values = np.zeros((2, 3, 4), np.uint16)
+    values[:, :, 3] = [0, 32768, 65535]
+    pixels = decode_image(tiff_file(values, 2, extra), 3)
+    assert pixels[0, :, 0].tolist() == [255, 127, 0]
+
+
+def test_sixteen_bits_without_a_range_are_refused_where_they_may_be_twelve() -> None:
+    """White by the format if the values reach for it; else nothing says what white is."""
+    deep = some("u2", 1)
+    assert np.array_equal(decode_image(png_file(deep), 1), np.round(deep / 257).astype(np.uint8))
+    with pytest.raises(UndecodableImageError, match=r"uint16 values up to 4,09\d, and nothing"):
+        decode_image(png_file(deep >> 4), 1)
+    signed = some("i4", 1)
+    with pytest.raises(UndecodableImageError, match="int32 values, and nothing says"):
+        decode_image(tiff_file(signed), 1)
+    range_ = PixelMapping((("uint16", 0.0, 4095.0),))
+    levels = np.unique(decode_image(png_file(deep >> 4), 1, mapping=range_))
+    assert len(levels) > 240
+    with pytest.raises(UndecodableImageError, match="range is for images of uint16 values"):
+        decode_image(tiff_file(signed), 1, mapping=range_)
+
+
+def test_missing_values_become_black() -> None:
+    """A pixel that is no number, or that stands for a missing one, is not white."""
+    values = np.full((2, 2, 1), 0.75, np.float32)
+    values[0] = [[np.nan], [np.inf]]
+    values[1, 0] = -9999
+    data = tiff_file(values, tags={42113: (2, list(b"-9999\0"))})
+    pixels = decode_image(data, 1, mapping=PixelMapping((("float", -1.0, 1.0),)))
+    assert pixels[:, :, 0].tolist() == [[0, 0], [0, 223]]
