@@ -16,6 +16,7 @@ from cyclopts import CycloptsError, UnusedCliTokensError
 
 from flows import prefect_settings
 from flows.commands.application import application
+from flows.commands.number_lists import each_with_its_flag
 from flows.commands.switches import value_of_switch
 from pipeline import quiet_libraries, redaction, workspace
 from pipeline.errors import ConfigError, PipelineError
@@ -55,7 +56,7 @@ def run_command_line(arguments: list[str]) -> int:
     arguments = [argument for argument in arguments if argument != "--debug"]
     try:
         _follow_the_folder(arguments)
-        arguments = _use_plugin_files(arguments)
+        arguments = each_with_its_flag(_use_plugin_files(arguments))
         result = application(arguments)(
             arguments, exit_on_error=False, print_error=False, result_action="return_value"
         )

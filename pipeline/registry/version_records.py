@@ -16,8 +16,8 @@ import pandas as pd
 from pipeline.data import image_root
 from pipeline.data.decoding import UndecodableImageError
 from pipeline.data.image_root import holds, root_image_bytes
+from pipeline.data.pixel_values.pixel_mapping import PLAIN, PixelMapping
 from pipeline.data.same_images import content_numbers
-from pipeline.data.pixel_values.pixel_mapping import PixelMapping
 from pipeline.errors import ModelReferenceError
 from pipeline.models.model_description import WEIGHTS_FILE
 from pipeline.packaging.packaged_model import PackagedModel
@@ -203,7 +203,7 @@ def load_or_predict(
 
 
 def image_reader(
-    images: pd.DataFrame, root: Path | None, mapping: PixelMapping
+    images: pd.DataFrame, root: Path | None, mapping: PixelMapping = PLAIN
 ) -> Callable[[int], Array | None]:
     """Return a function that reads the image in a row; it returns none if the image is gone.
 

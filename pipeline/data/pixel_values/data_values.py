@@ -83,7 +83,7 @@ def choose_values(rows: pd.DataFrame, root: Path, settings: DataConfig) -> DataV
     columns = (rows["path"], rows["sha256"], rows["mode"], summaries(rows))
     files = [_File(*each) for each in zip(*columns, strict=True)]
     problem = _problem(files, settings)
-    bands = settings.bands or _stand_in(files, problem)
+    bands = _stand_in(files) if problem and files else settings.bands or ()
     opacity, opacity_notes = _opacity(files, bands)
     ranges, notes, losses = list[ValueRange](), list[str](), list[str]()
     deep: dict[str, list[_File]] = {}
@@ -161,10 +161,8 @@ def _too_few(few: Sequence[_File], named: str) -> ConfigError:
     )
 
 
-def _stand_in(files: Sequence[_File], problem: PipelineError | None) -> tuple[int, ...]:
+def _stand_in(files: Sequence[_File]) -> tuple[int, ...]:
     """Return the bands that an inspection shows although it is not known which are used."""
-    if problem is None or not files:
-        return ()
     least = min(file.bands for file in files)
     return (1, 2, 3) if least >= _SIDE_BY_SIDE else (1,)
 

@@ -218,6 +218,8 @@ def test_bands_that_an_image_lacks_are_refused_by_its_name(tmp_path: Path) -> No
     write_files(root, "grey{:02}.png", as_png, images=1)
     with pytest.raises(ConfigError, match=r"data\.bands is 4 3 2, but 2 images, such as across/gr"):
         ingested(root, bands=[4, 3, 2])
+    found = inspect_data(config_of(root, bands=[4, 3, 2]), tmp_path / "inspection").result
+    assert found.findings[0].kind == "bands"
 
 
 @pytest.mark.parametrize(
