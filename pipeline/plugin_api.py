@@ -52,7 +52,14 @@ from pipeline.plugin_kinds.models import (
     PatchTokens,
 )
 from pipeline.plugin_kinds.objectives import Objective, ObjectiveContext, ObjectivePlugin
-from pipeline.plugin_kinds.plugin_config import API_VERSION, DataTraits, ImageSpec, PluginConfig
+from pipeline.plugin_kinds.plugin_config import (
+    API_VERSION,
+    DataTraits,
+    ImageSpec,
+    PixelValues,
+    PluginConfig,
+    ValueRange,
+)
 
 __all__ = [
     "API_VERSION",
@@ -84,11 +91,13 @@ __all__ = [
     "PatchEmbeddingContext",
     "PatchEmbeddingPlugin",
     "PatchTokens",
+    "PixelValues",
     "PluginConfig",
     "PluginError",
     "ReadingRules",
     "SourceContext",
     "Split",
+    "ValueRange",
     "check_expansion",
     "known_digest",
     "made_once",

@@ -7,8 +7,7 @@ from pathlib import Path
 from pydantic import Field
 
 from pipeline.data.pixel_values.pixel_mapping import PixelMapping
-from pipeline.plugin_api import ImageSpec
-from pipeline.plugin_kinds.plugin_config import PixelValues
+from pipeline.plugin_api import ImageSpec, PixelValues
 from pipeline.provenance.provenance import KNOWN, ProvenanceSummary
 from pipeline.section import Section
 

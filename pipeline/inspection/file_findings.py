@@ -79,8 +79,8 @@ def findings_on_format(rows: pd.DataFrame) -> list[Finding]:
         *_finding("wrong_extension", "note", wrong.assign(reason="is " + wrong["format"]), _images,
                   "Reads them by their content. Rename them for other programs."),
         *_finding("unusual_mode", "note", unusual.assign(reason="mode " + unusual["mode"]), _images,
-                  "Converts them to the channels of the run; transparency becomes white, and 16 "
-                  "bits become 8. Check that they look right."),
+                  "Converts them to the channels of the run; transparency becomes white, and "
+                  "values of more than 8 bits become 8. Check that they look right."),
     ]  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from pipeline.data.leakage import given_splits
 from pipeline.data.near_duplicates.grouping import grouped_by
 from pipeline.data.near_duplicates.search import near_duplicates
 from pipeline.data.near_duplicates.search_memory import SearchMemory
-from pipeline.data.pixel_values.pixel_mapping import PixelMapping
+from pipeline.data.pixel_values.pixel_mapping import PLAIN, PixelMapping
 from pipeline.data.source_listing import uses_labels
 from pipeline.errors import DataError
 from pipeline.inspection.class_findings import findings_on_classes
@@ -111,8 +111,10 @@ def inspect_data(
         judgement = judge(rows, scanned.root)
         found += findings_on_labels(rows, judgement)
         more = [*more, *judgement.notes()]
-    result = summary_of(scanned.name, assigned, origin, _sorted(found), (*notes, *more))
-    return Inspected(result, scanned.root, assigned, scanned.pixel_values.mapping)
+    mapping = scanned.pixel_values.mapping
+    found_in_order, told = _sorted(found), (*notes, *more)
+    result = summary_of(scanned.name, assigned, origin, found_in_order, told, mapping)
+    return Inspected(result, scanned.root, assigned, mapping)
 
 
 def _unused(config: RunConfig) -> list[str]:
@@ -165,6 +167,7 @@ def summary_of(
     origin: str,
     findings: tuple[Finding, ...],
     notes: tuple[str, ...],
+    mapping: PixelMapping = PLAIN,
 ) -> Inspection:
     """Return the result of an inspection.
 
@@ -174,6 +177,7 @@ def summary_of(
         origin: where the splits come from.
         findings: sorted.
         notes: of the source and the splits.
+        mapping: what becomes of values that are not of 8 bits.
     """
     rows = manifests.usable(manifest)
     table = pd.crosstab(rows["label"], rows["split"])
@@ -192,7 +196,7 @@ def summary_of(
         sizes=_sizes(rows) if len(rows) else None,
         modes=_counts(rows["mode"]),
         aspect_ratios=_shapes(rows),
-        fingerprint=manifests.fingerprint(manifest),
+        fingerprint=manifests.fingerprint(manifest, mapping),
         findings=findings,
         notes=notes,
     )

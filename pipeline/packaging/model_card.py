@@ -15,8 +15,7 @@ from pydantic import Field
 from pipeline.metrics.intervals import MetricEstimate
 from pipeline.metrics.names import METRICS
 from pipeline.models.model_description import ModelDescription
-from pipeline.plugin_api import NO_PATCH_EMBEDDING
-from pipeline.plugin_kinds.plugin_config import PixelValues
+from pipeline.plugin_api import NO_PATCH_EMBEDDING, PixelValues
 from pipeline.plugin_system.plugin_settings import named_patch_embedding
 from pipeline.provenance.provenance import UNKNOWN, ProvenanceSummary
 from pipeline.section import Section

@@ -108,8 +108,10 @@ def choose_images(
     classes = tuple(records.package.classes)
     data = ingestion.scan(config, workspace, on_progress)
     check_slices(choices.report.slices, data.manifest.columns)
-from pipeline.data.pixel_values.model_fit import notes_on_fit
-    return ChosenImages(records, data, select(data, records, classes, choices))
+    selection = select(data, records, classes, choices)
+    notes = notes_on_fit(selection.rows, records.package.mapping)
+    selection = replace(selection, notes=(*selection.notes, *notes))
+    return ChosenImages(records, data, selection)
 
 
 def evaluate_version(

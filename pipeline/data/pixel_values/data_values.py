@@ -14,7 +14,7 @@ from pipeline.data.pixel_values.pixel_mapping import EIGHT_BITS, FLOAT, PixelMap
 from pipeline.data.pixel_values.range_choice import ChosenRange, Observed, choose_range, loss_words
 from pipeline.data.pixel_values.value_sample import value_sample
 from pipeline.errors import ConfigError, DataError, PipelineError
-from pipeline.plugin_kinds.plugin_config import PixelValues, ValueRange
+from pipeline.plugin_api import PixelValues, ValueRange
 
 _LIKE_OPACITY = 0.25
 """An opacity is whole or none in at least this share of the pixels; a near-infrared band is not."""

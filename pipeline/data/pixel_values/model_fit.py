@@ -6,7 +6,7 @@ import pandas as pd
 
 from pipeline.data.pixel_values.data_values import band_counts, kind_words, summaries
 from pipeline.data.pixel_values.file_summary import FileSummary
-from pipeline.data.pixel_values.pixel_mapping import EIGHT_BITS, PixelMapping, number
+from pipeline.data.pixel_values.pixel_mapping import EIGHT_BITS, PixelMapping, number, white_of
 from pipeline.errors import DataError
 
 _MARGIN = 0.25
@@ -55,11 +55,13 @@ def _unfit(bands: int, summary: FileSummary, mapping: PixelMapping) -> str:
             return f"it has {bands} band{'' if bands == 1 else 's'}, but the model reads {named}"
     elif summary.unknown_bands:
         return f"it has {bands} bands, and the model was trained on images of grey or RGB"
-    known = {kind for kind, _, _ in mapping.ranges} | {EIGHT_BITS, "uint16"}
-    if summary.kind not in known:
+    known = {kind for kind, _, _ in mapping.ranges} | {EIGHT_BITS}
+    highest = max(summary.high[: summary.colors], default=0.0)
+    if summary.kind not in known and not white_of(summary.kind, highest, summary.declared):
         there = [kind_words(kind) for kind, _, _ in mapping.ranges] or ["8-bit"]
         return (
-            f"it has {kind_words(summary.kind)} values, and the model was trained on "
+            f"it has {kind_words(summary.kind)} values up to {number(highest)}, and the model was "
+            f"trained on "
             f"{' and '.join(there)} values, so that nothing says which are black and white"
         )
     return ""

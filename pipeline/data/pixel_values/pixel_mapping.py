@@ -214,6 +214,20 @@ def _rounded(samples: Values, low: float, high: float) -> Values:
     return mapped
 
 
+def white_of(kind: str, highest: float, declared: float) -> float:
+    """Return the value of white of an image that no range is known for; 0 if nothing says it.
+
+    Args:
+        kind: the type of its values.
+        highest: the largest of them.
+        declared: the value of white that its file declares; 0 if none.
+    """
+    if kind.startswith("uint") and 0 < highest <= declared:
+        return declared
+    most = float(np.iinfo(np.uint16).max)
+    return most if kind == "uint16" and (highest == 0 or highest > most * _LEAST_USED) else 0.0
+
+
 def _own_range(
     values: FileValues, colors_HWN: Values, mapping: PixelMapping
 ) -> tuple[float, float]:
@@ -223,11 +237,9 @@ def _own_range(
         UndecodableImageError: if nothing says what is black and what is white.
     """
     highest = float(colors_HWN.max(initial=0))
-    if values.kind.startswith("uint") and 0 < highest <= values.declared:
-        return 0.0, values.declared
-    most = float(np.iinfo(np.uint16).max)
-    if values.kind == "uint16" and (highest == 0 or highest > most * _LEAST_USED):
-        return 0.0, most
+    white = white_of(values.kind, highest, values.declared)
+    if white:
+        return 0.0, white
     known = [kind for kind, _, _ in mapping.ranges]
     trained = f"{' and '.join(known)} values" if known else "8 bits"
     reach = f" up to {number(highest)}" if values.kind == "uint16" else ""

@@ -14,7 +14,7 @@ from pipeline.data.pixel_values.data_values import kind_words
 from pipeline.data.pixel_values.pixel_mapping import number
 from pipeline.data.scan_memory import digest_of_root
 from pipeline.files.atomic_files import storage_errors, write_text
-from pipeline.plugin_kinds.plugin_config import PixelValues
+from pipeline.plugin_api import PixelValues
 from pipeline.workspace import make_folder
 
 _FORMAT = "value ranges 1"

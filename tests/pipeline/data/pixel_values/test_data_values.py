@@ -291,8 +291,15 @@ def test_other_data_is_checked_against_the_range_of_a_model() -> None:
     assert notes_on_fit(rows, PixelMapping((("uint16", 0.0, 65535.0),))) == []
     with pytest.raises(DataError, match=r"a\.png: it has 1 band, but the model reads 4, 3, 2"):
         notes_on_fit(rows, PixelMapping((), (4, 3, 2)))
+    plain = PixelMapping()
+    assert notes_on_fit(rows, plain) == []  # the values reach for the white of 16 bits
+    rows["values"] = json.dumps({**deep, "high": [4000]})
+    with pytest.raises(
+        DataError, match="16-bit values up to 4,000, and the model was trained on 8"
+    ):
+        notes_on_fit(rows, plain)
     rows["values"] = json.dumps({**deep, "kind": "float"})
-    with pytest.raises(DataError, match="floating-point values, and the model was trained on 16-b"):
+    with pytest.raises(DataError, match=r"floating-point values.* trained on 16-bit"):
         notes_on_fit(rows, model)
 
 
