@@ -145,12 +145,13 @@ def _trained(reference: str) -> _TrainedModel:
 
 
 def _checked(trained: _TrainedModel) -> _TrainedModel:
+    from pipeline.files.access import is_readable
     from pipeline.models.model_description import WEIGHTS_FILE, load_description
 
-    if not (trained.folder / WEIGHTS_FILE).is_file():
+    if not is_readable(trained.folder / WEIGHTS_FILE):
         raise ModelReferenceError(
-            f"{trained.name} has no {WEIGHTS_FILE} on this machine, which holds its weights. Name "
-            "a finished run, or a version that Patchline has packaged."
+            f"{trained.name} has no {WEIGHTS_FILE} that may be read on this machine, which holds "
+            "its weights. Name a finished run, or a version that Patchline has packaged."
         )
     if not load_description(trained.folder).classes:
         raise ModelReferenceError(

@@ -10,13 +10,14 @@ from __future__ import annotations
 import os
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from pipeline.data.decoding import UndecodableImageError
 from pipeline.data.image_file import content_of, image_bytes, open_regular
 from pipeline.errors import DataError
+from pipeline.files.access import is_readable
 from pipeline.files.archives import READ_ERRORS, MemberError, open_archive
 from pipeline.files.atomic_files import replacing
 from pipeline.files.data_names import IMAGE_SUFFIXES
@@ -119,8 +120,13 @@ def image_on_disk(root: Path, path: str, copy: Path) -> Path:
 
 
 def exists(root: Path) -> bool:
-    """Return whether a root is there: the folder, or the archive."""
-    return root.is_dir() or archive_of(root) is not None
+    """Return whether a root is there and may be read: the folder, or the archive."""
+    if os.access(root, os.F_OK):
+        return is_readable(root)
+    with suppress(PermissionError):  # in a folder of another user
+        archive = archive_of(root)
+        return archive is not None and is_readable(archive)
+    return False
 
 
 def archive_of(root: Path) -> Path | None:

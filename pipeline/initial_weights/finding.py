@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from pipeline.errors import ConfigError, PipelineError
+from pipeline.files.access import is_readable
 from pipeline.files.atomic_files import storage_errors, write_text
 from pipeline.files.file_digest import digest_of
 from pipeline.initial_weights.known_checksums import publisher_of
@@ -285,7 +286,7 @@ def _trained_by_run(reference: str, runs: Path) -> _Trained:
             "path of a file, a version such as flowers@champion, or a run's id."
         ) from error
     folder = Path(run.data.tags.get(FOLDER_TAG, "")) / "package"
-    if run.info.status != "FINISHED" or not (folder / DESCRIPTION_FILE).is_file():
+    if run.info.status != "FINISHED" or not is_readable(folder / DESCRIPTION_FILE):
         raise ConfigError(
             f"model.init {reference}: the run {run.info.run_id[:8]} is {run.info.status} and has "
             "no trained model on this machine. Give a finished run, or a model version."

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from pipeline.config import RunConfig
 from pipeline.errors import ConfigError
 from pipeline.files import workspace_identity
+from pipeline.files.access import is_readable
 from pipeline.run_memory import stage_keys
 from pipeline.section import Section
 from pipeline.tracking import liveness
@@ -182,13 +183,12 @@ def _interrupted(run: Run, runs: Path) -> InterruptedRun:
     tags, run_id = run.data.tags, run.info.run_id
     folder = _folder(run)
     host = tags.get(HOST_TAG, "")
-    if not _is_file(folder / REQUEST_FILE):
-        where = f"is on the machine {host}" if host != socket.gethostname() else "no longer exists"
+    if not is_readable(folder / REQUEST_FILE):
         raise ConfigError(
-            f"The folder {folder} of the run {run_id[:8]} {where}, so the run cannot be resumed "
-            f"here. Start a new run with its settings: `mlflow artifacts download --run-id "
-            f"{run_id} --artifact-path config.yaml --dst-path .`, then `patchline run --config "
-            "config.yaml`."
+            f"The folder {folder} of the run {run_id[:8]} {_why_unreadable(folder, host)}, so the "
+            "run cannot be resumed here. Start a new run with its settings: `mlflow artifacts "
+            f"download --run-id {run_id} --artifact-path config.yaml --dst-path .`, then "
+            "`patchline run --config config.yaml`."
         )
     if folder.parent != runs.resolve():
         raise ConfigError(
@@ -215,11 +215,16 @@ def _owner(run: Run, folder: Path) -> Liveness:
     return Liveness.ALIVE if still_held else Liveness.DEAD
 
 
-def _is_file(file: Path) -> bool:
+def _why_unreadable(folder: Path, host: str) -> str:
     try:
-        return file.is_file()
-    except OSError:  # another user's folder
-        return False
+        folder.stat()
+    except PermissionError:
+        return "belongs to another user of this machine, who does not share it"
+    except OSError:
+        if host != socket.gethostname():
+            return f"is on the machine {host}"
+        return "does not exist here: it was deleted, or it is in another container"
+    return f"has no {REQUEST_FILE} that may be read"
 
 
 def _folder(run: Run) -> Path:

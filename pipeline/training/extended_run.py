@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from pipeline import config_files
 from pipeline.config import RunConfig
 from pipeline.errors import ConfigError, PipelineError
+from pipeline.files.access import is_readable
 from pipeline.run_memory import interrupted_runs
 from pipeline.run_memory.cleaning import LAST_CHECKPOINT
 from pipeline.run_memory.interrupted_runs import RunRequest
@@ -129,9 +130,9 @@ def _finished(reference: str, runs: Path) -> tuple[str, Path]:
             f"The run {run_id[:8]} is {found.info.status}, so there is no finished training to "
             f"extend. Resume it first: `patchline run --resume {run_id[:8]}`."
         )
-    if not (folder / REQUEST_FILE).is_file():
+    if not is_readable(folder / REQUEST_FILE):
         raise ConfigError(
-            f"The folder {folder} of the run {run_id[:8]} does not exist on this machine, so its "
+            f"The folder {folder} of the run {run_id[:8]} cannot be read on this machine, so its "
             "training cannot be extended. Start a new run with more epochs."
         )
     return run_id, folder

@@ -241,7 +241,7 @@ def test_runs_that_cannot_be_continued_are_refused_in_a_sentence(
     for words, said in (
         ("nothing", ["no run 'nothing'", "last"]),
         (finished.run_id, ["is FINISHED", "nothing to resume"]),
-        (gone.run_id, ["no longer exists", "mlflow artifacts download", gone.run_id]),
+        (gone.run_id, ["has no request.json", "mlflow artifacts download", gone.run_id]),
         (elsewhere.run_id, ["belongs to the folder", "other"]),
         (twins, ["matches 2 runs", twin.run_id[:8]]),
     ):
