@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.errors import StorageError
 from pipeline.files.file_locks import try_lock
 from pipeline.tracking import liveness, run_owner
-from pipeline.tracking.liveness import FOLDER_TAG, HEARTBEAT_TAG, HOST_TAG, Liveness
-from pipeline.tracking.tracked_run import end_run, owner_lock
+from pipeline.tracking.liveness import HEARTBEAT_TAG, HOST_TAG, Liveness
+from pipeline.tracking.tracked_run import end_run
 from pipeline.tracking.tracking_store import all_runs, client, store_exists
 
 if TYPE_CHECKING:
@@ -56,8 +55,8 @@ def _guarded(run: Run) -> Iterator[bool]:
     Yields:
         Whether no other process holds it.
     """
-    lock_file = owner_lock(Path(run.data.tags.get(FOLDER_TAG, "")))
-    if liveness.of_lock(lock_file, run.data.tags.get(liveness.LOCK_TAG, "")) is not Liveness.DEAD:
+    lock_file = liveness.lock_of(run)
+    if lock_file is None or liveness.of_lock_of(run) is not Liveness.DEAD:
         yield True  # found dead by its heartbeat; an owner that wakes up reopens its run
         return
     try:

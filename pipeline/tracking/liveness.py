@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field, ValidationError
 
 from pipeline.errors import StorageError
-from pipeline.files import file_locks
+from pipeline.files import file_locks, workspace_identity
 from pipeline.files.atomic_files import write_text
 from pipeline.files.file_locks import LockState
 from pipeline.section import Section
@@ -79,12 +79,22 @@ _seen_here: dict[tuple[Path, str], _Observation] = {}
 
 def of_run(run: Run) -> Liveness:
     """Return whether the owner of an MLflow run is alive."""
-    tags = run.data.tags
-    folder = tags.get(FOLDER_TAG, "")
-    by_lock = of_lock(Path(folder) / LOCK_FILE, tags.get(LOCK_TAG, "")) if folder else None
-    if by_lock in {Liveness.ALIVE, Liveness.DEAD}:
+    by_lock = of_lock_of(run)
+    if by_lock is not Liveness.UNKNOWN:
         return by_lock
-    return of_heartbeat(run.info.run_id, tags.get(HEARTBEAT_TAG, ""))
+    return of_heartbeat(run.info.run_id, run.data.tags.get(HEARTBEAT_TAG, ""))
+
+
+def of_lock_of(run: Run) -> Liveness:
+    """Return what the lock of an MLflow run says about its owner."""
+    file, identity = lock_of(run), run.data.tags.get(LOCK_TAG, "")
+    return of_lock(file, identity) if file else Liveness.UNKNOWN
+
+
+def lock_of(run: Run) -> Path | None:
+    """Return the file that the owner of a run locks, where its workspace lies now."""
+    folder = run.data.tags.get(FOLDER_TAG)
+    return workspace_identity.present_path(WORKSPACE, Path(folder)) / LOCK_FILE if folder else None
 
 
 def of_lock(file: Path, identity: str) -> Liveness:
