@@ -76,6 +76,12 @@ def run_command_line(arguments: list[str]) -> int:
 
 def _follow_the_folder(arguments: list[str]) -> None:
     """Let a moved or copied workspace use its own files; `down` stops what the old one runs."""
+    if workspace.is_read_only():
+        from pipeline.relocation import read_only
+
+        read_only.check(arguments)
+        print(read_only.enter(), file=sys.stderr)
+        return
     if arguments[:1] == ["down"] or workspace.is_at_home():
         return
     from pipeline.relocation import following

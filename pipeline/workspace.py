@@ -22,6 +22,8 @@ _STORE = "mlflow.db"
 _FOLDER_MODE, _FILE_MODE = 0o700, 0o600
 _OTHERS = 0o077
 _told: set[Path] = set()
+_scratch: Path | None = None
+"""Where this process keeps its caches instead of a workspace that is read-only."""
 
 
 def make_folder(folder: Path) -> None:
@@ -38,9 +40,26 @@ def make_folder(folder: Path) -> None:
 
 
 def tighten() -> None:
-    """Make the workspace of the working directory private, if there is one."""
-    if WORKSPACE.is_dir():
+    """Make the workspace of the working directory private, if there is one to be written."""
+    if WORKSPACE.is_dir() and not is_read_only():
         _narrow(WORKSPACE, _FOLDER_MODE)
+
+
+def is_read_only() -> bool:
+    """Return whether the working directory holds a workspace that this process may not write."""
+    places = [place for place in (WORKSPACE, Path(_STORE)) if place.exists()]
+    return bool(places) and not all(os.access(each, os.W_OK) for each in (Path(), *places))
+
+
+def place() -> Path:
+    """Return where a command keeps its caches: the workspace, unless that is read-only."""
+    return _scratch or WORKSPACE.resolve()
+
+
+def use_scratch(folder: Path | None) -> None:
+    """Keep the caches of this process elsewhere, because the workspace is read-only."""
+    global _scratch  # noqa: PLW0603 - a command has one workspace
+    _scratch = folder
 
 
 def is_at_home() -> bool:

@@ -21,7 +21,7 @@ from pipeline.files.file_locks import try_lock
 from pipeline.run_memory import leftovers, live_runs
 from pipeline.tracking import abandoned_mlflow_runs, tracked_run
 from pipeline.tracking.tracking_store import all_runs, client, store_exists
-from pipeline.workspace import WORKSPACE
+from pipeline.workspace import WORKSPACE, is_read_only
 
 if TYPE_CHECKING:
     from prefect import Flow, State
@@ -72,6 +72,8 @@ def close_before_command() -> list[str]:
     from pipeline import local_services
 
     workspace = WORKSPACE.resolve()
+    if is_read_only():
+        return []  # whoever may write to it closes them
     if local_services.running():
         return []  # its keeper does this within seconds, and sends the events
     if not _left_open(workspace):

@@ -16,7 +16,7 @@ from pipeline.data.config import TableColumns
 from pipeline.errors import ConfigError, DataError, ModelReferenceError
 from pipeline.plugin_system.plugin_loader import config_class, installed
 from pipeline.terminal_words import visible
-from pipeline.workspace import WORKSPACE
+from pipeline.workspace import WORKSPACE, place
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -90,7 +90,7 @@ def _manifest(named: str, columns: Mapping[str, str]) -> pd.DataFrame:
 
     if _is_data(named):
         config = validated(merged(data_settings(named, None), {"data": _own(columns, named)}))
-        workspace = WORKSPACE.resolve()
+        workspace = place()
         ingestion.check_source(config, workspace, to_train=False)
         display().stage(f"Reading the data ({named})")
         return ingestion.scan(config, workspace, display().advance).manifest

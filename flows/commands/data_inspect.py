@@ -18,7 +18,7 @@ from pipeline.browsing.notebook_results import PAGE, TABLE
 from pipeline.config import RunConfig
 from pipeline.errors import ConfigError, PipelineError, UserError
 from pipeline.terminal_words import pasted_path, visible
-from pipeline.workspace import WORKSPACE, make_folder
+from pipeline.workspace import is_read_only, make_folder, place
 
 if TYPE_CHECKING:
     from pipeline.inspection.inspecting import Inspected, Judge
@@ -94,7 +94,12 @@ def inspected(
         raise ConfigError(f"--out {out} is a file. Set it to a folder for the page.")
     if out is not None:
         earlier_rows(out / TABLE)  # a table that cannot be read would be replaced
-    workspace = WORKSPACE.resolve()
+    if out is None and is_read_only():
+        raise ConfigError(
+            "The workspace is read-only, so the page has no place in it. Set --out to a folder "
+            "that you may write to."
+        )
+    workspace = place()
     ingestion.check_source(asked, workspace, to_train=False)
     with shown():
         judge = _judge(check_labels, asked, workspace)

@@ -15,7 +15,7 @@ from flows.progress import shown
 from pipeline import config_files
 from pipeline.config import RunConfig
 from pipeline.errors import ConfigError
-from pipeline.workspace import WORKSPACE
+from pipeline.workspace import WORKSPACE, place
 
 _PICTURE = "augmentation_preview.png"
 
@@ -82,6 +82,6 @@ def _draw(asked: RunConfig, file: Path, images: int, epochs: int) -> RunConfig:
     from pipeline.workers import worker_start
 
     with shown(), worker_start.prepared_workers():
-        resolved = dry_run(asked, WORKSPACE.resolve())
+        resolved = dry_run(asked, place())
     save_preview(resolved.config, resolved.data, file, images=images, epochs=epochs)
     return resolved.config

@@ -22,7 +22,7 @@ from pipeline.plugin_system.composed_config import composed_config, value_of_fla
 from pipeline.plugin_system.plugin_loader import plugin_files
 from pipeline.terminal_words import visible
 from pipeline.workers import prewarm, worker_start
-from pipeline.workspace import WORKSPACE
+from pipeline.workspace import WORKSPACE, place
 
 if TYPE_CHECKING:
     from pipeline.browsing.run_summary import RunSummary
@@ -187,7 +187,7 @@ def _print_plan(config: RunConfig) -> None:
     with shown(), worker_start.prepared_workers():
         if config.preset:
             prewarm.training()
-        found = dry_run(config, WORKSPACE.resolve())
+        found = dry_run(config, place())
     for line in found.plan.lines() if found.plan else ():
         print(f"# {visible(line)}")
     print(yaml.safe_dump(found.config.model_dump(mode="json"), sort_keys=False), end="")

@@ -26,7 +26,7 @@ from pipeline.errors import ConfigError, PipelineError, RunError
 from pipeline.files.atomic_files import full_disk
 from pipeline.local_login import MLFLOW_VARIABLES
 from pipeline.plugin_system.plugin_loader import FILES_VARIABLE
-from pipeline.relocation import following
+from pipeline.relocation import following, read_only
 from pipeline.tracking.tracking_store import ARTIFACT_ROOT_VARIABLE
 
 _STORE = "MLFLOW_TRACKING_URI"
@@ -58,8 +58,7 @@ def session() -> Iterator[None]:
         workspace.tighten()
         _use_the_store_of_the_caller()
         with _errors():
-            if not workspace.is_at_home() and (said := following.follow()):
-                print(said, file=sys.stderr)
+            stack.enter_context(_workspace())
             yield
 
 
@@ -121,6 +120,19 @@ def _use_the_store_of_the_caller() -> None:
 
     if mlflow.is_tracking_uri_set():  # type: ignore[no-untyped-call]  # MLflow is loosely typed
         os.environ[_STORE] = mlflow.get_tracking_uri()
+
+
+@contextmanager
+def _workspace() -> Iterator[None]:
+    """Let a moved or copied workspace use its own files; read one that is read-only."""
+    if workspace.is_read_only():
+        read_only.enter()
+    elif not workspace.is_at_home() and (said := following.follow()):
+        print(said, file=sys.stderr)
+    try:
+        yield
+    finally:
+        workspace.use_scratch(None)
 
 
 @contextmanager

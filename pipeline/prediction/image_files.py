@@ -11,10 +11,10 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pipeline import workspace
 from pipeline.errors import DataError
 from pipeline.files.data_names import ARCHIVE_SUFFIXES, data_kind
 from pipeline.files.ignored_files import DEFAULT_IGNORED
-from pipeline.workspace import WORKSPACE
 
 if TYPE_CHECKING:
     import numpy as np
@@ -185,7 +185,7 @@ def _opened_archive(path: Path) -> tuple[Path, Archive]:
     """
     from pipeline.files.archives import open_archive, readable_archive
 
-    file = readable_archive(path, WORKSPACE.resolve() / "sources" / "archive")
+    file = readable_archive(path, workspace.place() / "sources" / "archive")
     return file, open_archive(file)
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipeline.errors import ModelReferenceError
+from pipeline.files.path_uris import artifact_path
 from pipeline.packaging.packaged_model import PackagedModel
 from pipeline.registry.registered_models import ModelReference
+from pipeline.tracking.tracking_store import client
 
 
 def fetch(reference: ModelReference) -> PackagedModel:
@@ -66,6 +68,10 @@ def package_folder(reference: ModelReference) -> Path:
     from mlflow.exceptions import MlflowException
 
     try:
+        place = client().get_model_version_download_uri(reference.name, reference.version)
+        local = artifact_path(place)
+        if local is not None and local.is_dir():
+            return local  # MLflow would write a note of the download into it
         return Path(download_artifacts(reference.source))
     except (MlflowException, OSError) as error:
         raise ModelReferenceError(

@@ -10,6 +10,8 @@ from __future__ import annotations
 import datetime as dt
 import hashlib
 import io
+import os
+import shutil
 import sqlite3
 import tarfile
 import tempfile
@@ -20,6 +22,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from pipeline.errors import ConfigError, StorageError
+from pipeline.files import workspace_identity
 from pipeline.files.atomic_files import replacing, storage_errors
 from pipeline.files.path_uris import artifact_path
 from pipeline.relocation.archive_members import DATABASES, LIST, PREFECT, Contents, Member, files
@@ -119,18 +122,29 @@ def copy_database(source: Path, target: Path) -> None:
         StorageError: if it is damaged, or stays locked.
     """
     try:
-        with (
-            closing(sqlite3.connect(source.as_uri() + "?mode=ro", uri=True)) as opened,
-            closing(sqlite3.connect(target)) as copy,
-        ):
-            opened.execute(f"PRAGMA busy_timeout = {int(_BUSY_SECONDS * 1000)}")
-            opened.backup(copy)
-            copy.execute("PRAGMA journal_mode = DELETE")
+        if os.access(source.parent, os.W_OK):
+            _back_up(source, target)
+        else:  # SQLite cannot replay a log where it may not write
+            for suffix in ("", "-wal", "-journal"):
+                part = source.with_name(source.name + suffix)
+                if part.exists():
+                    shutil.copyfile(part, target.with_name(f"whole-{target.name}{suffix}"))
+            _back_up(target.with_name(f"whole-{target.name}"), target)
     except sqlite3.Error as error:
         raise StorageError(
             f"The database {source} cannot be copied ({error}). If it is damaged, move it away; "
             "if it is busy, try again."
         ) from error
+
+
+def _back_up(source: Path, target: Path) -> None:
+    with (
+        closing(sqlite3.connect(source.as_uri(), uri=True)) as opened,
+        closing(sqlite3.connect(target)) as copy,
+    ):
+        opened.execute(f"PRAGMA busy_timeout = {int(_BUSY_SECONDS * 1000)}")
+        opened.backup(copy)
+        copy.execute("PRAGMA journal_mode = DELETE")
 
 
 def _counts(database: Path | None, folder: Path) -> tuple[int, int, int]:
@@ -141,7 +155,9 @@ def _counts(database: Path | None, folder: Path) -> tuple[int, int, int]:
         [models] = store.execute("SELECT count(*) FROM registered_models").fetchone()
         rows = store.execute("SELECT artifact_uri FROM runs").fetchall()
     places = [artifact_path(str(row[0])) for row in rows]
-    outside = [each for each in places if each is None or not each.is_relative_to(folder)]
+    identity = workspace_identity.read(folder / WORKSPACE)
+    homes = [folder, *([Path(identity.folder)] if identity else [])]  # it may be followed later
+    outside = [each for each in places if each is None or not any(map(each.is_relative_to, homes))]
     return int(runs), int(models), len(outside)
 
 
