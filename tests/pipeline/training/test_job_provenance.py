@@ -1,0 +1,105 @@
+"""What the weights of each part of a run have seen, and what stays in their file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+
+from pipeline.data import manifest as manifests
+from pipeline.files.atomic_files import write_text
+from pipeline.files.sealed_files import write_tensors
+from pipeline.initial_weights.record import RECORD_FILE, TENSORS_FILE, InitialWeights
+from pipeline.models.model_description import WEIGHTS_FILE
+from pipeline.models.model_files import save_model
+from pipeline.provenance.provenance import Provenance, ProvenanceSummary
+from pipeline.provenance.weights_record import as_metadata, provenance_of
+from pipeline.training.initial_model import description_of
+from pipeline.training.job import TrainingJob
+from pipeline.training.job_provenance import provenance_of_job
+from pipeline.training.part import TrainingPart
+from tests.pipeline.registry.made_versions import made_manifest, seen_in
+from tests.pipeline.training.conftest import MakeJob
+
+
+def _rows(job: TrainingJob) -> pd.DataFrame:
+    return manifests.usable(manifests.load(job.manifest_file))
+
+
+def _seen(job: TrainingJob, *, trained_only: bool = False) -> set[str]:
+    """Return the splits of which a job's weights have seen every image; others must be unseen."""
+    rows, seen = _rows(job), provenance_of_job(job).seen
+    contained = pd.Series(seen.contain(rows, trained_only=trained_only), index=rows.index)
+    shares = contained.groupby(rows["split"]).mean()
+    assert set(shares) <= {0.0, 1.0}
+    return set(shares[shares == 1].index)
+
+
+@pytest.mark.parametrize(
+    ("part", "trained", "seen"),
+    [
+        ({}, {"train"}, {"train", "validation"}),
+        ({"refit": True}, {"train", "validation"}, {"train", "validation"}),
+    ],
+)
+def test_a_training_has_seen_what_it_trains_and_validates_on(
+    make_job: MakeJob, tmp_path: Path, part: dict[str, Any], trained: set[str], seen: set[str]
+) -> None:
+    """Never a test image."""
+    job = make_job(tmp_path).model_copy(update={"part": TrainingPart(**part)})
+    assert _seen(job, trained_only=True) == trained
+    assert _seen(job) == seen
+
+
+def test_an_ensemble_has_seen_what_its_members_have(make_job: MakeJob, tmp_path: Path) -> None:
+    """Each fold has trained on a part of the images; together, they have trained on all."""
+    job, folders = make_job(tmp_path), []
+    used = (_rows(job)["split"] != "test").to_numpy()
+    for fold in (1, 2):
+        of_fold = job.model_copy(update={"part": TrainingPart(fold=fold, folds=2)})
+        seen = provenance_of_job(of_fold)
+        assert 0 < seen.seen.contain(_rows(job), trained_only=True).sum() < used.sum()
+        assert (seen.seen.contain(_rows(job)) == used).all()
+        folders.append(tmp_path / f"fold {fold}")
+        write_tensors(folders[-1] / WEIGHTS_FILE, {}, as_metadata(seen))
+    whole = job.model_copy(update={"part": TrainingPart(members=tuple(folders))})
+    assert _seen(whole, trained_only=True) == {"train", "validation"}
+    (folders[0] / WEIGHTS_FILE).unlink()
+    assert provenance_of_job(whole).summary.state == "unknown"
+
+
+@pytest.mark.parametrize("reason", ["", "x.pth is a file of unrecognised origin"])
+def test_a_descendant_has_seen_what_its_initial_weights_have(
+    make_job: MakeJob, tmp_path: Path, reason: str
+) -> None:
+    """In its file, wherever that is copied, with what is not known about them."""
+    summary = Provenance(unknown=(reason,) if reason else ()).summary
+    kept, ancestor = tmp_path / "kept", seen_in(made_manifest())
+    write_tensors(kept / TENSORS_FILE, {}, as_metadata(ancestor))
+    write_text(kept / RECORD_FILE, _record(summary).model_dump_json())
+    job = make_job(tmp_path / "job").model_copy(update={"initial_weights": kept})
+    folder = tmp_path / "saved"
+    save_model(folder, torch.nn.Linear(2, 2), description_of(job), provenance_of_job(job))
+    found = provenance_of(folder / WEIGHTS_FILE, "x")
+    assert found.inherited == ancestor.seen
+    assert found.seen.contain(made_manifest()).sum() == 150
+    assert found.seen.contain(_rows(job)).sum() == (_rows(job)["split"] != "test").sum()
+    assert found.summary == summary
+
+
+def _record(provenance: ProvenanceSummary) -> InitialWeights:
+    return InitialWeights(
+        reference="x.pth",
+        kind="file",
+        sha256="0" * 64,
+        layout="Patchline",
+        settings={},
+        channels=3,
+        image_size=16,
+        mean=(0.5,) * 3,
+        std=(0.2,) * 3,
+        provenance=provenance,
+    )
