@@ -161,8 +161,9 @@ def _log(run: tracked_run.TrackedRun, found: VersionEvaluation) -> None:
     manifests.save(found.selection.rows, manifest_file)
     name = found.data.name
     tracked_run.log_data(run, name, found.selection.fingerprint, manifest_file, "evaluation")
-    model_id = found.reference.source.rpartition("/")[2]
-    registration.log_evaluated_model(run, model_id)
+    model_id = registration.logged_model_of(found.reference)
+    if model_id is not None:
+        registration.log_evaluated_model(run, model_id)
     registration.log_report_metrics(run, model_id, found.report, name)
     for file in sorted(found.html.parent.iterdir()):
         tracked_run.log_file(run, file, "report")

@@ -19,6 +19,8 @@ class SeenBefore(Section):
 
     counts: dict[str, int] = Field(default_factory=dict)
     """Number of validation and test images that they are recorded to have seen; without zeros."""
+    related: int = 0
+    """Number of further test images in groups of which they have seen other images."""
     provenance: ProvenanceSummary = KNOWN
     """Whether all images that they have seen are recorded; random weights have seen none."""
 

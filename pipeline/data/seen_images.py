@@ -27,8 +27,10 @@ def seen_before(manifest_file: Path, provenance: Provenance) -> SeenBefore:
         of_split, seen = rows[rows["split"] == split], provenance.seen
         found_N = seen.contain(of_split, CONTENT, trained_only=split == "validation")
         counts[split] = int(found_N.sum())
+    related_N = seen.contain(of_split, ["group"]) & ~found_N  # of the test split, the last one
     return SeenBefore(
         counts={split: count for split, count in counts.items() if count},
+        related=int(related_N.sum()),
         provenance=provenance.summary,
     )
 
@@ -58,6 +60,12 @@ def notes_on_seen(seen: SeenBefore, counts: Mapping[str, int]) -> list[str]:
         for split, meaning in words.items()
         if seen.counts.get(split)
     ]
+    if seen.related:
+        notes.append(
+            f"{seen.related:,} {'other ' if seen.counts.get('test') else ''}test "
+            f"{_related(seen.related)}: the test metrics may be optimistic; `patchline evaluate` "
+            "leaves such images out"
+        )
     caveat = seen.provenance.caveat("the initial weights", "validation or test images")
     return [*notes, caveat] if caveat else notes
 
@@ -68,6 +76,8 @@ def about_test_images(seen: SeenBefore) -> str:
     unused = f"{'were' if provenance.is_known else 'are'} {unused_words(provenance)}"
     caveat = provenance.caveat("the initial weights", "these images")
     more = f" {caveat[:1].upper()}{caveat[1:]}." if caveat else ""
+    if seen.related:
+        more = f" {seen.related:,} of these {_related(seen.related)}.{more}"
     if count := seen.counts.get("test", 0):
         return (
             f"{count:,} of these images {_were(count)} used to train or select the initial "
@@ -78,8 +88,14 @@ def about_test_images(seen: SeenBefore) -> str:
 
 def caveat_on_test_images(seen: SeenBefore) -> str:
     """Return why the test metrics may be optimistic; empty if they are not."""
-    is_clean = seen.provenance.is_known and not seen.counts.get("test")
+    is_clean = seen.provenance.is_known and not (seen.counts.get("test") or seen.related)
     return "" if is_clean else about_test_images(seen)
+
+
+def _related(count: int) -> str:
+    """Return what is said of images whose groups the initial weights know."""
+    subject = "image is in a group" if count == 1 else "images are in groups"
+    return f"{subject} of which the initial weights have seen other images"
 
 
 def _were(count: int) -> str:

@@ -33,7 +33,7 @@ from pipeline.models.model_description import (
 )
 from pipeline.models.pretrained.companion_files import COMPANION_FILES
 from pipeline.provenance.provenance import Provenance, ProvenanceSummary, Published
-from pipeline.provenance.weights_record import as_metadata, provenance_of
+from pipeline.provenance.weights_record import as_metadata, has_record, provenance_of
 from pipeline.registry import package_download, registered_models
 from pipeline.run_memory import interrupted_runs, stage_keys
 from pipeline.tracking.tracked_run import FOLDER_TAG, LICENSE_TAG, REGULARIZATION_TAG
@@ -106,6 +106,12 @@ def find(
     elif is_file(reference):
         file = _checked_file(Path(reference).expanduser())
         own = file.name == WEIGHTS_FILE and file.with_name(DESCRIPTION_FILE).is_file()
+        if not own and file.suffix.lower() == ".safetensors" and has_record(file):
+            raise ConfigError(
+                f"model.init {file} was saved by Patchline, but the {DESCRIPTION_FILE} that "
+                "describes its model is not beside it. Copy both, and keep the name "
+                f"{WEIGHTS_FILE}."
+            )
         trained = _Trained(str(file), "file", file.parent)
         as_given = str(file), file
         found = (

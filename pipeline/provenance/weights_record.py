@@ -82,6 +82,14 @@ def from_metadata(metadata: Mapping[str, str], name: str) -> Provenance:
     return Provenance(own, inherited, tuple(named), unknown)
 
 
+def has_record(file: Path) -> bool:
+    """Return whether Patchline has saved a file of weights, and nothing has changed it since."""
+    try:
+        return _RECORD in read_metadata(file)
+    except DamagedFileError:
+        return False
+
+
 def provenance_of(file: Path, name: str) -> Provenance:
     """Return the provenance of the weights in a safetensors file.
 

@@ -85,8 +85,10 @@ class Report(Protocol):
         ...
 
 
-def log_report_metrics(run: TrackedRun, model_id: str, report: Report, dataset_name: str) -> None:
-    """Log a report's metrics on the run, linked to the model and to the data."""
+def log_report_metrics(
+    run: TrackedRun, model_id: str | None, report: Report, dataset_name: str
+) -> None:
+    """Log a report's metrics on the run, linked to the data, and to the model if it is one."""
     from mlflow.entities import Metric
 
     store = client()
@@ -111,6 +113,21 @@ def log_report_metrics(run: TrackedRun, model_id: str, report: Report, dataset_n
         )
     ]
     store.log_batch(run.run_id, metrics=metrics)
+
+
+def logged_model_of(reference: ModelReference) -> str | None:
+    """Return the id of the logged model behind a version.
+
+    Returns:
+        None for a package that was registered from a folder, such as one of another workspace.
+    """
+    from mlflow.exceptions import MlflowException
+
+    model_id = reference.source.rpartition("/")[2]
+    try:
+        return str(client().get_logged_model(model_id).model_id)
+    except MlflowException:
+        return None
 
 
 def log_evaluated_model(run: TrackedRun, model_id: str) -> None:

@@ -65,7 +65,7 @@ def test_a_refusal_is_exit_code_3_with_the_promised_shape(command: Command) -> N
     assert code == 3
     assert (answer["promoted"], answer["version"], answer["champion"]) == (False, "2", "1")
     assert "0 are correct only now" in answer["reason"]
-    [better, _] = answer["gates"]
+    better, *_ = answer["gates"]
     assert (better["name"], better["passed"], better["value"]) == (
         "better_than_champion", False, 0.0,
     )  # fmt: skip

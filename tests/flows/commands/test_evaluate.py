@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from safetensors.torch import load_file, save_file
 
 from pipeline.data import manifest as manifests
 from pipeline.plugin_api import ImageListing, ListedImage
@@ -71,6 +72,34 @@ def test_images_that_the_model_has_seen_are_left_out(command: Command) -> None:
     assert linked["all/accuracy"].value == answer["metrics"]["all/accuracy"]["value"]
     names = {Path(item.path).name for item in client().list_artifacts(answer["run_id"], "report")}
     assert names >= {"report.html", "report.json", "predictions.parquet", "reliability.png"}
+
+
+def test_a_package_of_another_workspace_knows_what_it_has_seen(
+    command: Command, tmp_path: Path
+) -> None:
+    """Also if it was registered from a folder, so that no run here has trained it.
+
+    Without the record in the file of its weights, nothing is evaluated until that is asked for.
+    """
+    import mlflow
+    from mlflow.artifacts import download_artifacts
+
+    copy = Path(download_artifacts("models:/stripes/1", dst_path=str(tmp_path / "copy")))
+    mlflow.register_model(copy.as_uri(), "copied")
+    code, out, err = command("evaluate", "copied/1", "photos", "--json")
+    assert code == 0, err
+    answer = json.loads(out)
+    assert (answer["images"], answer["provenance"]["state"]) == (24, "known")
+    weights = copy / "artifacts" / "model.safetensors"
+    save_file(load_file(weights), weights)  # as a tool does that knows nothing of the record
+    code, _, err = command("evaluate", "copied/1", "photos")
+    assert code == 2
+    assert "version 1 of copied has no record of the images that its weights have seen" in err
+    code, out, err = command("evaluate", "copied/1", "photos", "--seen-images", "--json")
+    assert code == 0, err
+    answer = json.loads(out)
+    assert (answer["images"], answer["provenance"]["state"]) == (36, "unknown")
+    assert "has no record of the images" in answer["notes"][-1]
 
 
 def test_seen_images_can_be_asked_for_and_are_marked(command: Command, tmp_path: Path) -> None:

@@ -166,6 +166,18 @@ def test_a_copied_model_knows_what_it_has_seen(tmp_path: Path) -> None:
     assert "there is no record of the images" in found.provenance.unknown[0]
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "flowers.safetensors"])
+def test_weights_without_their_description_are_a_sentence(tmp_path: Path, name: str) -> None:
+    """The remedy is to copy the other file too, not to use another layout."""
+    saved = _saved(tmp_path / "saved")
+    (tmp_path / "copy").mkdir()
+    shutil.copy(saved / "model.safetensors", tmp_path / "copy" / name)
+    with pytest.raises(
+        ConfigError, match=r"the model\.json that describes its model is not beside"
+    ):
+        find(str(tmp_path / "copy" / name), tmp_path / "work", "x")
+
+
 def test_a_model_of_another_store_says_that_its_head_alone_was_trained(tmp_path: Path) -> None:
     """Its description says so, where no run of this store can."""
     saved = _saved(tmp_path / "saved")

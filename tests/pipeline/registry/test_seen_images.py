@@ -15,6 +15,7 @@ from pipeline.data.ingested_data import SeenBefore
 from pipeline.data.seen_images import (
     about_test_images,
     caveat_on_test_images,
+    notes_on_seen,
     seen_before,
     with_seen,
 )
@@ -95,6 +96,15 @@ def test_images_that_the_initial_weights_have_seen_are_counted(tmp_path: Path) -
     used = rows[rows["split"].isin(["train", "validation"])]
     refitted = Provenance(SeenImages.of(used, used.iloc[:0]))
     assert seen_before(file, other.from_initial(refitted)).counts == {"validation": 10, "test": 55}
+    grouped = made_manifest()
+    grouped["group"] = [f"patient {number % 40}" for number in range(len(grouped))]
+    manifests.save(grouped.iloc[:100], file)  # of the test split
+    related = seen_before(file, seen_in(grouped.iloc[200:210]))
+    assert (related.counts, related.related) == ({}, 30)
+    [note] = notes_on_seen(related, {"test": 100})
+    assert note.startswith("30 test images are in groups of which the initial weights have seen")
+    assert "30 of these images are in groups" in caveat_on_test_images(related)
+    manifests.save(made_manifest(), file)
     unknown = seen_before(file, Provenance.without_record("x.pth is of unrecognised origin"))
     assert unknown.counts == {}
     assert unknown.provenance.state == "unknown"
