@@ -20,6 +20,13 @@ USER = "patchline"
 """The user name that goes with the secret."""
 PREFECT_VARIABLE = "PREFECT_API_AUTH_STRING"
 MLFLOW_VARIABLES = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
+OTHER_MLFLOW_LOGINS = (
+    "MLFLOW_TRACKING_TOKEN",
+    "MLFLOW_TRACKING_AUTH",
+    "MLFLOW_TRACKING_AWS_SIGV4",
+    "MLFLOW_TRACKING_CLIENT_CERT_PATH",
+)
+"""Other ways to sign in, to the user's own servers: never used for ours."""
 _SECRET, _LOGIN = "secret", "login.env"
 _BYTES = 32
 _PRIVATE_FOLDER = 0o700
@@ -92,9 +99,10 @@ def log_in_to_mlflow(uri: str) -> None:
     if value is None:
         return  # a server that is restarting keeps its secret
     if _shown_to is None:
-        _of_user.update({name: os.environ.get(name) for name in MLFLOW_VARIABLES})
+        names = (*MLFLOW_VARIABLES, *OTHER_MLFLOW_LOGINS)
+        _of_user.update({name: os.environ.get(name) for name in names})
     _shown_to = uri
-    _set(mlflow_variables(value))
+    _set({**dict.fromkeys(OTHER_MLFLOW_LOGINS), **mlflow_variables(value)})
 
 
 def write_login(services: Services, value: str) -> None:

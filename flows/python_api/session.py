@@ -24,7 +24,7 @@ from flows import prefect_settings
 from pipeline import config_errors, quiet_libraries, redaction, workspace
 from pipeline.errors import ConfigError, PipelineError, RunError
 from pipeline.files.atomic_files import full_disk
-from pipeline.local_login import MLFLOW_VARIABLES
+from pipeline.local_login import MLFLOW_VARIABLES, OTHER_MLFLOW_LOGINS
 from pipeline.plugin_system.plugin_loader import FILES_VARIABLE
 from pipeline.relocation import following, read_only
 from pipeline.tracking.tracking_store import ARTIFACT_ROOT_VARIABLE
@@ -32,7 +32,7 @@ from pipeline.tracking.tracking_store import ARTIFACT_ROOT_VARIABLE
 _STORE = "MLFLOW_TRACKING_URI"
 _VARIABLES = (
     *(*quiet_libraries.NAMES, _STORE, ARTIFACT_ROOT_VARIABLE),
-    *(*MLFLOW_VARIABLES, FILES_VARIABLE),
+    *(*MLFLOW_VARIABLES, *OTHER_MLFLOW_LOGINS, FILES_VARIABLE),
 )
 _LOGGERS = ("mlflow", "alembic")
 _INTERRUPTED = 128 + SIGINT

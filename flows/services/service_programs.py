@@ -9,7 +9,7 @@ from pathlib import Path
 from flows import prefect_settings
 from flows.services import service_processes
 from flows.services.startup_plan import Plan
-from pipeline.local_login import USER, mlflow_variables, prefect_variables
+from pipeline.local_login import OTHER_MLFLOW_LOGINS, USER, mlflow_variables, prefect_variables
 from pipeline.local_services import HOST, answers, logs_folder
 from pipeline.supervision import free_ports, heartbeat
 from pipeline.supervision.supervised_process import Program
@@ -129,8 +129,9 @@ class Servers:
 
     def _client(self, name: str, *arguments: object) -> Program:
         """Return a program that uses the servers and reports by a heartbeat that it is well."""
+        foreign = OTHER_MLFLOW_LOGINS if "mlflow" in self.own else ()
         environment = {
-            **os.environ,
+            **{given: value for given, value in os.environ.items() if given not in foreign},
             **_CLIENT_ENVIRONMENT,
             "PREFECT_API_URL": self.prefect_api_url,
             "MLFLOW_TRACKING_URI": self.mlflow_url,

@@ -8,12 +8,14 @@ depend on which of them came first, and a resumed training would not repeat it b
 from __future__ import annotations
 
 import copy
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
-from pipeline.errors import PipelineError
+from pipeline.errors import PipelineError, StorageError
+from pipeline.host.private_folder import private_folder
 from pipeline.training.config import TrainingConfig, duration_seconds
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ _FEWEST_STEPS, _FEWEST_SECONDS = 5_000, 1_200.0
 """Of a training that repays its compilation on a GPU."""
 _MOST_GRAPHS = 64
 _LONGEST_REASON = 200
+_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def is_wanted(config: TrainingConfig, device: torch.device, steps: int) -> bool:
@@ -56,11 +59,26 @@ def compile_model(training: Training) -> bool:
     if settings.stochastic_depth_ramp:
         reason = "training.stochastic_depth_ramp changes it in every step; set that to 0"
     else:
-        reason = _failure(training)
+        reason = _refused_cache() or _failure(training)
     if reason:
         message = f"The model is not compiled: {reason}. Training runs without compilation."
         training.events.write("warning", message=message)
     return not reason
+
+
+def _refused_cache() -> str:
+    """Let compiled code be kept where nobody else can put any; return what prevents it.
+
+    PyTorch's own default is a predictable name in the temporary directory, from which it loads code
+    that it finds there.
+    """
+    if os.environ.get(_CACHE):
+        return ""
+    try:
+        os.environ[_CACHE] = str(private_folder() / "torchinductor")
+    except (StorageError, OSError) as error:
+        return str(error).removesuffix(".")
+    return ""
 
 
 def _failure(training: Training) -> str:

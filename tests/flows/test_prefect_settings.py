@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from prefect.context import SettingsContext, get_settings_context
 from prefect.settings import Profile, Settings
 
 from flows import prefect_session, prefect_settings
+from flows.python_api.session import session
 from pipeline.errors import ConfigError, OrchestrationError
 from tests.conftest import Run, patchline
 from tests.surroundings import recording_proxy
@@ -110,6 +112,19 @@ def test_settings_that_cannot_be_read_are_said_in_a_sentence(
     assert words in line
     assert "prefect.toml" in line
     assert "Traceback" not in done.err
+
+
+def test_a_program_gets_its_proxies_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call of the Python API exempts this machine only while it runs."""
+    monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:1080")
+    monkeypatch.setenv("https_proxy", "http://proxy.corp:3128")
+    monkeypatch.setenv("no_proxy", "corp")
+    before = dict(os.environ)
+    with session():
+        assert "ALL_PROXY" not in os.environ  # no client of Prefect could be created with it
+        assert os.environ["https_proxy"] == "http://proxy.corp:3128"
+        assert {"corp", "127.0.0.1"} <= set(os.environ["no_proxy"].split(","))
+    assert dict(os.environ) == before
 
 
 def test_neither_a_proxy_nor_settings_of_others_touch_a_run(finished_run: Run) -> None:

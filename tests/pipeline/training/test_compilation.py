@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +72,20 @@ def test_a_training_that_cannot_be_compiled_runs_as_it_is(
     assert not tried.compiled
     same = [load_file(result.best / "model.safetensors") for result in (plain, tried)]
     assert all(torch.equal(same[0][name], same[1][name]) for name in same[0])
+
+
+def test_compiled_code_is_not_kept_where_others_have_prepared_a_folder(
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """PyTorch loads code from its cache, whose default place every user can write to."""
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / f"patchline-{os.getuid()}").symlink_to(tmp_path)
+    settings = {"training": {"epochs": 1, "compile": True}}
+    result, [said] = _run(make_job(tmp_path / "tried", **settings))
+    assert "is a link, which may lead anywhere" in said
+    assert not result.compiled
+    assert not (tmp_path / "torchinductor").exists()
 
 
 def test_batches_that_do_not_fit_are_divided_before_the_first_step(
