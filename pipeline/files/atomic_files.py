@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import shutil
+import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -54,20 +55,29 @@ def storage_errors(target: Path) -> Iterator[None]:
 
 
 def full_disk(folder: Path) -> StorageError | None:
-    """Return an error if the disk of a folder is full.
+    """Return an error if the disk of a folder, or of the temporary directory, is full.
 
     For failures that do not name their cause, such as a server's error or a silent crash.
     """
+    for place, remedy in ((folder, ""), (_temporary(), ", or set TMPDIR to another disk")):
+        try:
+            free = shutil.disk_usage(place).free
+        except OSError:
+            continue
+        if free < _TOO_LITTLE:
+            return StorageError(
+                f"There is no space left on the disk of {place.resolve()} ({free / 2**20:.1f} MiB "
+                f"are free). Free some{remedy}, and try again."
+            )
+    return None
+
+
+def _temporary() -> Path:
+    """Return the temporary directory; the working directory if there is none to write to."""
     try:
-        free = shutil.disk_usage(folder).free
+        return Path(tempfile.gettempdir())
     except OSError:
-        return None
-    if free >= _TOO_LITTLE:
-        return None
-    return StorageError(
-        f"There is no space left on the disk of {folder.resolve()} ({free / 2**20:.1f} MiB are "
-        "free). Free some, and try again."
-    )
+        return Path()
 
 
 def write_private_text(target: Path, text: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -108,7 +109,9 @@ def test_full_disk_is_named_in_a_sentence(tmp_path: Path, code: int) -> None:
     assert names_in(tmp_path) == []
 
 
-def test_a_disk_is_known_to_be_full_by_what_is_left(tmp_path: Path) -> None:
+def test_a_disk_is_known_to_be_full_by_what_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """For failures without a cause: nothing is said while there is room."""
     assert full_disk(tmp_path) is None
     assert full_disk(tmp_path / "none") is None
@@ -118,6 +121,10 @@ def test_a_disk_is_known_to_be_full_by_what_is_left(tmp_path: Path) -> None:
         said = full_disk(folder)
         assert said is not None
         assert str(said).startswith(f"There is no space left on the disk of {folder} (1.0 MiB")
+        monkeypatch.setattr(tempfile, "tempdir", str(folder))
+        said = full_disk(tmp_path)
+        assert said is not None
+        assert "or set TMPDIR to another disk" in str(said)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the device that is always full")
