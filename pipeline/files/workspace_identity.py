@@ -7,6 +7,7 @@ the record with where the record lies. This module imports nothing heavy; every 
 from __future__ import annotations
 
 import json
+import os
 import uuid
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -88,6 +89,6 @@ def present_path(workspace: Path, path: Path) -> Path:
     """Return where a file lies now that lay in an earlier folder of a moved workspace."""
     identity = read(workspace)
     for folder in identity.earlier if identity else ():
-        if path.is_relative_to(folder) and not path.exists():
+        if path.is_relative_to(folder) and not os.access(path, os.F_OK):
             return workspace.resolve().parent / path.relative_to(folder)
     return path
