@@ -34,7 +34,7 @@ from pathlib import Path
 from pipeline.config import RunConfig
 from pipeline.errors import TakenOverError
 from pipeline.tracking import abandoned_mlflow_runs, liveness, run_owner, tracked_run
-liveness.BEAT_SECONDS, liveness.STALE_SECONDS = 0.3, float({stale})
+liveness.BEAT_SECONDS, liveness.STALE_SECONDS = float({stale}) / 3, float({stale})
 """
 _OWNER = (
     _PROLOGUE
@@ -72,10 +72,10 @@ def short(monkeypatch: pytest.MonkeyPatch) -> float:
 
 
 @contextmanager
-def _owner(*prefix: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Start a process that owns a run; yield it and the run's id."""
+def _owner(*prefix: str, stale: float = 1.0) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Start a process that owns a run and beats three times in `stale`; yield both."""
     process = subprocess.Popen(
-        [*prefix, sys.executable, "-c", _OWNER.format(stale=patient(1.0))],
+        [*prefix, sys.executable, "-c", _OWNER.format(stale=patient(stale))],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -90,6 +90,16 @@ def _owner(*prefix: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 def _status(run_id: str) -> str:
     return str(client().get_run(run_id).info.status)
+
+
+def _suspend(process: subprocess.Popen[str], run_id: str) -> None:
+    """Stop a process right after a heartbeat, when it holds no lock on the database."""
+    before, deadline = _beat(run_id), time.monotonic() + patient(60)
+    while _beat(run_id) == before:
+        assert time.monotonic() < deadline, "it does not beat"
+        time.sleep(0.02)
+    time.sleep(patient(0.1))
+    process.send_signal(signal.SIGSTOP)
 
 
 def _beat(run_id: str) -> str:
@@ -247,13 +257,12 @@ def test_an_owner_that_was_taken_over_writes_nothing_more(tmp_path: Path, short:
 
 
 @pytest.mark.usefixtures("own_store")
-def test_a_suspended_owner_wakes_up_to_what_has_happened(short: float) -> None:
+def test_a_suspended_owner_wakes_up_to_what_has_happened() -> None:
     """Closed meanwhile: it reopens its run and finishes. Taken over: it stops, in a sentence."""
-    with _owner() as (closed, first), _owner() as (taken, second):
+    with _owner(stale=4.0) as (closed, first), _owner(stale=4.0) as (taken, second):
         store = client()
-        for process in (closed, taken):
-            process.send_signal(signal.SIGSTOP)
-        time.sleep(short / 2)
+        _suspend(closed, first)
+        _suspend(taken, second)
         tracked_run.end_run(store, first, store.get_run(first).info.experiment_id, "KILLED")
         run_owner.claim(store, store.get_run(second))
         for process in (closed, taken):
