@@ -21,6 +21,7 @@ from flows.commands.switches import value_of_switch
 from pipeline import quiet_libraries, redaction, workspace
 from pipeline.errors import ConfigError, PipelineError
 from pipeline.files.atomic_files import full_disk
+from pipeline.host import interpreter
 from pipeline.terminal_words import protect_terminal, visible
 
 _INTERRUPTED = 128 + signal.SIGINT
@@ -55,6 +56,7 @@ def run_command_line(arguments: list[str]) -> int:
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     try:
+        interpreter.check()
         _follow_the_folder(arguments)
         arguments = each_with_its_flag(_use_plugin_files(arguments))
         result = application(arguments)(

@@ -24,6 +24,7 @@ from flows import prefect_settings
 from pipeline import config_errors, quiet_libraries, redaction, workspace
 from pipeline.errors import ConfigError, PipelineError, RunError
 from pipeline.files.atomic_files import full_disk
+from pipeline.host import interpreter
 from pipeline.local_login import MLFLOW_VARIABLES, OTHER_MLFLOW_LOGINS
 from pipeline.plugin_system.plugin_loader import FILES_VARIABLE
 from pipeline.relocation import following, read_only
@@ -48,6 +49,7 @@ def session() -> Iterator[None]:
         PipelineError: whatever the block could not do, as the sentence that a command prints.
         KeyboardInterrupt: if the user interrupted it.
     """
+    interpreter.check()
     with ExitStack() as stack:
         for kept in (_one_at_a_time, _environment(), _logging(), _hooks(), _no_running_loop()):
             stack.enter_context(kept)
