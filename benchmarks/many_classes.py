@@ -30,9 +30,10 @@ from pipeline.evaluation.html_report import ReportPage
 from pipeline.evaluation.predictions import Predictions, with_probabilities
 from pipeline.evaluation.report import EvaluationReport, evaluate
 from pipeline.metrics import classification
-from pipeline.metrics.calibration import Answers, fit_temperature
+from pipeline.metrics.calibration import Answers
 from pipeline.metrics.class_areas import Areas
 from pipeline.metrics.row_pieces import row_slices
+from pipeline.metrics.temperature import TemperatureFit, fit_temperature
 
 Array = np.ndarray[Any, Any]
 CLASSES, IMAGES = 10_000, 15_000
@@ -126,7 +127,7 @@ def reported(predictions: Predictions, num_classes: int) -> EvaluationReport:
         classes=class_names(num_classes),
         split="test",
         data_fingerprint="0" * 64,
-        temperature=1.1,
+        calibration=TemperatureFit(temperature=1.1, state="fitted"),
     )
 
 

@@ -45,7 +45,7 @@ def _report(
     rows: pd.DataFrame, classes: tuple[str, ...], images: np.ndarray[Any, Any], folder: Path
 ) -> tuple[float, Path]:
     began = time.perf_counter()
-    table, temperature = calibrated(rows, classes)
+    table, fit = calibrated(rows, classes)
     predictions = Predictions.of(table)
     report = evaluate(
         predictions.of_split("test"),
@@ -53,7 +53,7 @@ def _report(
         classes=classes,
         split="test",
         data_fingerprint="",
-        temperature=temperature,
+        calibration=fit,
     )
     page = ReportPage(title="benchmark: test report", facts={}, notes=(), settings={})
     html = write_report(report, page, table, lambda position: images[position % _STORED], folder)

@@ -46,9 +46,9 @@ def predict(job: PredictionJob, events: EventWriter) -> PredictionResult:
 def _explanations(job: PredictionJob, logits: pd.DataFrame) -> Explanations:
     if job.explained is None:
         return Explanations()
-    table, temperature = calibrated(logits, job.explained.classes)
+    table, fit = calibrated(logits, job.explained.classes)
     model, description = load_model(job.model_folder)
-    description = description.model_copy(update={"temperature": temperature})
+    description = description.model_copy(update={"temperature": fit.temperature})
     return explain_predictions(job.explained, model, description, open_images(job.store), table)
 
 

@@ -30,6 +30,7 @@ from pipeline.evaluation.predictions import save as save_predictions
 from pipeline.evaluation.report import EvaluationReport, evaluate, save
 from pipeline.files.file_digest import digest_of
 from pipeline.initial_weights.recipe import shown
+from pipeline.metrics.temperature import by_member
 from pipeline.run_memory import stage_keys
 from pipeline.run_memory.stage_memory import Ingredients, StageMemory, kept
 from pipeline.section import Section
@@ -39,6 +40,8 @@ from pipeline.workers.worker_process import run_worker
 
 FOLDER = "report"
 """Folder of the report inside the run's folder."""
+PREDICTIONS_FILE = "predictions.parquet"
+"""In that folder: the predictions that the report is computed from."""
 _PATHS: dict[str, Any] = {
     "best": True,
     "selected": True,
@@ -47,6 +50,10 @@ _PATHS: dict[str, Any] = {
     "folds": {"folds": {"__all__": {"best", "run_id"}}},
 }
 """What differs between two runs with the same result."""
+_COMPUTED_BY = (
+    "the trained model in float32; packaging compares them with those of the package on all test "
+    "images, and fails if one differs by more than 0.0001"
+)
 _CODE = ("pipeline.evaluation.__main__", "pipeline.evaluation.evaluating", "pipeline.layers")
 
 
@@ -143,7 +150,11 @@ def _evaluated(
         PredictionResult,
         on_event,
     )
-    table, temperature = calibrated(pd.read_parquet(predicted.file), data.classes)
+    members = trained.ensemble.calibrations if trained.ensemble else ()
+    logits, known = pd.read_parquet(predicted.file), by_member(members) if members else None
+    table, calibration = calibrated(logits, data.classes, known)
+    if not calibration.is_determined:
+        on_event({"kind": "note", "message": f"calibration: {calibration.sentence()}"})
     predicted.file.unlink()  # the table has its logits
     report = evaluate(
         Predictions.of(table[table["split"] == "test"]),
@@ -151,7 +162,8 @@ def _evaluated(
         classes=data.classes,
         split="test",
         data_fingerprint=data.fingerprint,
-        temperature=temperature,
+        calibration=calibration,
+        computed_by=_COMPUTED_BY,
         config=config.evaluation,
     )
     beside = {
@@ -197,7 +209,7 @@ def write_report(
         preview: preview image of the augmentation.
         explanations: where the model looked; pages lie in `folder` already.
     """
-    save_predictions(table, folder / "predictions.parquet")
+    save_predictions(table, folder / PREDICTIONS_FILE)
     save(report, folder / "report.json")
     write_plots(report, pixels_of, folder, history)
     html = folder / "report.html"
@@ -259,7 +271,7 @@ def _weights_facts(trained: TrainResult) -> dict[str, str]:
         )
     elif trained.ensemble is not None:
         facts["Ensemble"] = (
-            f"average of the probabilities of {len(trained.ensemble.temperatures)} models, one per "
+            f"average of the probabilities of {len(trained.ensemble.calibrations)} models, one per "
             "fold; the validation metrics are those of the individual models"
         )
     return facts

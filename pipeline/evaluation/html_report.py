@@ -110,7 +110,6 @@ def write_html(
         open_images=_OPEN_IMAGES,
         explained=looked.pages,
         chart=reliability_chart(report),
-        calibration=_calibration_words(report.temperature),
         slices=_by_column(report.slices),
         slice_meanings={column: meaning_of(column) for column in report.config.slices},
         curves=curve_charts(history),
@@ -187,14 +186,6 @@ def _galleries(
             shown(report.least_certain),
         ),
     ]
-
-
-def _calibration_words(temperature: float) -> str:
-    if temperature > 1.05:  # noqa: PLR2004 - five percent make no visible difference
-        return "The uncalibrated model was overconfident"
-    if temperature < 0.95:  # noqa: PLR2004 - as above
-        return "The uncalibrated model was underconfident"
-    return "The model was well calibrated even without temperature scaling"
 
 
 def _by_column(slices: Sequence[Slice]) -> dict[str, list[Slice]]:

@@ -34,6 +34,7 @@ from pipeline.metrics.classification import (
 )
 from pipeline.metrics.confusion_cells import ConfusionCells
 from pipeline.metrics.intervals import MetricEstimate
+from pipeline.metrics.temperature import TemperatureFit
 from pipeline.provenance.provenance import UNKNOWN, ProvenanceSummary
 from pipeline.section import Section
 from pipeline.visual_guide.covering_result import CoveringTest
@@ -69,8 +70,11 @@ class EvaluationReport(Section):
     """Labels flagged by confident learning, most suspicious first."""
     suspected_labels: int
     """Total number of flagged labels."""
-    temperature: float
-    """Fitted on the validation split of the training data."""
+    calibration: TemperatureFit
+    """The temperature, fitted on the validation split of the training data, and whether that
+    determines it."""
+    computed_by: str = ""
+    """What computed the probabilities, in words."""
     reliability: tuple[ReliabilityBin, ...]
     """Reliability of the calibrated probabilities."""
     uncalibrated_reliability: tuple[ReliabilityBin, ...]
@@ -125,7 +129,8 @@ def evaluate(
     classes: tuple[str, ...],
     split: str,
     data_fingerprint: str,
-    temperature: float,
+    calibration: TemperatureFit,
+    computed_by: str = "",
     config: EvaluationConfig | None = None,
 ) -> EvaluationReport:
     """Compute the report.
@@ -136,7 +141,8 @@ def evaluate(
         classes: in the order of the model's outputs; some may have no image.
         split: name of the split; the prefix of the metric names.
         data_fingerprint: version of the data.
-        temperature: that the probabilities were calibrated with.
+        calibration: the temperature that the probabilities were calibrated with.
+        computed_by: what computed the probabilities, in words.
         config: contents of the report besides the metrics.
 
     Raises:
@@ -148,7 +154,6 @@ def evaluate(
     config = config or EvaluationConfig()
     answers, areas = probabilities.argmax(axis=1), Areas.of(probabilities, labels)
     found = metrics(probabilities, labels, areas)
-    uncalibrated = Answers.uncalibrated(probabilities, labels, temperature)
     doubtful = galleries.likely_label_errors(predictions)
     shown = slice(config.gallery_size)
     return EvaluationReport(
@@ -170,14 +175,25 @@ def evaluate(
         ),
         likely_label_errors=galleries.gallery(predictions, classes, doubtful[shown]),
         suspected_labels=len(doubtful),
-        temperature=temperature,
-        reliability=reliability(probabilities, labels),
-        uncalibrated_reliability=reliability_of(uncalibrated),
-        uncalibrated_ece=calibration_error_of(uncalibrated),
+        computed_by=computed_by,
+        **_calibration(probabilities, labels, calibration),
         slices=slices(predictions, config),
         undivided=undivided(predictions, config),
         config=config,
     )
+
+
+def _calibration(
+    probabilities_NK: Array, labels_N: Array, calibration: TemperatureFit
+) -> dict[str, Any]:
+    """Return the calibration with and without the temperature."""
+    uncalibrated = Answers.uncalibrated(probabilities_NK, labels_N, calibration.temperature)
+    return {
+        "calibration": calibration,
+        "reliability": reliability(probabilities_NK, labels_N),
+        "uncalibrated_reliability": reliability_of(uncalibrated),
+        "uncalibrated_ece": calibration_error_of(uncalibrated),
+    }
 
 
 def _confusion(labels_N: Array, answers_N: Array, num_classes: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Calibration: temperature scaling, reliability diagram and expected calibration error.
+"""Reliability diagram and expected calibration error; `temperature.py` fits the temperature.
 
 Shapes: N samples, K classes.
 """
@@ -14,14 +14,11 @@ from pipeline.metrics.row_pieces import row_slices
 from pipeline.section import Section
 
 Array = np.ndarray[Any, Any]
-_LOWEST, _HIGHEST = 0.05, 20.0
 _BINS = 10
 _STEPS, _SIMULATIONS = 12, 250
 _LARGEST_SHIFT = 8.0  # standard errors
 _ROUNDING = 1e-12
 _LEAST_PROBABILITY = 1e-300
-_MOST_PRECISE = 2**25
-"""Logits up to which the temperature is fitted in float64; more of them say enough in float32."""
 
 
 class ReliabilityBin(Section):
@@ -35,29 +32,6 @@ class ReliabilityBin(Section):
     confidence: float
     """Mean of the highest probabilities; the middle of the bin where it is empty."""
     accuracy: MetricEstimate
-
-
-def fit_temperature(logits_NK: Array, labels_N: Array) -> float:
-    """Return the temperature with the smallest log loss, between 0.05 and 20 (arXiv 1706.04599)."""
-    from scipy.optimize import minimize_scalar
-
-    precise: type[np.floating[Any]] = np.float64 if logits_NK.size <= _MOST_PRECISE else np.float32
-
-    highest_N = logits_NK.max(axis=1, keepdims=True) if logits_NK.size else logits_NK
-
-    def loss(log_temperature: float) -> float:
-        temperature = precise(np.exp(log_temperature))
-        own_N = np.empty(len(labels_N))
-        for rows in row_slices(logits_NK.shape):
-            scaled = logits_NK[rows].astype(precise)
-            scaled /= temperature
-            scaled -= highest_N[rows].astype(precise) / temperature
-            own = np.take_along_axis(scaled, labels_N[rows, None], axis=1)[:, 0]
-            own_N[rows] = own - np.log(np.exp(scaled, out=scaled).sum(axis=1))
-        return float(-own_N.mean())
-
-    bounds = (np.log(_LOWEST), np.log(_HIGHEST))
-    return float(np.exp(minimize_scalar(loss, bounds=bounds, method="bounded").x))
 
 
 def with_temperature(probabilities_NK: Array, temperature: float) -> Array:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,27 @@ def logits_of_batch(
     return logits_BK
 
 
+@contextmanager
+def exact_float32(device: torch.device) -> Iterator[None]:
+    """Compute in float32 on an NVIDIA GPU, too, whose convolutions otherwise round to TF32.
+
+    TF32 has 10 bits of precision, so probabilities would differ from the package's.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    cudnn: Any = torch.backends.cudnn  # whose types lack the setting
+    products = (cudnn.conv, torch.backends.cuda.matmul)
+    before = [each.fp32_precision for each in products]
+    try:
+        for each in products:
+            each.fp32_precision = "ieee"
+        yield
+    finally:
+        for each, precision in zip(products, before, strict=True):
+            each.fp32_precision = precision
+
+
 @torch.inference_mode()
 def predict_logits(
     model: nn.Module,
@@ -65,8 +87,10 @@ def predict_logits(
 ) -> torch.Tensor:
     """Return float32 logits (N, K) of the given rows, in their order, on the CPU.
 
-    Runs the model in evaluation mode and restores its mode afterwards. A batch that does not fit
-    the memory of the device is divided, and so are the next ones.
+    All numbers that are reported about a model come from these logits: its package computes the
+    same, and packaging compares the two on all test images. Runs the model in evaluation mode and
+    restores its mode afterwards. A batch that does not fit the memory of the device is divided, and
+    so are the next ones.
     """
     device = device or torch.device("cpu")
     was_training = model.training
@@ -75,7 +99,8 @@ def predict_logits(
     while done < len(rows):
         try:
             batch = torch.from_numpy(np.array(images[rows[done : done + batch_size]])).to(device)
-            logits.append(model(normalised(batch, image)).float().cpu())
+            with exact_float32(device):
+                logits.append(model(normalised(batch, image)).float().cpu())
         except torch.OutOfMemoryError:
             if batch_size == 1:
                 raise

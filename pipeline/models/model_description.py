@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from pipeline.config import ModelChoice
 from pipeline.errors import ModelReferenceError
+from pipeline.metrics.temperature import TemperatureFit
 from pipeline.plugin_api import NO_PATCH_EMBEDDING, ImageSpec
 from pipeline.plugin_system import plugin_loader
 from pipeline.plugin_system.plugin_settings import named_patch_embedding
@@ -39,6 +40,8 @@ class ModelDescription(Section):
     """Number of models whose probabilities are averaged; see `pipeline.models.ensemble`."""
     temperature: float = 1.0
     """Divides the logits before the softmax, so that probabilities are calibrated."""
+    calibration: TemperatureFit | None = None
+    """Whether validation images determine the temperature; None if the model is not calibrated."""
     data_fingerprint: str = ""
     """Version of the data that the model was trained on."""
     run_id: str = ""

@@ -1,4 +1,8 @@
-"""A saved model's logits of stored images: computed, unless they are kept beside its weights."""
+"""A saved model's logits of stored images: computed, unless they are kept beside its weights.
+
+They are what the model's package computes, in float32. Logits that are not, such as those of
+features in bfloat16, are not kept, and computed when they are needed.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +22,17 @@ Array = np.ndarray[Any, Any]
 _FILE = "logits.npy"
 
 
-def save_logits(folder: Path, logits_NK: Array) -> None:
-    """Keep the logits of all images of the store beside a model's weights."""
+def save_logits(folder: Path, logits_NK: Array, *, precision: str, device: str) -> None:
+    """Keep the logits of all images of the store beside a model's weights, if they are exact.
+
+    Args:
+        folder: of the saved model.
+        logits_NK: of all images of the store.
+        precision: that computed them, float32 or bfloat16.
+        device: kind of device that computed them; an accelerator may round float32.
+    """
+    if precision != "float32" or device != "cpu":
+        return
     with replacing(folder / _FILE) as temporary, temporary.open("wb") as opened:
         np.save(opened, logits_NK.astype(np.float32), allow_pickle=False)
 

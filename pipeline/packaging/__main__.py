@@ -6,20 +6,17 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import torch
 
 from pipeline.data import manifest as manifests
 from pipeline.data.prepared_store import open_images
 from pipeline.files.atomic_files import write_text
-from pipeline.models.model_description import WEIGHTS_FILE
+from pipeline.models.model_description import WEIGHTS_FILE, load_description
 from pipeline.models.model_files import load_model, save_model
 from pipeline.models.onnx_export import write_onnx
-from pipeline.packaging.calibrated_onnx import (
-    FeatureModel,
-    ProbabilityModel,
-    export_onnx,
-    largest_difference,
-)
+from pipeline.packaging.agreement import largest_difference, reported_difference
+from pipeline.packaging.calibrated_onnx import FeatureModel, ProbabilityModel, export_onnx
 from pipeline.packaging.job import Package, PackagingJob
 from pipeline.packaging.model_card import model_card
 from pipeline.packaging.standalone_file import write_model_server
@@ -27,39 +24,61 @@ from pipeline.provenance.weights_record import provenance_of
 from pipeline.workers.event_log import EventWriter
 from pipeline.workers.worker_process import worker_main
 
-_CHECKED_IMAGES = 256
 
-
-def package(job: PackagingJob, _events: EventWriter) -> Package:
-    """Write the package and its model card; compare its predictions with the trained model's."""
+def package(job: PackagingJob, events: EventWriter) -> Package:
+    """Write the package and its model card; compare its outputs with the report's, or torch's."""
     model, description = load_model(job.model_folder)
-    description = description.model_copy(update={"temperature": job.temperature})
+    if job.calibration is not None:
+        calibration = {"temperature": job.calibration.temperature, "calibration": job.calibration}
+        description = description.model_copy(update=calibration)
     provenance = provenance_of(job.model_folder / WEIGHTS_FILE, "the trained model")
     save_model(job.folder, model, description, provenance)
     whole: ProbabilityModel | FeatureModel
     if description.classes:
-        whole = ProbabilityModel(model, description.image, job.temperature).eval()
+        whole = ProbabilityModel(model, description.image, description.temperature).eval()
     else:
         whole = FeatureModel(model, description.image).eval()
     onnx_file = job.folder / "model.onnx"
     export_onnx(whole, onnx_file)
     write_model_server(job.folder / "model_server.py")
-    table = manifests.usable(manifests.load(job.manifest_file))
-    rows = np.flatnonzero(table["split"] == "test")[:_CHECKED_IMAGES]
-    difference = largest_difference(whole, onnx_file, open_images(job.store)[rows])
+    difference, images = _compared(job, whole, onnx_file, events)
     outputs = "probabilities" if description.classes else "features"
+    others = "the reported ones" if job.reported else "torch's"
     card = model_card(
         description,
         job.card,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         provenance=provenance.summary,
-        check=f"{outputs} differ by at most {difference:.1g} on {len(rows)} test images",
+        check=f"{outputs} of all {images:,} test images differ from {others} by at most "
+        f"{difference:.1g}",
     )
     write_text(job.folder / "model_card.md", card)
     size = sum(file.stat().st_size for file in job.folder.iterdir() if file.is_file())
     return Package(
-        folder=job.folder, largest_difference=difference, checked_images=len(rows), bytes=size
+        folder=job.folder, largest_difference=difference, checked_images=images, bytes=size
     )
+
+
+def _compared(
+    job: PackagingJob,
+    model: ProbabilityModel | FeatureModel,
+    onnx_file: Path,
+    events: EventWriter,
+) -> tuple[float, int]:
+    """Return the largest difference on all test images, and their number."""
+    images = open_images(job.store)
+
+    def on_progress(done: int, total: int) -> None:
+        events.progress(done, total, "image")
+
+    if job.reported is None:
+        table = manifests.usable(manifests.load(job.manifest_file))
+        rows = np.flatnonzero(table["split"] == "test")
+        return largest_difference(model, onnx_file, images, rows, on_progress), len(rows)
+    wanted = ["path", "split", "row", "probabilities"]
+    table = pd.read_parquet(job.reported, columns=wanted, filters=[("split", "==", "test")])
+    classes = load_description(job.folder).classes
+    return reported_difference(onnx_file, images, table, classes, on_progress), len(table)
 
 
 def _rehearse() -> str:

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
-from pipeline.errors import PackagingError
 from pipeline.models.inference import normalised
 from pipeline.models.onnx_export import write_onnx
 from pipeline.plugin_api import ImageSpec
 from pipeline.probing.linear_head import linear_head
-
-TOLERANCE = 1e-4
-"""Largest allowed difference between the package and the trained model: in probability, or in a
-feature relative to the largest one."""
 
 
 class ProbabilityModel(nn.Module):
@@ -73,39 +66,3 @@ def export_onnx(model: ProbabilityModel | FeatureModel, file: Path) -> None:
     example = torch.zeros((2, image.height, image.width, image.channels), dtype=torch.uint8)
     output = "probabilities" if isinstance(model, ProbabilityModel) else "features"
     write_onnx(model, example, file, input_name="images", output_name=output)
-
-
-def largest_difference(
-    model: ProbabilityModel | FeatureModel, file: Path, images: np.ndarray[Any, Any]
-) -> float:
-    """Return the largest difference between ONNX Runtime and torch.
-
-    It is a difference in probability, or in features, relative to the largest if that is over 1.
-
-    Predicts batches of 1, 2, 7 and the remaining images, to cover several batch sizes.
-
-    Raises:
-        PackagingError: if the difference exceeds 1e-4.
-    """
-    from pipeline.models.onnx_session import open_session
-
-    session = open_session(file)
-    largest, start = 0.0, 0
-    for size in (1, 2, 7, len(images)):
-        batch = np.ascontiguousarray(images[start : start + size])
-        start += size
-        if not len(batch):
-            break
-        with torch.inference_mode():
-            expected = model(torch.from_numpy(batch)).numpy()
-        packaged = session.run(None, {"images": batch})[0]
-        # np.maximum propagates NaN, which then fails the comparison below
-        difference = np.abs(expected - packaged).max() / max(1.0, float(np.abs(expected).max()))
-        largest = float(np.maximum(largest, difference))
-    if not largest <= TOLERANCE:
-        raise PackagingError(
-            f"An output of the packaged model differs from the trained model's by "
-            f"{largest:.2g}; at most {TOLERANCE:g} is allowed. Report this with the model's "
-            "settings."
-        )
-    return largest

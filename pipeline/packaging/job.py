@@ -4,26 +4,32 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pipeline.metrics.temperature import TemperatureFit
 from pipeline.packaging.model_card import CardFacts
 from pipeline.section import Section
 
 
 class PackagingJob(Section):
-    """A trained model, the images to check it with, and the output folder."""
+    """A trained model, what is reported about it, and the output folder."""
 
     model_folder: Path
     manifest_file: Path
     store: Path
-    temperature: float
+    calibration: TemperatureFit | None
+    """None for an encoder."""
+    reported: Path | None
+    """The table of predictions that the report is computed from; None for an encoder, which is
+    compared with torch."""
     folder: Path
     card: CardFacts = CardFacts()
     """Facts for the model card that are not in the model's description."""
 
 
 class Package(Section):
-    """A package's folder, and how closely it matches the trained model."""
+    """A package's folder, and how closely it matches what is reported about it."""
 
     folder: Path
     largest_difference: float
+    """On all test images: in probability, or in an encoder's features."""
     checked_images: int
     bytes: int

@@ -14,6 +14,7 @@ from pydantic import Field
 
 from pipeline.metrics.intervals import MetricEstimate
 from pipeline.metrics.names import METRICS
+from pipeline.metrics.temperature import UNKNOWN
 from pipeline.models.model_description import ModelDescription
 from pipeline.plugin_api import NO_PATCH_EMBEDDING, PixelValues
 from pipeline.plugin_system.plugin_settings import named_patch_embedding
@@ -24,6 +25,11 @@ _LISTED_CLASSES = 200
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>|#~&$!])")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]+")
 _ADDRESS = re.compile(r"\b(https?|ftp)://|\bwww\.", re.IGNORECASE)
+
+_CALIBRATED = "Its probabilities are calibrated on images like its training images."
+_NOT_CALIBRATED = (
+    "It is not known whether its probabilities are calibrated: the validation images cannot tell."
+)
 
 _ENCODER_CARD = Template("""\
 # $title
@@ -72,7 +78,7 @@ $seen- The loss of the pre-training says little about the classes that the featu
 _CARD = Template("""\
 # $title
 
-Classifies an image into one of $num_classes classes, with a calibrated probability for each class.
+Classifies an image into one of $num_classes classes, with a$calibrated probability for each class.
 
 ## Usage
 
@@ -113,7 +119,7 @@ $metrics
 
 $seen- The model predicts one of its classes for every image, even if the image shows none of them:
   there is no class "something else".
-- Its probabilities are calibrated on images like its training images. On other images (another
+- $limits On other images (another
   camera, another place, drawings) it may be overconfident; evaluate it on your own images.
 - Details smaller than a few pixels at $height x $width are lost.
 - Imbalance and wrong labels in the training images affect the model's predictions.
@@ -161,10 +167,10 @@ def model_card(
         description: the content of `model.json`.
         facts: facts from the training run.
         parameters: number of parameters.
-        check: how closely the package matches the trained model, in words.
+        check: how closely the package matches what is reported, in words.
         provenance: whether all images that the weights have seen are recorded.
     """
-    image = description.image
+    image, is_calibrated = description.image, (description.calibration or UNKNOWN).is_determined
     resize = {
         "crop": "scaled to cover, then cropped at the centre",
         "squash": "each side scaled independently",
@@ -175,6 +181,8 @@ def model_card(
         title=escaped(facts.name or f"{description.model.name} {kind}"),
         name=facts.name or "NAME",
         num_classes=len(description.classes),
+        calibrated=" calibrated" if is_calibrated else "",
+        limits=_CALIBRATED if is_calibrated else _NOT_CALIBRATED,
         height=image.height,
         width=image.width,
         channels="RGB" if image.channels == 3 else "greyscale",  # noqa: PLR2004 - R, G, B
@@ -208,8 +216,8 @@ def _facts(
         "patch embedding": "" if embedding == NO_PATCH_EMBEDDING else embedding,
         "plugins": ", ".join(plugins),
         "parameters": f"{parameters:,}",
-        "temperature": f"{description.temperature:.4g} (divides the logits to calibrate the "
-        "probabilities)"
+        "calibration": f"{(description.calibration or UNKNOWN).sentence()} (a temperature divides "
+        "the logits)"
         if description.classes
         else "",
         "test-time flip": "an image is predicted together with its mirror image"
@@ -224,7 +232,7 @@ def _facts(
         "data version": description.data_fingerprint,
         "MLflow run": description.run_id,
         "Patchline commit": facts.commit,
-        "package compared with trained model": check,
+        "package compared with the report": check,
     }
     for key, value in rows.items():
         if value:

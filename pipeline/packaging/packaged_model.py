@@ -45,6 +45,7 @@ class PackagedModel:
         self.mapping = PixelMapping.of(self.image.get("pixel_values", {}))
         self.fits = RangeFits(self.mapping)
         self.temperature: float = description.get("temperature", 1.0)
+        self.calibration: dict[str, Any] | None = description.get("calibration")
         self._files = onnx_file, description_file
         self._session = open_session(onnx_file, threads)
 

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from pipeline.config import RunConfig
 from pipeline.data.ingested_data import IngestedData, PreparedData
-from pipeline.evaluation.evaluating import Evaluated, model_ingredients
+from pipeline.evaluation.evaluating import PREDICTIONS_FILE, Evaluated, model_ingredients
+from pipeline.files.file_digest import digest_of
+from pipeline.metrics.temperature import TemperatureFit
 from pipeline.packaging.job import Package, PackagingJob
 from pipeline.packaging.model_card import CardFacts
 from pipeline.run_memory import stage_keys
@@ -33,12 +35,15 @@ def package_run(
     """Package a run's model, or reuse the package of an identical earlier stage.
 
     Raises:
-        PackagingError: if the model cannot be exported, or a probability differs by more than 1e-4.
+        PackagingError: if the model cannot be exported, or the package's probability for a test
+            image differs from the reported one by more than 1e-4.
     """
-    folder, temperature = run_folder / "package", evaluated.report.temperature
+    folder, calibration = run_folder / "package", evaluated.report.calibration
+    reported = evaluated.folder / PREDICTIONS_FILE
     ingredients = {
         **model_ingredients(config, data, prepared, trained),
-        "temperature": repr(temperature),
+        "calibration": calibration.model_dump_json(),
+        "reported": digest_of(reported).sha256,
         "card": card.model_dump_json(),
         "code": stage_keys.code(*_CODE),
     }
@@ -48,13 +53,7 @@ def package_run(
         Package,
         folder,
         lambda: package_model(
-            trained.best,
-            data,
-            prepared,
-            temperature,
-            folder,
-            on_event,
-            card,
+            trained.best, data, prepared, folder, on_event, card, calibration, reported
         ),
     )
 
@@ -85,7 +84,7 @@ def package_encoder(
         ingredients,
         Package,
         folder,
-        lambda: package_model(trained.best, data, prepared, 1.0, folder, on_event, card),
+        lambda: package_model(trained.best, data, prepared, folder, on_event, card),
     )
 
 
@@ -93,24 +92,34 @@ def package_model(
     model_folder: Path,
     data: IngestedData,
     prepared: PreparedData,
-    temperature: float,
     folder: Path,
     on_event: Callable[[Event], None],
-    card: CardFacts | None = None,
+    card: CardFacts,
+    calibration: TemperatureFit | None = None,
+    reported: Path | None = None,
 ) -> Package:
-    """Write the package of a trained model and compare the two on real test images.
+    """Write the package of a trained model, and compare its outputs on all test images.
 
-    `card` holds facts for the model card that are not in the model's description.
+    Args:
+        model_folder: the trained model.
+        data: the ingested data.
+        prepared: the prepared images.
+        folder: receives the package.
+        on_event: receives the progress of the comparison.
+        card: facts for the model card that are not in the model's description.
+        calibration: of a classifier.
+        reported: predictions of a classifier, to compare with; an encoder is compared with torch.
 
     Raises:
-        PackagingError: if the model cannot be exported, or a probability differs by more than 1e-4.
+        PackagingError: if the model cannot be exported, or an output differs by more than 1e-4.
     """
     job = PackagingJob(
         model_folder=model_folder.resolve(),
         manifest_file=data.manifest_file.resolve(),
         store=prepared.store.resolve(),
-        temperature=temperature,
+        calibration=calibration,
+        reported=reported.resolve() if reported else None,
         folder=folder,
-        card=card or CardFacts(),
+        card=card,
     )
     return run_worker("pipeline.packaging", folder.parent / "packaging", job, Package, on_event)

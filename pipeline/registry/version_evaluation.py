@@ -27,6 +27,7 @@ from pipeline.evaluation.html_report import ReportPage
 from pipeline.evaluation.predictions import Predictions, with_probabilities
 from pipeline.evaluation.report import EvaluationReport, evaluate
 from pipeline.files.stored_images import StoredImages
+from pipeline.metrics.temperature import UNKNOWN, TemperatureFit
 from pipeline.packaging.packaged_model import PackagedModel
 from pipeline.registry.registered_models import ModelReference
 from pipeline.registry.version_records import VersionRecords, available_records
@@ -143,7 +144,9 @@ def evaluate_version(
         classes=tuple(package.classes),
         split=selection.split,
         data_fingerprint=selection.fingerprint,
-        temperature=package.temperature,
+        calibration=calibration_of(package),
+        computed_by=f"the package of {chosen.records.reference.name}, version "
+        f"{chosen.records.reference.version} (model.onnx, float32)",
         config=choices.report,
     ).model_copy(update={"provenance": chosen.records.provenance.summary})
     page = _page(chosen.records, data, selection, choices)
@@ -290,6 +293,13 @@ def predicted(package: PackagedModel, images: StoredImages, on_progress: StagePr
         probabilities_NK[chosen] = package.probabilities(np.array(images[chosen]))
         on_progress("Predicting", chosen.stop, len(images))
     return probabilities_NK
+
+
+def calibration_of(package: PackagedModel) -> TemperatureFit:
+    """Return how a package is calibrated, as far as that is recorded in it."""
+    if package.calibration is None:
+        return UNKNOWN.model_copy(update={"temperature": package.temperature})
+    return TemperatureFit.model_validate(package.calibration)
 
 
 def _page(

@@ -12,7 +12,7 @@ import torch
 
 from pipeline.data import manifest as manifests
 from pipeline.data.prepared_store import open_images
-from pipeline.metrics.calibration import fit_temperature
+from pipeline.metrics.temperature import fit_temperature
 from pipeline.models.ensemble import Ensemble
 from pipeline.models.inference import predict_logits
 from pipeline.models.model_files import load_model, save_model
@@ -35,7 +35,7 @@ def combine_members(job: TrainingJob, events: EventWriter) -> EnsembleResult:
     rows = manifests.usable(manifests.load(job.manifest_file))
     index = {label: number for number, label in enumerate(job.classes)}
     labels = rows["label"].map(index).to_numpy().astype(np.int64)
-    models, temperatures = [], []
+    models, fits = [], []
     for number, folder in enumerate(job.part.members, start=1):
         model, description = load_model(folder)
         part = job.part.model_copy(update={"fold": number, "folds": len(job.part.members)})
@@ -44,10 +44,11 @@ def combine_members(job: TrainingJob, events: EventWriter) -> EnsembleResult:
             model.to(device), images, held_out, description.image, device=device
         )
         models.append(model.cpu())
-        temperatures.append(fit_temperature(logits_NK.numpy(), labels[held_out]))
+        fits.append(fit_temperature(logits_NK.numpy(), labels[held_out]))
         events.progress(number, len(job.part.members), "model")
     folder = job.folder / _WEIGHTS
     described = description.model_copy(update={"members": len(models), "run_id": job.run_id})
+    temperatures = [fit.temperature for fit in fits]
     save_model(folder, Ensemble(models, temperatures), described, provenance_of_job(job))
     seconds = time.monotonic() - began
-    return EnsembleResult(weights=folder, temperatures=tuple(temperatures), seconds=seconds)
+    return EnsembleResult(weights=folder, calibrations=tuple(fits), seconds=seconds)

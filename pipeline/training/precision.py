@@ -78,7 +78,7 @@ class Chooser:
         if asked != "auto":
             return Precision(name=asked)
         device = next(self.model.parameters()).device
-        if reason := certain_reason(device):
+        if reason := certain_reason(device) or self._reason_of_folds():
             return Precision(name="float32", reason=reason)
         if self.workspace is None:
             return self._measured(seconds)
@@ -88,6 +88,12 @@ class Chooser:
             known = self._measured(seconds)
             memory.remember(STAGE, known, self.workspace / STAGE, key)
         return known
+
+    def _reason_of_folds(self) -> str:
+        """Return why features are computed in float32 if each image is predicted by a fold."""
+        if not self.is_frozen or self.config.training.folds is None:
+            return ""
+        return "the calibration on all folds needs the float32 features of all images"
 
     def _measured(self, seconds: float) -> Precision:
         plain = self.config.model_copy(update={"augmentation": PluginChoice(name="none")})

@@ -1,8 +1,9 @@
 """Train only the head: a linear probe on the frozen features of the initial weights.
 
 Features are computed once for each image, test images included, and kept in the workspace. So an
-interrupted run continues with the next images, the evaluation needs no further pass of the model,
-and a later run with the same weights and images begins with the fit.
+interrupted run continues with the next images, and a later run with the same weights and images
+begins with the fit. The evaluation needs no further pass of the model if the features are float32;
+with bfloat16, it computes the logits again as the package does.
 """
 
 from __future__ import annotations
@@ -152,14 +153,15 @@ def _frozen(job: TrainingJob, events: EventWriter) -> _Frozen:
 
 
 def _saved(job: TrainingJob, frozen: _Frozen, fitted: FittedHead, logits_NK: Array) -> Path:
-    """Save the model with its fitted head and the logits of all images; return the folder."""
+    """Save the model with its fitted head, and the logits if they are exact; return the folder."""
     with torch.no_grad():
         frozen.head.weight.copy_(torch.from_numpy(fitted.weight_KD))
         frozen.head.bias.copy_(torch.from_numpy(fitted.bias_K))
     folder = job.folder / FINAL
     described = description_of(job).model_copy(update={"head_only": True})
     save_model(folder, frozen.model, described, provenance_of_job(job))
-    save_logits(folder, logits_NK)
+    precision, device = frozen.precision.name, frozen.device.type
+    save_logits(folder, logits_NK, precision=precision, device=device)
     return folder
 
 

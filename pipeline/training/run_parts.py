@@ -291,7 +291,7 @@ def tags(trained: TrainResult) -> dict[str, str]:
             found["training.refit_epochs"] = f"{trained.refit.epochs:.4g}"
             found["training.refit_steps"] = str(trained.refit.steps)
     if trained.ensemble is not None:
-        found["training.ensemble"] = f"{len(trained.ensemble.temperatures)} models"
+        found["training.ensemble"] = f"{len(trained.ensemble.calibrations)} models"
     return found
 
 
@@ -302,7 +302,7 @@ def length(trained: TrainResult) -> str:
         both = ", fitted on train and validation together" if trained.refit is not None else ""
         return f"a head on {trained.probe.features} frozen features{both}, {on}"
     if trained.ensemble is not None:
-        return f"{len(trained.ensemble.temperatures)} models, one of each fold, {on}"
+        return f"{len(trained.ensemble.calibrations)} models, one of each fold, {on}"
     if trained.refit is not None:
         return f"{trained.refit.steps} steps on train and validation together, {on}"
     return f"{trained.steps} steps {on}"

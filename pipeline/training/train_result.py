@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from pipeline.metrics.intervals import MetricEstimate
+from pipeline.metrics.temperature import TemperatureFit
 from pipeline.section import Section
 
 
@@ -68,8 +69,8 @@ class EnsembleResult(Section):
     """The models of all folds as one model."""
 
     weights: Path
-    temperatures: tuple[float, ...]
-    """Of each member, fitted on the images of its fold."""
+    calibrations: tuple[TemperatureFit, ...]
+    """The temperature of each member, fitted on the images of its fold."""
     seconds: float
 
 

@@ -18,7 +18,7 @@ _PACKAGES: dict[str, set[str]] = {
     "plugin_kinds": {"labels"},
     "plugin_system": set(),
     "plugin_system.contract": {"plugin_system", "models", "data"},
-    "models": {"plugin_system", "models.pretrained"},
+    "models": {"plugin_system", "models.pretrained", "metrics"},
     "models.pretrained": {"layers"},
     "data": {"labels", "plugin_system", "tracking", "run_memory"},
     "workers": set(),

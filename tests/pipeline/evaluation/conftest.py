@@ -65,7 +65,7 @@ def report_of(
     **settings: Any,
 ) -> EvaluationReport:
     """Return the report of such predictions, and save them as `predictions.parquet`."""
-    table, temperature = calibrated(predicted_rows(classes, **settings), classes)
+    table, fit = calibrated(predicted_rows(classes, **settings), classes)
     file = folder / "predictions.parquet"
     predictions.save(table, file)
     return evaluate(
@@ -74,7 +74,7 @@ def report_of(
         classes=classes,
         split="test",
         data_fingerprint="0123abcd",
-        temperature=temperature,
+        calibration=fit,
         config=config,
     )
 

@@ -7,9 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from scipy.optimize import minimize_scalar
 from scipy.special import softmax
-from sklearn.metrics import log_loss
 
 from pipeline.data import manifest as manifests
 from pipeline.evaluation import plots
@@ -23,6 +21,7 @@ from pipeline.evaluation.prediction_job import PredictionJob
 from pipeline.evaluation.predictions import Predictions
 from pipeline.evaluation.report import EvaluationReport
 from pipeline.evaluation.slices import slices
+from pipeline.metrics.temperature import by_member, fit_temperature
 from pipeline.workers.event_log import EventWriter
 from tests.conftest import Run
 from tests.pipeline.evaluation.conftest import predicted_rows, random_images, report_of
@@ -40,28 +39,29 @@ FILES = {"report.html", "report.json", "predictions.parquet"}
 
 
 def test_the_temperature_comes_from_the_validation_split() -> None:
-    """It gives the validation split its smallest log loss, and leaves the test split out of it."""
-    rows = predicted_rows(CLASSES)
+    """It is fitted on the validation split alone; an ensemble's members have their own."""
+    rows = predicted_rows(CLASSES, per_class=40)
     validation = (rows["split"] == "validation").to_numpy()
     rows.loc[validation, "logits"] *= 8
-    table, temperature = calibrated(rows, CLASSES)
-    logits = np.stack(list(rows["logits"]))[validation].astype(np.float64)
+    table, fit = calibrated(rows, CLASSES)
+    logits = np.stack(list(rows["logits"]))[validation]
     labels = table["label_index"].to_numpy()[validation]
-
-    def loss(value: float) -> float:
-        return float(log_loss(labels, softmax(logits / value, axis=1), labels=range(4)))
-
-    best = minimize_scalar(lambda log: loss(np.exp(log)), bounds=(-3, 3), method="bounded")
-    assert loss(temperature) == pytest.approx(best.fun, abs=1e-4)
-    _, other = calibrated(predicted_rows(CLASSES), CLASSES)
-    assert temperature > 2 * other
+    assert fit == fit_temperature(logits, labels)
+    assert fit.images == 160
+    _, other = calibrated(predicted_rows(CLASSES, per_class=40), CLASSES)
+    assert fit.temperature > 2 * other.temperature
+    _, unknown = calibrated(rows[~validation], CLASSES)
+    assert (unknown.state, unknown.temperature) == ("not fitted", 1)
+    members = by_member((fit, other))
+    assert calibrated(rows[~validation], CLASSES, members)[1] == members
 
 
 def test_probabilities_are_the_logits_over_the_temperature() -> None:
     """The table's probabilities of both splits come from its logits with that temperature."""
-    table, temperature = calibrated(predicted_rows(CLASSES), CLASSES)
+    table, fit = calibrated(predicted_rows(CLASSES, per_class=40), CLASSES)
+    assert fit.temperature != 1
     logits = np.stack(list(table["logits"])).astype(np.float64)
-    expected = softmax(logits / temperature, axis=1)
+    expected = softmax(logits / fit.temperature, axis=1)
     assert Predictions.of(table).probabilities_NK == pytest.approx(expected, abs=1e-6)
 
 

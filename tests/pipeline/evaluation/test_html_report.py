@@ -127,7 +127,8 @@ def test_every_figure_is_on_the_page(tmp_path: Path, channels: int) -> None:
     for figures in report.by_class:
         assert f"{100 * figures.recall.value:.1f}%" in page.text
         assert f"{figures.f1.value:.3f}" in page.text
-    assert f"temperature of {report.temperature:.2f}" in page.text
+    assert report.calibration.sentence() in page.text
+    assert report.calibration.before() in page.text
     assert f"{report.errors} errors" in page.text
     shown = (*report.most_confident_errors, *report.least_certain, *report.likely_label_errors)
     pictures = [name for name in page.references if name.startswith("data:")]

@@ -16,6 +16,7 @@ from pipeline.evaluation.predictions import Predictions
 from pipeline.evaluation.report import EvaluationReport, evaluate, save
 from pipeline.metrics import classification
 from pipeline.metrics.calibration import expected_calibration_error, reliability, with_temperature
+from pipeline.metrics.temperature import TemperatureFit
 from tests.conftest import Run
 from tests.pipeline.evaluation.conftest import made_of, random_predictions, report_of
 
@@ -30,7 +31,7 @@ def _evaluate(predictions: Predictions, **settings: Any) -> EvaluationReport:
         "classes": classes,
         "split": "test",
         "data_fingerprint": "0123abcd",
-        "temperature": 1.0,
+        "calibration": TemperatureFit(temperature=1.0, state="fitted"),
     }
     return evaluate(predictions, **{**given, **settings})
 
@@ -57,7 +58,7 @@ def _check(report: EvaluationReport, predictions: Predictions) -> None:
     assert report.errors == int((answers != labels).sum())
     assert report.by_class == classification.by_class(probabilities, labels, report.classes)
     assert report.reliability == reliability(probabilities, labels)
-    before = with_temperature(probabilities, report.temperature)
+    before = with_temperature(probabilities, report.calibration.temperature)
     assert report.uncalibrated_reliability == reliability(before, labels)
     assert report.uncalibrated_ece == expected_calibration_error(before, labels)
     for name in GALLERIES:
@@ -82,7 +83,8 @@ def test_the_report_of_a_real_run_comes_out_again(finished_run: Run) -> None:
         classes=report.classes,
         split="test",
         data_fingerprint=report.data_fingerprint,
-        temperature=report.temperature,
+        calibration=report.calibration,
+        computed_by=report.computed_by,
     )
     assert again.model_copy(update={"covering_test": report.covering_test}) == report
     said = {key: estimate["value"] for key, estimate in finished_run.summary["metrics"].items()}
@@ -97,7 +99,7 @@ def test_the_report_of_a_real_run_comes_out_again(finished_run: Run) -> None:
 def test_the_report_of_any_predictions(count: int, num_classes: int, skill: float) -> None:
     """With few and many classes, no skill and no errors, the report says what is in the table."""
     predictions = random_predictions(count, num_classes, skill=skill)
-    report = _evaluate(predictions, temperature=1.7)
+    report = _evaluate(predictions, calibration=TemperatureFit(temperature=1.7, state="fitted"))
     _check(report, predictions)
     absent = [figures.name for figures in report.by_class if figures.images == 0]
     missing = set(range(num_classes)) - set(predictions.labels_N.tolist())

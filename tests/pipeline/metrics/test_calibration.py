@@ -1,4 +1,4 @@
-"""Temperature, reliability diagram and expected calibration error."""
+"""Reliability diagram and expected calibration error."""
 
 from __future__ import annotations
 
@@ -8,49 +8,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.special import softmax as scipy_softmax
 
 from pipeline.metrics.calibration import (
     expected_calibration_error,
-    fit_temperature,
     reliability,
     with_temperature,
 )
 from pipeline.metrics.classification import softmax
 from pipeline.metrics.intervals import proportion
-from pipeline.metrics.losses import log_losses
 from tests.pipeline.metrics.classifiers import calibrated, predictions, sample
 
 Array = np.ndarray[Any, Any]
-
-
-@pytest.mark.parametrize("temperature", [0.25, 1.0, 2.5, 8.0])
-def test_fitted_temperature_is_the_one_that_was_hidden(temperature: float) -> None:
-    """Labels drawn from softmax(logits / T) lead back to T."""
-    generator = np.random.default_rng(1)
-    logits = generator.normal(0, 3, (4000, 5)) * max(1.0, temperature)
-    probabilities = scipy_softmax(logits / temperature, axis=1)
-    labels = (generator.uniform(size=(4000, 1)) > probabilities.cumsum(axis=1)).sum(axis=1)
-    assert fit_temperature(logits, labels) == pytest.approx(temperature, rel=0.08)
-
-
-@settings(max_examples=15, deadline=None)
-@given(st.integers(0, 1000), st.floats(0.3, 4))
-def test_fitted_temperature_has_the_smallest_loss(seed: int, skill: float) -> None:
-    """No other temperature in the range has a smaller log loss."""
-    logits, labels = sample(80, 4, seed=seed, skill=skill)
-
-    def loss(temperature: float) -> float:
-        return float(log_losses(softmax(logits, temperature), labels).mean())
-
-    best = loss(fit_temperature(logits, labels))
-    assert all(best <= loss(other) + 1e-6 for other in np.geomspace(0.05, 20, 80))
-
-
-def test_temperature_of_a_faultless_model_stays_in_its_range() -> None:
-    """A model without a mistake gets the lowest temperature, not an endless one."""
-    logits, labels = np.eye(4)[np.arange(40) % 4] * 5, np.arange(40) % 4
-    assert 0.05 <= fit_temperature(logits, labels) < 0.2
 
 
 @given(st.floats(0.2, 5))

@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from pipeline import config_files
-from pipeline.errors import ModelReferenceError
+from pipeline.errors import ModelReferenceError, PackagingError
 from pipeline.models.inference import normalised
 from pipeline.models.model_building import build_model
 from pipeline.models.model_description import ModelDescription
 from pipeline.models.model_files import save_model
-from pipeline.packaging.calibrated_onnx import FeatureModel, export_onnx, largest_difference
+from pipeline.packaging.agreement import largest_difference
+from pipeline.packaging.calibrated_onnx import FeatureModel, export_onnx
 from pipeline.packaging.model_card import CardFacts, model_card
 from pipeline.packaging.packaged_model import PackagedModel
 from pipeline.plugin_api import DataTraits, ImageSpec
@@ -39,7 +40,10 @@ def test_an_encoder_answers_with_features(tmp_path: Path) -> None:
     whole = FeatureModel(model, IMAGE).eval()
     export_onnx(whole, folder / "model.onnx")
     images = np.random.default_rng(0).integers(0, 256, (12, 16, 16, 3), np.uint8)
-    assert largest_difference(whole, folder / "model.onnx", images) < 1e-4
+    assert largest_difference(whole, folder / "model.onnx", images, np.arange(12)) < 1e-4
+    other = FeatureModel(build_model(choice, IMAGE, 0), IMAGE).eval()
+    with pytest.raises(PackagingError, match=r"for test image number \d+ of 12, but .* in torch"):
+        largest_difference(other, folder / "model.onnx", images, np.arange(12))
 
     package = PackagedModel(folder / "model.onnx", folder / "model.json")
     answers = package.answers([images[0], b"no image"])

@@ -9,13 +9,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from pipeline.config import ModelChoice
 from pipeline.data import manifest as manifests
 from pipeline.metrics.intervals import MetricEstimate
+from pipeline.metrics.temperature import TemperatureFit
 from pipeline.models.model_description import ModelDescription, PluginRecord
 from pipeline.models.model_files import save_model
 from pipeline.packaging.__main__ import package
+from pipeline.packaging.calibrated_onnx import ProbabilityModel
 from pipeline.packaging.job import PackagingJob
 from pipeline.packaging.model_card import CardFacts, escaped, model_card
 from pipeline.workers.event_log import EventWriter
@@ -33,6 +36,9 @@ FACTS = CardFacts(
 )
 
 
+FITTED = TemperatureFit(temperature=1.25, state="fitted", low=1.1, high=1.4, images=300)
+
+
 def _description(classes: tuple[str, ...] = ("rose", "tulip"), **given: Any) -> ModelDescription:
     choice = {
         "name": "vit",
@@ -46,6 +52,7 @@ def _description(classes: tuple[str, ...] = ("rose", "tulip"), **given: Any) -> 
         classes=classes,
         image=image_spec(3),
         temperature=1.25,
+        calibration=given.pop("calibration", FITTED),
         data_fingerprint="fingerprint-1",
         run_id="run-1",
         **given,
@@ -62,7 +69,7 @@ def test_the_card_tells_what_is_known() -> None:
     for words in (
         "# flowers\n", "one of 2 classes", "| model | vit |", "| patch embedding | conv |",
         "| test-time flip |",
-        "vit (patchline 0.1.0)", "302,506", "1.25 (divides", "20 epochs on cpu",
+        "vit (patchline 0.1.0)", "302,506", "temperature 1.25, fitted on 300", "20 epochs on cpu",
         "| license of the initial weights | apache-2.0 |",
         "7,000 train, 286 test", "fingerprint-1", "run-1", "0123456789ab", "1e-07",
         "| Accuracy | test | 0.9825 | 0.9600 to 0.9900 | 286 |", "16 x 16 pixels, RGB",
@@ -130,18 +137,23 @@ def test_packaging_writes_the_card(tmp_path: Path) -> None:
         model_folder=tmp_path / "trained",
         manifest_file=tmp_path / "manifest.parquet",
         store=tmp_path / "store",
-        temperature=1.5,
+        calibration=FITTED.model_copy(update={"temperature": 1.5}),
+        reported=tmp_path / "predictions.parquet",
         folder=tmp_path / "package",
         card=FACTS,
     )
     job.folder.mkdir()
+    pixels = torch.from_numpy(np.load(tmp_path / "store/images.npy"))
+    probabilities = ProbabilityModel(model, image_spec(3), 1.5)(pixels).detach().numpy()
+    table = pd.DataFrame(rows).assign(row=range(12), probabilities=list(probabilities))
+    table.to_parquet(job.reported)
     made = package(job, EventWriter(tmp_path / "events.jsonl"))
     assert sorted(file.name for file in made.folder.iterdir()) == [
         *("model.json", "model.onnx", "model.safetensors", "model_card.md", "model_server.py"),
     ]
     card = (made.folder / "model_card.md").read_text()
-    assert "on 12 test images" in card
-    assert "1.5 (divides" in card
+    assert "of all 12 test images differ from the reported ones by at most" in card
+    assert "temperature 1.5, fitted on 300 validation images (95% interval 1.10 to 1.40)" in card
     assert "test-time flip" not in card
     assert str(tmp_path) not in card
 
@@ -153,3 +165,15 @@ def test_optimistic_metrics_are_a_limitation() -> None:
         _description(), facts
     )
     assert "## Limitations\n\n- The" in _card(_description())
+
+
+def test_a_card_says_where_calibration_is_unknown() -> None:
+    """Probabilities are only called calibrated if images determine the temperature."""
+    reason = "all 58 validation images are classified correctly, which allows any temperature"
+    unfitted = TemperatureFit(temperature=1, state="not fitted", images=58, reason=reason)
+    for calibration in (unfitted, None):
+        card = _card(_description(calibration=calibration))
+        assert "with a probability for each class" in card
+        assert "It is not known whether its probabilities are calibrated" in card
+    assert reason in _card(_description(calibration=unfitted))
+    assert "with a calibrated probability" in _card(_description())

@@ -166,7 +166,7 @@ def test_the_package_says_everything_about_itself(package: Path, finished_run: R
     """Classes, temperature, fingerprint and run stand in it; the card tells them in words."""
     description = json.loads((package / "artifacts/model.json").read_text())
     assert description["classes"] == ["across", "down", "rising"]
-    assert description["temperature"] > 0
+    assert description["temperature"] == description["calibration"]["temperature"] > 0
     assert description["data_fingerprint"] == finished_run.summary["data_fingerprint"]
     assert description["run_id"] == finished_run.summary["run_id"]
     card = (package / "artifacts/model_card.md").read_text()

@@ -18,10 +18,10 @@ from pipeline.data import manifest as manifests
 from pipeline.files.atomic_files import write_text
 from pipeline.files.sealed_files import write_tensors
 from pipeline.initial_weights.record import RECORD_FILE, TENSORS_FILE, InitialWeights
-from pipeline.models.inference import predict_logits
+from pipeline.models.inference import logits_of_batch, predict_logits
 from pipeline.models.model_building import build_model
 from pipeline.models.model_files import load_model
-from pipeline.models.stored_logits import logits_of
+from pipeline.models.stored_logits import logits_of, save_logits
 from pipeline.probing.linear_head import linear_head
 from pipeline.run_memory import stage_keys
 from pipeline.run_memory.cleaning import FEATURES
@@ -102,6 +102,28 @@ def test_only_the_head_changes_and_it_learns(make_job: MakeJob, tmp_path: Path) 
     assert description.classes == job.classes
     assert description.model.init is None
     assert description.head_only
+
+
+def test_reported_logits_are_never_those_of_bfloat16_features(
+    make_job: MakeJob, tmp_path: Path
+) -> None:
+    """The evaluation computes them again, as the package does; the rounded ones differ."""
+    settings = {"trainable": "head", "precision": "bfloat16"}
+    job = make_job(tmp_path / "rounded", model={"init": "x.safetensors"}, training=settings)
+    job = with_weights(job, tmp_path)
+    result = probe(job, EventWriter(job.folder / "events.jsonl"))
+    assert not (result.best / "logits.npy").exists()
+    model, _ = load_model(result.best)
+    data, cpu = open_data(job), torch.device("cpu")
+    rows = np.arange(len(data.images))
+    expected_NK = predict_logits(model, data.images, rows, job.image).numpy()
+    np.testing.assert_array_equal(logits_of(result.best, data.images, rows, cpu), expected_NK)
+    with torch.inference_mode():
+        batch = torch.from_numpy(np.array(data.images[rows]))
+        rounded_NK = logits_of_batch(model, batch, job.image, "bfloat16").float().numpy()
+    assert np.abs(rounded_NK - expected_NK).max() > 1e-3
+    save_logits(tmp_path, expected_NK, precision="float32", device="cuda")  # may be TF32
+    assert not (tmp_path / "logits.npy").exists()
 
 
 def test_features_are_computed_once(make_job: MakeJob, tmp_path: Path) -> None:

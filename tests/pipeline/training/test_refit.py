@@ -131,6 +131,8 @@ def test_an_ensemble_averages_the_calibrated_probabilities_of_the_folds(
     events.close()
     images, rows = np.load(job.store / "images.npy"), np.arange(10)
 
+    temperatures = [fit.temperature for fit in result.calibrations]
+
     def probabilities(folder: Path, temperature: float) -> torch.Tensor:
         model, description = load_model(folder)
         logits = predict_logits(model, images, rows, description.image)
@@ -138,7 +140,7 @@ def test_an_ensemble_averages_the_calibrated_probabilities_of_the_folds(
 
     single = [
         probabilities(folder, temperature)
-        for folder, temperature in zip(members, result.temperatures, strict=True)
+        for folder, temperature in zip(members, temperatures, strict=True)
     ]
     assert not torch.allclose(single[0], single[1], atol=1e-3)
     torch.testing.assert_close(probabilities(result.weights, 1.0), (single[0] + single[1]) / 2)

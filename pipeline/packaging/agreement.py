@@ -1,0 +1,163 @@
+"""Compare a package with what is reported about it, on all test images.
+
+Shapes: N images, B images of a batch, K outputs: probabilities or features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+
+from pipeline.errors import PackagingError
+from pipeline.files.stored_images import StoredImages
+from pipeline.models.onnx_session import open_session
+from pipeline.packaging.calibrated_onnx import FeatureModel, ProbabilityModel
+
+Array = np.ndarray[Any, Any]
+TOLERANCE = 1e-4
+"""Largest allowed difference between the package and what is reported about it: in probability, or
+in a feature relative to the largest one of the batch."""
+_FIRST_BATCHES = (1, 2, 7)
+_PIXELS, _MOST_IMAGES = 16 * 224**2, 256
+"""Of a batch; larger ones are not faster on a CPU, because they leave its caches."""
+
+
+class Difference(NamedTuple):
+    """An output of a package that differs most from the expected one."""
+
+    value: float
+    """Absolute, or relative to the largest feature; NaN if an output is not a number."""
+    position: int
+    """Of the image among those that were compared."""
+    output: int
+    packaged: float
+    expected: float
+    beyond: int = 0
+    """Number of images with a difference that is not allowed."""
+
+
+def reported_difference(
+    file: Path,
+    images: StoredImages,
+    reported: pd.DataFrame,
+    classes: Sequence[str],
+    on_progress: Callable[[int, int], None] | None = None,
+) -> float:
+    """Return the largest difference between a package's probabilities and the reported ones.
+
+    Args:
+        file: the package's ONNX file.
+        images: the prepared store, uint8 (M, H, W, C).
+        reported: predictions with the columns `path`, `row` of the store and `probabilities`.
+        classes: of the model.
+        on_progress: called with the number of compared images, and of all.
+
+    Raises:
+        PackagingError: if a probability differs by more than 1e-4.
+    """
+    probabilities = list(reported["probabilities"])
+
+    def expected(batch: slice, _: Array) -> Array:
+        return np.stack(probabilities[batch])
+
+    rows = reported["row"].to_numpy(np.int64)
+    found = _largest(file, images, rows, expected, on_progress, is_relative=False)
+    if not found.value <= TOLERANCE:  # nor if it is NaN
+        path = reported["path"].iloc[found.position]
+        others = f", and so do those of {found.beyond - 1:,} more" if found.beyond > 1 else ""
+        raise PackagingError(
+            f"The packaged model gives the test image '{path}' a probability of "
+            f"{found.packaged:.6f} for the class '{classes[found.output]}', but the report "
+            f"{found.expected:.6f}: they differ by {found.value:.2g}, more than the {TOLERANCE:g} "
+            f"allowed{others} of {len(rows):,} test images. Check with `patchline plugins check "
+            "model NAME` that the model computes the same when exported, or run again with --fresh."
+        )
+    return found.value
+
+
+def largest_difference(
+    model: ProbabilityModel | FeatureModel,
+    file: Path,
+    images: StoredImages,
+    rows: Array,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> float:
+    """Return the largest difference between ONNX Runtime and torch.
+
+    It is a difference in probability, or in features, relative to the largest if that is over 1.
+
+    Args:
+        model: the trained model.
+        file: what was exported from it.
+        images: the prepared store, uint8 (M, H, W, C).
+        rows: the images to compare on.
+        on_progress: called with the number of compared images, and of all.
+
+    Raises:
+        PackagingError: if the difference exceeds 1e-4.
+    """
+
+    def expected(_: slice, pixels_BHWC: Array) -> Array:
+        with torch.inference_mode():
+            outputs_BK: Array = model(torch.from_numpy(pixels_BHWC)).numpy()
+        return outputs_BK
+
+    found = _largest(file, images, rows, expected, on_progress, is_relative=True)
+    if not found.value <= TOLERANCE:
+        raise PackagingError(
+            f"Output {found.output} of the packaged model is {found.packaged:.6g} for test image "
+            f"number {found.position + 1} of {len(rows):,}, but {found.expected:.6g} in torch: it "
+            f"differs by {found.value:.2g}; at most {TOLERANCE:g} is allowed. Check with "
+            "`patchline plugins check model NAME` that the model computes the same when exported."
+        )
+    return found.value
+
+
+def _largest(
+    file: Path,
+    images: StoredImages,
+    rows: Array,
+    expected_of: Callable[[slice, Array], Array],
+    on_progress: Callable[[int, int], None] | None,
+    *,
+    is_relative: bool,
+) -> Difference:
+    session = open_session(file)
+    largest, beyond = Difference(0.0, 0, 0, 0.0, 0.0), 0
+    for batch in _batches(len(rows), images.shape[1] * images.shape[2]):
+        pixels_BHWC = np.ascontiguousarray(images[rows[batch]])
+        expected_BK = expected_of(batch, pixels_BHWC)
+        packaged_BK = session.run(None, {"images": pixels_BHWC})[0]
+        gaps_BK = np.abs(expected_BK - packaged_BK)
+        if is_relative:
+            gaps_BK = gaps_BK / max(1.0, float(np.abs(expected_BK).max()))
+        worst_B = gaps_BK.max(axis=1)  # NaN if any is
+        beyond += int((~(worst_B <= TOLERANCE)).sum())
+        image = int(np.argmax(worst_B))  # the first NaN, if there is one
+        if not np.isnan(largest.value) and not worst_B[image] <= largest.value:
+            output = int(np.argmax(gaps_BK[image]))
+            largest = Difference(
+                float(worst_B[image]),
+                batch.start + image,
+                output,
+                float(packaged_BK[image, output]),
+                float(expected_BK[image, output]),
+            )
+        if on_progress and batch.stop > sum(_FIRST_BATCHES):
+            on_progress(batch.stop, len(rows))
+    return largest._replace(beyond=beyond)
+
+
+def _batches(images: int, pixels: int) -> Iterator[slice]:
+    """Yield batches of 1, 2 and 7 images first, to cover several sizes."""
+    start, size = 0, min(_MOST_IMAGES, max(1, _PIXELS // pixels))
+    sizes = iter(_FIRST_BATCHES)
+    while start < images:
+        stop = min(images, start + next(sizes, size))
+        yield slice(start, stop)
+        start = stop

@@ -1,0 +1,158 @@
+"""The temperature is fitted where images determine it, and stays 1 where they cannot tell."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.errors import RunError
+from pipeline.metrics.classification import softmax
+from pipeline.metrics.losses import log_losses
+from pipeline.metrics.temperature import TemperatureFit, by_member, fit_temperature
+
+Array = np.ndarray[Any, Any]
+
+
+def _draw(
+    images: int, classes: int, temperature: float, *, seed: int, skill: float = 2.0
+) -> tuple[Array, Array]:
+    """Return logits whose right temperature is known, and labels."""
+    generator = np.random.default_rng(seed)
+    labels = generator.integers(0, classes, images)
+    scores = generator.normal(size=(images, classes))
+    scores[np.arange(images), labels] += skill
+    return temperature * skill * scores, labels
+
+
+def _loss(logits: Array, labels: Array, temperature: float) -> float:
+    return float(log_losses(softmax(logits, temperature), labels).mean())
+
+
+@pytest.mark.parametrize("temperature", [0.25, 1.0, 2.5, 8.0])
+def test_the_hidden_temperature_is_found(temperature: float) -> None:
+    """With many images, T is that of the labels, and the prior changes nothing."""
+    fit = fit_temperature(*_draw(4000, 5, temperature, seed=1))
+    assert fit.temperature == pytest.approx(temperature, rel=0.08)
+    assert fit.state == "fitted"
+    assert fit.is_determined
+    assert fit.low is not None
+    assert fit.high is not None
+    assert fit.low <= fit.temperature <= fit.high < 1.2 * fit.low
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 1000), st.floats(0.5, 3), st.floats(0.4, 3))
+def test_the_interval_is_that_of_the_likelihood(seed: int, skill: float, hidden: float) -> None:
+    """Inside, no temperature is much less likely than the best one; outside, every one is."""
+    logits, labels = _draw(150, 4, hidden, seed=seed, skill=skill)
+    fit = fit_temperature(logits, labels)
+    tried = np.geomspace(0.05, 20, 300)
+    drops = 150 * np.array([_loss(logits, labels, float(each)) for each in tried])
+    drops -= drops.min()
+    inside = (tried >= (fit.low or 0)) & (tried <= (fit.high or np.inf))
+    assert (drops[inside] < 1.95).all()
+    assert (drops[~inside] > 1.88).all()
+
+
+@pytest.mark.parametrize("images", [1, 2, 5, 20, 58, 400])
+@pytest.mark.parametrize("classes", [2, 10])
+def test_faultless_validation_images_fit_nothing(images: int, classes: int) -> None:
+    """All right: the likelihood is flat towards 0, so T stays 1 and the reason is said."""
+    labels = np.arange(images) % classes
+    logits = 9 * np.eye(classes)[labels]
+    fit = fit_temperature(logits, labels)
+    assert (fit.state, fit.temperature, fit.low) == ("not fitted", 1.0, None)
+    assert not fit.is_determined
+    if images > 2:
+        assert f"all {images} validation images are classified correctly" in fit.sentence()
+        assert "any temperature below" in fit.sentence()
+
+
+@pytest.mark.parametrize(
+    ("logits", "labels", "words"),
+    [
+        (np.empty((0, 3)), np.empty(0, int), "there is no validation image"),
+        (np.eye(3)[[0, 0, 1, 2]] * 5, np.zeros(4, int), "are of one class"),
+        (np.zeros((30, 3)), np.arange(30) % 3, "any temperature from 0.05 to 20"),
+        (np.zeros((9, 1)), np.zeros(9, int), "any temperature from 0.05 to 20"),
+        (np.eye(3)[[0, 1, 2]] * 1e30, np.arange(3), "any temperature from 0.05 to 20"),
+    ],
+    ids=["no image", "one class", "equal logits", "a single class", "huge logits"],
+)
+def test_what_cannot_be_told_is_not_fitted(logits: Array, labels: Array, words: str) -> None:
+    """T stays 1 in every case where the labels say nothing of it."""
+    fit = fit_temperature(logits, labels)
+    assert (fit.state, fit.temperature) == ("not fitted", 1.0)
+    assert words in fit.sentence()
+    assert "do not show whether" in fit.before()
+
+
+def test_many_faultless_images_of_a_hesitant_model_are_uncertain() -> None:
+    """400 of 400 right at a probability of 0.98 is too many, but nothing says by how much."""
+    labels = np.arange(400) % 10
+    fit = fit_temperature(6 * np.eye(10)[labels], labels)
+    assert (fit.state, fit.low) == ("uncertain", None)
+    assert fit.high is not None
+    assert 0.4 < fit.temperature <= fit.high < 1
+    assert "underconfident, but not by how much" in fit.sentence()
+
+
+def test_wrong_answers_alone_are_uncertain() -> None:
+    """All wrong: T is above 1, but nothing says how far, and the interval is open."""
+    logits, labels = np.eye(4)[np.arange(40) % 4] * 5, (np.arange(40) + 1) % 4
+    fit = fit_temperature(logits, labels)
+    assert (fit.state, fit.high) == ("uncertain", None)
+    assert not fit.is_determined
+    assert fit.low is not None
+    assert 1 < fit.low <= fit.temperature < 20
+    assert "overconfident, but not by how much" in fit.sentence()
+    assert fit.before() == "The uncalibrated model was overconfident"
+
+
+def test_impossible_classes_and_broken_outputs() -> None:
+    """Minus infinity is a class that cannot be; a true class that cannot be says nothing of T."""
+    logits, labels = _draw(300, 4, 2.0, seed=3)
+    expected = fit_temperature(logits, labels)
+    masked = np.column_stack([logits, np.full(300, -np.inf)])
+    assert fit_temperature(masked, labels).temperature == pytest.approx(expected.temperature)
+    masked[0, labels[0]] = -np.inf
+    assert fit_temperature(masked, labels).temperature == pytest.approx(2, rel=0.2)
+    for broken in (np.nan, np.inf):
+        logits[7, 1] = broken
+        with pytest.raises(RunError, match="for 1 of 300 validation images are not finite"):
+            fit_temperature(logits, labels)
+
+
+@pytest.mark.parametrize("images", [10, 30, 100])
+def test_calibrated_is_seldom_worse_and_usually_better(images: int) -> None:
+    """Over many small validation sets, on other images; see `benchmarks.calibration` for more."""
+    changes = []
+    for seed in range(150):
+        hidden = (0.5, 0.7, 1.0, 1.5, 2.0, 3.0)[seed % 6]
+        skill = (1.2, 2.5, 3.5)[seed // 6 % 3]  # at 3.5, nearly all are right
+        logits, labels = _draw(images, 5, hidden, seed=seed, skill=skill)
+        test = _draw(3000, 5, hidden, seed=1000 + seed, skill=skill)
+        before = _loss(*test, 1.0)
+        after = _loss(*test, fit_temperature(logits, labels).temperature)
+        changes.append((after - before) / before)
+    assert np.mean(np.array(changes) > 0.01) < 0.08
+    assert np.mean(np.array(changes) > 0.10) < 0.03
+    assert np.max(changes) < 0.6
+    assert np.mean(changes) < -0.02
+
+
+def test_members_of_an_ensemble_are_said_one_by_one() -> None:
+    """The average has no temperature of its own; a member without one is named."""
+    fitted = TemperatureFit(temperature=1.3, state="fitted", low=1.1, high=1.5, images=90)
+    unfitted = fit_temperature(6 * np.eye(3)[[0, 1, 2]], np.arange(3))
+    both = by_member((fitted, fitted))
+    assert both.is_determined
+    assert both.images == 180
+    assert "1.3, 1.3, fitted on the images of its fold" in both.sentence()
+    mixed = by_member((fitted, unfitted))
+    assert not mixed.is_determined
+    assert "fold 2: all 3 validation images are classified correctly" in mixed.sentence()
