@@ -178,6 +178,7 @@ def _as_json(found: VersionEvaluation, run: tracked_run.TrackedRun) -> dict[str,
         "images": len(found.selection.rows),
         "data_fingerprint": found.selection.fingerprint,
         "metrics": {key: value.model_dump() for key, value in found.report.metrics.items()},
+        "calibration": found.report.calibration.model_dump(),
         "report": str(found.html),
         "provenance": found.report.provenance.model_dump(),
         "notes": list(found.selection.notes),
@@ -200,6 +201,8 @@ def _lines(found: VersionEvaluation) -> list[str]:
                 f"{estimate.low:.3f} to {estimate.high:.3f})"
             )
     lines += [f"  note: {note}" for note in found.selection.notes]
+    if not report.calibration.is_determined:
+        lines.append(f"  calibration: {report.calibration.sentence()}")
     if report.warning:
         lines.append(f"  warning: {report.warning}")
     path = os.path.relpath(found.html)

@@ -29,6 +29,7 @@ def next_steps(summary: RunSummary, seconds: float, plugins: Sequence[Path] = ()
         _result_line(summary),
         *([f"               {summary.caveat}"] if summary.caveat else []),
         *_fold_lines(summary),
+        *_calibration_lines(summary),
         f"Registered     {summary.name}, version {summary.version} ({', '.join(summary.aliases)})",
         *_promotion_lines(summary),
         f"Report         {pasted_path(summary.report)}",
@@ -101,6 +102,12 @@ def _fold_lines(summary: RunSummary) -> list[str]:
         return []
     interval = f"95% t interval {folds.low:.1%} to {folds.high:.1%}"
     return [f"Validation     {folds.value:.1%}, mean of {folds.n} folds ({interval})"]
+
+
+def _calibration_lines(summary: RunSummary) -> list[str]:
+    """Return why the probabilities may be uncalibrated; nothing where images determine them."""
+    fit = summary.calibration
+    return [] if fit is None or fit.is_determined else [f"Calibration    {fit.sentence()}"]
 
 
 def _promotion_lines(summary: RunSummary) -> list[str]:

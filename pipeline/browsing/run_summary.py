@@ -9,6 +9,7 @@ from pydantic import Field
 from pipeline.browsing.outcome import Outcome
 from pipeline.data.seen_images import caveat_on_test_images
 from pipeline.metrics.intervals import MetricEstimate
+from pipeline.metrics.temperature import TemperatureFit
 from pipeline.provenance.provenance import UNKNOWN, ProvenanceSummary
 from pipeline.redaction import without_credentials
 from pipeline.registry.promotion import Promotion
@@ -50,6 +51,8 @@ class RunSummary(Section):
     """For each stage that was not computed again, the run whose result was used."""
     cross_validation: MetricEstimate | None = None
     """With folds, their mean validation accuracy with its t interval."""
+    calibration: TemperatureFit | None = None
+    """The temperature of the probabilities, and whether validation images determine it."""
     page: str = ""
     """Address of the run in the MLflow UI; for a local store, while `mlflow ui` runs."""
 
@@ -91,5 +94,6 @@ def summary_of(
         approval=approval,
         reused=reused,
         cross_validation=outcome.trained.folds.accuracy if outcome.trained.folds else None,
+        calibration=outcome.evaluated.report.calibration,
         page=addresses.run_page(run),
     )

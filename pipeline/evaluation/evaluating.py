@@ -30,6 +30,7 @@ from pipeline.evaluation.predictions import save as save_predictions
 from pipeline.evaluation.report import EvaluationReport, evaluate, save
 from pipeline.files.file_digest import digest_of
 from pipeline.initial_weights.recipe import shown
+from pipeline.metrics.intervals import proportion
 from pipeline.metrics.temperature import by_member
 from pipeline.run_memory import stage_keys
 from pipeline.run_memory.stage_memory import Ingredients, StageMemory, kept
@@ -244,13 +245,13 @@ def _weights_facts(trained: TrainResult) -> dict[str, str]:
             f"C {trained.probe.regularization:g}"
         )
         if trained.folds is None:
-            facts["Head"] += f", validation accuracy {trained.best_validation_accuracy:.1%}"
+            facts["Head"] += f", {_validated(trained)}"
     elif trained.folds is None:
         which = "Best weights" if trained.averaged is None else "Averaged weights"
         when = f"epoch {trained.best_step / trained.steps_per_epoch:.0f}"
         if trained.averaged is not None:
             when = f"of the last {trained.averaged.validations} validations"
-        facts[which] = f"{when}, validation accuracy {trained.best_validation_accuracy:.1%}"
+        facts[which] = f"{when}, {_validated(trained)}"
     if trained.folds is not None:
         accuracy = trained.folds.accuracy
         facts["Cross-validation"] = (
@@ -275,6 +276,20 @@ def _weights_facts(trained: TrainResult) -> dict[str, str]:
             "fold; the validation metrics are those of the individual models"
         )
     return facts
+
+
+def _validated(trained: TrainResult) -> str:
+    """Return the validation accuracy with its interval, and the precision if it is not float32."""
+    accuracy = trained.best_validation_accuracy or 0.0
+    words = f"validation accuracy {accuracy:.1%}"
+    of_best = [each for each in trained.history if each.step == trained.best_step]
+    images = of_best[-1].validation_images if of_best else 0
+    if images:
+        interval = proportion(round(accuracy * images), images)
+        words += f" of {images:,} images (95% interval {interval.low:.1%} to {interval.high:.1%})"
+    if trained.probe is not None and trained.precision != "float32":
+        words += f", with features in {trained.precision}"
+    return words
 
 
 def _held_out(config: RunConfig, trained: TrainResult) -> tuple[HeldOut, ...]:

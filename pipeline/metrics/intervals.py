@@ -95,23 +95,33 @@ def _mid_p_low(successes: Array, failures: Array) -> Array:
     return np.where(successes > 0, low, 0.0)
 
 
-def mean_of_repeats(values: Sequence[float], ends: tuple[float, float]) -> MetricEstimate:
+def mean_of_repeats(
+    values: Sequence[float], ends: tuple[float, float], samples: int | None = None
+) -> MetricEstimate:
     """Return the mean of a metric over repeated measurements, with its t interval.
+
+    Equal values do not make the mean certain: with bounded ends, the interval contains that of a
+    proportion of as many samples, or if it would have no width, of as many values.
 
     For the folds of a cross-validation, the interval is approximate: their training images overlap
     (Bengio and Grandvalet 2004, Journal of Machine Learning Research 5).
 
     Args:
-        values: at least two.
+        values: of a single one, the interval is everything between the ends.
         ends: the smallest and the largest possible value; the interval is cut off there.
+        samples: number of samples that all values together are computed from.
     """
     from scipy.special import stdtrit
 
     count, mean = len(values), float(np.mean(values))
+    if count == 1:
+        return MetricEstimate(value=mean, low=ends[0], high=ends[1], n=count)
     half = float(stdtrit(count - 1, 1 - TAIL) * np.std(values, ddof=1) / np.sqrt(count))
-    return MetricEstimate(
-        value=mean, low=max(ends[0], mean - half), high=min(ends[1], mean + half), n=count
-    )
+    low, high = max(ends[0], mean - half), min(ends[1], mean + half)
+    if np.isfinite(ends).all() and (samples or half == 0):
+        least = with_effective_size(mean, n=count, effective_n=samples or count, ends=ends)
+        low, high = min(low, least.low), max(high, least.high)
+    return MetricEstimate(value=mean, low=low, high=high, n=count)
 
 
 def with_effective_size(

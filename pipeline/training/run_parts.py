@@ -85,9 +85,11 @@ class RunParts:
         for fold in range(2, folds + 1):
             _, record = self._fold(fold, folds, first)
             found.append(record)
+        counts = self.inputs.data.counts
+        images = counts["train"] + counts["validation"]
         result = FoldsResult(
             folds=tuple(found),
-            accuracy=mean_of_repeats([record.accuracy for record in found], (0.0, 1.0)),
+            accuracy=mean_of_repeats([record.accuracy for record in found], (0.0, 1.0), images),
             loss=mean_of_repeats([record.loss for record in found], (0.0, float("inf"))),
         )
         self._report(result)

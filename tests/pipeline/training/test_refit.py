@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from safetensors.torch import load_file
 
 from pipeline.data import manifest as manifests
-from pipeline.metrics.intervals import mean_of_repeats
+from pipeline.metrics.intervals import mean_of_repeats, proportion
 from pipeline.models.inference import normalised, predict_logits
 from pipeline.models.model_files import load_model
 from pipeline.plugin_api import ImageSpec
@@ -184,6 +184,18 @@ def test_the_interval_of_the_folds_is_that_of_students_t() -> None:
     assert found.value == pytest.approx(np.mean(values))
     assert found.n == len(values)
     assert mean_of_repeats([0.9, 1.0], (0.0, 1.0)).high == 1.0
+
+
+def test_equal_values_do_not_make_a_mean_certain() -> None:
+    """Five folds without an error have the interval of all their images, not none."""
+    assert mean_of_repeats([1.0] * 5, (0.0, 1.0), 60).low == pytest.approx(
+        proportion(60, 60).low, abs=1e-6
+    )
+    few, wide = mean_of_repeats([1.0] * 5, (0.0, 1.0)), mean_of_repeats([0.7], (0.0, 1.0))
+    assert few.low == pytest.approx(proportion(5, 5).low, abs=1e-6)
+    assert (wide.low, wide.high) == (0, 1)
+    unequal = mean_of_repeats([0.80, 0.81, 0.80, 0.80], (0.0, 1.0), 40)
+    assert unequal.high - unequal.low > 0.2
 
 
 # -- the average of the last weights -----------------------------------------------------------
