@@ -9,7 +9,8 @@ A classifier has normal scores, whose right temperature is known by construction
 those of the exact posterior, times the temperature. In half of the classifiers 3% of the labels are
 drawn at random, so that no temperature is exactly right. Each simulation draws a validation set,
 fits the temperature, and compares the log loss and the expected calibration error of 6,000 other
-images with those at temperature 1. A change is relative to the log loss at temperature 1.
+images with those at temperature 1. A change is relative to the log loss at temperature 1, or to 0.01
+if that is less.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ LIKELIHOOD = "largest likelihood"
 _TEST_IMAGES, _ECE_BINS = 6000, 10
 _MOST_LOGITS = 100_000  # of a validation set
 _WORSE, _MUCH_WORSE = 0.01, 0.1
+_LEAST_LOSS = 0.01
 _SKILL_OF_ALL_RIGHT = 6.0
 
 
@@ -89,7 +91,7 @@ class Change(NamedTuple):
     fitted: bool
     """Whether the temperature was changed at all."""
     log_loss: float
-    """Relative to the log loss at temperature 1."""
+    """Relative to the log loss at temperature 1, or to 0.01."""
     ece: float
 
 
@@ -146,7 +148,7 @@ def simulate(classifier: Classifier, simulations: int) -> list[Change]:
                     name,
                     classifier.temperature,
                     temperature != 1,
-                    (after - before) / before,
+                    (after - before) / max(before, _LEAST_LOSS),
                     ece_after - ece,
                 )
             )

@@ -73,7 +73,7 @@ def _print_predictions(reference: str, images: Sequence[Path], *, top_k: int, as
     check_images(images)
     tell_closed()
     model = resolve(reference)
-    answers, warning = _answers(model, images, top_k)
+    answers, warning = _answers(_package(model), images, top_k)
     if as_json:
         shown_as = {"model": model.name, "version": model.version}
         warnings = [warning] if warning else []
@@ -101,7 +101,6 @@ def _write_predictions(
     """Write predictions to a table; return 2 if no image could be read."""
     from pipeline.prediction.batch_prediction import check_table, predict_images
     from pipeline.prediction.prediction_parts import parts_folder
-    from pipeline.registry.package_download import fetch
 
     check_table(out, top_k)
     check_images(images, (out, parts_folder(out)))  # before the model is fetched
@@ -111,9 +110,10 @@ def _write_predictions(
     def advance(done: int, total: int, images_per_second: float) -> None:
         display().advance("Predicting", done, total, f"{images_per_second:.0f} images/s")
 
+    package = _package(model)
     with shown():
         table = predict_images(
-            fetch(model),
+            package,
             f"{model.name}/{model.version} ({model.source})",
             images,
             out,
@@ -144,13 +144,22 @@ def _tell(table: PredictedTable, out: Path) -> None:
     print(visible(f"Wrote {counted}{kept} to {out}"), file=sys.stderr)
 
 
-def _answers(
-    reference: ModelReference, images: Sequence[Path], top_k: int
-) -> tuple[list[dict[str, Any]], str]:
-    """Return the answers, and a warning on images unlike those of the training; empty for none."""
+def _package(reference: ModelReference) -> PackagedModel:
+    """Return the package of a version; say on standard error if it may be uncalibrated."""
+    from pipeline.metrics.temperature import recorded
     from pipeline.registry.package_download import fetch
 
-    model = fetch(reference)
+    package = fetch(reference)
+    fit = recorded(package.calibration, package.temperature)
+    if not fit.is_determined:
+        print(visible(f"Calibration: {fit.sentence()}"), file=sys.stderr)
+    return package
+
+
+def _answers(
+    model: PackagedModel, images: Sequence[Path], top_k: int
+) -> tuple[list[dict[str, Any]], str]:
+    """Return the answers, and a warning on images unlike those of the training; empty for none."""
     answers: list[dict[str, Any]] = []
     files = list(find_images(images))
     with shown():

@@ -5,7 +5,7 @@ Shapes: N images, K classes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
@@ -111,6 +111,13 @@ class TemperatureFit(Section):
 
 UNKNOWN = TemperatureFit(temperature=1.0, state="unknown")
 """Of a model without a record of its calibration."""
+
+
+def recorded(calibration: Mapping[str, Any] | None, temperature: float) -> TemperatureFit:
+    """Return the fit that a package's description holds; unknown if it holds none."""
+    if calibration is None:
+        return UNKNOWN.model_copy(update={"temperature": temperature})
+    return TemperatureFit.model_validate(calibration)
 
 
 def by_member(members: tuple[TemperatureFit, ...]) -> TemperatureFit:

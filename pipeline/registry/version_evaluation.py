@@ -27,7 +27,7 @@ from pipeline.evaluation.html_report import ReportPage
 from pipeline.evaluation.predictions import Predictions, with_probabilities
 from pipeline.evaluation.report import EvaluationReport, evaluate
 from pipeline.files.stored_images import StoredImages
-from pipeline.metrics.temperature import UNKNOWN, TemperatureFit
+from pipeline.metrics.temperature import recorded
 from pipeline.packaging.packaged_model import PackagedModel
 from pipeline.registry.registered_models import ModelReference
 from pipeline.registry.version_records import VersionRecords, available_records
@@ -144,7 +144,7 @@ def evaluate_version(
         classes=tuple(package.classes),
         split=selection.split,
         data_fingerprint=selection.fingerprint,
-        calibration=calibration_of(package),
+        calibration=recorded(package.calibration, package.temperature),
         computed_by=f"the package of {chosen.records.reference.name}, version "
         f"{chosen.records.reference.version} (model.onnx, float32)",
         config=choices.report,
@@ -293,13 +293,6 @@ def predicted(package: PackagedModel, images: StoredImages, on_progress: StagePr
         probabilities_NK[chosen] = package.probabilities(np.array(images[chosen]))
         on_progress("Predicting", chosen.stop, len(images))
     return probabilities_NK
-
-
-def calibration_of(package: PackagedModel) -> TemperatureFit:
-    """Return how a package is calibrated, as far as that is recorded in it."""
-    if package.calibration is None:
-        return UNKNOWN.model_copy(update={"temperature": package.temperature})
-    return TemperatureFit.model_validate(package.calibration)
 
 
 def _page(
