@@ -9,8 +9,8 @@ A classifier has normal scores, whose right temperature is known by construction
 those of the exact posterior, times the temperature. In half of the classifiers 3% of the labels are
 drawn at random, so that no temperature is exactly right. Each simulation draws a validation set,
 fits the temperature, and compares the log loss and the expected calibration error of 6,000 other
-images with those at temperature 1. A change is relative to the log loss at temperature 1, or to 0.01
-if that is less.
+images with those at temperature 1. A change is relative to the log loss at temperature 1, or to
+0.01 if that is less.
 """
 
 from __future__ import annotations

@@ -109,14 +109,14 @@ class TemperatureFit(Section):
         )
 
 
-UNKNOWN = TemperatureFit(temperature=1.0, state="unknown")
+UNRECORDED = TemperatureFit(temperature=1.0, state="unknown")
 """Of a model without a record of its calibration."""
 
 
 def recorded(calibration: Mapping[str, Any] | None, temperature: float) -> TemperatureFit:
     """Return the fit that a package's description holds; unknown if it holds none."""
     if calibration is None:
-        return UNKNOWN.model_copy(update={"temperature": temperature})
+        return UNRECORDED.model_copy(update={"temperature": temperature})
     return TemperatureFit.model_validate(calibration)
 
 

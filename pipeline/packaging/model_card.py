@@ -14,7 +14,7 @@ from pydantic import Field
 
 from pipeline.metrics.intervals import MetricEstimate
 from pipeline.metrics.names import METRICS
-from pipeline.metrics.temperature import UNKNOWN
+from pipeline.metrics.temperature import UNRECORDED
 from pipeline.models.model_description import ModelDescription
 from pipeline.plugin_api import NO_PATCH_EMBEDDING, PixelValues
 from pipeline.plugin_system.plugin_settings import named_patch_embedding
@@ -170,7 +170,7 @@ def model_card(
         check: how closely the package matches what is reported, in words.
         provenance: whether all images that the weights have seen are recorded.
     """
-    image, is_calibrated = description.image, (description.calibration or UNKNOWN).is_determined
+    image, is_calibrated = description.image, (description.calibration or UNRECORDED).is_determined
     resize = {
         "crop": "scaled to cover, then cropped at the centre",
         "squash": "each side scaled independently",
@@ -216,8 +216,8 @@ def _facts(
         "patch embedding": "" if embedding == NO_PATCH_EMBEDDING else embedding,
         "plugins": ", ".join(plugins),
         "parameters": f"{parameters:,}",
-        "calibration": f"{(description.calibration or UNKNOWN).sentence()} (a temperature divides "
-        "the logits)"
+        "calibration": f"{(description.calibration or UNRECORDED).sentence()}; a temperature "
+        "divides the logits"
         if description.classes
         else "",
         "test-time flip": "an image is predicted together with its mirror image"
