@@ -86,29 +86,29 @@ _REFUSED_LATER: tuple[tuple[int, bytes, str], ...] = (
 )
 """Where the bytes are that mark a format, if not at the start."""
 _GZIP = b"\x1f\x8b\x08"
-_TO_TIFF = "save its values as 16-bit PNG or as TIFF"
+_TO_TIFF = "save the values as 16-bit PNG or as TIFF"
 _SLICES = f"{_TO_TIFF}, a file for each slice"
-_REMEDIES = {
-    "HEIF": "HEIF files (.heic) need pillow-heif: pip install pillow-heif, or convert to JPEG",
-    "DICOM": f"DICOM files need pydicom: {_TO_TIFF} and give a window with data.value_range",
-    "NIfTI": f"NIfTI files need nibabel: {_SLICES}",
-    "NRRD": f"NRRD files need pynrrd or SimpleITK: {_SLICES}",
-    "MetaImage": f"MetaImage files need SimpleITK: {_SLICES}",
-    "Camera raw": "camera raw files need rawpy, darktable or RawTherapee: develop it to TIFF",
-    "OpenEXR": "OpenEXR files need the library OpenEXR: save its values as floating-point TIFF",
-    "Radiance HDR": "Radiance HDR files need imageio: save its values as floating-point TIFF",
-    "PFM": "PFM files are not supported; save its values as floating-point TIFF",
-    "PAM": "PAM files are not supported; convert the file to PNG",
-    "NumPy": "NumPy arrays (.npy) are not supported; save each image as PNG, or as TIFF",
-    "MATLAB": f"MATLAB files need scipy: {_TO_TIFF}",
-    "HDF5": f"HDF5 files need h5py: {_TO_TIFF}, a file for each image",
-    "FITS": f"FITS files need astropy: {_TO_TIFF}",
-    "Zeiss CZI": f"Zeiss CZI files need pylibCZIrw or Bio-Formats: {_TO_TIFF}",
-    "Nikon ND2": f"Nikon ND2 files need nd2 or Bio-Formats: {_TO_TIFF}",
-    "Photoshop": "Photoshop files need psd-tools: save the picture as PNG",
-    "SVG": "SVG files are drawings: render them to PNG (Inkscape, CairoSVG)",
+REMEDIES = {
+    "HEIF": ("(.heic) need pillow-heif", "pip install pillow-heif, or convert to JPEG"),
+    "DICOM": ("need pydicom", f"{_TO_TIFF}, and set a window with data.value_range"),
+    "NIfTI": ("need nibabel", _SLICES),
+    "NRRD": ("need pynrrd or SimpleITK", _SLICES),
+    "MetaImage": ("need SimpleITK", _SLICES),
+    "Camera raw": ("need rawpy, darktable or RawTherapee", "develop them to TIFF or JPEG"),
+    "OpenEXR": ("need the library OpenEXR", "save the values as floating-point TIFF"),
+    "Radiance HDR": ("need imageio", "save the values as floating-point TIFF"),
+    "PFM": ("are not supported", "save the values as floating-point TIFF"),
+    "PAM": ("are not supported", "convert them to PNG"),
+    "NumPy": ("are not supported", "save each image as PNG, or as TIFF if it has other values"),
+    "MATLAB": ("need scipy", _TO_TIFF),
+    "HDF5": ("need h5py", f"{_TO_TIFF}, a file for each image"),
+    "FITS": ("need astropy", _TO_TIFF),
+    "Zeiss CZI": ("need pylibCZIrw or Bio-Formats", _TO_TIFF),
+    "Nikon ND2": ("need nd2 or Bio-Formats", _TO_TIFF),
+    "Photoshop": ("need psd-tools", "save the picture as PNG"),
+    "SVG": ("are drawings", "render them to PNG, with Inkscape or CairoSVG"),
 }
-"""What to do about formats that need a library of their own, or whose values matter."""
+"""What formats need, and what to do: those with a library of their own, or whose values matter."""
 _HEIF_BRANDS = {b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1"}
 _BOX_TYPE, _BOX_BRAND, _BOX_BRANDS = slice(4, 8), slice(8, 12), slice(16, HEAD_BYTES)
 
@@ -145,8 +145,9 @@ def why_not_read(head: bytes) -> str:
     name = refused_format(head)
     if name is None:
         return "not an image that can be read"
-    if name in _REMEDIES:
-        return _REMEDIES[name]
+    if name in REMEDIES:
+        need, remedy = REMEDIES[name]
+        return f"{name} files {need}: {remedy}"
     return f"{name} files are not supported; convert the file to PNG or JPEG"
 
 

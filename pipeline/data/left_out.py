@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 
 import pandas as pd
 
+from pipeline.data.image_formats import REMEDIES
 from pipeline.data.manifest import examples
 from pipeline.terminal_words import counted
 
@@ -99,6 +100,17 @@ _DAMAGED = (
     _cause("unreadable", "(HEIF|the package pillow-heif)", "HEIF file (.heic)",
            "needs another package", "need another package",
            "Install it with pip install 'patchline[heic]'."),
+    *(
+        _cause("unreadable", f"{name} files {re.escape(need)}", "file", f"is a {name} file",
+               f"are {name} files", f"{name} files {need}: {remedy}.")
+        for name, (need, remedy) in REMEDIES.items()
+        if name != "HEIF"  # which is told above
+    ),
+    _cause("unreadable", "(it is a camera's|it is a scan of|JPEG(-LS| with)|its samples|its bands"
+           "|nothing says|its values have|it has samples)", "image",
+           "holds values that are not read", "hold values that are not read",
+           "Save them as 16-bit PNG, or as TIFF with integers or floating-point numbers; the "
+           "reason of each names a program."),
     _cause("unreadable", r"([\w ]+ files are not supported|the installed Pillow cannot read)",
            "image", "has a format that is not supported", "have formats that are not supported",
            "Convert the images to PNG or JPEG."),

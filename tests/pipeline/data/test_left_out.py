@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
+
 import pandas as pd
 import pytest
 
 from pipeline.data.image_file import too_large
-from pipeline.data.image_formats import why_not_read
+from pipeline.data.image_formats import HEAD_BYTES, why_not_read
 from pipeline.data.left_out import CAUSES, cause_of, left_out, note
 
 
@@ -60,3 +62,27 @@ def test_causes_are_told_apart() -> None:
         ("2 files are empty", ["a", "c"]),
         ("1 image has no label in the table", ["b"]),
     ]
+
+
+@pytest.mark.parametrize(
+    ("start", "name", "library"),
+    [
+        (bytes(128) + b"DICM", "DICOM", "pydicom"),
+        (bytes(344) + b"n+1\0", "NIfTI", "nibabel"),
+        (gzip.compress(bytes(344) + b"n+1\0"), "NIfTI", "nibabel"),
+        (b"v/1\x01", "OpenEXR", "OpenEXR"),
+        (b"FUJIFILMCCD-RAW", "Camera raw", "rawpy"),
+        (b"\0\0\0\x18ftypcrx ", "Camera raw", "rawpy"),
+        (b"<svg xmlns='x'>", "SVG", "CairoSVG"),
+        (b"\x93NUMPY", "NumPy", "TIFF"),
+        (b"8BPS", "Photoshop", "psd-tools"),
+    ],
+)
+def test_a_format_with_a_library_of_its_own_names_it(start: bytes, name: str, library: str) -> None:
+    """DICOM and its like are left out with one sentence that says what reads or converts them."""
+    reason = why_not_read((start + bytes(400))[:HEAD_BYTES])
+    cause = cause_of("damaged", reason)
+    assert reason.startswith(f"{name} files")
+    assert library in reason
+    assert cause.many == f"are {name} files"
+    assert library in cause.remedy
