@@ -26,7 +26,7 @@ from PIL import Image
 from pipeline.data.image_formats import HEAD_BYTES, format_of, why_not_read
 from pipeline.data.jpeg_wholeness import JpegFrame, jpeg_frame, lacks_data
 from pipeline.data.pillow_decoding import OnFit, OnOpacity, Pixels, mapped_pixels, upright_pixels
-from pipeline.data.pixel_values.file_values import DeepFile, deep_file
+from pipeline.data.pixel_values.file_values import DeepFile, deep_file, may_be_deep
 from pipeline.data.pixel_values.pixel_mapping import PLAIN, FileValues, PixelMapping
 from pipeline.data.pixel_values.undecodable import UndecodableImageError
 from pipeline.data.png_chunks import PlainPng, plain_png
@@ -211,7 +211,7 @@ def deep_values(
         UndecodableImageError: with the reason, if they cannot be read.
     """
     with _failures_named():
-        deep = deep_file(data, format_of(data[:HEAD_BYTES]))
+        deep = deep_file(data, format_of(data[:HEAD_BYTES])) if may_be_deep(data) else None
         header = _header(data, deep) if deep else None
     if deep is None or header is None:
         yield None

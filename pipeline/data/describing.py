@@ -23,7 +23,8 @@ from pipeline.data.image_file import MAX_FILE_BYTES, SMALL_FILE_BYTES, too_large
 from pipeline.data.image_formats import HEAD_BYTES, format_of, refused_format
 from pipeline.data.image_root import open_image, root_image_bytes
 from pipeline.data.jpeg_decoding import decode_jpeg
-from pipeline.data.pixel_values.file_summary import FileSummary, clarity, values_digest
+from pipeline.data.pixel_values.file_summary import ORDINARY, FileSummary, clarity, values_digest
+from pipeline.data.pixel_values.file_values import may_be_deep
 from pipeline.data.pixel_values.pixel_mapping import PixelMapping
 from pipeline.data.pixel_values.tiff_page import tiff_page
 from pipeline.data.same_images import pixel_digest
@@ -177,10 +178,12 @@ class _Description:
     def _decode(self, data: bytes) -> None:
         row = self._row
         row["sha256"], row["bytes"] = hashlib.sha256(data).hexdigest(), len(data)
-        with deep_values(data, self._note) as values:
-            if values:
-                row["pixels"], row["values"] = values_digest(values), FileSummary.of(values).text
-                return
+        if may_be_deep(data):
+            with deep_values(data, self._note) as values:
+                if values:
+                    summary = FileSummary.of(values)
+                    row["pixels"], row["values"] = values_digest(values), summary.text
+                    return
         opacity: list[Pixels] = []
         with decoded(
             data,
@@ -206,9 +209,9 @@ class _Description:
 
 def _summary(data: bytes, opacity: list[Pixels]) -> FileSummary:
     """Return what is special about an image of 8 bits."""
-    pages = tiff_page(data).pages if format_of(data[:HEAD_BYTES]) == "TIFF" else 1
+    pages = tiff_page(data).pages if data.startswith((b"II", b"MM")) else 1
     if not opacity:
-        return FileSummary(pages=pages)
+        return FileSummary(pages=pages) if pages > 1 else ORDINARY
     clear, hidden = clarity(np.concatenate(opacity))
     return FileSummary(pages=pages, clear=clear, hidden=hidden)
 

@@ -74,9 +74,11 @@ class FileSummary:
     @property
     def text(self) -> str:
         """The summary in one line; empty for an ordinary image."""
-        usual = asdict(FileSummary())
+        if self == ORDINARY:
+            return ""
+        usual = asdict(ORDINARY)
         kept = {key: value for key, value in asdict(self).items() if value != usual[key]}
-        return json.dumps(kept, separators=(",", ":")) if kept else ""
+        return json.dumps(kept, separators=(",", ":"))
 
     @property
     def is_deep(self) -> bool:
@@ -87,6 +89,10 @@ class FileSummary:
     def unknown_bands(self) -> int:
         """Number of bands of which the format does not say what they are."""
         return max(0, self.bands - self.colors - bool(self.opacity))
+
+
+ORDINARY = FileSummary()
+"""Of an ordinary image."""
 
 
 def clarity(opacity: Values) -> tuple[float, bool]:

@@ -20,6 +20,8 @@ from pipeline.data.pixel_values.tiff_page import tiff_page
 from pipeline.data.pixel_values.tiff_values import is_plain_tiff, tiff_kind, tiff_values
 
 _ORIENTATION_TAG = 0x0112
+_MAYBE_DEEP = (b"II", b"MM", b"P", b"\xff\x4f\xff\x51", b"\0\0\0\x0cjP")
+"""Starts of TIFF, Netpbm and JPEG 2000 files."""
 _PILLOW_MODES = {"uint16": "I;16", "int32": "I", FLOAT: "F"}
 
 
@@ -32,6 +34,13 @@ class DeepFile(NamedTuple):
     """Pillow's name of the pixel format where it has one, else the type and number of samples."""
     pixel_bytes: int
     read: Callable[[], FileValues]
+
+
+def may_be_deep(data: bytes) -> bool:
+    """Return whether a file may hold other values than 8 bits, from a glance at its first bytes."""
+    if data.startswith(b"\x89PNG"):
+        return deep_png(data) is not None
+    return data.startswith(_MAYBE_DEEP)
 
 
 def deep_file(data: bytes, name: str | None) -> DeepFile | None:
