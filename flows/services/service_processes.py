@@ -34,7 +34,7 @@ def members(folder: Path, *modules: str) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            module = _module(process.cmdline(), folder)
+            module = _module(process, folder)
             if not module or (modules and module not in modules):
                 continue
             if process.status() != psutil.STATUS_ZOMBIE:
@@ -55,10 +55,16 @@ def clear(folder: Path, grace_seconds: float) -> None:
             (os.killpg if leads_group else os.kill)(process.pid, signal.SIGKILL)
 
 
-def _module(words: list[str], folder: Path) -> str:
-    """Return the module that a command line starts; empty unless it serves this folder."""
+def _module(process: psutil.Process, folder: Path) -> str:
+    """Return the module that a process runs; empty unless it serves this folder.
+
+    Services of a folder that was moved under them name the old path; they work in the new one.
+    """
+    words = process.cmdline()
     for position, word in enumerate(words[:-2]):
         if word == "-m" and words[position + 1].startswith(_PREFIX):
-            named = words[position + 2] == str(folder)
-            return words[position + 1].removeprefix(_PREFIX) if named else ""
+            module = words[position + 1].removeprefix(_PREFIX)
+            serves = words[position + 2] == str(folder)
+            moved = module != FLOW_RUN and not serves and process.cwd() == str(folder)
+            return module if serves or moved else ""
     return ""
