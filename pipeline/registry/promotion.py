@@ -28,7 +28,7 @@ from pipeline.registry.registered_models import (
     DECISION_RECORD,
     ModelReference,
     resolve,
-    summaries,
+    version_numbers,
     write_record,
 )
 from pipeline.tracking.tracking_store import client
@@ -160,7 +160,7 @@ def rollback(name: str, reason: str | None, on_note: OnNote = lambda _: None) ->
 
 def _earlier_champion(name: str, present: str | None, entries: list[AliasChange]) -> ModelReference:
     """Return the previous champion, after checking its package."""
-    there = {version.version for version in summaries(name)[0].versions}
+    there = version_numbers(name)
     earlier = [v for v in history.earlier_champions(entries) if v != present and v in there]
     if present is None or not earlier:
         raise ModelReferenceError(

@@ -34,6 +34,8 @@ DECISION_RECORD, APPROVAL_RECORD = "patchline.decision", "patchline.approval"
 """Records on a version, each JSON with the time in `at`; see `write_record`."""
 HIDDEN = "mlflow."
 """The MLflow UI does not show tags whose names begin with this."""
+METRICS_TAG = HIDDEN + "patchline.test_metrics"
+"""Of a version: the test metrics of its run as JSON, so that a list of versions needs no runs."""
 _LONGEST_TAG = 4000
 _SHORTEST_ID = 4
 """Characters of a run id that are enough to name it."""
@@ -123,16 +125,22 @@ def summaries(name: str | None = None) -> list[ModelSummary]:
     Raises:
         ModelReferenceError: if there is no model with this name.
     """
-    if not store_exists():
-        names: list[str] = []
-    else:
-        store = client()
-        names = sorted(model.name for model in store.search_registered_models(max_results=1000))
+    names = _names()
     if name is not None:
-        if name not in names:
-            raise _unknown(f"There is no registered model '{name}'.", name, names)
+        _check_known(name, names)
         names = [name]
-    return [_summary(store, each) for each in names]
+    return [_summary(client(), each) for each in names]
+
+
+def _names() -> list[str]:
+    if not store_exists():
+        return []
+    return sorted(model.name for model in client().search_registered_models(max_results=1000))
+
+
+def _check_known(name: str, names: list[str]) -> None:
+    if name not in names:
+        raise _unknown(f"There is no registered model '{name}'.", name, names)
 
 
 def resolve(reference: str) -> ModelReference:
@@ -153,21 +161,55 @@ def resolve(reference: str) -> ModelReference:
             f"'{reference}' is not a model reference. Write NAME, NAME@ALIAS, NAME/VERSION or "
             "models:/NAME@ALIAS."
         )
-    [model] = summaries(match["name"])
-    by_version = {version.version: version for version in model.versions}
-    if match["version"]:
-        chosen = match["version"]
-        if chosen not in by_version:
-            there = ", ".join(sorted(by_version, key=int)) or "none"
-            raise ModelReferenceError(f"'{model.name}' has no version {chosen}. It has: {there}.")
-    else:
+    name, version = match["name"], match["version"]
+    aliases = _aliases(name)
+    if not version:
         alias = match["alias"] or CHAMPION
-        aliases = {a: version.version for version in model.versions for a in version.aliases}
         if alias not in aliases:
-            raise _unknown(f"'{model.name}' has no alias '{alias}'.", alias, sorted(aliases))
-        chosen = aliases[alias]
-    version = client().get_model_version(model.name, chosen)
-    return ModelReference(model.name, chosen, str(version.source))
+            raise _unknown(f"'{name}' has no alias '{alias}'.", alias, sorted(aliases))
+        version = aliases[alias]
+    return ModelReference(name, version, _source(name, version))
+
+
+def _aliases(name: str) -> dict[str, str]:
+    """Return the version that each alias of a model points to.
+
+    Raises:
+        ModelReferenceError: if there is no model with this name.
+    """
+    from mlflow.exceptions import MlflowException
+
+    try:
+        known = client().get_registered_model(name).aliases if store_exists() else None
+    except MlflowException:  # it does not exist, or the store does not answer: the next says which
+        known = None
+    if known is None:
+        _check_known(name, _names())
+        known = {}
+    return {alias: str(number) for alias, number in known.items()}
+
+
+def _source(name: str, version: str) -> str:
+    """Return where the package of a version is.
+
+    Raises:
+        ModelReferenceError: if the model has no such version.
+    """
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return str(client().get_model_version(name, version).source)
+    except MlflowException as error:
+        numbers = version_numbers(name)
+        if version in numbers:
+            raise
+        there = ", ".join(sorted(numbers, key=int)) or "none"
+        raise ModelReferenceError(f"'{name}' has no version {version}. It has: {there}.") from error
+
+
+def version_numbers(name: str) -> set[str]:
+    """Return the versions of a model."""
+    return {str(version.version) for version in _versions(client(), name)}
 
 
 def run_of(reference: ModelReference) -> str:
@@ -250,14 +292,14 @@ def _summary(store: MlflowClient, name: str) -> ModelSummary:
     aliases: dict[str, str] = dict(store.get_registered_model(name).aliases)
     versions = []
     for version in _versions(store, name):
-        metrics = _run_metrics(store, version.run_id)
+        metrics = _metrics_in(version.tags) or metrics_of_run(store, version.run_id)
         number = str(version.version)
         versions.append(
             VersionSummary(
                 version=number,
                 aliases=tuple(sorted(a for a, v in aliases.items() if str(v) == number)),
                 run_id=version.run_id or "",
-                metrics={k: v for k, v in metrics.items() if k.startswith("test/")},
+                metrics=metrics,
                 data_fingerprint=version.tags.get(FINGERPRINT_TAG, ""),
                 test_images=version.tags.get(TEST_IMAGES_TAG, ""),
                 provenance=version.tags.get(PROVENANCE_TAG, UNKNOWN.state),
@@ -288,14 +330,30 @@ def _record(tags: Mapping[str, str], name: str) -> dict[str, Any] | None:
     return max(found, key=lambda content: str(content.get("at")), default=None)
 
 
-def _run_metrics(store: MlflowClient, run_id: str | None) -> dict[str, float]:
+def metrics_tag(metrics: Mapping[str, float]) -> dict[str, str]:
+    """Return the tag that lists a version's test metrics; none if they are too many for a tag."""
+    listed = json.dumps(metrics)
+    return {METRICS_TAG: listed} if len(listed) <= _LONGEST_TAG else {}
+
+
+def _metrics_in(tags: Mapping[str, str]) -> dict[str, float]:
+    """Return the metrics of that tag; nothing without it."""
+    try:
+        listed = json.loads(tags.get(METRICS_TAG, "{}"))
+        return {str(key): float(value) for key, value in listed.items()}
+    except (ValueError, TypeError, AttributeError):  # written by hand
+        return {}
+
+
+def metrics_of_run(store: MlflowClient, run_id: str | None) -> dict[str, float]:
+    """Return the test metrics of a run; nothing if it was deleted."""
     from mlflow.exceptions import MlflowException
 
     try:
-        metrics: dict[str, Any] = store.get_run(run_id).data.metrics if run_id else {}
+        metrics: dict[str, float] = store.get_run(run_id).data.metrics if run_id else {}
     except MlflowException:
-        return {}  # the run was deleted; the version still works
-    return metrics
+        return {}  # the version still works
+    return {key: value for key, value in metrics.items() if key.startswith("test/")}
 
 
 def _unknown(what: str, name: str, known: list[str]) -> ModelReferenceError:

@@ -29,6 +29,8 @@ from pipeline.registry.registered_models import (
     PROVENANCE_TAG,
     ModelReference,
     class_tags,
+    metrics_of_run,
+    metrics_tag,
 )
 from pipeline.section import Section
 from pipeline.tracking import provenance
@@ -162,6 +164,7 @@ def _new_version(
         **class_tags(description.classes),
         FINGERPRINT_TAG: description.data_fingerprint,
         PROVENANCE_TAG: provenance_of(package.folder / WEIGHTS_FILE, name).summary.state,
+        **metrics_tag(metrics_of_run(store, run.run_id)),
         **_commit_tag(),
         **tags,
     }

@@ -17,6 +17,7 @@ from typing import Any
 from pipeline.errors import StorageError
 from pipeline.files import file_locks
 from pipeline.files.atomic_files import storage_errors, write_text
+from pipeline.files.workspace_identity import present_path
 from pipeline.run_memory import live_runs
 from pipeline.section import Section
 from pipeline.tracking.tracked_run import FOLDER_TAG, REQUEST_FILE
@@ -84,7 +85,7 @@ def look(workspace: Path) -> Cleaning:
     """
     workspace = workspace.resolve()
     folders = sorted(each for each in (workspace / RUNS).glob("*") if each.is_dir())
-    states = _states()
+    states = _states(workspace)
     active = sum(record.is_alive for record in live_runs.records(workspace))
     needed, finished, resumable, unknown = _Needed(), list[tuple[str, Path]](), 0, 0
     newest: dict[str, Path] = {}
@@ -122,16 +123,19 @@ def remove(workspace: Path, cleaning: Cleaning) -> list[Removable]:
     removed = [each for each in cleaning.removable if _is_removed(workspace.resolve(), each)]
     gone = {each.path for each in removed if each.kind == "checkpoint"}
     for file in _record_files(workspace.resolve()):
-        _forget(file, gone)
+        _forget(workspace.resolve(), file, gone)
     return removed
 
 
-def _states() -> dict[Path, tuple[str, str]]:
+def _states(workspace: Path) -> dict[Path, tuple[str, str]]:
     """Return the id and the status of each run in the store, by its folder."""
     if not store_exists():
         return {}
     return {
-        Path(run.data.tags[FOLDER_TAG]): (run.info.run_id, run.info.status)
+        present_path(workspace, Path(run.data.tags[FOLDER_TAG])): (
+            run.info.run_id,
+            run.info.status,
+        )
         for run in all_runs("tags.`mlflow.source.name` = 'patchline run'")
         if FOLDER_TAG in run.data.tags
     }
@@ -216,13 +220,13 @@ def _record_files(workspace: Path) -> Iterator[Path]:
     yield from (workspace / RUNS).glob("*/stages/*.json")
 
 
-def _forget(file: Path, gone: set[Path]) -> None:
+def _forget(workspace: Path, file: Path, gone: set[Path]) -> None:
     """Take files out of a stage's record, so that its result is still trusted without them."""
     record = _json(file)
     files = record.get("files")
     if not isinstance(files, Mapping):
         return
-    folder = Path(str(record.get("folder", "")))
+    folder = present_path(workspace, Path(str(record.get("folder", ""))))
     left = {name: digest for name, digest in files.items() if folder / name not in gone}
     if len(left) < len(files):
         with contextlib.suppress(StorageError):  # then the stage is computed again

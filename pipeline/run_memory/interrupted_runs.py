@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -152,15 +152,15 @@ def named(reference: str, runs: Path) -> Run:
     Raises:
         ConfigError: if no run or several match.
     """
-    known = _training_runs()
     if reference == LAST:
-        here = [run for run in known if _folder(run).parent == runs.resolve()]
-        if not here:
+        newest = _newest_in(runs.resolve())
+        if newest is None:
             raise ConfigError("This folder has no run yet. Start one with `patchline run`.")
-        return here[0]
-    matches = [run for run in known if reference in {run.info.run_id, run.info.run_name}]
+        return newest
+    named_so = _training_runs(_comparison("attributes.run_name", "=", reference))
+    matches = [run for run in named_so if run.info.run_name == reference]
     if not matches and _ID.fullmatch(reference):
-        matches = [run for run in known if run.info.run_id.startswith(reference)]
+        matches = list(_training_runs(f"attributes.run_id LIKE '{reference}%'"))
     if not matches:
         raise ConfigError(
             f"There is no run '{reference}' in this store. Give a run's id, the beginning of its "
@@ -172,11 +172,33 @@ def named(reference: str, runs: Path) -> Run:
     return matches[0]
 
 
-def _training_runs() -> list[Run]:
-    """Return the training runs in the store, the newest first."""
-    if not store_exists():
-        return []
-    return list(all_runs("tags.`mlflow.source.name` = 'patchline run'"))
+def _newest_in(folder: Path) -> Run | None:
+    """Return the newest training run whose folder lies in this one.
+
+    The store may be that of many workspaces, so it is asked for this one's runs first. Runs of
+    before a workspace was moved still name its earlier folder.
+    """
+    for condition in (_comparison(f"tags.`{FOLDER_TAG}`", "LIKE", f"{folder}/%"), ""):
+        for run in _training_runs(condition):
+            if _folder(run).parent == folder:
+                return run
+    return None
+
+
+def _training_runs(condition: str = "") -> Iterator[Run]:
+    """Yield the training runs in the store for which a condition holds, the newest first."""
+    if store_exists():
+        and_more = f" AND {condition}" if condition else ""
+        yield from all_runs(f"tags.`mlflow.source.name` = 'patchline run'{and_more}")
+
+
+def _comparison(what: str, operator: str, value: str) -> str:
+    """Return a condition; with a value of both kinds of quotes, which a filter cannot hold, none.
+
+    A path with `_` or `%` matches others as well, so callers compare again.
+    """
+    quote = '"' if "'" in value else "'"
+    return "" if quote in value else f"{what} {operator} {quote}{value}{quote}"
 
 
 def _interrupted(run: Run, runs: Path) -> InterruptedRun:

@@ -158,10 +158,15 @@ def client() -> MlflowClient:
         raise unreachable(uri, error) from error
 
 
+_FIRST_PAGE, _LARGEST_PAGE = 5, 500
+"""Runs that are read at a time."""
+
+
 def all_runs(condition: str) -> Iterator[Run]:
     """Yield the runs that match a filter in MLflow's search language, the newest first.
 
-    An example is `attributes.status = 'RUNNING'`.
+    An example is `attributes.status = 'RUNNING'`. A run comes with all its metrics and settings, so
+    the first pages are short: who looks for the newest one does not wait for hundreds.
     """
     store = client()
     where: list[str] = []
@@ -172,12 +177,17 @@ def all_runs(condition: str) -> Iterator[Run]:
         token = experiments.token
         if not token:
             break
+    size = _FIRST_PAGE
     while where:
         page = store.search_runs(
-            where, condition, order_by=["attributes.start_time DESC"], page_token=token
+            where,
+            condition,
+            max_results=size,
+            order_by=["attributes.start_time DESC"],
+            page_token=token,
         )
         yield from page
-        token = page.token
+        token, size = page.token, min(_LARGEST_PAGE, size * 4)
         if not token:
             return
 

@@ -13,9 +13,12 @@ from mlflow import MlflowClient
 from pipeline.errors import ModelReferenceError
 from pipeline.registry.registered_models import (
     FINGERPRINT_TAG,
+    METRICS_TAG,
     ModelReference,
     check_classes,
     class_tags,
+    metrics_of_run,
+    metrics_tag,
     resolve,
     summaries,
 )
@@ -209,3 +212,25 @@ def test_reading_leaves_no_active_run() -> None:
     resolve("pets")
     assert mlflow.active_run() is None
     assert os.environ["MLFLOW_TRACKING_URI"].startswith("sqlite:////")
+
+
+def test_the_metrics_of_a_version_are_listed_without_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hundreds of versions are listed as fast as one; a damaged list is read from the run again."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    store = client()
+    store.create_registered_model("pets")
+    run = store.create_run("0")
+    store.log_metric(run.info.run_id, "test/accuracy", 0.75)
+    store.log_metric(run.info.run_id, "train/loss", 0.5)
+    metrics = metrics_of_run(store, run.info.run_id)
+    assert metrics == {"test/accuracy": 0.75}
+    many = {f"test/class {number}": 0.123456789 for number in range(1000)}
+    assert metrics_tag(many) == {}  # too many for a tag
+    for tags in (metrics_tag(metrics), {METRICS_TAG: "damaged"}, {}):
+        store.create_model_version("pets", str(tmp_path), run.info.run_id, tags=tags)
+    assert [each.metrics for each in summaries()[0].versions] == [metrics] * 3
+    store.delete_run(run.info.run_id)
+    store.set_model_version_tag("pets", "1", METRICS_TAG, '{"test/accuracy": 0.5}')
+    assert summaries()[0].versions[-1].metrics == {"test/accuracy": 0.5}

@@ -1,0 +1,61 @@
+"""A run is found by what a user types, among hundreds in a store that others use as well."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from pipeline.errors import ConfigError
+from pipeline.run_memory import interrupted_runs
+from pipeline.tracking.tracked_run import FOLDER_TAG
+from pipeline.tracking.tracking_store import all_runs, client
+
+
+def made_run(store: MlflowClient, folder: Path, name: str, started: int) -> str:
+    """Make a run of a folder in the store, and return its id."""
+    tags = {"mlflow.source.name": "patchline run", FOLDER_TAG: str(folder / name)}
+    run = store.create_run("0", run_name=name, start_time=started, tags=tags)
+    return str(run.info.run_id)
+
+
+def found(reference: str, runs: Path) -> str:
+    """Return the id of the run that a user names."""
+    return str(interrupted_runs.named(reference, runs).info.run_id)
+
+
+@pytest.mark.parametrize("workspace", ["plain", "it's", 'say "hi"', "100%_a", "both \"'"])
+def test_the_last_run_is_the_newest_of_this_folder(tmp_path: Path, workspace: str) -> None:
+    """Runs of other folders are newer and many, and their paths may look alike."""
+    store, runs = client(), (tmp_path / workspace).resolve()
+    with pytest.raises(ConfigError, match="This folder has no run yet"):
+        found("last", runs)
+    ids = [made_run(store, runs, name, 1000 + number) for number, name in enumerate("ab")]
+    for number in range(12):
+        made_run(store, Path(f"{runs}x"), f"other-{number}", 2000 + number)
+        made_run(store, tmp_path / "100xxa", f"another-{number}", 3000 + number)
+    assert found("last", runs) == ids[-1]
+
+
+def test_a_name_or_the_beginning_of_an_id_is_enough(tmp_path: Path) -> None:
+    """A name that several runs have is refused, with their ids; what is unknown is named."""
+    store = client()
+    first = made_run(store, tmp_path, "it's mine", 1)
+    second = made_run(store, tmp_path, "abcd", 2)
+    assert found("it's mine", tmp_path) == first
+    assert found(first, tmp_path) == found(first[:12], tmp_path) == first
+    assert found("abcd", tmp_path) == second  # a name comes before the beginning of an id
+    third = made_run(store, tmp_path, "abcd", 3)
+    with pytest.raises(ConfigError, match=f"matches 2 runs: {third[:8]}, {second[:8]}"):
+        found("abcd", tmp_path)
+    for unknown in ("nothing", "ffffffff", "x\"y'z", "%", "abc_"):
+        with pytest.raises(ConfigError, match="There is no run"):
+            found(unknown, tmp_path)
+
+
+def test_all_runs_of_many_pages_are_found_once_newest_first(tmp_path: Path) -> None:
+    """The first pages are short, for those who look for the newest run only."""
+    store = client()
+    ids = [made_run(store, tmp_path, f"run-{number}", 1 + number) for number in range(60)]
+    assert [run.info.run_id for run in all_runs("attributes.status = 'RUNNING'")] == ids[::-1]
