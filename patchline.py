@@ -253,7 +253,7 @@ def evaluate(
     split: Literal["auto", "all", "train", "validation", "test"] = "auto",
     seen_images: bool = False,
     common_classes: bool = False,
-    columns: Mapping[str, str] | None = None,
+    columns: Mapping[str, Any] | None = None,
     evaluation: Section | None = None,
 ) -> Evaluation:
     """Report on a registered model on any labelled images, as `patchline evaluate` does.

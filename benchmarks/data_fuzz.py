@@ -79,7 +79,9 @@ def _answer(case: DataCase, number: int) -> Answer:
 
     work = case.path.parent / ".patchline"
     try:
-        config = RunConfig.model_validate({"data": {"path": str(case.path)}})
+        # the folders in the class folders have the same names, which is a question otherwise
+        label = "top" if case.kind == "folder" else "auto"
+        config = RunConfig.model_validate({"data": {"path": str(case.path), "label": label}})
         listing = listing_of(config, work)
         manifest = manifests.scan(listing)
         manifests.save(manifest, work / "manifest.parquet")

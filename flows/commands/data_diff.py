@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -14,6 +14,7 @@ from flows.progress import display, shown
 from pipeline.config_files import data_settings, merged, validated
 from pipeline.data.config import TableColumns
 from pipeline.errors import ConfigError, DataError, ModelReferenceError
+from pipeline.plugin_api import ReadingRules
 from pipeline.plugin_system.plugin_loader import config_class, installed
 from pipeline.terminal_words import visible
 from pipeline.workspace import WORKSPACE, place
@@ -59,7 +60,7 @@ def diff(
         print("\n".join(_lines(a, b, found)))
 
 
-def _check_used(columns: Mapping[str, str], a: str, b: str) -> None:
+def _check_used(columns: Mapping[str, Any], a: str, b: str) -> None:
     """Refuse settings of a table if there is none that takes them."""
     unused = columns.keys() - _own(columns, a).keys() - _own(columns, b).keys()
     if unused:
@@ -69,12 +70,12 @@ def _check_used(columns: Mapping[str, str], a: str, b: str) -> None:
         )
 
 
-def _own(columns: Mapping[str, str], named: str) -> dict[str, str]:
+def _own(columns: Mapping[str, Any], named: str) -> dict[str, Any]:
     """Return those of the settings that the source of some data takes; a run takes none."""
     if not _is_data(named):
         return {}
     source = data_settings(named, None)["data"]["source"]
-    known = config_class("data_source", source).model_fields
+    known = {*config_class("data_source", source).model_fields, *ReadingRules.model_fields}
     return {key: value for key, value in columns.items() if key in known}
 
 
@@ -83,7 +84,7 @@ def _is_data(named: str) -> bool:
     return Path(named).exists() or source in {entry.name for entry in installed("data_source")}
 
 
-def _manifest(named: str, columns: Mapping[str, str]) -> pd.DataFrame:
+def _manifest(named: str, columns: Mapping[str, Any]) -> pd.DataFrame:
     """Return the manifest of data, or of the run that trained a version."""
     from pipeline.data import ingestion
     from pipeline.data.earlier_manifests import manifest_of_run

@@ -83,7 +83,7 @@ def _print_evaluation(
     model: str,
     data: str,
     choices: EvaluationChoices,
-    columns: Mapping[str, str],
+    columns: Mapping[str, Any],
     *,
     out: Path | None,
     as_json: bool,
@@ -102,7 +102,7 @@ def _print_evaluation(
 
 
 def evaluate_model(
-    model: str, data: str, choices: EvaluationChoices, columns: Mapping[str, str]
+    model: str, data: str, choices: EvaluationChoices, columns: Mapping[str, Any]
 ) -> tuple[VersionEvaluation, tracked_run.TrackedRun]:
     """Evaluate a registered model in a new MLflow run.
 
