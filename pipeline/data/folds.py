@@ -3,8 +3,9 @@
 Images that belong together (one group, the same pixels or the same file) form a unit that is never
 divided. The units of each class are ordered by a number from the SHA-256 of the split seed and the
 unit's key, and cut into parts with the same number of images. So each fold has its share of every
-class, and the folds depend on neither the names nor the order of the files. Test images are in no
-fold.
+class, and the folds depend on neither the names nor the order of the files. Where units hold
+several classes, some move if a class would otherwise be in fewer folds than it could be. Test
+images are in no fold.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from pipeline.data.class_coverage import Demand, Search, Units
 from pipeline.data.same_images import FILE, GROUP, PIXELS, known, united
 from pipeline.errors import DataError
 
@@ -40,9 +42,10 @@ def folds_of(rows: pd.DataFrame, folds: int, seed: int) -> Integers:
     units = united(known(own, FILE), known(own, PIXELS), known(own, GROUP))
     table = pd.DataFrame({"unit": units, "label": own["label"].to_numpy(object)})
     table["key"] = known(own, GROUP).where(known(own, GROUP) != "", known(own, FILE)).to_numpy()
-    of_unit = _assigned(table, folds, seed)
+    table["number"] = _numbers_of(table, seed)
+    of_unit = _spread(table, _assigned(table, folds, seed), folds)
     assigned = of_unit[units]
-    _check(table["label"], assigned, folds)
+    _check(table, assigned, folds)
     found = np.full(len(rows), NO_FOLD, np.int64)
     found[used] = assigned
     return found
@@ -72,12 +75,11 @@ def _assigned(table: pd.DataFrame, folds: int, seed: int) -> Integers:
     counts = table.groupby(["unit", "label"]).size().rename("images").reset_index()
     order = ["unit", "images", "label"]
     main = counts.sort_values(order, ascending=[True, False, True]).drop_duplicates("unit")
-    keys = table.groupby("unit")["key"].min()
+    number_of = table.groupby("unit")["number"].first()
     images = table.groupby("unit").size()
     of_unit = np.zeros(len(images), np.int64)
     for label, units in main.groupby("label")["unit"]:
-        numbers = {unit: _number(f"{seed}:{keys[unit]}") for unit in units}
-        ordered = sorted(numbers, key=numbers.__getitem__)
+        ordered = sorted(units, key=number_of.__getitem__)
         sizes = images[ordered].to_numpy(np.float64)
         middles = (np.cumsum(sizes) - sizes / 2) / sizes.sum()
         # A class with fewer units than folds starts at a fold of its own.
@@ -86,20 +88,52 @@ def _assigned(table: pd.DataFrame, folds: int, seed: int) -> Integers:
     return of_unit
 
 
+def _numbers_of(table: pd.DataFrame, seed: int) -> pd.Series[float]:
+    keys = table.groupby("unit")["key"].min()
+    return table["unit"].map({unit: _number(f"{seed}:{key}") for unit, key in keys.items()})
+
+
+def _spread(table: pd.DataFrame, of_unit: Integers, folds: int) -> Integers:
+    """Move units until each class is in two folds, better in all, and no fold is empty."""
+    spread = table.assign(fold=of_unit[table["unit"]]).groupby("label")[["fold", "unit"]].nunique()
+    if (spread["fold"] >= spread["unit"].clip(upper=folds)).all() and len(set(of_unit)) == folds:
+        return of_unit
+    pairs = table.drop_duplicates(["label", "unit"]).sort_values(["label", "number"])
+    members = [group["unit"].tolist() for _, group in pairs.groupby("label")]
+    everything = table.drop_duplicates("unit").sort_values("number")["unit"].tolist()
+    units = Units([*members, everything], [frozenset()] * (len(members) + 1))
+    parts, at_least = tuple(range(folds)), min(2, folds)
+    for most in range(folds, at_least - 1, -1):
+        demands = [Demand(parts, min(most, len(each))) for each in members]
+        demands.append(Demand(parts, min(folds, len(everything))))
+        search = Search(units, demands, dict(enumerate(of_unit.tolist())))
+        if search.found(thorough=most == at_least):
+            return np.array([search.parts[unit] for unit in range(len(of_unit))], np.int64)
+    return of_unit
+
+
 def _number(text: str) -> float:
     """Return a number in [0, 1)."""
     return int.from_bytes(hashlib.sha256(f"fold:{text}".encode()).digest()[:7]) / 2**56
 
 
-def _check(labels: pd.Series[str], assigned: Integers, folds: int) -> None:
-    table = pd.DataFrame({"label": labels, "fold": assigned}).drop_duplicates()
-    counts = table.groupby("label").size().to_dict()
-    alone = sorted(str(label) for label, count in counts.items() if count == 1)
-    if alone:
+def _check(table: pd.DataFrame, assigned: Integers, folds: int) -> None:
+    own = table.assign(fold=assigned).groupby("label")[["fold", "unit"]].nunique()
+    for label, units in own.loc[own["fold"] == 1, "unit"].items():
+        reason, remedy = (
+            "they are too few, are copies of each other, or form one group",
+            "Add images to the class",
+        )
+        if units > 1:
+            reason = (
+                "their groups also hold other classes, and no assignment of the groups was found "
+                "that spreads every class"
+            )
+            remedy = "Add images of other groups to the class"
         raise DataError(
             f"training.folds is {folds}, but all training and validation images of class "
-            f"'{alone[0]}' are in the same fold, because they are too few, are copies of each "
-            "other, or form one group. Add images to the class, or leave out training.folds."
+            f"'{label}' are in the same fold, because {reason}. {remedy}, or leave out "
+            "training.folds."
         )
     missing = sorted(set(range(folds)) - set(assigned.tolist()))
     if missing:

@@ -40,6 +40,7 @@ from pipeline.data.repeated_data import EarlierData, earlier_data, repeated
 from pipeline.data.scan_draft import ScanDraft
 from pipeline.data.scan_memory import Facts, ScanMemory
 from pipeline.data.source_listing import listing_of, uses_labels
+from pipeline.data.split_gaps import SPLITS
 from pipeline.errors import ConfigError, DataError
 from pipeline.plugin_api import DataTraits, ImageListing, ImageSpec
 from pipeline.plugin_system.plugin_settings import resolve_settings
@@ -203,7 +204,7 @@ def _ingested(
         fingerprint=fingerprint,
         root=listing.root,
         classes=tuple(manifests.classes(manifest)) if labelled else (),
-        counts={name: int((rows["split"] == name).sum()) for name in split.SPLITS},
+        counts={name: int((rows["split"] == name).sum()) for name in SPLITS},
         class_counts=_class_counts(rows) if labelled else {},
         median_side=int(rows[["width", "height"]].min(axis=1).median()),
         greyscale=values.is_grey,

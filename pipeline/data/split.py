@@ -4,13 +4,13 @@ Images that belong together form a unit that is never divided: images of one gro
 the same pixels or the same file. A new unit gets a number in [0, 1) from the SHA-256 of the split
 seed and its key (the first of its group names, else of its file digests); the number decides. If
 a class has no image in a split by chance, the new unit whose number is closest to that split goes
-there. Assignments are remembered and never change, however the data grows.
+there; where units hold several classes, more of the new ones move if need be (`split_gaps`).
+Assignments are remembered and never change, however the data grows.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -19,18 +19,17 @@ import pandas as pd
 
 from pipeline.data.manifest import examples
 from pipeline.data.same_images import FILE, GROUP, PIXELS, content_numbers, known, united
+from pipeline.data.split_gaps import NEW, SPLITS, Gap, Parts, fill_gaps, notes_on_gaps, too_few
 from pipeline.errors import DataError
 
 Array = np.ndarray[Any, Any]
 
-SPLITS = ("train", "validation", "test")
 RULE = 2
 """Increase it when new images are assigned in another way."""
 
 REMEMBERED = ["kind", "key", "split"]
 """Columns of earlier assignments; kind is a column that identifies a content or a group."""
 _KEY_DIGITS = 32
-_NEW = -1
 
 
 def assign(
@@ -64,11 +63,14 @@ def assign(
     movable = movable_rows(manifest)
     rows = manifest[movable]
     memory = _empty() if remembered is None else remembered
-    codes, notes = _decided(rows, wanted, seed, memory, scope)
+    codes, notes, gaps = _decided(rows, wanted, seed, memory, scope)
     manifest.loc[movable, "split"] = np.array(SPLITS, dtype=object)[codes]
     manifest.loc[~usable, "split"] = ""
-    _check_training_images(manifest[usable])
-    return manifest, [*notes, *_notes_on_gaps(manifest[movable], wanted)]
+    names = sorted(rows["label"].unique())
+    stuck = {names[gap.label] for gap in gaps if SPLITS[gap.split] == "train"}
+    _check_training_images(manifest[usable], stuck)
+    _check_no_split_is_empty(manifest[movable], wanted)
+    return manifest, [*notes, *notes_on_gaps(gaps, names)]
 
 
 def wanted_splits(
@@ -141,7 +143,7 @@ def follows_first_rule(manifest: pd.DataFrame, wanted: dict[str, float], seed: i
     keys = known(rows, GROUP).where(lambda group: group != "", known(rows, FILE))
     units, names = keys.factorize()
     try:
-        codes = _of_new(rows["label"], units, list(names), wanted, seed)
+        codes, _ = _of_new(rows["label"], units, list(names), wanted, seed)
     except DataError:
         return False
     return bool((np.array(SPLITS, dtype=object)[codes] == rows["split"]).all())
@@ -160,8 +162,8 @@ def _remembered_key(keys: pd.Series[str], kind: str, scope: str) -> pd.Series[st
 
 def _decided(
     rows: pd.DataFrame, wanted: dict[str, float], seed: int, remembered: pd.DataFrame, scope: str
-) -> tuple[Array, list[str]]:
-    """Return the split of each row as an index of `SPLITS`, and notes on conflicts."""
+) -> tuple[Array, list[str], list[Gap]]:
+    """Return the split of each row as an index of `SPLITS`, notes on conflicts, and gaps."""
     groups = known(rows, GROUP)
     units = united(known(rows, FILE), known(rows, PIXELS), groups)
     of_file = _looked_up(rows, remembered, FILE)
@@ -170,7 +172,7 @@ def _decided(
         of_content = of_file.fillna(_looked_up(rows, remembered, PIXELS))
     of_group = _looked_up(rows, remembered, GROUP, scope)
     count = int(units.max()) + 1 if len(units) else 0
-    fixed = np.full(count, _NEW)
+    fixed = np.full(count, NEW)
     lowest = np.full(count, len(SPLITS))
     for places in (of_content, of_group):
         there = places.notna().to_numpy()
@@ -178,14 +180,15 @@ def _decided(
         np.maximum.at(fixed, units[there], values)
         np.minimum.at(lowest, units[there], values)
     row_codes = fixed[units]
-    torn = ((fixed != _NEW) & (lowest != fixed))[units]
+    torn = ((fixed != NEW) & (lowest != fixed))[units]
     notes = []
     if torn.any():
         parts = _Torn(rows[torn], units[torn], of_content[torn], of_group[torn], groups[torn])
         row_codes[torn] = parts.codes()
         notes = parts.notes(is_new=of_file[torn].isna())
-    codes = _of_new(rows["label"], units, _names(rows, units, count), wanted, seed, row_codes)
-    return codes, notes
+    names = _names(rows, units, count)
+    codes, gaps = _of_new(rows["label"], units, names, wanted, seed, row_codes)
+    return codes, notes, gaps
 
 
 def _looked_up(
@@ -266,37 +269,34 @@ def _of_new(
     wanted: dict[str, float],
     seed: int,
     row_codes: Array | None = None,
-) -> Array:
-    """Return the split of each row; rows with `_NEW` (by default all) are decided here.
+) -> tuple[Array, list[Gap]]:
+    """Return the split of each row, and what is lacking; rows with `NEW` are decided here.
 
-    All rows of a unit are new, or none is.
+    All rows of a unit are new, or none is. By default all are.
 
     Raises:
         DataError: if a class has fewer units than there are splits.
     """
-    fixed = np.full(len(units), _NEW) if row_codes is None else row_codes
-    codes, numbers = np.full(len(names), _NEW), np.zeros(len(names))
-    is_new = fixed == _NEW
-    for unit in np.unique(units[is_new]).tolist():
-        numbers[unit] = _number(names[unit], seed)
-        codes[unit] = _split_of(numbers[unit], wanted)
+    fixed = np.full(len(units), NEW) if row_codes is None else row_codes
+
+    def decided(of_units: Iterable[int]) -> tuple[Array, Array]:
+        numbers, codes = np.zeros(len(names)), np.full(len(names), NEW)
+        for unit in of_units:
+            numbers[unit] = _number(names[unit], seed)
+            codes[unit] = _split_of(numbers[unit], wanted)
+        return numbers, codes
+
+    numbers, codes = decided(np.unique(units[fixed == NEW]).tolist())
     needed = [SPLITS.index(split) for split in (*wanted, "train")]
     places, classes = pd.factorize(labels, sort=True)
-    parts = pd.DataFrame({"label": places, "unit": units, "fixed": fixed})
-    images = np.bincount(places, minlength=len(classes))
-    parts = parts.drop_duplicates().sort_values("label", kind="stable")
-    ends = np.searchsorted(parts["label"], np.arange(1, len(classes)))
-    of_units, of_fixed = parts["unit"].to_numpy(), parts["fixed"].to_numpy()
-    by_label = zip(np.split(of_units, ends), np.split(of_fixed, ends), strict=True)
-    for label, (own, own_fixed) in enumerate(by_label):
-        if len(own) < len(needed):
-            raise _too_few(str(classes[label]), int(images[label]), len(own), needed)
-        now = np.where(own_fixed == _NEW, codes[own], own_fixed)
-        if not np.isin(needed, now).all():
-            movable = own[own_fixed == _NEW]
-            ordered = movable[np.argsort(numbers[movable], kind="stable")].tolist()
-            _fill_empty_splits(codes, Counter(now.tolist()), ordered, needed)
-    return np.where(is_new, codes[units], fixed)
+    table = pd.DataFrame({"label": places, "unit": units, "fixed": fixed})
+    table = table.drop_duplicates().sort_values("label", kind="stable")
+    images, own = np.bincount(places), np.bincount(table["label"])
+    for label in np.flatnonzero(own < len(needed))[:1]:
+        raise too_few(str(classes[label]), int(images[label]), int(own[label]), needed)
+    parts = Parts(*(table[column].to_numpy() for column in ("label", "unit", "fixed")))
+    gaps = fill_gaps(parts, codes, numbers, lambda: decided(range(len(names))), needed)
+    return np.where(fixed == NEW, codes[units], fixed), gaps
 
 
 def _number(name: str, seed: int) -> float:
@@ -313,60 +313,27 @@ def _split_of(number: float, wanted: dict[str, float]) -> int:
     return SPLITS.index("train")
 
 
-def _fill_empty_splits(
-    codes: Array, counts: Counter[int], ordered: list[int], needed: list[int]
-) -> None:
-    """Move new units of one class, in place, into splits without any of its images."""
-    for split in needed:
-        if counts[split]:
-            continue
-        candidates = ordered[::-1] if split == SPLITS.index("train") else ordered
-        moved = next((unit for unit in candidates if counts[codes[unit]] > 1), None)
-        if moved is not None:
-            counts[codes[moved]] -= 1
-            counts[split] += 1
-            codes[moved] = split
-
-
-def _too_few(label: str, images: int, units: int, needed: list[int]) -> DataError:
-    usable = f"{images} usable image{'s' if images != 1 else ''}"
-    together = f" ({units} if copies and groups count once)" if units < images else ""
-    joined = ", remove copies that link its groups" if together else ""
-    splits = ", ".join(SPLITS[split] for split in reversed(needed))
-    what = f"Class '{label}'" if label else "The data"
-    remedy = f"Add images to the class{joined}, or remove the class" if label else "Add images"
-    return DataError(
-        f"{what} has {usable}{together}, but each of the {len(needed)} splits ({splits}) needs "
-        f"at least one. {remedy}."
-    )
-
-
-def _notes_on_gaps(rows: pd.DataFrame, wanted: dict[str, float]) -> list[str]:
-    """Name the classes without an image in a split; remembered images are never moved."""
-    notes = []
+def _check_no_split_is_empty(rows: pd.DataFrame, wanted: Iterable[str]) -> None:
+    there = set(rows["split"].unique())
     for split in wanted:
-        there = set(rows.loc[rows["split"] == split, "label"].unique())
-        if not there:
+        if split not in there:
             raise DataError(
                 f"The {split} split is empty: the images that earlier runs put there are gone, and "
                 "images never change their split. Add images, or choose another data.split_seed."
             )
-        missing = sorted(set(rows["label"].unique()) - there)
-        if missing:
-            notes.append(
-                f"{len(missing)} class{'' if len(missing) == 1 else 'es'} without {split} images, "
-                f"because images never change their split; add some to {examples(missing)}"
-            )
-    return notes
 
 
-def _check_training_images(rows: pd.DataFrame) -> None:
+def _check_training_images(rows: pd.DataFrame, stuck: set[str]) -> None:
+    """Raise an error for a class without training images; those `stuck` were there before."""
     trained = set(rows.loc[rows["split"] == "train", "label"].unique())
     untrained = sorted(set(rows["label"].unique()) - trained)
     if untrained:
+        label = untrained[0]
+        reason = ", because images never change their split" if label in stuck else ""
+        remedy = ", or choose another data.split_seed" if reason else ", or remove the class"
         raise DataError(
-            f"Class '{untrained[0]}' has images in {_where(rows, untrained[0])}, but none to train "
-            "on. Add some for training, or remove the class."
+            f"Class '{label}' has images in {_where(rows, label)}, but none to train on{reason}. "
+            f"Add some for training{remedy}."
         )
 
 

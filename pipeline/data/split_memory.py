@@ -19,6 +19,7 @@ import pyarrow.parquet
 from pipeline.data import manifest as manifests
 from pipeline.data import split
 from pipeline.data.same_images import PIXELS
+from pipeline.data.split_gaps import SPLITS
 from pipeline.errors import DataError, StorageError
 from pipeline.files.atomic_files import replacing
 from pipeline.files.file_locks import try_lock
@@ -44,7 +45,7 @@ class SplitMemory:
 
     def take_over(self, manifest: pd.DataFrame) -> None:
         """Add the splits of an earlier run for images without an entry, without saving."""
-        self._add(split.learned(manifest[manifest["split"].isin(split.SPLITS)], self._scope))
+        self._add(split.learned(manifest[manifest["split"].isin(SPLITS)], self._scope))
 
     def remember(self, rows: pd.DataFrame) -> bool:
         """Save the splits of images beside those already remembered; return if any was new."""

@@ -20,6 +20,7 @@ from pipeline.data.near_duplicates.search import near_duplicates
 from pipeline.data.near_duplicates.search_memory import SearchMemory
 from pipeline.data.pixel_values.pixel_mapping import PLAIN, PixelMapping
 from pipeline.data.source_listing import uses_labels
+from pipeline.data.split_gaps import SPLITS
 from pipeline.errors import DataError
 from pipeline.inspection.class_findings import findings_on_classes
 from pipeline.inspection.file_findings import (
@@ -181,7 +182,7 @@ def summary_of(
     """
     rows = manifests.usable(manifest)
     table = pd.crosstab(rows["label"], rows["split"])
-    names = [each for each in (*split.SPLITS, _NO_SPLIT) if each in table]
+    names = [each for each in (*SPLITS, _NO_SPLIT) if each in table]
     return Inspection(
         name=name,
         images=len(rows),

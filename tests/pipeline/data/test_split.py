@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.data.split import SPLITS, assign, origin, wanted_splits
+from pipeline.data.split import assign, origin, wanted_splits
+from pipeline.data.split_gaps import SPLITS
 from pipeline.errors import DataError
 
 
