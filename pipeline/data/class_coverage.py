@@ -97,7 +97,7 @@ class Search:
         """Move units until every demand is met.
 
         Args:
-            thorough: go on where the first few thousand moves leave it open.
+            thorough: continue where the first few thousand moves leave it open.
 
         Returns:
             True if that is so; False if no assignment meets them; None if the limit was reached.
@@ -125,7 +125,7 @@ class Search:
         return True
 
     def _walked(self, steps: int) -> bool:
-        """Give a lacking class a part again and again, sometimes at random (WalkSAT)."""
+        """Give lacking classes a part, one after another, sometimes at random (WalkSAT)."""
         random = Random(0)  # noqa: S311 - the same choices each time, and no secret
         waiting = deque(sorted(self._lacking))
         for _ in range(steps):

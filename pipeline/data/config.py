@@ -150,6 +150,11 @@ class DataConfig(ReadingRules, DataLocation):
     """Keep near-duplicate images (crops, mirror images, rescaled or re-encoded copies) in one
     split; they are searched for when the data is read."""
 
+    mirror_symmetric: bool | None = None
+    """Whether a mirrored image still shows its class; false for text or left-right views. By
+    default as the data source declares, else measured on the training split; what is not known is
+    not used."""
+
     workers: Annotated[int, Field(ge=0, le=64)] = 0
     """Number of data-loader workers; the result does not depend on it."""
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pydantic import Field
 
+from pipeline.data.mirror_answer import MirrorSymmetry
 from pipeline.data.pixel_values.pixel_mapping import PixelMapping
 from pipeline.plugin_api import ImageSpec, PixelValues
 from pipeline.provenance.provenance import KNOWN, ProvenanceSummary
@@ -45,7 +46,8 @@ class IngestedData(Section):
     greyscale: bool
     pixel_values: PixelValues = PixelValues()
     """What becomes of pixel values and bands that are not 8 bits of grey or RGB."""
-    mirror_symmetric: bool
+    mirror: MirrorSymmetry
+    """Whether a mirrored image still shows its class, and how that is known."""
     example_image: str
     """A test image, to try the model on."""
     notes: tuple[str, ...]

@@ -29,6 +29,8 @@ from pipeline.data.ingestion_notes import (
     notes_on_size,
 )
 from pipeline.data.leakage import check_leakage, notes_on_leakage
+from pipeline.data.mirror_answer import MirrorSymmetry
+from pipeline.data.mirror_symmetry import Files, mirror_symmetry
 from pipeline.data.near_duplicates.grouping import with_near_groups
 from pipeline.data.near_duplicates.search_memory import SearchMemory
 from pipeline.data.near_duplicates.thumbnails import ThumbnailCollector
@@ -71,6 +73,8 @@ class ScannedData:
     empty_classes: tuple[str, ...]
     pixel_values: DataValues
     """What becomes of values and bands that are not 8 bits of grey or RGB."""
+    mirror_symmetric: bool | None = None
+    """Whether a mirrored image shows its class, as the source declares."""
 
 
 def check_source(config: RunConfig, workspace: Path, *, to_train: bool = True) -> SourceCounts:
@@ -121,6 +125,7 @@ def scan(
         source_notes=tuple(listing.notes),
         empty_classes=tuple(empty_classes(manifest, listing)) if labelled else (),
         pixel_values=values,
+        mirror_symmetric=listing.mirror_symmetric,
     )
 
 
@@ -198,6 +203,8 @@ def _ingested(
     range_notes = notes_on_change(values.spec, listing.root, workspace, remember=remember)
     manifests.save(manifest, file, values.mapping)
     rows = manifests.usable(manifest)
+    declared = listing.mirror_symmetric
+    mirror = mirror_symmetry(config, declared, rows, Files(listing.root, values.mapping), workspace)
     found = IngestedData(
         name=listing.name,
         manifest_file=file,
@@ -209,7 +216,7 @@ def _ingested(
         median_side=int(rows[["width", "height"]].min(axis=1).median()),
         greyscale=values.is_grey,
         pixel_values=values.spec,
-        mirror_symmetric=listing.mirror_symmetric,
+        mirror=mirror,
         example_image=example_on_disk(
             rows[rows["split"] == "test"].iloc[0],
             listing.root,
@@ -222,6 +229,7 @@ def _ingested(
             *split_notes,
             *notes_on_leakage(rows),
             *notes_on_size(rows),
+            *([mirror.note] if mirror.note else []),
         ),
         split_origin=f"as in {earlier.words}" if earlier else split_origin,
         exclude=exclude,
@@ -332,7 +340,7 @@ def resolve(config: RunConfig, data: IngestedData) -> RunConfig:
         height=size,
         width=size,
         num_classes=len(data.classes),
-        mirror_symmetric=data.mirror_symmetric,
+        mirror_symmetric=data.mirror.is_symmetric,
     )
     resolved = resolve_settings(config, traits)
     sections = {
@@ -345,6 +353,7 @@ def resolve(config: RunConfig, data: IngestedData) -> RunConfig:
                 "path": _absolute(config),
                 "exclude": str(data.exclude) if data.exclude else None,
                 "manifest": data.repeats,
+                "mirror_symmetric": _known(data.mirror),
             }
         ),
     }
@@ -386,6 +395,11 @@ def prepare(
         pixel_values=data.pixel_values,
     )
     return PreparedData(store=store, reused=reused, image=image)
+
+
+def _known(mirror: MirrorSymmetry) -> bool | None:
+    """Return the answer as a setting, so that a repetition of the run takes the same."""
+    return None if mirror.answer == "unknown" else mirror.is_symmetric
 
 
 def _class_counts(rows: pd.DataFrame) -> dict[str, int]:

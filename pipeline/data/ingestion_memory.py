@@ -27,7 +27,7 @@ from pipeline.plugin_api import ImageListing
 from pipeline.section import Section
 from pipeline.workspace import make_folder
 
-FORMAT = 1
+FORMAT = 2
 """Increase it when an ingestion finds something else in the same files."""
 
 

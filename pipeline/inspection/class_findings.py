@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 
 from pipeline.data.manifest import examples
+from pipeline.data.mirror_answer import MirrorSymmetry
 from pipeline.data.same_images import FILE, GROUP, PIXELS, known, united
 from pipeline.inspection.finding import Finding, finding_on_classes
 from pipeline.labels.class_names import suspicions
@@ -35,6 +36,32 @@ def findings_on_classes(
     damaged = rows[:0] if unreadable is None else unreadable
     small = _small(rows, divided, counts, needed_splits, damaged) if counts else []
     return [*small, *_imbalance(counts), *_empty(empty), *_suspicious(counts)]
+
+
+def finding_on_mirror_images(mirror: MirrorSymmetry, labels: Sequence[str]) -> list[Finding]:
+    """Return whether mirror images were measured to show something else.
+
+    Args:
+        mirror: the measurement, or what contradicts it.
+        labels: of all classes, in case none is clearer than the others.
+    """
+    measured = mirror.answer == "asymmetric" and mirror.origin == "measured"
+    if not (measured or mirror.is_contradicted):
+        return []
+    action = (
+        "Mirrors images as set, which hides differences between left and right."
+        if mirror.is_contradicted
+        else "Mirrors no image. Set data.mirror_symmetric if you know better."
+    )
+    return [
+        finding_on_classes(
+            "mirror_asymmetric",
+            "warning" if mirror.is_contradicted else "note",
+            mirror.classes or labels,
+            f"{mirror.note[0].upper()}{mirror.note[1:]}.",
+            action,
+        )
+    ]
 
 
 def _suspicious(counts: Mapping[str, int]) -> list[Finding]:

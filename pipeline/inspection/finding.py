@@ -14,7 +14,7 @@ Kind = Literal[
     "exact_duplicate", "near_duplicate", "leakage", "label_conflict", "label_error", "imbalance",
     "small_class", "empty_class", "dark", "blurred", "blank", "contradictory_rows", "missing_file",
     "refused_member", "similar_classes", "suspicious_class", "suspicious_labels",
-    "value_range", "bands",
+    "value_range", "bands", "mirror_asymmetric",
 ]  # fmt: skip
 KINDS: tuple[Kind, ...] = get_args(Kind)
 Severity = Literal["error", "warning", "note"]
@@ -41,6 +41,7 @@ TITLES: dict[Kind, str] = {
     "similar_classes": "Classes with similar names",
     "suspicious_class": "Suspicious class names",
     "suspicious_labels": "Labels that are no classes",
+    "mirror_asymmetric": "Classes that differ from their mirror images",
     "dark": "Dark images",
     "blurred": "Blurred images",
     "blank": "Blank images",

@@ -15,6 +15,7 @@ from pipeline.data import manifest as manifests
 from pipeline.data.class_checks import check_images, unreadable_classes
 from pipeline.data.ingestion import ScannedData
 from pipeline.data.leakage import given_splits
+from pipeline.data.mirror_symmetry import Files, mirror_symmetry
 from pipeline.data.near_duplicates.grouping import grouped_by
 from pipeline.data.near_duplicates.search import near_duplicates
 from pipeline.data.near_duplicates.search_memory import SearchMemory
@@ -22,7 +23,7 @@ from pipeline.data.pixel_values.pixel_mapping import PLAIN, PixelMapping
 from pipeline.data.source_listing import uses_labels
 from pipeline.data.split_gaps import SPLITS
 from pipeline.errors import DataError
-from pipeline.inspection.class_findings import findings_on_classes
+from pipeline.inspection.class_findings import finding_on_mirror_images, findings_on_classes
 from pipeline.inspection.file_findings import (
     findings_on_format,
     findings_on_light,
@@ -108,11 +109,17 @@ def inspect_data(
         divided = (given_splits(manifest) == "train").reset_index(drop=True)
         splits = len(wanted) + 1
         found += findings_on_classes(rows, divided, scanned.empty_classes, splits, unreadable)
+    mapping = scanned.pixel_values.mapping
+    mirror = mirror_symmetry(
+        config, scanned.mirror_symmetric, rows, Files(scanned.root, mapping), workspace
+    )
+    on_mirror = finding_on_mirror_images(mirror, sorted(rows["label"].unique()))
+    found += on_mirror
+    more = [*more, *([mirror.note] if mirror.note and not on_mirror else [])]
     if judge is not None:
         judgement = judge(rows, scanned.root)
         found += findings_on_labels(rows, judgement)
         more = [*more, *judgement.notes()]
-    mapping = scanned.pixel_values.mapping
     found_in_order, told = _sorted(found), (*notes, *more)
     result = summary_of(scanned.name, assigned, origin, found_in_order, told, mapping)
     return Inspected(result, scanned.root, assigned, mapping)

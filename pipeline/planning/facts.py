@@ -19,7 +19,9 @@ class DataFacts(Section):
     """Median of the images' shorter sides, in pixels."""
     greyscale: bool = False
     mirror_symmetric: bool = True
-    """Whether a mirrored image still shows its class."""
+    """Whether a mirrored image still shows its class, as far as is known."""
+    mirror: str = ""
+    """How that is known, in a few words."""
 
 
 class MachineFacts(Section):

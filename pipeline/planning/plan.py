@@ -101,7 +101,7 @@ def plan(
         _why_length(facts, chosen, length, asked),
     ]
     reasons += [why] if asked.leaves_augmentation else []
-    reasons += _why_mirrored(settings.get("model", {}))
+    reasons += _why_mirrored(settings.get("model", {}), facts, asked)
     reasons += _kept(asked.values if given is None else given)
     reasons += [] if follows else _too_short(facts, asked, length, batch)
     return Plan(
@@ -168,7 +168,9 @@ def _mirrored(model: Settings, tier: Tier) -> Settings:
     }
 
 
-def _why_mirrored(model: Settings) -> list[str]:
+def _why_mirrored(model: Settings, facts: PlanFacts, asked: Asked) -> list[str]:
+    if not facts.data.mirror_symmetric and facts.data.mirror and asked.leaves_augmentation:
+        return [f"no mirror images: {facts.data.mirror}"]
     if model.get("patch_embedding", {}).get("mirror_equivariant"):
         return [_WHY_MIRRORED]
     return [_WHY_FLIPPED] if model.get("test_time_flip") else []

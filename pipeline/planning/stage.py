@@ -175,7 +175,8 @@ def known_facts(config: RunConfig, data: IngestedData) -> PlanFacts:
             classes=len(data.classes),
             median_side=data.median_side,
             greyscale=greyscale,
-            mirror_symmetric=data.mirror_symmetric,
+            mirror_symmetric=data.mirror.is_symmetric,
+            mirror=data.mirror.why,
         ),
         machine=MachineFacts(
             device=device,

@@ -48,7 +48,9 @@ class ImageListing:
     """The folder that the images' paths are relative to, or a zip or uncompressed tar file; then
     the paths name members of the archive, which is read in place."""
     images: list[ListedImage] = field(default_factory=list)
-    mirror_symmetric: bool = True
+    mirror_symmetric: bool | None = None
+    """Whether a mirrored image still shows its class; None if the source does not know, so that it
+    is measured."""
     empty_classes: list[str] = field(default_factory=list)
     """Classes without any file; a warning names them."""
     left_out: list[LeftOutFile] = field(default_factory=list)

@@ -29,8 +29,9 @@ _NAMED_FOLDERS = 5
 class ClassFolderConfig(PluginConfig):
     """Settings of images in class folders."""
 
-    mirror_symmetric: bool = True
-    """Whether a mirrored image still shows its class; false for text or left-right views."""
+    mirror_symmetric: bool | None = None
+    """Whether a mirrored image still shows its class; false for text or left-right views; by
+    default measured."""
 
     split_folders: bool | None = None
     """Whether folders named train, val and test are splits rather than classes; by default, their

@@ -54,8 +54,9 @@ class TableConfig(PluginConfig):
     image_folder: str | None = None
     """Folder that relative paths start from; by default the table's folder."""
 
-    mirror_symmetric: bool = True
-    """Whether a mirrored image still shows its class; false for text or left-right views."""
+    mirror_symmetric: bool | None = None
+    """Whether a mirrored image still shows its class; false for text or left-right views; by
+    default measured."""
 
 
 class ImageTable:

@@ -105,7 +105,7 @@ class TorchvisionData:
             name=self.name.lower(),
             root=file,
             images=[_listed(path) for path in open_archive(file).paths],
-            mirror_symmetric=self.name not in _NOT_SYMMETRIC,
+            mirror_symmetric=False if self.name in _NOT_SYMMETRIC else None,
         )
 
     def _parts(self) -> Iterator[_Part]:

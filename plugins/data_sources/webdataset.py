@@ -47,8 +47,9 @@ class WebDatasetConfig(PluginConfig):
     group_column: str | None = None
     """Field whose equal values stay in one split, such as a patient; by default none."""
 
-    mirror_symmetric: bool = True
-    """Whether a mirrored image still shows its class; false for text or left-right views."""
+    mirror_symmetric: bool | None = None
+    """Whether a mirrored image still shows its class; false for text or left-right views; by
+    default measured."""
 
 
 class WebDataset:

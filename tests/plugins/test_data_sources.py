@@ -23,7 +23,7 @@ def _touch(root: Path, *paths: str) -> Path:
     return root
 
 
-def _listed(path: Path | None, *, mirror_symmetric: bool = True) -> ImageListing:
+def _listed(path: Path | None, *, mirror_symmetric: bool | None = None) -> ImageListing:
     config = image_folder.ImageFolderConfig(mirror_symmetric=mirror_symmetric)
     context = SourceContext(path=None if path is None else str(path), work_dir=Path("work"))
     return image_folder.plugin.build(config, context).list_images()
@@ -130,8 +130,8 @@ def test_names_the_data_after_the_folder(tmp_path: Path, folder: str, name: str)
 def test_says_whether_mirrors_keep_the_class(tmp_path: Path) -> None:
     """The setting mirror_symmetric is handed on with the listing."""
     root = _touch(tmp_path, "cat/1.jpg")
-    assert _listed(root).mirror_symmetric
-    assert not _listed(root, mirror_symmetric=False).mirror_symmetric
+    assert _listed(root).mirror_symmetric is None
+    assert _listed(root, mirror_symmetric=False).mirror_symmetric is False
 
 
 def test_refuses_what_is_no_folder_of_classes(tmp_path: Path) -> None:

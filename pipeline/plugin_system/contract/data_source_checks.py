@@ -66,8 +66,9 @@ class DataSourceChecks:
                 "digits, dots, dashes and underscores."
             ) from error
         require(
-            isinstance(listing.mirror_symmetric, bool),
-            f"mirror_symmetric is {listing.mirror_symmetric!r}. Set it to True or False.",
+            listing.mirror_symmetric is None or isinstance(listing.mirror_symmetric, bool),
+            f"mirror_symmetric is {listing.mirror_symmetric!r}. Set it to True or False, or to "
+            "None if that is not known.",
         )
         wrong = [image for image in listing.images if not isinstance(image, ListedImage)]
         require(not wrong, f"The listing contains {wrong[:1]}. Use ListedImage objects.")

@@ -262,13 +262,16 @@ def test_digits_are_all_there(digits: IngestedData) -> None:
 
 
 def test_digits_are_not_mirrored_but_photos_are(digits: IngestedData, photos: Path) -> None:
-    """Mirroring is off for digits and on for a folder, unless its source says otherwise."""
+    """Mirroring is off for digits, and for a folder as set; else it depends on the images."""
     flip = "horizontal_flip"
     assert resolve(validated({}), digits).augmentation.settings[flip] is False
-    assert resolve(config_of(photos), ingested(photos)).augmentation.settings[flip] is True
-    text = {"options": {"mirror_symmetric": False}}
-    resolved = resolve(config_of(photos, **text), ingested(photos, **text))
+    for given in ({"mirror_symmetric": True}, {"options": {"mirror_symmetric": True}}):
+        resolved = resolve(config_of(photos, **given), ingested(photos, **given))
+        assert resolved.augmentation.settings[flip] is True
+    both = {"mirror_symmetric": False, "options": {"mirror_symmetric": True}}
+    resolved = resolve(config_of(photos, **both), ingested(photos, **both))
     assert resolved.augmentation.settings[flip] is False
+    assert resolved.data.mirror_symmetric is False
 
 
 def test_asking_for_mirrored_digits_is_respected(digits: IngestedData) -> None:
@@ -290,7 +293,7 @@ def test_given_split_folders_are_respected(tmp_path: Path, names: tuple[str, str
     data = ingested(folder)
     assert data.classes == ("across", "down")
     assert data.counts == {"train": 16, "validation": 6, "test": 10}
-    assert all(note.startswith("only ") for note in data.notes)
+    assert all(note.startswith(("only ", "whether mirrored")) for note in data.notes)
 
 
 def test_class_missing_from_a_split_folder_does_not_shift_the_labels(tmp_path: Path) -> None:

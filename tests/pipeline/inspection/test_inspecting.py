@@ -161,7 +161,9 @@ def test_good_folder_has_no_findings(tmp_path: Path) -> None:
     """A folder without a fault has counts, sizes and splits, and nothing to complain about."""
     result = inspected(garden(tmp_path / "garden")).result
     assert result.findings == ()
-    assert result.notes == ()
+    assert [note.partition(" is ")[0] for note in result.notes] == [
+        "whether mirrored images show the same classes"
+    ]
     assert result.images == result.files == 72
     assert result.classes == {"day": 36, "night": 36}
     assert result.splits == {"train": 24, "validation": 24, "test": 24}
@@ -294,6 +296,6 @@ def test_the_kinds_are_those_that_scripts_rely_on() -> None:
         *("label_error", "imbalance", "small_class", "empty_class", "dark", "blurred", "blank"),
         *("contradictory_rows", "missing_file", "refused_member"),
         *("similar_classes", "suspicious_class", "suspicious_labels"),
-        *("value_range", "bands"),
+        *("value_range", "bands", "mirror_asymmetric"),
     ) == KINDS
     assert {"images", "classes", "splits", "sizes", "findings"} <= set(Inspection.model_fields)

@@ -114,7 +114,7 @@ def _numbered(listing: ImageListing) -> ImageListing:
 
 
 def _undecided(listing: ImageListing) -> ImageListing:
-    return replace(listing, mirror_symmetric=None)  # type: ignore[arg-type]  # the fault
+    return replace(listing, mirror_symmetric="no")  # type: ignore[arg-type]  # the fault
 
 
 @pytest.mark.parametrize(
