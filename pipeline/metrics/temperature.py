@@ -81,7 +81,7 @@ class TemperatureFit(Section):
         if self.state == "uncertain":
             return (
                 f"temperature {self.temperature:.3g}, uncertain: {self.reason} (95% interval "
-                f"{self.allowed}); more validation images would determine it"
+                f"{self.allowed}), so a prior draws it towards 1; more validation images would tell"
             )
         if self.state == "not fitted":
             return (
@@ -145,7 +145,7 @@ def fit_temperature(
     the images do not determine T; and if it contains 1 then, T stays 1.
 
     Otherwise T minimises the expected log loss under the posterior of log T, whose prior is normal
-    around 0 with standard deviation 0.35, as far as the interval allows. So few images move T
+    around 0 with standard deviation 0.35; if they determine T, within the interval. So few move T
     little, and rather towards less confidence than towards more, which costs more if it is wrong.
 
     Args:
@@ -172,7 +172,8 @@ def fit_temperature(
     narrow = low is not None and high is not None and high / low < _NARROW
     if not narrow:
         peak = _least_expected_loss(likelihood, interval, prior_deviation)
-    best = float(np.exp(np.clip(peak, interval.start, interval.stop)))
+    stop = 0.0 if wide else interval.stop  # nothing but the prior limits confidence without errors
+    best = float(np.exp(np.clip(peak, interval.start, max(stop, interval.stop))))
     if not wide:
         return TemperatureFit(temperature=best, state="fitted", **known)
     direction = "overconfident" if interval.start > 0 else "underconfident"
