@@ -83,7 +83,7 @@ def test_the_form_of_prefects_page_promotes(here: Path) -> None:
     path = f"/flow_runs/{asked.flow_run_id}"
     keyset = _get(path)["state"]["state_details"]["run_input_keyset"]
     words = _get(f"{path}/input/{keyset['description']}")
-    assert "Every gate passes (2 of 2)" in words
+    assert "Every gate passes (3 of 3)" in words
     assert "+25.0" in words
     schema = _get(f"{path}/input/{keyset['schema']}")
     schema = json.loads(schema) if isinstance(schema, str) else schema
