@@ -35,7 +35,7 @@ Row = tuple[str, str, str, str]
 def _manifest(*rows: Row, status: str = "ok") -> pd.DataFrame:
     """Return a manifest of images given as content, split, group, label."""
     values = [
-        (f"{place}.png", label, split, group, content, "", 8, 8, "L", 99, status, "")
+        (f"{place}.png", label, split, group, content, "", 8, 8, "L", "", 99, status, "")
         for place, (content, split, group, label) in enumerate(rows)
     ]
     return pd.DataFrame(values, columns=COLUMNS)
