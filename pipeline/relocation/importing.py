@@ -16,11 +16,12 @@ from typing import IO
 from pydantic import ValidationError
 
 from pipeline.errors import ConfigError, DataError
+from pipeline.files import workspace_identity
 from pipeline.files.archives import MOST_MEMBERS
 from pipeline.files.atomic_files import storage_errors
 from pipeline.relocation.archive_members import FORMAT, LIST, Contents, Member, refusal
 from pipeline.relocation.exporting import Progress
-from pipeline.workspace import WORKSPACE
+from pipeline.workspace import WORKSPACE, make_folder
 
 _PIECE_BYTES = 1 << 20
 _MOST_LIST_BYTES = 1 << 30
@@ -45,15 +46,15 @@ def restore(archive_file: Path, folder: Path, progress: Progress) -> Contents:
             "does not exist; name another."
         )
     with storage_errors(folder):
-        folder.absolute().parent.mkdir(parents=True, exist_ok=True)
+        make_folder(folder.absolute().parent)
         unpacked = (
             folder.absolute().parent / f".{folder.name or 'workspace'}.{uuid.uuid4().hex[:8]}"
         )
         unpacked.mkdir(mode=0o700)
         try:
             contents = _unpack(archive_file, unpacked, progress)
-            if (unpacked / WORKSPACE).is_dir():
-                (unpacked / WORKSPACE).chmod(0o700)
+            if f"{WORKSPACE}/{workspace_identity.FILE}" not in contents.members:
+                (unpacked / WORKSPACE / workspace_identity.FILE).unlink(missing_ok=True)
             _into_place(unpacked, folder)
         finally:
             shutil.rmtree(unpacked, ignore_errors=True)
@@ -62,7 +63,7 @@ def restore(archive_file: Path, folder: Path, progress: Progress) -> Contents:
 
 def _into_place(unpacked: Path, folder: Path) -> None:
     """Move the files into the folder, which may be the working directory of this process."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     for each in sorted(unpacked.iterdir(), reverse=True):  # the database, which shows it, last
         each.rename(folder / each.name)
 
@@ -111,9 +112,9 @@ def _check(
 
 
 def _write(opened: IO[bytes], target: Path) -> Member:
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(target.parent)
     digest, size = hashlib.sha256(), 0
-    with target.open("xb") as out:
+    with target.open("wb") as out:
         while piece := opened.read(_PIECE_BYTES):
             digest.update(piece)
             out.write(piece)

@@ -48,10 +48,13 @@ def workspace(empty_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     return folder
 
 
+@pytest.mark.parametrize("record", [True, False])
 def test_a_restored_workspace_works_where_the_first_is_gone(
-    workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, record: bool
 ) -> None:
     """Runs and artifacts are found under another path, with the old one removed."""
+    if not record:
+        (workspace / ".patchline" / "workspace.json").unlink()
     contents = exporting.export(workspace, tmp_path / "a.tar", _silent)
     assert (contents.runs, contents.models, contents.outside) == (1, 0, 0)
     shutil.rmtree(workspace)
