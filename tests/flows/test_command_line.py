@@ -91,7 +91,9 @@ def test_dry_run_prints_the_resolved_settings_and_trains_nothing(
     assert settings["data"]["image_size"] == 32
     assert settings["data"]["channels"] == 3
     assert settings["model"]["patch_embedding"]["patch_size"] == 4
-    assert settings["augmentation"]["horizontal_flip"] is True
+    assert (
+        settings["augmentation"]["horizontal_flip"] is False
+    )  # rising stripes, mirrored, would be falling ones
     assert settings["training"]["epochs"] == 3
     assert not (tmp_path / "mlflow.db").exists()
 

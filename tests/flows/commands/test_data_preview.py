@@ -42,7 +42,7 @@ def test_json_has_the_resolved_augmentation(run_here: RunHere, tmp_path: Path) -
     assert Path(answer["picture"]).parent.name == ".patchline"
     assert Path(answer["picture"]).is_file()
     assert answer["augmentation"]["name"] == "standard"
-    assert answer["augmentation"]["horizontal_flip"] is True
+    assert answer["augmentation"]["horizontal_flip"] is False  # too few images to measure it
 
 
 def test_a_preset_shows_the_augmentation_that_it_plans(run_here: RunHere, tmp_path: Path) -> None:
