@@ -13,6 +13,7 @@ from pipeline.evaluation.config import meaning_of
 from pipeline.evaluation.confusion_matrix import confused_pairs, shown_matrix
 from pipeline.evaluation.galleries import GalleryImage
 from pipeline.evaluation.html_page import picture, render, thumbnail, tinted
+from pipeline.evaluation.plots import numbers_without_font
 from pipeline.evaluation.report import EvaluationReport
 from pipeline.evaluation.slices import Slice
 from pipeline.evaluation.svg_charts import curve_charts, reliability_chart
@@ -104,6 +105,7 @@ def write_html(
         pairs=confused_pairs(report.cells, report.classes),
         matrix=shown_matrix(report.cells, report.classes),
         worst=classes[:_MOST_OPEN_CLASSES],
+        class_numbers=numbers_without_font(report.classes),
         other_classes=classes[_MOST_OPEN_CLASSES:_MOST_LISTED_CLASSES],
         unlisted_classes=max(0, len(classes) - _MOST_LISTED_CLASSES),
         galleries=[gallery for gallery in _galleries(report, pixels_of, looked) if gallery.images],

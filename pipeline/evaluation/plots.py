@@ -16,6 +16,7 @@ from pipeline.evaluation.confusion_matrix import shown_matrix
 from pipeline.evaluation.galleries import GalleryImage
 from pipeline.evaluation.report import EvaluationReport
 from pipeline.files.atomic_files import replacing
+from pipeline.files.fonts import families_showing, font_showing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,7 +51,7 @@ def write_plots(
         (report.least_certain, UNCERTAIN),
         (report.likely_label_errors, LABEL_ERRORS),
     ):
-        plot_gallery(images, pixels_of, folder / name)
+        plot_gallery(images, pixels_of, folder / name, report.classes)
     if history:
         plot_training_curves(history, folder / CURVES)
 
@@ -73,9 +74,10 @@ def plot_confusion_matrix(report: EvaluationReport, file: Path, *, shares: bool 
                 colour = "white" if share > 0.5 else _INK  # noqa: PLR2004 - half
                 text = f"{100 * share:.0f}" if shares else str(count)
                 axes.text(column, row, text, ha="center", va="center", color=colour, size=8)
-    names = [_short(name, 24) for name in matrix.columns]
-    axes.set_xticks(range(columns), names, rotation=45, ha="right", parse_math=False)
-    axes.set_yticks(range(rows), names[:rows], parse_math=False)
+    names = [_short(name, 24) for name in drawable_names(matrix.columns, report.classes)]
+    family: dict[str, Any] = {"family": families_showing(names)}
+    axes.set_xticks(range(columns), names, rotation=45, ha="right", parse_math=False, **family)
+    axes.set_yticks(range(rows), names[:rows], parse_math=False, **family)
     axes.set_xlabel("predicted class")
     axes.set_ylabel("true class")
     axes.set_title("% of the true class" if shares else "images", loc="left", size=10)
@@ -138,8 +140,16 @@ def plot_gallery(
     images: Sequence[GalleryImage],
     pixels_of: Callable[[int], np.ndarray[Any, np.dtype[np.uint8]]],
     file: Path,
+    classes: Sequence[str] = (),
 ) -> Path:
-    """Plot at most 24 images of a gallery, each with its label and prediction."""
+    """Plot at most 24 images of a gallery, each with its label and prediction.
+
+    Args:
+        images: of the gallery.
+        pixels_of: returns the pixels of an image by its position.
+        file: to write.
+        classes: of the model; a name that no font shows is replaced by its number among them.
+    """
     shown = images[:_MOST_TILES]
     rows = gallery_rows(len(images))
     figure = _figure(_TILE_WIDTH * _COLUMNS, _TILE_HEIGHT * rows, layout="none")
@@ -154,12 +164,30 @@ def plot_gallery(
         scale = _SIDE / max(height, width)
         extent = (left, left + width * scale, top + height * scale, top)
         axes.imshow(pixels.squeeze(), cmap="gray", vmin=0, vmax=255, extent=extent)
-        caption = f"{_short(image.label)} → {_short(image.predicted)}\n{image.probability:.0%}"
-        middle = left + _SIDE / 2
-        axes.text(middle, top - _GAP / 2, caption, ha="center", size=9, parse_math=False)
+        names = [_short(n) for n in drawable_names((image.label, image.predicted), classes)]
+        caption = f"{names[0]} → {names[1]}\n{image.probability:.0%}"
+        middle, family = left + _SIDE / 2, families_showing(names)
+        axes.text(
+            middle, top - _GAP / 2, caption, ha="center", size=9, parse_math=False, family=family
+        )
     axes.set(xlim=(0, _TILE_WIDTH * _COLUMNS), ylim=(_TILE_HEIGHT * rows, 0), aspect="auto")
     axes.set_axis_off()
     return _save(figure, file)
+
+
+def drawable_names(names: Sequence[str], classes: Sequence[str]) -> list[str]:
+    """Return class names as a picture shows them.
+
+    A name that no font of this machine shows is replaced by the number that the HTML report gives
+    the class, such as `#3`.
+    """
+    numbers = numbers_without_font(classes)
+    return [f"#{numbers[name]}" if name in numbers else name for name in names]
+
+
+def numbers_without_font(classes: Sequence[str]) -> dict[str, int]:
+    """Return the numbers of the classes, from 1, whose names no font of this machine shows."""
+    return {name: number for number, name in enumerate(classes, 1) if font_showing(name) is None}
 
 
 def gallery_rows(images: int) -> int:

@@ -16,12 +16,16 @@ import numpy as np
 import torch
 
 from pipeline.data.augmentation import BuiltAugmentation
+from pipeline.files.fonts import font_showing
 from pipeline.files.stored_images import StoredImages
 from pipeline.training.config import TrainingConfig
 from pipeline.training.mixing import Mix, draw_mix, mixed_images
 
 if TYPE_CHECKING:
     from PIL import Image
+    from PIL.ImageFont import FreeTypeFont, ImageFont
+
+    Font = FreeTypeFont | ImageFont
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 Integers = np.ndarray[Any, Any]
@@ -123,8 +127,10 @@ def labelled_picture(title: str, columns: Sequence[Column], names: Sequence[str]
     from PIL import Image, ImageDraw, ImageFont
 
     font = ImageFont.load_default(_FONT_SIZE)
-    names = [_shortened(name) for name in names]
-    left = 2 * _MARGIN + int(max(font.getlength(name) for name in names))
+    shown = [_shortened(name) if font_showing(name) else "?" for name in names]
+    fonts = [_font_of(name, font) for name in shown]
+    lengths = [each.getlength(name) for each, name in zip(fonts, shown, strict=True)]
+    left = 2 * _MARGIN + int(max(lengths))
     mixed = any(column.mix for column in columns)
     top = 2 * _MARGIN + (3 if mixed else 2) * _LINE
     cells = [[_enlarged(i, _LABELLED_CELL) for i in column.images_NHWC] for column in columns]
@@ -143,10 +149,18 @@ def labelled_picture(title: str, columns: Sequence[Column], names: Sequence[str]
         draw.text((x, _MARGIN + 2 * _LINE + 2), column.mix, "dimgrey", font)
         for line, cell in enumerate(cells[number]):
             picture.paste(Image.fromarray(cell), (x, top + line * (cell_height + _GAP)))
-    for line, name in enumerate(names):
+    for line, name in enumerate(shown):
         y = top + line * (cell_height + _GAP) + cell_height // 2
-        draw.text((_MARGIN, y), name, "black", font, anchor="lm")
+        draw.text((_MARGIN, y), name, "black", fonts[line], anchor="lm")
     return picture
+
+
+def _font_of(name: str, default: Font) -> Font:
+    """Return the font that shows a name: the default, which has Latin letters only, or another."""
+    from PIL import ImageFont
+
+    file = None if name.isascii() else font_showing(name)
+    return default if file is None else ImageFont.truetype(str(file), _FONT_SIZE)
 
 
 def _shortened(name: str) -> str:
