@@ -33,6 +33,8 @@ _MOST_TILES, _COLUMNS = 24, 6
 _TILE_WIDTH, _TILE_HEIGHT = 1.7, 2.15
 _SIDE, _GAP, _WORDS = 1.55, 0.08, 0.5
 """Inches in a tile: longest side of the image, gap, and height of the caption above it."""
+_MATRIX_PAD = 0.15
+"""Inches at the sides: the layout takes the rotated names for narrower than they are."""
 _INK, _BLUE, _ORANGE, _GREY = "#1b1f24", "#2563a8", "#c2571a", "#8a929c"
 
 
@@ -78,6 +80,8 @@ def plot_confusion_matrix(report: EvaluationReport, file: Path, *, shares: bool 
     family: dict[str, Any] = {"family": families_showing(names)}
     axes.set_xticks(range(columns), names, rotation=45, ha="right", parse_math=False, **family)
     axes.set_yticks(range(rows), names[:rows], parse_math=False, **family)
+    engine: Any = figure.get_layout_engine()
+    engine.set(w_pad=_MATRIX_PAD)
     axes.set_xlabel("predicted class")
     axes.set_ylabel("true class")
     axes.set_title("% of the true class" if shares else "images", loc="left", size=10)
