@@ -10,7 +10,7 @@ import pandas as pd
 
 from pipeline.data.config import DataConfig
 from pipeline.data.pixel_values.file_summary import FileSummary
-from pipeline.data.pixel_values.pixel_mapping import EIGHT_BITS, FLOAT, PixelMapping, number
+from pipeline.data.pixel_values.pixel_mapping import EIGHT_BITS, PixelMapping, kind_words, number
 from pipeline.data.pixel_values.range_choice import ChosenRange, Observed, choose_range, loss_words
 from pipeline.data.pixel_values.value_sample import value_sample
 from pipeline.errors import ConfigError, DataError, PipelineError
@@ -21,7 +21,6 @@ _LIKE_OPACITY = 0.25
 _MODE_BANDS = {"1": 1, "L": 1, "LA": 2, "RGBA": 4}
 """Bands of the color modes of Pillow; all others are read as RGB."""
 _GREY_MODES = {"1", "L", "LA"}
-_KIND_WORDS = {"uint8": "8-bit", "int8": "signed 8-bit", FLOAT: "floating-point"}
 _SIDE_BY_SIDE = 3
 
 
@@ -110,14 +109,6 @@ def choose_values(rows: pd.DataFrame, root: Path, settings: DataConfig) -> DataV
         losses=(*losses, *opacity_notes),
         problem=problem,
     )
-
-
-def kind_words(kind: str) -> str:
-    """Return a type of values in words: `16-bit`, `signed 32-bit`, `floating-point`."""
-    if kind in _KIND_WORDS:
-        return _KIND_WORDS[kind]
-    bits = kind.removeprefix("u").removeprefix("int")
-    return f"{bits}-bit" if kind.startswith("u") else f"signed {bits}-bit"
 
 
 def _is_grey(file: _File) -> bool:

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import pandas as pd
 
-from pipeline.data.pixel_values.data_values import band_counts, kind_words, summaries
+from pipeline.data.pixel_values.data_values import band_counts, summaries
 from pipeline.data.pixel_values.file_summary import FileSummary
-from pipeline.data.pixel_values.pixel_mapping import EIGHT_BITS, PixelMapping, number, white_of
+from pipeline.data.pixel_values.pixel_mapping import (
+    EIGHT_BITS,
+    PixelMapping,
+    kind_words,
+    number,
+    white_of,
+)
 from pipeline.errors import DataError
 
 _MARGIN = 0.25

@@ -228,6 +228,14 @@ def white_of(kind: str, highest: float, declared: float) -> float:
     return most if kind == "uint16" and (highest == 0 or highest > most * _LEAST_USED) else 0.0
 
 
+def kind_words(kind: str) -> str:
+    """Return a type of values in words: `16-bit`, `signed 32-bit`, `floating-point`."""
+    if kind == FLOAT:
+        return "floating-point"
+    bits = kind.removeprefix("u").removeprefix("int")
+    return f"{bits}-bit" if kind.startswith("u") else f"signed {bits}-bit"
+
+
 def _own_range(
     values: FileValues, colors_HWN: Values, mapping: PixelMapping
 ) -> tuple[float, float]:
@@ -240,12 +248,12 @@ def _own_range(
     white = white_of(values.kind, highest, values.declared)
     if white:
         return 0.0, white
-    known = [kind for kind, _, _ in mapping.ranges]
+    known = [kind_words(kind) for kind, _, _ in mapping.ranges]
     trained = f"{' and '.join(known)} values" if known else "8 bits"
     reach = f" up to {number(highest)}" if values.kind == "uint16" else ""
     raise UndecodableImageError(
-        f"it has {values.kind} values{reach}, and nothing says which are black and white, because "
-        f"the value range is for images of {trained}; convert it to 8 bits"
+        f"it has {kind_words(values.kind)} values{reach}, and nothing says which are black and "
+        f"white, because the value range is for images of {trained}; convert it to 8 bits"
     )
 
 

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from pipeline.data.pixel_values.data_values import kind_words
-from pipeline.data.pixel_values.pixel_mapping import number
+from pipeline.data.pixel_values.pixel_mapping import kind_words, number
 from pipeline.data.scan_memory import digest_of_root
 from pipeline.files.atomic_files import storage_errors, write_text
 from pipeline.plugin_api import PixelValues
