@@ -145,7 +145,7 @@ def run(
         DataError: if the images or their labels cannot be used.
         PipelineError: if the run failed; `run(resume="last")` continues it.
     """
-    with session(), shown():
+    with session(writes="patchline.run()"), shown():
         from flows.training.run_training import resume_training, run_training
 
         use_plugins(plugin_files)
@@ -186,7 +186,7 @@ def rehearse(
         DataError: if the images or their labels cannot be used.
         PipelineError: for what would end the run.
     """
-    with session(), shown():
+    with session(writes="patchline.rehearse()"), shown():
         from flows.training import rehearsal
 
         use_plugins(plugin_files)
@@ -273,7 +273,7 @@ def evaluate(
         ModelReferenceError: if there is no such model, version or alias.
         DataError: if no image is left to evaluate on.
     """
-    with session(), shown():
+    with session(writes="patchline.evaluate()"), shown():
         from flows.commands.evaluate import evaluate_model
         from pipeline.data.config import TableColumns
         from pipeline.evaluation.config import EvaluationConfig
@@ -360,7 +360,7 @@ def promote(
         ModelReferenceError: if there is no such model or version.
         ConfigError: if a gate is unknown, or `force` has no reason.
     """
-    with session(), shown():
+    with session(writes="patchline.promote()"), shown():
         from flows.commands.promote import promote_version
         from pipeline.registry.config import PromotionConfig
 

@@ -57,8 +57,10 @@ def run_command_line(arguments: list[str]) -> int:
     arguments = [argument for argument in arguments if argument != "--debug"]
     try:
         interpreter.check()
+        files, arguments = _plugin_files(arguments)
         _follow_the_folder(arguments)
-        arguments = each_with_its_flag(_use_plugin_files(arguments))
+        _use_plugin_files(files)
+        arguments = each_with_its_flag(arguments)
         result = application(arguments)(
             arguments, exit_on_error=False, print_error=False, result_action="return_value"
         )
@@ -78,6 +80,8 @@ def run_command_line(arguments: list[str]) -> int:
 
 def _follow_the_folder(arguments: list[str]) -> None:
     """Let a moved or copied workspace use its own files; `down` stops what the old one runs."""
+    if _asks_only(arguments):
+        return
     if workspace.is_read_only():
         from pipeline.relocation import read_only
 
@@ -90,6 +94,15 @@ def _follow_the_folder(arguments: list[str]) -> None:
 
     if said := following.follow():
         print(said, file=sys.stderr)
+
+
+def _asks_only(arguments: list[str]) -> bool:
+    """Return whether a command line asks for help or the version: it leaves every file alone.
+
+    `--version` behind a command is a setting of that command.
+    """
+    words = [argument for argument in arguments if not argument.startswith("-")]
+    return not words or arguments[0] == "--version" or bool({"--help", "-h"} & set(arguments))
 
 
 def _other_end(error: BaseException, *, debug: bool) -> int:
@@ -121,8 +134,8 @@ def _failed(sentence: str, code: int, *, debug: bool) -> int:
     return code
 
 
-def _use_plugin_files(arguments: list[str]) -> list[str]:
-    """Load the file of every `--plugin FILE.py`, and return the other arguments."""
+def _plugin_files(arguments: list[str]) -> tuple[list[Path], list[str]]:
+    """Return the file of every `--plugin FILE.py`, and the other arguments."""
     files, kept, rest = [], [], iter(arguments)
     for argument in rest:
         if argument == "--plugin":
@@ -134,11 +147,14 @@ def _use_plugin_files(arguments: list[str]) -> list[str]:
             files.append(Path(argument.partition("=")[2]))
         else:
             kept.append(argument)
+    return files, kept
+
+
+def _use_plugin_files(files: list[Path]) -> None:
     if files:
         from pipeline.plugin_system.plugin_loader import use_plugin_files
 
         use_plugin_files(files)
-    return kept
 
 
 def _usage_sentence(error: CycloptsError, arguments: list[str]) -> str:

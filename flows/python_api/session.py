@@ -42,8 +42,11 @@ _one_at_a_time = threading.RLock()
 
 
 @contextmanager
-def session() -> Iterator[None]:
+def session(writes: str = "") -> Iterator[None]:
     """Run one call of the Python API; a second thread waits for the first.
+
+    Args:
+        writes: the function, such as `patchline.run()`, if it writes to the workspace.
 
     Raises:
         PipelineError: whatever the block could not do, as the sentence that a command prints.
@@ -60,7 +63,7 @@ def session() -> Iterator[None]:
         workspace.tighten()
         _use_the_store_of_the_caller()
         with _errors():
-            stack.enter_context(_workspace())
+            stack.enter_context(_workspace(writes))
             yield
 
 
@@ -125,10 +128,12 @@ def _use_the_store_of_the_caller() -> None:
 
 
 @contextmanager
-def _workspace() -> Iterator[None]:
+def _workspace(writes: str) -> Iterator[None]:
     """Let a moved or copied workspace use its own files; read one that is read-only."""
     if workspace.is_read_only():
-        read_only.enter()
+        if writes:
+            raise read_only.refused(writes)
+        print(read_only.enter(), file=sys.stderr)
     elif not workspace.is_at_home() and (said := following.follow()):
         print(said, file=sys.stderr)
     try:

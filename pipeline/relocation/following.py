@@ -29,7 +29,7 @@ from pipeline.relocation import path_rewriting
 from pipeline.run_memory import live_runs
 from pipeline.run_memory.stage_memory import key_of
 from pipeline.terminal_words import visible
-from pipeline.tracking.tracked_run import owner_lock
+from pipeline.tracking.tracked_run import FOLDER_TAG, owner_lock
 from pipeline.tracking.tracking_store import ARTIFACTS, DATABASE
 from pipeline.workspace import WORKSPACE
 
@@ -47,6 +47,12 @@ _TEXTS = (
 )
 _OF_SERVERS = ("state.json", "login.env", "secret", "plan.json")
 """Files about running servers, which are those of the original."""
+_OWN_RUNS = (
+    "SELECT folder.value FROM tags AS folder JOIN tags AS source USING (run_uuid) "
+    "WHERE folder.key = ? AND source.key = ? AND source.value = ?"
+)
+_OF_RUNS = (FOLDER_TAG, "mlflow.source.name", "patchline run")
+"""The folders of the runs that Patchline made with a store."""
 
 
 def follow() -> str | None:
@@ -77,7 +83,11 @@ def follow() -> str | None:
 
 
 def _recorded(workspace: Path) -> str | None:
-    """Record a workspace without a record; its store may have been brought from elsewhere."""
+    """Record a workspace without a record; its store may have been brought from elsewhere.
+
+    A store is followed only if a run of Patchline in the old folder is in it. Another program's
+    store may name a folder that exists, but not where this process can see it: in a container.
+    """
     if workspace_identity.read(workspace) is None:
         workspace_identity.write(workspace, workspace_identity.new(workspace))
     old = _folder_of(workspace.parent / DATABASE)
@@ -149,15 +159,20 @@ def _users(workspace: Path) -> str:
 
 
 def _folder_of(database: Path) -> Path | None:
-    """Return the folder that a store was in, if that no longer exists and is the only one."""
+    """Return the folder that a store was in, if that no longer exists and is the only one.
+
+    Patchline must have trained there: see `_recorded`.
+    """
     try:
         with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as store:
             rows = store.execute("SELECT artifact_location FROM experiments").fetchall()
+            used = [Path(str(row[0])) for row in store.execute(_OWN_RUNS, _OF_RUNS)]
     except sqlite3.Error:
         return None
     places = {artifact_path(str(row[0])) for row in rows}
     folders = {each.parents[1] for each in places if each and each.parent.name == ARTIFACTS}
     gone = [folder for folder in folders if not folder.exists()]
+    gone = [old for old in gone if any(each.is_relative_to(old / WORKSPACE) for each in used)]
     return gone[0] if len(gone) == 1 and (database.parent / ARTIFACTS).is_dir() else None
 
 

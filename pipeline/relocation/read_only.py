@@ -11,6 +11,7 @@ import atexit
 import os
 import shutil
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline import workspace
@@ -42,13 +43,17 @@ def check(arguments: list[str]) -> None:
         StorageError: if the command writes.
     """
     words = [argument for argument in arguments if not argument.startswith("-")]
-    asks = {"--help", "-h", "--version", "--dry-run"} & set(arguments)
-    if not words or asks or words[0] in READERS or " ".join(words[:2]) in READERS:
+    dry = "--dry-run" in arguments
+    if not words or dry or words[0] in READERS or " ".join(words[:2]) in READERS:
         return
     known = words[0] in {"schedule", "data", "notify"}
-    command = " ".join(words[:2] if known else words[:1])
-    raise StorageError(
-        f"The workspace {Path.cwd()} may not be written, and `patchline {command}` writes to it. "
+    raise refused(f"patchline {' '.join(words[:2] if known else words[:1])}")
+
+
+def refused(call: str) -> StorageError:
+    """Return the error for a command, or a function of the Python API, that writes."""
+    return StorageError(
+        f"The workspace {Path.cwd()} may not be written, and `{call}` writes to it. "
         "Make it writable, or copy it (`cp -r`, or `patchline workspace export FILE`) to a folder "
         "of yours and work there."
     )
@@ -57,23 +62,68 @@ def check(arguments: list[str]) -> None:
 def enter() -> str:
     """Let this command read the workspace of the working directory; return what to say.
 
+    A process keeps one copy of a workspace for all calls of the Python API, and copies the database
+    again only when it has changed.
+
     Raises:
         StorageError: if the database cannot be read.
     """
-    scratch = Path(tempfile.mkdtemp(prefix="patchline-read-only-"))
-    atexit.register(shutil.rmtree, scratch, ignore_errors=True)
-    place = scratch / WORKSPACE
-    place.mkdir(mode=0o700)
+    here = Path.cwd()
+    if (copy := _copies.get(here)) is None:
+        scratch = Path(tempfile.mkdtemp(prefix="patchline-read-only-"))
+        atexit.register(shutil.rmtree, scratch, ignore_errors=True)
+        (scratch / WORKSPACE).mkdir(mode=0o700)
+        copy = _copies[here] = _Copy(scratch)
     for name in _REMEMBERED:
         if os.access(WORKSPACE / name, os.R_OK | os.X_OK):
-            shutil.copytree(WORKSPACE / name, place / name)
-    workspace.use_scratch(place)
+            shutil.copytree(WORKSPACE / name, copy.folder / WORKSPACE / name, dirs_exist_ok=True)
+    workspace.use_scratch(copy.folder / WORKSPACE)
     database = Path(DATABASE).resolve()
     if database.is_file() and not os.environ.get(_VARIABLE):
-        copy_database(database, scratch / DATABASE)
-        _follow(scratch / DATABASE)
-        os.environ[_VARIABLE] = sqlite_uri(scratch / DATABASE)
-    return f"The workspace {Path.cwd()} is read-only: this command records nothing in it."
+        os.environ[_VARIABLE] = sqlite_uri(copy.of(database))
+    return f"The workspace {here} is read-only: this command records nothing in it."
+
+
+@dataclass
+class _Copy:
+    """The private copy that this process has of one workspace."""
+
+    folder: Path
+    state: tuple[tuple[int, int] | None, ...] = ()
+    """Of the database and SQLite's files beside it when they were copied, see `_state`."""
+    database: Path | None = None
+
+    def of(self, database: Path) -> Path:
+        """Return the copy of the database as it is now.
+
+        A changed database gets a file of a new name: MLflow keeps the old one open.
+        """
+        now = _state(database)
+        if self.database is None or now != self.state:
+            parent = Path(tempfile.mkdtemp(dir=self.folder))
+            copy_database(database, parent / DATABASE)
+            _follow(parent / DATABASE)
+            if self.database is not None:
+                shutil.rmtree(self.database.parent, ignore_errors=True)
+            self.database, self.state = parent / DATABASE, now
+        return self.database
+
+
+_copies: dict[Path, _Copy] = {}
+"""By working directory."""
+
+
+def _state(database: Path) -> tuple[tuple[int, int] | None, ...]:
+    """Return time of change (ns) and size (bytes) of a database, its log and its journal."""
+    found: list[tuple[int, int] | None] = []
+    for suffix in ("", "-wal", "-journal"):
+        try:
+            status = database.with_name(database.name + suffix).stat()
+        except FileNotFoundError:
+            found.append(None)
+        else:
+            found.append((status.st_mtime_ns, status.st_size))
+    return tuple(found)
 
 
 def _follow(copy: Path) -> None:
