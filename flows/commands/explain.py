@@ -125,7 +125,7 @@ def _trained(reference: str) -> _TrainedModel:
     """
     from pipeline.registry import package_download, registered_models
     from pipeline.run_memory import interrupted_runs
-    from pipeline.tracking.tracked_run import FOLDER_TAG
+    from pipeline.tracking import liveness
 
     try:
         version = registered_models.resolve(reference)
@@ -138,7 +138,7 @@ def _trained(reference: str) -> _TrainedModel:
             run = None
         if run is None:
             raise
-        folder = Path(run.data.tags.get(FOLDER_TAG, "")) / "package"
+        folder = liveness.folder_of(run) / "package"
         return _checked(_TrainedModel(f"run {run.info.run_id[:8]}", folder))
     folder = package_download.package_folder(version) / "artifacts"
     return _checked(_TrainedModel(f"{version.name}/{version.version}", folder))

@@ -103,15 +103,29 @@ def _settled(folder: Path) -> tuple[Supervised | None, bool]:
     """Return the supervisor, once a `patchline up` in progress has finished.
 
     Without one, what a killed supervisor left is ended; the second value says whether that was so.
+
+    Raises:
+        OrchestrationError: if the supervisor is alive where its processes cannot be seen from here.
     """
     services = local_services.running(folder)
     if services is not None:
+        _check_it_is_here(folder)
         return Supervised.of(services), False
     if not local_services.services_folder(folder).exists():
         return None, False
     with starting.one_at_a_time(folder):
         supervisor = stopping.supervised(folder)
+        if supervisor is None:
+            _check_it_is_here(folder)
         return supervisor, supervisor is None and stopping.clear(folder)
+
+
+def _check_it_is_here(folder: Path) -> None:
+    if stopping.is_supervised_elsewhere(folder):
+        raise OrchestrationError(
+            "The servers of this folder run in another container or on another machine. Run "
+            "`patchline down` there."
+        )
 
 
 def _versions_apart(services: Services) -> list[str]:

@@ -20,6 +20,7 @@ from pipeline.local_services import (
     running_soon,
     services_folder,
     state_file,
+    supervisor_lock,
 )
 from pipeline.run_memory import live_runs
 from pipeline.workspace import WORKSPACE
@@ -27,6 +28,7 @@ from pipeline.workspace import WORKSPACE
 Say = Callable[[str], None]
 
 _LOOK_SECONDS = 0.5
+_CHECK_SECONDS = 1.0
 _SAY_SECONDS = 30.0
 _GRACE_SECONDS = 40.0
 _SUPERVISOR_SECONDS = 60.0
@@ -70,6 +72,16 @@ def found_by_process(folder: Path) -> Supervised | None:
     for process in service_processes.members(folder, service_processes.SUPERVISOR):
         return Supervised(process.pid, process.create_time())
     return None
+
+
+def is_supervised_elsewhere(folder: Path) -> bool:
+    """Return whether the supervisor is alive although none of this machine's processes is it.
+
+    The process id in the state says nothing: in another container, it is that of any process. The
+    lock must stay held for a moment, because whoever checks a lock holds it, too.
+    """
+    is_here = found_by_process(folder) is not None
+    return not is_here and is_held(supervisor_lock(folder), _CHECK_SECONDS)
 
 
 def stop(folder: Path, supervisor: Supervised, *, now: bool, say: Say) -> int:

@@ -36,7 +36,8 @@ from pipeline.provenance.provenance import Provenance, ProvenanceSummary, Publis
 from pipeline.provenance.weights_record import as_metadata, has_record, provenance_of
 from pipeline.registry import package_download, registered_models
 from pipeline.run_memory import interrupted_runs, stage_keys
-from pipeline.tracking.tracked_run import FOLDER_TAG, LICENSE_TAG, REGULARIZATION_TAG
+from pipeline.tracking import liveness
+from pipeline.tracking.tracked_run import LICENSE_TAG, REGULARIZATION_TAG
 from pipeline.tracking.tracking_store import client, store_exists
 
 if TYPE_CHECKING:
@@ -291,7 +292,7 @@ def _trained_by_run(reference: str, runs: Path) -> _Trained:
             f"model.init {reference} is neither a file nor a registered model nor a run. Give the "
             "path of a file, a version such as flowers@champion, or a run's id."
         ) from error
-    folder = Path(run.data.tags.get(FOLDER_TAG, "")) / "package"
+    folder = liveness.folder_of(run) / "package"
     if run.info.status != "FINISHED" or not is_readable(folder / DESCRIPTION_FILE):
         raise ConfigError(
             f"model.init {reference}: the run {run.info.run_id[:8]} is {run.info.status} and has "

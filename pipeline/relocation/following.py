@@ -150,7 +150,8 @@ def _users(workspace: Path) -> str:
     if local_services.is_supervised(workspace.parent):
         return "`patchline up`"
     for record in live_runs.records(workspace):
-        if record.is_here and record.is_alive and record.ended is None:
+        may_live = not record.is_dead and (record.is_here or record.is_alive)
+        if record.ended is None and may_live:
             return f"process {record.pid} ({record.what})"
     for folder in (workspace / "runs").glob("*"):
         if is_held(owner_lock(folder)):

@@ -86,7 +86,7 @@ def look(workspace: Path) -> Cleaning:
     workspace = workspace.resolve()
     folders = sorted(each for each in (workspace / RUNS).glob("*") if each.is_dir())
     states = _states(workspace)
-    active = sum(record.is_alive for record in live_runs.records(workspace))
+    active = sum(not record.is_dead for record in live_runs.records(workspace))
     needed, finished, resumable, unknown = _Needed(), list[tuple[str, Path]](), 0, 0
     newest: dict[str, Path] = {}
     for folder in folders:

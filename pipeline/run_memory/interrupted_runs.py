@@ -13,7 +13,6 @@ from pydantic import ValidationError
 
 from pipeline.config import RunConfig
 from pipeline.errors import ConfigError
-from pipeline.files import workspace_identity
 from pipeline.files.access import is_readable
 from pipeline.run_memory import stage_keys
 from pipeline.section import Section
@@ -29,7 +28,6 @@ from pipeline.tracking.tracked_run import (
     owner_lock,
 )
 from pipeline.tracking.tracking_store import all_runs, client, store_exists
-from pipeline.workspace import WORKSPACE
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -180,7 +178,7 @@ def _newest_in(folder: Path) -> Run | None:
     """
     for condition in (_comparison(f"tags.`{FOLDER_TAG}`", "LIKE", f"{folder}/%"), ""):
         for run in _training_runs(condition):
-            if _folder(run).parent == folder:
+            if liveness.folder_of(run).parent == folder:
                 return run
     return None
 
@@ -203,7 +201,7 @@ def _comparison(what: str, operator: str, value: str) -> str:
 
 def _interrupted(run: Run, runs: Path) -> InterruptedRun:
     tags, run_id = run.data.tags, run.info.run_id
-    folder = _folder(run)
+    folder = liveness.folder_of(run)
     host = tags.get(HOST_TAG, "")
     if not is_readable(folder / REQUEST_FILE):
         raise ConfigError(
@@ -247,8 +245,3 @@ def _why_unreadable(folder: Path, host: str) -> str:
             return f"is on the machine {host}"
         return "does not exist here: it was deleted, or it is in another container"
     return f"has no {REQUEST_FILE} that may be read"
-
-
-def _folder(run: Run) -> Path:
-    folder = Path(run.data.tags.get(FOLDER_TAG, ""))
-    return workspace_identity.present_path(WORKSPACE, folder)

@@ -2,9 +2,10 @@
 
 The operating system releases the lock when the process ends, however it ends; processes that it
 started do not inherit it. So a record whose very lock is free belongs to a process that was killed.
-Where the lock says nothing, because the workspace is on a volume that another machine mounts, too,
-the time at which the lock file was last touched is the heartbeat. `pipeline.tracking.liveness`
-decides.
+Where the lock says nothing, because locks have no effect there, or the workspace is on a volume
+that another machine mounts, too, or was moved to another disk, a process that can be seen from here
+is looked up by its id and its start. For any other, the time at which the lock file was last
+touched is the heartbeat. `pipeline.tracking.liveness` judges locks and heartbeats.
 
 A record outlives its block until the process ends. Only then is Prefect sure to know the outcome: a
 process that is killed in between would leave a run in Prefect that nobody closes.
@@ -48,6 +49,8 @@ OWNER = "owner:"
 """Prefix of the tag that names the lock of a flow run's owner."""
 _ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _WAIT_SECONDS = 5.0
+_SAME_START_SECONDS = 1.0
+"""Two readings of the start of one process differ by less."""
 _held_here: dict[Path, BaseFileLock] = {}
 """The locks that this process holds, by file, including those of ended runs."""
 _ended_here: set[Path] = set()
@@ -86,7 +89,11 @@ class LiveRun(Section):
     @property
     def process_state(self) -> Liveness:
         """What is known about its process."""
-        return _liveness(self._lock_file, self.lock)
+        by_lock = liveness.of_lock(self._lock_file, self.lock)
+        if by_lock is not Liveness.UNKNOWN:
+            return by_lock
+        by_process = self._of_process() if self.is_here else Liveness.UNKNOWN
+        return _of_heartbeat(self._lock_file) if by_process is Liveness.UNKNOWN else by_process
 
     @property
     def is_alive(self) -> bool:
@@ -97,6 +104,25 @@ class LiveRun(Section):
     def is_dead(self) -> bool:
         """Whether its process is known to be gone."""
         return self.process_state is Liveness.DEAD
+
+    def _of_process(self) -> Liveness:
+        """Return what the processes that can be seen here say about it.
+
+        A process with its id and another start says nothing: the id was given to another process,
+        or the clock, by which starts are computed, was set.
+        """
+        import psutil
+
+        try:
+            process = psutil.Process(self.pid)
+            if abs(process.create_time() - self.process_started) >= _SAME_START_SECONDS:
+                return Liveness.UNKNOWN
+            is_zombie = process.status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return Liveness.UNKNOWN if _is_hidden(self.pid) else Liveness.DEAD
+        except psutil.Error:
+            return Liveness.UNKNOWN
+        return Liveness.DEAD if is_zombie else Liveness.ALIVE
 
     def at(self, lock_file: Path) -> LiveRun:
         """Set the file of the record's lock, and return the record."""
@@ -202,7 +228,11 @@ def _owner_is_gone(workspace: Path, owner: str) -> bool:
     digest, _, number = coded.partition(".")
     seen = file_locks.identity(lock_file)
     is_same = bool(seen) and _coded(seen).partition(".")[0] == digest
-    return _liveness(lock_file, seen if is_same else f"elsewhere {number}") is Liveness.DEAD
+    identity = seen if is_same else f"elsewhere {number}"
+    found = liveness.of_lock(lock_file, identity)
+    if found is Liveness.UNKNOWN and file_locks.same_file(lock_file, identity):
+        found = _of_heartbeat(lock_file)  # the lock file in a copy is another one
+    return found is Liveness.DEAD
 
 
 def _coded(identity: str) -> str:
@@ -211,14 +241,28 @@ def _coded(identity: str) -> str:
     return f"{digest}.{identity.rpartition(' ')[2]}"
 
 
-def _liveness(lock_file: Path, identity: str) -> Liveness:
-    """Return what a lock says about its holder, and else the time of the last touch."""
-    by_lock = liveness.of_lock(lock_file, identity)
-    if by_lock is not Liveness.UNKNOWN or not file_locks.same_file(lock_file, identity):
-        return by_lock
+def _of_heartbeat(lock_file: Path) -> Liveness:
+    """Return what the last touch of a lock file says about its holder.
+
+    A file beside its record is the one that the holder touches, even if a move to another disk has
+    changed its number; a copy of a workspace keeps no records.
+    """
     with contextlib.suppress(OSError):
         return liveness.of_heartbeat(f"live/{lock_file.stem}", str(lock_file.stat().st_mtime_ns))
     return Liveness.UNKNOWN
+
+
+def _is_hidden(pid: int) -> bool:
+    """Return whether a process exists that may not be looked at: another user's."""
+    if os.name != "posix":
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _place() -> str:

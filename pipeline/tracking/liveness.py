@@ -93,8 +93,16 @@ def of_lock_of(run: Run) -> Liveness:
 
 def lock_of(run: Run) -> Path | None:
     """Return the file that the owner of a run locks, where its workspace lies now."""
-    folder = run.data.tags.get(FOLDER_TAG)
-    return workspace_identity.present_path(WORKSPACE, Path(folder)) / LOCK_FILE if folder else None
+    return folder_of(run) / LOCK_FILE if run.data.tags.get(FOLDER_TAG) else None
+
+
+def folder_of(run: Run) -> Path:
+    """Return the folder of an MLflow run, where its workspace lies now.
+
+    The run itself may name an earlier folder of a workspace that was moved: the store of a server
+    is not rewritten.
+    """
+    return workspace_identity.present_path(WORKSPACE, Path(run.data.tags.get(FOLDER_TAG, "")))
 
 
 def of_lock(file: Path, identity: str) -> Liveness:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from pipeline.config import RunConfig
-from pipeline.tracking import tracked_run
-from pipeline.tracking.tracked_run import FOLDER_TAG, NewRun, TrackedRun
+from pipeline.tracking import liveness, tracked_run
+from pipeline.tracking.tracked_run import NewRun, TrackedRun
 from pipeline.tracking.tracking_store import all_runs
 
 PARENT_TAG, FOLD_TAG = "mlflow.parentRunId", "patchline.fold"
@@ -53,7 +52,7 @@ def _found(parent: TrackedRun, fold: int) -> Iterator[tuple[TrackedRun, str]]:
     """Yield the runs of a fold whose folders exist, with their status, the newest first."""
     condition = f"tags.`{PARENT_TAG}` = '{parent.run_id}' AND tags.`{FOLD_TAG}` = '{fold}'"
     for run in all_runs(condition):
-        folder = Path(run.data.tags.get(FOLDER_TAG, ""))
+        folder = liveness.folder_of(run)
         if folder.is_dir() and folder.parent == parent.folder / "folds":
             found = TrackedRun(run.info.run_id, run.info.experiment_id, folder, continued=True)
             yield found, run.info.status

@@ -13,7 +13,8 @@ from pipeline.run_memory import interrupted_runs
 from pipeline.run_memory.cleaning import LAST_CHECKPOINT
 from pipeline.run_memory.interrupted_runs import RunRequest
 from pipeline.section import Section
-from pipeline.tracking.tracked_run import FOLDER_TAG, REQUEST_FILE
+from pipeline.tracking import liveness
+from pipeline.tracking.tracked_run import REQUEST_FILE
 from pipeline.training.job import ExtendedTraining, TrainingJob
 from pipeline.training.part import TrainingPart
 from pipeline.training.train_result import TrainResult
@@ -124,7 +125,7 @@ def extended_training(job: TrainingJob, runs: Path) -> ExtendedTraining | None:
 def _finished(reference: str, runs: Path) -> tuple[str, Path]:
     """Return the id and the folder of a finished run."""
     found = interrupted_runs.named(reference, runs)
-    run_id, folder = found.info.run_id, Path(found.data.tags.get(FOLDER_TAG, ""))
+    run_id, folder = found.info.run_id, liveness.folder_of(found)
     if found.info.status != "FINISHED":
         raise ConfigError(
             f"The run {run_id[:8]} is {found.info.status}, so there is no finished training to "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import sqlite3
@@ -13,15 +14,20 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.config import RunConfig
 from pipeline.errors import OrchestrationError
 from pipeline.files import workspace_identity
 from pipeline.files.file_locks import locked
 from pipeline.files.path_uris import sqlite_uri
+from pipeline.initial_weights import finding
+from pipeline.models.model_description import DESCRIPTION_FILE
 from pipeline.relocation import following, path_rewriting
+from pipeline.run_memory import live_runs
 from pipeline.run_memory.stage_memory import StageMemory
 from pipeline.section import Section
-from pipeline.tracking import tracked_run, tracking_store
-from pipeline.tracking.tracked_run import NewRun
+from pipeline.tracking import nested_runs, tracked_run, tracking_store
+from pipeline.tracking.tracked_run import REQUEST_FILE, NewRun
+from pipeline.training import extended_run
 
 NEW = NewRun(experiment="roses", name="one", command="patchline run", params={}, tags={})
 
@@ -212,6 +218,48 @@ def test_a_workspace_that_is_moved_under_a_run_is_refused(original: Path, visit:
             visit(moved)
         assert (moved / "mlflow.db").read_bytes() == before
     assert visit(moved)
+
+
+def test_a_workspace_that_is_moved_under_a_flow_run_of_a_container_is_refused(
+    original: Path, visit: Visit
+) -> None:
+    """Its lock is held although its process cannot be seen from here."""
+    workspace = original / ".patchline"
+    moved = original.parent / "second"
+    with live_runs.alive(workspace, "run-1", "training") as record:
+        record.model_copy(update={"place": "the-container 1"}).at(record._lock_file).write()
+        original.rename(moved)
+        with pytest.raises(
+            OrchestrationError, match=r"while process .* \(training\) still uses it"
+        ):
+            visit(moved)
+        moved.rename(original)
+
+
+def test_runs_of_a_store_that_is_not_rewritten_are_found_after_a_move(
+    original: Path, visit: Visit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store of a server names the earlier folder: to extend, start from, and explain runs."""
+    uri = f"sqlite:///{original.parent / 'server.db'}"
+    shutil.copy(original / "mlflow.db", original.parent / "server.db")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    with tracked_run.open_run(NEW, original / ".patchline" / "runs") as parent:
+        with nested_runs.fold_run(parent, 1, 2, RunConfig(name="roses")) as fold:
+            pass
+        (parent.folder / REQUEST_FILE).write_text("{}", encoding="utf-8")
+        (parent.folder / "package").mkdir()
+        (parent.folder / "package" / DESCRIPTION_FILE).write_text("{}", encoding="utf-8")
+    second = original.rename(original.parent / "second")
+    assert visit(second)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    runs = second / ".patchline" / "runs"
+    here = runs / parent.folder.name
+    assert extended_run._finished(parent.run_id, runs) == (parent.run_id, here)
+    assert finding._trained_by_run(parent.run_id, runs).folder == here / "package"
+    found = nested_runs.finished_fold(dataclasses.replace(parent, folder=here), 1)
+    assert found
+    assert found.run_id == fold.run_id
+    assert found.folder == here / fold.folder.relative_to(parent.folder)
 
 
 def test_only_paths_inside_the_old_folder_are_rewritten() -> None:

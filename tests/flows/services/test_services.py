@@ -18,6 +18,7 @@ from flows.services import service_processes, stopping
 from flows.services.startup_plan import Plan
 from pipeline import local_login, local_services
 from pipeline.errors import OrchestrationError
+from pipeline.files import file_locks
 from pipeline.tracking import tracking_store
 from tests.conftest import Finished, patchline, write_photos
 from tests.flows.conftest import Command
@@ -263,10 +264,9 @@ def test_a_configured_server_that_is_away_is_named(tmp_path: Path, variable: str
     assert not service_processes.members(tmp_path)
 
 
-def test_state_that_a_dead_supervisor_left_is_not_believed(tmp_path: Path) -> None:
-    """Without the supervisor's lock the file says nothing, and MLflow is the plain file."""
-    services = local_services.Services(
-        folder=tmp_path,
+def _services(folder: Path) -> local_services.Services:
+    return local_services.Services(
+        folder=folder,
         pid=os.getpid(),
         prefect_url="http://127.0.0.1:1",
         prefect_api_url="http://127.0.0.1:1/api",
@@ -275,12 +275,37 @@ def test_state_that_a_dead_supervisor_left_is_not_believed(tmp_path: Path) -> No
         started_at="2026-01-01T00:00:00+00:00",
         versions={},
     )
+
+
+def test_state_that_a_dead_supervisor_left_is_not_believed(tmp_path: Path) -> None:
+    """Without the supervisor's lock the file says nothing, and MLflow is the plain file."""
     file = local_services.state_file()
     file.parent.mkdir(parents=True)
-    file.write_text(services.model_dump_json(), encoding="utf-8")
+    file.write_text(_services(tmp_path).model_dump_json(), encoding="utf-8")
     local_services.supervisor_lock().touch()
     assert local_services.running() is None
     assert tracking_store.use_store() == f"sqlite:///{tmp_path / 'mlflow.db'}"
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_down_leaves_servers_alone_whose_processes_cannot_be_seen(
+    tmp_path: Path, run_here: Command, *, is_damaged: bool
+) -> None:
+    """Those of another container: their supervisor's lock is held, and none of ours is it.
+
+    The process that has its id here is another one.
+    """
+    state = local_services.state_file(tmp_path)
+    state.parent.mkdir(parents=True)
+    text = "damaged" if is_damaged else _services(tmp_path).model_dump_json()
+    state.write_text(text, encoding="utf-8")
+    with file_locks.locked(local_services.supervisor_lock(tmp_path)):
+        code, out, err = run_here("down")
+        assert (code, out) == (1, ""), err
+        assert "run in another container or on another machine" in err
+        assert state.exists()
+    assert run_here("down")[0] == 0
+    assert not state.exists()
 
 
 @pytest.mark.slow

@@ -144,6 +144,20 @@ def test_stores_stay_while_a_flow_run_is_active(workspace: Workspace) -> None:
     assert all(each.startswith("runs/") for each in names(cleaning))
 
 
+def test_stores_stay_while_a_flow_run_may_be_active(workspace: Workspace) -> None:
+    """One on another machine, of which nothing is known yet."""
+    workspace.run("1", "FINISHED", images="a")
+    workspace.run("2", "FINISHED", images="b")
+    with live_runs.alive(workspace.folder, "run-1", "training"):
+        record = json.loads((workspace.folder / "live" / "run-1.json").read_text(encoding="utf-8"))
+    record |= {"flow_run_id": "run-2", "lock": "another-kernel 1 1", "place": "another-kernel 1"}
+    (workspace.folder / "live" / "run-2.lock").touch()
+    (workspace.folder / "live" / "run-2.json").write_text(json.dumps(record), encoding="utf-8")
+    cleaning = workspace.look()
+    assert cleaning.active_runs == 1
+    assert names(cleaning) == {f"runs/1/{CHECKPOINT}", f"runs/2/{CHECKPOINT}"}
+
+
 def test_a_store_that_is_being_repaired_stays(workspace: Workspace) -> None:
     """Its lock is held; all others are removed."""
     for number, images in enumerate("abc"):

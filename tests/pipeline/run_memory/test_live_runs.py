@@ -223,16 +223,20 @@ def test_onlookers_do_not_keep_a_run_from_starting(tmp_path: Path) -> None:
     assert wrong == []
 
 
+@pytest.mark.parametrize("moved", [False, True])
 def test_a_record_whose_process_cannot_be_seen_is_left_alone_until_its_heartbeat_stops(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, moved: bool
 ) -> None:
-    """A volume that another machine mounts, too: the lock file's last touch is the heartbeat."""
+    """A volume that another machine mounts, too: the lock file's last touch is the heartbeat.
+
+    It is so after a move to another disk, which gives the file another number.
+    """
     monkeypatch.setattr(liveness, "STALE_SECONDS", patient(0.5))
     with live_runs.alive(tmp_path, "run-1", "training"):
         record = json.loads((tmp_path / "live" / "run-1.json").read_text(encoding="utf-8"))
     lock = tmp_path / "live" / "run-2.lock"
     lock.touch()
-    elsewhere = f"another-kernel 1 {lock.stat().st_ino}"
+    elsewhere = f"another-kernel 1 {0 if moved else lock.stat().st_ino}"
     record |= {"flow_run_id": "run-2", "lock": elsewhere, "place": "another-kernel 1"}
     (tmp_path / "live" / "run-2.json").write_text(json.dumps(record), encoding="utf-8")
     [found] = live_runs.records(tmp_path)
@@ -251,9 +255,9 @@ def test_a_record_whose_process_cannot_be_seen_is_left_alone_until_its_heartbeat
 
 
 @pytest.mark.parametrize("why", ["copied", "missing", "no identity"])
-def test_a_record_without_its_own_lock_is_left_alone(tmp_path: Path, why: str) -> None:
+def test_without_its_own_lock_a_record_is_judged_by_its_process(tmp_path: Path, why: str) -> None:
     """In a copy of a workspace, the lock of a live run is free: that proves nothing."""
-    with _holder(tmp_path / "original", "run-1") as (_, _):
+    with _holder(tmp_path / "original", "run-1") as (process, _):
         shutil.copytree(tmp_path / "original", tmp_path / "copy")
         if why == "missing":
             (tmp_path / "copy" / "live" / "run-1.lock").unlink()
@@ -262,10 +266,24 @@ def test_a_record_without_its_own_lock_is_left_alone(tmp_path: Path, why: str) -
             content = {**json.loads(file.read_text(encoding="utf-8")), "lock": ""}
             file.write_text(json.dumps(content), encoding="utf-8")
         [record] = live_runs.records(tmp_path / "copy")
-        assert record.process_state is Liveness.UNKNOWN
+        assert record.process_state is Liveness.ALIVE
         record.remove()
         record.mark_sought()
         assert live_runs.records(tmp_path / "copy") == [record]
+        reused = record.model_copy(update={"process_started": record.process_started - 60})
+        hidden = record.model_copy(update={"place": "another-kernel 1"})
+        for unseen in (reused, hidden):
+            assert unseen.at(record._lock_file).process_state is Liveness.UNKNOWN
+        process.kill()
+        deadline = time.monotonic() + patient(30)
+        while psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        assert record.is_dead  # also while nobody has waited for it
+        process.wait(patient(60))
+        assert record.is_dead
+        record.remove()
+        assert live_runs.records(tmp_path / "copy") == []
 
 
 def test_a_process_touches_the_locks_that_it_holds(
