@@ -73,7 +73,7 @@ def check_server(url: str) -> None:
             f"Correct it to one such as http://127.0.0.1:4200/api, or {remedy}."
         )
     proxies.exempt(url)
-    proxies.check(url)
+    proxies.check(url, "websockets")
     if answers(f"{url}/health", _ANSWER_SECONDS):
         return
     reason = _reason()

@@ -24,7 +24,7 @@ from flows import prefect_settings
 from pipeline import config_errors, quiet_libraries, redaction, workspace
 from pipeline.errors import ConfigError, PipelineError, RunError
 from pipeline.files.atomic_files import full_disk
-from pipeline.host import interpreter
+from pipeline.host import interpreter, proxies
 from pipeline.local_login import MLFLOW_VARIABLES, OTHER_MLFLOW_LOGINS
 from pipeline.plugin_system.plugin_loader import FILES_VARIABLE
 from pipeline.relocation import following, read_only
@@ -153,6 +153,7 @@ def _environment() -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+        proxies.forget()
 
 
 @contextmanager

@@ -122,7 +122,7 @@ def _plan(prefect_port: int, mlflow_port: int, max_concurrent_runs: int) -> Plan
     if mlflow:
         notes.append(f"Using the MLflow server {redacted(mlflow)}, which {_MLFLOW} names.")
         if mlflow.startswith("http"):
-            proxies.check(mlflow)
+            proxies.check(mlflow, "requests")
         if mlflow.startswith("http") and not answers(f"{mlflow}/health"):
             raise OrchestrationError(
                 f"The MLflow server {redacted(mlflow)} that {_MLFLOW} names does not answer. "

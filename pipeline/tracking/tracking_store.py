@@ -142,7 +142,9 @@ def client() -> MlflowClient:
         if uri.startswith(("http://", "https://")):
             from mlflow import MlflowClient
 
-            proxies.check(uri)  # no signals are held: the server completes what it has begun
+            proxies.check(
+                uri, "requests"
+            )  # no signals are held: the server completes what it has begun
             return _answering_client(MlflowClient)
         if database is None:
             return _answering_client(holding_client())

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
+from typing import Literal
 
 import httpx
 import pytest
-from requests.utils import get_environ_proxies
+from requests.utils import get_environ_proxies, should_bypass_proxies
 from websockets.proxy import get_proxy
 from websockets.uri import parse_uri
 
@@ -33,6 +35,24 @@ _HERE = (
     "http://0.0.0.0:4200/api",
     "http://app.localhost/api",
 )
+_EXEMPTED = {
+    "localhost,127.0.0.1,[::1]": [],
+    "::1/128, fd00::/8": [],
+    "[fd00::]/8,[::1/128]": [],
+    "host:port": [],
+    "http://host:port,a.corp": ["a.corp"],
+    "[fd00::5]:8080,[::1]:x": ["all://[fd00::5]:8080"],
+    "münchen.de,.münchen.de:80": ["xn--mnchen-3ya.de", ".xn--mnchen-3ya.de:80"],
+    "straße.corp": ["xn--strae-oqa.corp"],
+    "ü..corp,\u2028,\x7f": [],
+    "a.corp b.corp:80\tc_d.corp": ["a.corp", "b.corp:80", "c_d.corp"],
+    "10.0.0.0/8,192.168.7.9/32,.svc,.cluster.local,10.1.2.3:80": [
+        "10.0.0.0/8", "192.168.7.9", ".svc", ".cluster.local", "10.1.2.3:80"
+    ],
+    "*": ["*"],
+    "*,a.corp": ["*", "a.corp"],
+}  # fmt: skip
+"""What users exempt, and what of it is kept."""
 _VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "ALL_PROXY")
 
 
@@ -43,6 +63,7 @@ def _no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     monkeypatch.setattr(proxies, "_removed", {})
+    monkeypatch.setattr(proxies, "_networks", set())
 
 
 def _through(client: httpx.Client, url: str) -> bool:
@@ -110,6 +131,88 @@ def test_what_the_user_exempts_stays_exempt(
     names = once.split(",")
     assert set(names) >= {*expected, "localhost", "127.0.0.1", "::1"}
     assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("proxy", ["", *_HTTP[:1], "socks5://127.0.0.1:1080"])
+@pytest.mark.parametrize("name", ["no_proxy", "NO_PROXY"])
+@pytest.mark.parametrize("value", _EXEMPTED)
+def test_whatever_the_user_exempts_a_client_can_be_created(
+    value: str, name: str, proxy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Httpx reads the whole list, with or without a proxy; an unknown entry would end it."""
+    monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PREFECT_API_URL", _HERE[2])
+    if proxy:
+        monkeypatch.setenv("all_proxy", proxy)
+    proxies.apply()
+    proxies.apply()
+    httpx.AsyncClient(verify=False)  # noqa: S501
+    assert _through_a_proxy(*_HERE) == []
+    assert should_bypass_proxies("http://127.0.0.1:5000", None)
+    kept = os.environ[name].split(",")
+    assert value == "*" or os.environ[name.swapcase()].split(",") == kept
+    added = {*proxies._HERE, "127.0.0.7"}
+    assert [entry for entry in kept if entry not in added] == _EXEMPTED[value]
+
+
+@pytest.mark.parametrize(
+    ("networks", "inside", "outside"),
+    [
+        ("10.0.0.0/8", "http://10.1.2.3:4200/api", "http://11.1.2.3:4200/api"),
+        ("fd00::/8", "http://[fd00::5]:4200/api", "http://[fe00::5]:4200/api"),
+        ("[fd00::]/8,münchen.de", "http://[fd00::5]:4200/api", "http://corp:4200/api"),
+    ],
+)
+def test_a_server_in_an_exempt_network_is_exempt_for_every_library(
+    networks: str, inside: str, outside: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only requests understands networks, of IPv4 alone; so the server's address is added."""
+    monkeypatch.setenv("no_proxy", networks)
+    monkeypatch.setenv("http_proxy", _HTTP[0])
+    monkeypatch.setenv("ws_proxy", _HTTP[0])
+    proxies.apply()
+    for url in (inside, outside):
+        proxies.check(url)
+    with httpx.Client(verify=False) as client:  # noqa: S501
+        assert [_through(client, url) for url in (inside, outside)] == [False, True]
+    assert should_bypass_proxies(inside, None)
+    assert not should_bypass_proxies(outside, None)
+
+
+def test_what_was_removed_is_forgotten_when_it_is_set_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The user has corrected the variable, or the caller's environment has been put back."""
+    monkeypatch.setenv("ALL_PROXY", "socks4://proxy.corp")
+    proxies.apply()
+    with pytest.raises(OrchestrationError, match="ALL_PROXY"):
+        proxies.check("http://mlflow.corp:5000")
+    monkeypatch.setenv("ALL_PROXY", _HTTP[0])
+    proxies.apply()
+    proxies.check("http://mlflow.corp:5000")
+    monkeypatch.setenv("ALL_PROXY", "socks4://proxy.corp")
+    proxies.apply()
+    proxies.forget()
+    proxies.check("http://mlflow.corp:5000")
+
+
+def test_a_client_needs_only_its_own_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MLflow's client needs no package of Prefect's for websockets."""
+    monkeypatch.setenv("ALL_PROXY", "socks5://proxy.corp:1080")
+    proxies.apply()
+    needed: dict[Literal["requests", "websockets"], dict[str, str]] = {
+        "requests": {"socksio": "socksio", "socks": "PySocks"},
+        "websockets": {"socksio": "socksio", "python_socks": "python-socks"},
+    }
+    for library, packages in needed.items():
+        with pytest.raises(OrchestrationError) as caught:
+            proxies.check("http://mlflow.corp:5000", library)
+        command = str(caught.value).partition("pip install ")[2].partition("`")[0]
+        assert command.split() == [
+            name for module, name in packages.items() if not find_spec(module)
+        ]
+    with pytest.raises(OrchestrationError, match="`pip install socksio`"):
+        proxies.check("https://hooks.example.org/x")
 
 
 def test_an_asterisk_stays_alone(monkeypatch: pytest.MonkeyPatch) -> None:
