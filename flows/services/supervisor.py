@@ -31,7 +31,7 @@ from pipeline.local_services import (
     state_file,
     supervisor_lock,
 )
-from pipeline.supervision import supervisor_lifeline
+from pipeline.supervision import served_workspace, supervisor_lifeline
 from pipeline.supervision.supervised_process import SupervisedProcess
 
 logger = logging.getLogger("supervisor")
@@ -51,6 +51,7 @@ class Supervisor:
     """The processes of one folder."""
 
     def __init__(self, folder: Path, plan: Plan, lifeline: Path) -> None:
+        served_workspace.remember(folder)
         self._secret = local_login.ensure_secret(folder)
         self._servers = service_programs.Servers(folder, plan, lifeline, self._secret)
         self._folder = folder
@@ -77,9 +78,11 @@ class Supervisor:
             self._keep_running()
         finally:
             logger.info("stopping")
-            state_file(self._folder).unlink(missing_ok=True)
+            if served_workspace.is_still_there(self._folder):
+                state_file(self._folder).unlink(missing_ok=True)
             self._end_all()
-            local_login.forget(self._folder)
+            if served_workspace.is_still_there(self._folder):
+                local_login.forget(self._folder)
             logger.info("stopped")
 
     def _start(self) -> None:
@@ -142,8 +145,14 @@ class Supervisor:
         logger.info("ready: Prefect %s, MLflow %s", services.prefect_url, services.mlflow_url)
 
     def _restore_state(self) -> None:
-        """Write the state, the secret and the login file again if one of them was damaged."""
+        """Write the state, the secret and the login file again if one of them was damaged.
+
+        Nothing is written while the path leads to no workspace, or to another one.
+        """
         if self._services is None:
+            return
+        if not served_workspace.is_still_there(self._folder):
+            self._warn_of_state(f"{self._folder} was moved or removed")
             return
         try:
             if read_state(self._folder) != self._services:
@@ -157,9 +166,12 @@ class Supervisor:
                 logger.warning("the secret was damaged and is written again")
                 local_login.restore(self._services, self._secret)
         except (PipelineError, OSError) as error:
-            if str(error) != self._state_failure:  # once, while a disk stays full
-                logger.warning("the state could not be written (%s)", error)
-            self._state_failure = str(error)
+            self._warn_of_state(str(error))
+
+    def _warn_of_state(self, why: str) -> None:
+        if why != self._state_failure:  # once, while a disk stays full
+            logger.warning("the state could not be written (%s)", why)
+        self._state_failure = why
 
     def _all_were_well_at(self, now: float) -> None:
         for process in self._processes.values():
@@ -204,6 +216,8 @@ class Supervisor:
 
 
 def _note(folder: Path, name: str, happened: str) -> None:
+    if not served_workspace.is_still_there(folder):
+        return
     try:
         restart_events.note(folder, name, happened)
     except (PipelineError, OSError) as error:

@@ -8,18 +8,21 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pipeline.local_services import services_folder
+from pipeline.supervision import served_workspace
 from pipeline.workspace import make_folder
 
 _beats = itertools.count()
 
 
 def beat(folder: Path, name: str) -> None:
-    """Record that this process is well.
+    """Record that this process is well; nothing while the folder is not in its place.
 
     Args:
         folder: the working directory of the services.
         name: of the process.
     """
+    if not served_workspace.is_still_there(folder):
+        return
     file = _file(folder, name)
     make_folder(file.parent)
     file.write_text(f"{os.getpid()} {next(_beats)}", encoding="utf-8")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pipeline import quiet_libraries, redaction
 from pipeline.errors import PipelineError
-from pipeline.supervision import supervisor_lifeline
+from pipeline.supervision import served_workspace, supervisor_lifeline
 from pipeline.terminal_words import visible
 
 
@@ -28,6 +28,7 @@ def begin() -> tuple[Path, Path, list[str]]:
     quiet_libraries.apply()
     redaction.install(streams=True)
     os.chdir(folder)
+    served_workspace.remember(folder)
     return folder, lifeline, sys.argv[3:]
 
 

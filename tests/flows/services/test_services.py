@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sqlite3
 import time
@@ -16,6 +17,7 @@ import pytest
 from flows import prefect_session
 from flows.services import service_processes, stopping
 from flows.services.startup_plan import Plan
+from flows.services.supervisor import Supervisor
 from pipeline import local_login, local_services
 from pipeline.errors import OrchestrationError
 from pipeline.files import file_locks
@@ -285,6 +287,35 @@ def test_state_that_a_dead_supervisor_left_is_not_believed(tmp_path: Path) -> No
     local_services.supervisor_lock().touch()
     assert local_services.running() is None
     assert tracking_store.use_store() == f"sqlite:///{tmp_path / 'mlflow.db'}"
+
+
+def test_a_supervisor_writes_nothing_where_its_folder_was_moved_from(tmp_path: Path) -> None:
+    """The user may move it back; once it is, what was damaged is written again."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    state = local_services.state_file(first)
+    state.parent.mkdir(parents=True)
+    plan = Plan(
+        prefect_port=4200,
+        mlflow_port=5000,
+        max_concurrent_runs=1,
+        prefect_api_url="http://127.0.0.1:1/api",
+        mlflow_url="http://127.0.0.1:2",
+        store="",
+        notes=(),
+    )
+    supervisor = Supervisor(first, plan, first / "lifeline")
+    supervisor._write_state()
+    state.write_text("damaged", encoding="utf-8")
+    first.rename(second)
+    supervisor._restore_state()
+    assert not first.exists()
+    (first / ".patchline").mkdir(parents=True)
+    supervisor._restore_state()
+    assert not list((first / ".patchline").iterdir())
+    shutil.rmtree(first)
+    second.rename(first)
+    supervisor._restore_state()
+    assert local_services.read_state(first) == supervisor._services
 
 
 @pytest.mark.parametrize("is_damaged", [False, True])

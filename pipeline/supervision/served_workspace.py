@@ -1,0 +1,43 @@
+"""Whether a path still leads to the workspace that a process serves: a user may move the folder.
+
+What a long-lived process writes by that path would otherwise create a new workspace in the old
+place, where the user wants to move the folder back to.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pipeline.workspace import WORKSPACE
+
+_served: dict[Path, tuple[int, int]] = {}
+"""Device and file number of each served workspace, by the path of its folder at the start."""
+
+
+def remember(folder: Path) -> None:
+    """Remember which workspace a path leads to now, if it leads to one.
+
+    Args:
+        folder: that holds the workspace.
+    """
+    if (found := _found(folder)) is not None:
+        _served[folder] = found
+
+
+def is_still_there(folder: Path) -> bool:
+    """Return whether a path leads to the workspace that it led to when it was remembered.
+
+    One that was not remembered is from now on.
+    """
+    if folder not in _served:
+        remember(folder)
+    found = _found(folder)
+    return found is not None and found == _served.get(folder)
+
+
+def _found(folder: Path) -> tuple[int, int] | None:
+    try:
+        status = (folder / WORKSPACE).stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
