@@ -173,9 +173,9 @@ def _assembled(settings: Settings, flags: Settings) -> Settings:
         )
     given_up: set[str] = set()
     if "time_limit" in asked:  # a new length overrides the one in the file
-        given_up = _RECORDED - asked
+        given_up = {"max_epochs", *_RECORDED} - asked
     elif "epochs" in asked:
-        given_up = {"time_limit", *_RECORDED} - asked
+        given_up = {"time_limit", "max_epochs", *_RECORDED} - asked
     if given_up and "training" in settings:
         training = {k: v for k, v in settings["training"].items() if k not in given_up}
         settings = {**settings, "training": training}

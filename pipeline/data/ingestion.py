@@ -200,7 +200,7 @@ def _ingested(
     )
     fingerprint = manifests.fingerprint(manifest, values.mapping)
     file = workspace / "manifests" / f"{fingerprint}.parquet"
-    range_notes = notes_on_change(values.spec, listing.root, workspace, remember=remember)
+    range_notes = notes_on_change(values.spec, listing.root, workspace)
     manifests.save(manifest, file, values.mapping)
     rows = manifests.usable(manifest)
     declared = listing.mirror_symmetric

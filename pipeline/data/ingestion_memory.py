@@ -17,6 +17,7 @@ from pipeline.data import manifest as manifests
 from pipeline.data import split
 from pipeline.data.describing import describe, printable
 from pipeline.data.ingested_data import IngestedData
+from pipeline.data.mirror_symmetry import mirroring_settings
 from pipeline.data.near_duplicates import search_memory
 from pipeline.data.scan_memory import FORMAT as SCAN_FORMAT
 from pipeline.data.scan_memory import Facts, ScanMemory, digest_of_root
@@ -27,7 +28,7 @@ from pipeline.plugin_api import ImageListing
 from pipeline.section import Section
 from pipeline.workspace import make_folder
 
-FORMAT = 2
+FORMAT = 3
 """Increase it when an ingestion finds something else in the same files."""
 
 
@@ -131,7 +132,8 @@ def _settings(config: RunConfig) -> str:
     data = config.data.model_dump(mode="json", exclude={"path"})
     if config.data.group_near_duplicates:
         data["search"] = search_memory.version()
-    kept = [data, config.objective.name, list(config.evaluation.slices)]
+    slices, mirroring = list(config.evaluation.slices), mirroring_settings(config)
+    kept = [data, config.objective.name, slices, mirroring]
     return json.dumps(kept, sort_keys=True)
 
 

@@ -67,15 +67,18 @@ def mirror_symmetry(
     how = f"{key} is {str(setting).lower()}" if is_set else f"{config.data.source} declares so"
     stated = setting if is_set else declared
     origin: Literal["set", "declared"] = "set" if is_set else "declared"
-    flips = config.augmentation.settings.get("horizontal_flip") is True
+    flips = mirroring_settings(config)
     if stated is False and not flips:
         return MirrorSymmetry(answer="asymmetric", origin=origin, why=f"{_THEY_DIFFER} ({how})")
     found = measured_symmetry(rows[rows["split"] == "train"], files, workspace)
     contradicted = found.answer == "asymmetric" and bool(flips or stated)
+    cause = f"{flips[0]} is true" if flips else how
     if contradicted:
-        cause = "augmentation.horizontal_flip is true" if flips else how
         note = f"{cause}, but {found.note}"
         found = found.model_copy(update={"note": note, "is_contradicted": True})
+    elif flips and found.answer == "unknown":
+        note = found.note.replace(_NONE_USED, f"but {cause}, so they are used")
+        found = found.model_copy(update={"note": note})
     if stated is None:
         return found
     return MirrorSymmetry(
@@ -86,6 +89,18 @@ def mirror_symmetry(
         why="" if stated else f"{_THEY_DIFFER} ({how})",
         classes=found.classes if contradicted else (),
     )
+
+
+def mirroring_settings(config: RunConfig) -> tuple[str, ...]:
+    """Return the settings of a user that make use of mirror images, whatever the data says."""
+    settings = {
+        "augmentation.horizontal_flip": config.augmentation.settings.get("horizontal_flip"),
+        "model.test_time_flip": config.model.settings.get("test_time_flip"),
+        "model.patch_embedding.mirror_equivariant": config.model.patch_embedding.settings.get(
+            "mirror_equivariant"
+        ),
+    }
+    return tuple(name for name, value in settings.items() if value is True)
 
 
 def measured_symmetry(rows: pd.DataFrame, files: Files, workspace: Path) -> MirrorSymmetry:
@@ -152,6 +167,7 @@ def _thumbnails(rows: pd.DataFrame, files: Files) -> Array | None:
 
 _DIFFER = "mirrored images do not show the same classes"
 _THEY_DIFFER = "they do not show the same classes"
+_NONE_USED = "so none are used"
 _UNSKILLED = "a linear probe cannot tell the classes apart"
 
 
@@ -161,7 +177,7 @@ def _unknown(reason: str, images: int = 0) -> MirrorSymmetry:
         answer="unknown",
         origin="measured",
         note=(
-            "whether mirrored images show the same classes is not known, so none are used: "
+            f"whether mirrored images show the same classes is not known, {_NONE_USED}: "
             f"{of}{reason}; set data.mirror_symmetric if you know"
         ),
         why=f"whether they show the same classes is not known ({reason})",

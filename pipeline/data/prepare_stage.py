@@ -6,6 +6,7 @@ from pipeline.config import RunConfig
 from pipeline.data import ingestion
 from pipeline.data.ingested_data import IngestedData, PreparedData
 from pipeline.data.ingestion import StageProgress
+from pipeline.data.pixel_values import range_memory
 from pipeline.run_memory import stage_keys
 from pipeline.run_memory.stage_memory import Ingredients, StageMemory
 
@@ -39,6 +40,7 @@ def remember_prepared(
 
     The images are decoded before the MLflow run is opened, so this is a step of its own.
     """
+    range_memory.remember(data.pixel_values, data.root, memory.workspace)
     if STAGE not in memory.reused:
         made = prepared.model_copy(update={"reused": False})
         memory.remember(STAGE, made, prepared.store, ingredients(config, data))

@@ -16,6 +16,7 @@ from pyarrow import parquet
 
 from pipeline.config import RunConfig
 from pipeline.data import manifest as manifests
+from pipeline.data.config import DataConfig
 from pipeline.data.earlier_manifests import manifest_of_run, run_of_version
 from pipeline.data.exclusion import STATUS
 from pipeline.data.image_root import holds, is_file
@@ -121,12 +122,17 @@ def repeated(
 
 
 def _unused(config: RunConfig, earlier: EarlierData) -> list[str]:
-    """Name the settings of groups, which decide nothing where the splits are given."""
-    names = ("group_pattern", "group_near_duplicates")
+    """Name the settings that decide nothing where the splits and the labels are given."""
+    unset = DataConfig()
+    given = {
+        "splits": ("group_pattern", "group_near_duplicates"),
+        "labels": ("label", "merge_classes", "no_label"),
+    }
     return [
-        f"data.{name} has no effect, because the splits are those of {earlier.words}"
+        f"data.{name} has no effect, because the {what} are those of {earlier.words}"
+        for what, names in given.items()
         for name in names
-        if getattr(config.data, name)
+        if getattr(config.data, name) != getattr(unset, name)
     ]
 
 

@@ -34,7 +34,8 @@ def listing_of(config: RunConfig, workspace: Path) -> ImageListing:
     with plugin_loader.plugin_errors(
         "data_source", config.data.source, "failed to list its images"
     ):
-        labelled = uses_labels(config)
+        # A repeated run has its labels from the manifest, however the folders are read now.
+        labelled = uses_labels(config) and config.data.manifest is None
         rules = ReadingRules(
             **{name: getattr(config.data, name) for name in ReadingRules.model_fields}
         )

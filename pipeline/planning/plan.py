@@ -225,7 +225,8 @@ def _length(facts: PlanFacts, candidate: Candidate, asked: Asked) -> Length:
 def _most_epochs(facts: PlanFacts, asked: Asked) -> int:
     side = asked.get("data.image_size") or image_side(TIERS[0], facts.data.median_side)
     epochs = PRESETS[facts.preset].epochs
-    return epochs // _FEWER_FOR_THUMBNAILS if side < THUMBNAIL else epochs
+    epochs = epochs // _FEWER_FOR_THUMBNAILS if side < THUMBNAIL else epochs
+    return int(min(epochs, asked.get("training.max_epochs") or epochs))
 
 
 def _planned_length(facts: PlanFacts, asked: Asked, length: Length) -> Settings:

@@ -162,10 +162,12 @@ def test_time_limit_flag_drops_the_plan_of_the_file(written: Any) -> None:
 def test_a_new_length_drops_what_a_run_recorded(written: Any, length: dict[str, Any]) -> None:
     """Steps of an old run mean nothing in a run of another length."""
     file = written(
-        "training: {validation_plan: [[90, 50]], rate_cuts: [10], halvings: [20], batch_size: 16}\n"
+        "training: {validation_plan: [[90, 50]], rate_cuts: [10], halvings: [20], batch_size: 16, "
+        "max_epochs: 7, thread_changes: [[5, 1]]}\n"
     )
     training = validated(assemble(preset_name=None, file=file, flags={"training": length})).training
     assert (training.validation_plan, training.rate_cuts, training.halvings) == (None, (), ())
+    assert (training.max_epochs, training.thread_changes) == (None, ())
     assert training.batch_size == 16
 
 

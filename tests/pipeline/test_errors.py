@@ -12,6 +12,7 @@ AT_RUN_TIME = (
     "StorageError",
     "TrackingError",
     "ServerAwayError",
+    "TakenOverError",
     "OrchestrationError",
     "DamagedFileError",
     "WorkerError",

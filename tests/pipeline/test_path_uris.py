@@ -15,6 +15,7 @@ from flows.services import prefect_database
 from pipeline.errors import ConfigError
 from pipeline.files import path_uris
 from pipeline.tracking import tracking_store
+from tests.patience import patient
 
 NAMES = [
     "plain", "why?", "100%25", "%20", "a%", "#1", "a b", " trail ", "-dash", "ünï", "e\u0301", "🙂",
@@ -78,7 +79,7 @@ def test_a_path_comes_back_from_its_uri(name: str) -> None:
     file = Path("/data") / name.replace("/", "_")
     uri = path_uris.sqlite_uri(file)
     assert path_uris.sqlite_path(uri) == file
-    assert path_uris.sqlite_path(path_uris.with_options(uri, timeout=60)) == file
+    assert path_uris.sqlite_path(path_uris.with_options(uri, timeout=int(patient(60)))) == file
     assert path_uris.sqlite_path(path_uris.sqlite_uri(file, asynchronous=True)) == file
     assert path_uris.artifact_path(path_uris.artifact_uri(file)) == file
 

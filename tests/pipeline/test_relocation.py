@@ -28,6 +28,7 @@ from pipeline.section import Section
 from pipeline.tracking import nested_runs, tracked_run, tracking_store
 from pipeline.tracking.tracked_run import REQUEST_FILE, NewRun
 from pipeline.training import extended_run
+from tests.patience import patient
 
 NEW = NewRun(experiment="roses", name="one", command="patchline run", params={}, tags={})
 
@@ -294,6 +295,6 @@ def test_commands_in_one_moved_workspace_agree(original: Path) -> None:
         )
         for _ in range(3)
     ]  # fmt: skip
-    outputs = [each.communicate(timeout=120) for each in several]
+    outputs = [each.communicate(timeout=patient(120)) for each in several]
     assert [each.returncode for each in several] == [0, 0, 0], outputs
     assert sorted(out.split()[0] for out, _ in outputs) == ["0", "0", "1"]

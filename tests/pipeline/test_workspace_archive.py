@@ -17,6 +17,7 @@ from pipeline.errors import ConfigError, DataError
 from pipeline.relocation import archive_members, exporting, following, importing
 from pipeline.tracking import tracked_run, tracking_store
 from pipeline.tracking.tracked_run import NewRun
+from tests.patience import patient
 
 NEW = NewRun(experiment="roses", name="one", command="patchline run", params={}, tags={})
 
@@ -96,7 +97,10 @@ def test_an_archive_written_during_a_run_is_whole(workspace: Path, tmp_path: Pat
         number = 0
         while not stop.is_set():
             number += 1
-            with closing(sqlite3.connect(workspace / "mlflow.db", timeout=60)) as store, store:
+            with (
+                closing(sqlite3.connect(workspace / "mlflow.db", timeout=patient(60))) as store,
+                store,
+            ):
                 for key in ("a", "b"):
                     insert = "INSERT INTO experiment_tags VALUES (?, ?, 0)"
                     store.execute(insert, (f"{key}{number}", "1"))

@@ -13,40 +13,46 @@ from pydantic import ValidationError
 from pipeline.data.pixel_values.pixel_mapping import kind_words, number
 from pipeline.data.scan_memory import digest_of_root
 from pipeline.files.atomic_files import storage_errors, write_text
-from pipeline.plugin_api import PixelValues
+from pipeline.plugin_api import PixelValues, ValueRange
 from pipeline.workspace import make_folder
 
 _FORMAT = "value ranges 1"
 
 
-def notes_on_change(
-    values: PixelValues, root: Path, workspace: Path, *, remember: bool
-) -> list[str]:
-    """Say which ranges differ from those of the last run, and remember these.
+def notes_on_change(values: PixelValues, root: Path, workspace: Path) -> list[str]:
+    """Say which ranges differ from those of the last run.
 
     Args:
         values: of this run.
         root: the folder or archive of the images.
         workspace: the folder `.patchline`.
-        remember: whether later runs are to know the ranges.
     """
-    if not values.ranges:
-        return []
-    file = workspace / "value_ranges" / f"{digest_of_root(root, _FORMAT)}.json"
-    try:
-        earlier = PixelValues.model_validate_json(file.read_bytes()).ranges
-    except (OSError, ValidationError):  # there is none, or it is damaged
-        earlier = ()
+    earlier = _remembered(_file(root, workspace)) if values.ranges else ()
     before = {each.kind: (each.low, each.high) for each in earlier}
-    notes = [
+    return [
         f"the range of {kind_words(each.kind)} values was {number(before[each.kind][0])} to "
         f"{number(before[each.kind][1])} in the last run on these images; to keep it, set "
         f"--data.value-range {before[each.kind][0]:g} {before[each.kind][1]:g}"
         for each in values.ranges
         if before.get(each.kind, (each.low, each.high)) != (each.low, each.high)
     ]
-    if remember and earlier != values.ranges:
+
+
+def remember(values: PixelValues, root: Path, workspace: Path) -> None:
+    """Remember the ranges of a run that trains on these images, for the next one."""
+    file = _file(root, workspace)
+    if values.ranges and _remembered(file) != values.ranges:
         with storage_errors(file):
             make_folder(file.parent)
             write_text(file, values.model_dump_json())
-    return notes
+
+
+def _file(root: Path, workspace: Path) -> Path:
+    return workspace / "value_ranges" / f"{digest_of_root(root, _FORMAT)}.json"
+
+
+def _remembered(file: Path) -> tuple[ValueRange, ...]:
+    try:
+        return PixelValues.model_validate_json(file.read_bytes()).ranges
+    except (OSError, ValidationError):  # there is none, or it is damaged
+        return ()

@@ -197,7 +197,8 @@ def test_the_saved_config_gives_the_same_weights_and_a_second_run_is_held_agains
     assert second.code == 0, second.err
     assert (second.json["version"], second.json["aliases"]) == ("2", ["challenger"])
     assert not second.json["promotion"]["promoted"]
-    assert "images were used by neither model" in second.json["promotion"]["reason"]
+    reason = second.json["promotion"]["reason"]
+    assert "images were not used for training or model selection by either model" in reason
     assert "used again" in second.err
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 
 from flows.services import service_processes
+from tests.patience import patient
 
 
 def test_services_of_a_moved_folder_are_found_where_it_is_now(tmp_path: Path) -> None:
@@ -25,7 +26,7 @@ def test_services_of_a_moved_folder_are_found_where_it_is_now(tmp_path: Path) ->
         assert _found(moved) == [process.pid]
         assert _found(copy) == []
         service_processes.clear(moved, 0.0)
-        process.wait(timeout=30)
+        process.wait(timeout=patient(30))
     finally:
         if process.poll() is None:
             psutil.Process(process.pid).kill()

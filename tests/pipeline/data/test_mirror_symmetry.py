@@ -240,6 +240,30 @@ def test_settings_count_but_a_contradiction_is_said(tmp_path: Path, where: str) 
     assert finding.severity == "warning"
 
 
+def test_a_setting_that_mirrors_is_no_setting_of_an_earlier_ingestion(tmp_path: Path) -> None:
+    """What was remembered without it does not take its warning away, and the other way round."""
+    path = str(folder(tmp_path / "arrows", _arrow, CLASSES, 100))
+    plain = validated({"data": {"path": path}})
+    for mirroring in (
+        {"augmentation": {"name": "light", "horizontal_flip": True}},
+        {"model": {"name": "vit", "test_time_flip": True}},
+    ):
+        config = validated({"data": {"path": path}, **mirroring})
+        for each, contradicted in ((plain, False), (config, True), (plain, False)):
+            data = ingest(each, tmp_path / "work")
+            assert data.mirror.is_contradicted is contradicted
+            assert ("is true, but" in data.notes[-1]) is contradicted
+
+
+def test_images_that_are_mirrored_without_knowing_are_said_to_be(tmp_path: Path) -> None:
+    """A setting of the user counts; nothing claims that no image is mirrored."""
+    path = str(folder(tmp_path / "few", _blob, ("1", "6"), 24))
+    light = {"name": "light", "horizontal_flip": True}
+    data = ingest(validated({"data": {"path": path}, "augmentation": light}), tmp_path / "work")
+    assert "but augmentation.horizontal_flip is true, so they are used" in data.notes[-1]
+    assert "so none are used" not in data.notes[-1]
+
+
 def test_the_measurement_sees_training_images_alone_and_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

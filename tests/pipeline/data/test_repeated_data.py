@@ -154,7 +154,7 @@ def test_more_can_be_excluded_and_groups_stay_as_they_were(tmp_path: Path) -> No
     write_text(table, "path,kind,exclude\ndown/004.png,blank,yes\ndown/005.png,dark,yes\n")
     (photos / "down/005.png").unlink()
     groups = {"group_pattern": r"(\d+)\.png", "group_near_duplicates": True}
-    found = again(photos, work, run_id, exclude=str(table), **groups)
+    found = again(photos, work, run_id, exclude=str(table), **groups, label="top")
     now = manifests.load(found.manifest_file).set_index("path")
     left_out = {"across/003.png": "dark", "down/004.png": "blank", "down/005.png": "dark"}
     assert dict(now.loc[now["status"] == "excluded", "reason"]) == left_out
@@ -162,6 +162,7 @@ def test_more_can_be_excluded_and_groups_stay_as_they_were(tmp_path: Path) -> No
     assert (kept["split"] == before.loc[kept.index, "split"]).all()
     assert "2 images were excluded by findings.csv" in found.notes
     assert sum("has no effect, because the splits are those of run" in n for n in found.notes) == 2
+    assert any("data.label has no effect, because the labels are" in note for note in found.notes)
     resolved = ingestion.resolve(config_of(photos, manifest=run_id, exclude=str(table)), found)
     assert resolved.data.exclude is not None
     assert Path(resolved.data.exclude).parent.parent == work / "exclusions"

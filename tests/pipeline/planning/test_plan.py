@@ -369,6 +369,17 @@ def test_a_preset_without_a_length_keeps_to_its_minutes_and_epochs() -> None:
         assert "epochs" not in many
 
 
+def test_a_maximum_of_epochs_that_is_set_counts() -> None:
+    """Whether there is time for all epochs of the preset or not."""
+    user = {"training.max_epochs": 5}
+    assert (
+        plan(facts(training_images=1_000, rate=5_000.0), user).settings["training"]["epochs"] == 5
+    )
+    slow = plan(facts(rate=1.0), user).settings["training"]
+    assert "epochs" not in slow
+    assert slow["time_limit"] == "30m"
+
+
 def test_a_busy_moment_does_not_shorten_a_plan() -> None:
     """Measured at a sixth of its speed, 5,000 images still get up to 60 epochs, and the time."""
     idle = plan(facts(training_images=5_000, rate=300.0), {})

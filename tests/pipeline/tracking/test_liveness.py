@@ -265,6 +265,7 @@ def test_a_suspended_owner_wakes_up_to_what_has_happened() -> None:
         _suspend(taken, second)
         tracked_run.end_run(store, first, store.get_run(first).info.experiment_id, "KILLED")
         run_owner.claim(store, store.get_run(second))
+        time.sleep(patient(2.2))  # nobody may claim a run sooner, and then its owner asks the store
         for process in (closed, taken):
             process.send_signal(signal.SIGCONT)
         deadline = time.monotonic() + patient(30)

@@ -21,10 +21,16 @@ Speed = Callable[[float], float]
 class _TimedRun:
     """A training with a time limit on a simulated clock, in the order of the real loop."""
 
-    def __init__(self, speed: Speed, steps_per_epoch: int = 40, validation: float = 0.5) -> None:
+    def __init__(
+        self,
+        speed: Speed,
+        steps_per_epoch: int = 40,
+        validation: float = 0.5,
+        most_steps: int | None = None,
+    ) -> None:
         self.plan = TimePlanner.opening_plan()
         validations = Timed(LIMIT, steps_per_epoch, IMAGES, batch_size=32)
-        planner = TimePlanner(self.plan, LIMIT, validations)
+        planner = TimePlanner(self.plan, LIMIT, validations, most_steps)
         self.validated = 0.0
         self.progress: list[float] = []
         self.progress_of: list[float] = []
@@ -181,6 +187,15 @@ def test_a_slow_beginning_is_not_taken_for_the_speed() -> None:
     run = _TimedRun(lambda _: next(seconds, 0.05))
     assert 0.9 * LIMIT <= run.clock <= LIMIT + 1e-6
     assert run.steps > 1000
+
+
+@pytest.mark.parametrize("most_steps", [1, 90, 5_000])
+def test_a_timed_run_does_no_more_than_its_maximum_of_steps(most_steps: int) -> None:
+    """Where there is less time, the limit ends it; either way the progress ends at 1."""
+    run = _TimedRun(lambda _: 0.1, most_steps=most_steps)
+    assert run.steps == min(most_steps, run.steps)
+    assert run.steps == most_steps or run.clock > 0.9 * LIMIT
+    assert run.plan.progress(run.steps) == 1.0
 
 
 def test_the_end_counts_as_settled_once_four_plans_agree() -> None:

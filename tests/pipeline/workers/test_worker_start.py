@@ -47,7 +47,17 @@ def _prepared() -> Iterator[None]:
 
 
 def _children() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children() if MODULE in child.cmdline()]
+    return [child for child in psutil.Process().children() if MODULE in _words(child)]
+
+
+def _words(child: psutil.Process) -> list[str]:
+    """Return the command of a process, which it has a moment after it was started."""
+    end = time.monotonic() + patient(5)
+    while not (words := child.cmdline()) and time.monotonic() < end:
+        if child.status() == psutil.STATUS_ZOMBIE:
+            break
+        time.sleep(0.01)
+    return words
 
 
 def _ask(folder: Path, words: str) -> tuple[Answer, list[Event]]:
