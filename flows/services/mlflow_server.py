@@ -50,8 +50,12 @@ def serve(folder: Path, port: int, store: str) -> None:
     beside = database.parent if database else folder
     os.environ[constants.ARTIFACT_ROOT_ENV_VAR] = artifact_uri(beside / tracking_store.ARTIFACTS)
     os.environ["MLFLOW_TRACKING_URI"] = patient
+    from mlflow.server import handlers
     from mlflow.server.fastapi_app import app
 
+    # With the first request, MLflow would create the folder again if it has been moved by then.
+    handlers._get_tracking_store()  # noqa: SLF001 - no public function opens them
+    handlers._get_model_registry_store()  # noqa: SLF001 - as above
     guarded = Guarded(app, port, health="/health", home=HOME)
     gated_server.serve(guarded, ensure_secret(folder))
 
