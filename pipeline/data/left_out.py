@@ -170,9 +170,9 @@ def remedies(parts: Sequence[LeftOut]) -> str:
 
 def note(part: LeftOut, most: int) -> str:
     """Return a line about the files of one cause: their names and reasons, and the remedy."""
-    rows = part.rows
+    rows, said = part.rows, {"", part.cause.remedy.rstrip(".")}
     named = [
-        f"{path} ({reason})" if reason else path
+        path if reason in said else f"{path} ({reason})"
         for path, reason in zip(rows["path"], rows["reason"], strict=True)
     ]
     was = "was" if len(rows) == 1 else "were"
