@@ -27,7 +27,7 @@ def remember(folder: Path) -> None:
 def is_still_there(folder: Path) -> bool:
     """Return whether a path leads to the workspace that it led to when it was remembered.
 
-    One that was not remembered is from now on.
+    A workspace that was not remembered is remembered by this call.
     """
     if folder not in _served:
         remember(folder)

@@ -81,7 +81,7 @@ def test_values_outside_of_the_range_are_said(exported_rgb: Exported, tmp_path: 
         Model("deep", "1", package).predict([png_file(bright), png_file(bright >> 4)])
     assert package.fits.words() == ""
     answer = package.answers([tiff_file(bright.astype(np.float32))])[0]
-    assert "float values, and nothing says which are black and white" in answer["error"]
+    assert "floating-point values, and nothing says which are black and white" in answer["error"]
 
 
 def test_arrays_and_pillow_images_are_mapped_like_files(
