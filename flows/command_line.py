@@ -38,8 +38,8 @@ _LEFT_RUNNING = (
 def main(arguments: list[str] | None = None) -> None:
     """Run one command and exit with its code."""
     signal.signal(signal.SIGTERM, _end)
-    redaction.install(streams=True)
     protect_terminal()
+    redaction.install(streams=True)
     sys.exit(run_command_line(sys.argv[1:] if arguments is None else arguments))
 
 

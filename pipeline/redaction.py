@@ -18,12 +18,13 @@ import re
 import sys
 import threading
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from types import TracebackType
-from typing import Any, NamedTuple, TextIO
+from typing import NamedTuple
 from urllib.parse import quote, unquote
 
+from pipeline.host.output_streams import rewrite_stream
 from pipeline.terminal_words import visible
 
 HIDDEN = "***"
@@ -193,29 +194,6 @@ class RedactedRecord(logging.LogRecord):
         self.__dict__["stack_info"] = text
 
 
-class RedactedStream:
-    """A wrapper of a stream that removes secrets from what is written."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> int:
-        """Write a text without its secrets; a secret that is split over two calls is not found."""
-        self._stream.write(redacted(text))
-        return len(text)
-
-    def writelines(self, lines: Iterable[str]) -> None:
-        """Write several texts."""
-        for line in lines:
-            self.write(line)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._stream)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-
 def install(*, streams: bool = False) -> None:
     """Redact everything that this process logs, and tracebacks of uncaught errors.
 
@@ -225,8 +203,8 @@ def install(*, streams: bool = False) -> None:
     logging.setLogRecordFactory(RedactedRecord)
     sys.excepthook = _print_redacted
     threading.excepthook = _print_redacted_of_thread
-    if streams and not isinstance(sys.stderr, RedactedStream):
-        sys.stderr = RedactedStream(sys.stderr)
+    if streams:
+        rewrite_stream("stderr", redacted)
 
 
 def _print_redacted(

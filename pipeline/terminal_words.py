@@ -9,10 +9,12 @@ import shutil
 import sys
 import unicodedata
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
+
+from pipeline.host.output_streams import rewrite_descriptor, rewrite_stream
 
 _STYLED = ("FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE")
 """Variables with which Rich writes colors to something that is no terminal."""
@@ -56,46 +58,26 @@ def _shown(character: str, *, lines: bool) -> str:
     return character.encode("unicode_escape", "surrogatepass").decode("ascii")
 
 
-class VisibleStream:
-    """A wrapper of standard output or error that writes out what a terminal would obey.
+def harmless(text: str) -> str:
+    r"""Return text in which whatever a terminal obeys is written out, but for line ends and tabs.
 
-    Names are made visible where they are shown; this is for whatever else gets there, such as the
-    warnings of libraries. Only the colors and the cursor movements of Rich pass, on a terminal.
+    Names are made visible where they are shown; this is for whatever else is printed, such as the
+    warnings of libraries.
     """
+    if not _OBEYED.search(text):
+        return text
+    return _OBEYED.sub(_written_out, text.replace("\r\n", "\n"))
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._styled = stream.isatty() or any(map(os.environ.get, _STYLED))
 
-    def write(self, text: str) -> int:
-        """Write a text."""
-        self._stream.write(self._harmless(text))
-        return len(text)
-
-    def writelines(self, lines: Iterable[str]) -> None:
-        """Write several texts."""
-        for line in lines:
-            self.write(line)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._stream)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def _harmless(self, text: str) -> str:
-        if not _OBEYED.search(text):
-            return text
-        text = text.replace("\r\n", "\n")
-        if not self._styled:
-            return _OBEYED.sub(_written_out, text)
-        found = list(_OWN_SEQUENCES.finditer(text))
-        edges = [0, *(edge for each in found for edge in each.span()), len(text)]
-        parts = [text[start:end] for start, end in pairwise(edges)]
-        return "".join(
-            part if place % 2 else _OBEYED.sub(_written_out, part)
-            for place, part in enumerate(parts)
-        )
+def styled_or_harmless(text: str) -> str:
+    """Return the same, but let the colors and the cursor movements of Rich pass."""
+    if not _OBEYED.search(text):
+        return text
+    text = text.replace("\r\n", "\n")
+    own = list(_OWN_SEQUENCES.finditer(text))
+    edges = [0, *(edge for each in own for edge in each.span()), len(text)]
+    parts = [text[start:end] for start, end in pairwise(edges)]
+    return "".join(part if place % 2 else harmless(part) for place, part in enumerate(parts))
 
 
 def _written_out(found: re.Match[str]) -> str:
@@ -103,12 +85,20 @@ def _written_out(found: re.Match[str]) -> str:
 
 
 def protect_terminal() -> None:
-    """Write out whatever this process prints, warns of or logs that a terminal would obey."""
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if not isinstance(stream, VisibleStream):
-            setattr(sys, name, VisibleStream(stream))
+    """Write out whatever this process prints, warns of or logs that a terminal would obey.
+
+    Only a terminal gets colors and cursor movements, and only from Python: what C libraries write
+    holds names and other bytes of files.
+    """
+    rewrite_descriptor(harmless)
+    rewrite_stream("stdout", _rewrite_for(sys.stdout))
+    rewrite_stream("stderr", _rewrite_for(sys.stderr))
     warnings.formatwarning = _visible_warning
+
+
+def _rewrite_for(stream: TextIO | None) -> Callable[[str], str]:
+    is_styled = stream is not None and stream.isatty()
+    return styled_or_harmless if is_styled or any(map(os.environ.get, _STYLED)) else harmless
 
 
 def _visible_warning(

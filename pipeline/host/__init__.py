@@ -1,1 +1,1 @@
-"""Keeps the machine's and the user's surroundings out of our own traffic, servers and folders."""
+"""Keeps the machine's and the user's surroundings out of our own traffic, folders and output."""
