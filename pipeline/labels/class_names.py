@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 
 from pipeline.files.data_names import IMAGE_SUFFIXES, split_named
 from pipeline.labels.label_cells import number_in
+from pipeline.terminal_words import visible
 
 SuspicionKind = Literal["similar_classes", "suspicious_class", "suspicious_labels"]
 
@@ -362,7 +363,7 @@ def _some(shown: Sequence[str] | Iterator[str]) -> str:
 
 def _quoted(names: Sequence[str]) -> str:
     short = (name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…" for name in names)
-    return _some([f"'{name}'" for name in short])
+    return _some([f"'{visible(name)}'" for name in short])
 
 
 def most_frequent(names: Sequence[str], counts: Counter[str]) -> str:

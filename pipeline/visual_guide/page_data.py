@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pipeline.terminal_words import visible
 from pipeline.visual_guide.story import Step, Subject
 from pipeline.visual_guide.traced_image import TracedTransformer
 
@@ -47,7 +48,7 @@ def page_data(subjects: list[Subject], steps: list[list[Step]]) -> str:
 def _image(subject: Subject, steps: list[Step], images: int) -> dict[str, Any]:
     traced = subject.traced
     data: dict[str, Any] = {
-        "classes": list(subject.description.classes),
+        "classes": [visible(name) for name in subject.description.classes],
         "predicted": traced.predicted,
         "true": subject.true_label,
         "probabilities": _numbers(traced.probabilities_K),

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from pipeline.terminal_words import visible
 
 
 def page_environment(package: str) -> Environment:
-    """Return the environment for the templates beside the modules of a package."""
+    """Return the environment for the templates beside the modules of a package.
+
+    A browser shows control characters as nothing or as boxes, and obeys those that change the
+    direction of text, so they are written out as on a terminal.
+    """
     return Environment(
         loader=PackageLoader(package, ""),
         autoescape=True,
+        finalize=_shown,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+
+
+def _shown(value: object) -> object:
+    if isinstance(value, str) and not isinstance(value, Markup):
+        return visible(value, lines=True)
+    return value

@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from pipeline.evaluation.html_page import percent, picture, plural, thumbnail
+from pipeline.visual_guide.page_environment import page_environment
 
 
 def _opened(uri: str) -> Image.Image:
@@ -65,3 +66,14 @@ def test_a_large_picture_is_made_smaller(tmp_path: Path) -> None:
     assert _opened(picture(tmp_path / "large.png")).size == (1400, 42)
     Image.fromarray(noise[:, :90]).save(tmp_path / "small.png")
     assert np.array_equal(np.asarray(_opened(picture(tmp_path / "small.png"))), noise[:, :90])
+
+
+def test_no_page_holds_what_a_browser_hides_or_obeys() -> None:
+    """Control characters and directions of text are written out; other scripts stay as they are."""
+    name = "esc\x1b[2J\x07\u202egnp <b>猫咪 قطة 🦁"
+    page = page_environment("pipeline.evaluation").from_string(
+        "{{ name }}{% for each in names %}<i title='{{ each }}'>{{ each ~ 1 }}</i>{% endfor %}"
+    )
+    text = page.render(name=name, names=[name])
+    assert text.count(r"esc\x1b[2J\x07\u202egnp &lt;b&gt;猫咪 قطة 🦁") == 3
+    assert not set("\x1b\x07\u202e") & set(text)
