@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from pipeline.errors import DataError
 from pipeline.files.data_names import split_named
 from pipeline.files.ignored_files import IgnoredFiles
+from pipeline.files.tar_shards import shard_names
 from pipeline.labels.class_names import groups_alike, most_frequent, normalized
 from pipeline.labels.path_template import GROUP, LABEL, SPLIT, PathTemplate
 from pipeline.labels.reading_rules import AUTO, LEAF, TOP, ReadingRules
@@ -33,8 +34,10 @@ def by_rules(listing: ImageListing, rules: ReadingRules, *, labelled: bool) -> I
     if rules.label not in (AUTO, TOP, LEAF):
         listing = _by_template(listing, PathTemplate(rules.label))
     elif rules.label != AUTO:
+        of_folders = _leaf if rules.label == LEAF else _top
+        shards = shard_names(listing.root)
         images = [
-            image._replace(label=_leaf(image) if rules.label == LEAF else _top(image))
+            image._replace(label=of_folders(image, _folders(image.path, shards)))
             for image in listing.images
         ]
         listing = replace(listing, images=images, empty_classes=[])
@@ -42,8 +45,8 @@ def by_rules(listing: ImageListing, rules: ReadingRules, *, labelled: bool) -> I
         return listing
     if rules.label != AUTO and not any(image.label for image in listing.images):
         raise DataError(
-            f"data.label is {rules.label}, but no image of {listing.root} is in a folder. Use "
-            "a pattern such as {label}_*.jpg if the file names tell the classes."
+            f"data.label is {rules.label}, but no image of {listing.name} is in a folder. Use "
+            "a pattern such as {label}_*.jpg if the file names tell the classes, or leave it out."
         )
     listing = _spelled(listing, {label: normalized(label) for label in _labels(listing)}, _UNICODE)
     return _merged(listing) if rules.merge_classes else listing
@@ -83,16 +86,24 @@ def _only(listing: ImageListing, kept: Sequence[bool]) -> ImageListing:
     return replace(listing, images=images, columns=columns)
 
 
-def _top(image: ListedImage) -> str:
+def _folders(path: str, shards: Collection[str]) -> list[str]:
+    """Return the names of the folders in a path; a shard is a file, and no folder."""
+    folders = path.split("/")[:-1]
+    for count in range(1, len(folders) + 1) if shards else ():
+        if "/".join(folders[:count]) in shards:
+            return folders[count:]
+    return folders
+
+
+def _top(image: ListedImage, folders: Sequence[str]) -> str:
     """Return the class folder: what a source of folders has found, else the first one."""
-    folders = image.path.split("/")[:-1]
     if image.label in folders:
         return image.label
     return next((name for name in folders if not split_named(name)), "")
 
 
-def _leaf(image: ListedImage) -> str:
-    return image.path.rpartition("/")[0].rpartition("/")[2]
+def _leaf(_: ListedImage, folders: Sequence[str]) -> str:
+    return folders[-1] if folders else ""
 
 
 def _by_template(listing: ImageListing, template: PathTemplate) -> ImageListing:

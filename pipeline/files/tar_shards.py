@@ -88,6 +88,13 @@ def shard_index(shards: dict[str, Path], file: Path) -> Path:
     return file
 
 
+def shard_names(root: Path) -> frozenset[str]:
+    """Return the names with which the paths of an index of shards begin; none for other roots."""
+    if root.suffix != INDEX_SUFFIX:
+        return frozenset()
+    return frozenset(open_archive(root).folders)
+
+
 class ShardedArchive:
     """The shards that an index names, as one archive; each is opened when it is needed."""
 

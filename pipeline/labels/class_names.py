@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
@@ -163,16 +163,31 @@ def _similar(names: Sequence[str], counts: Mapping[str, int]) -> Suspicion | Non
 
 
 def _difference(group: Sequence[str]) -> str:
-    """Return in which way names differ that look equal."""
-    if len({name.casefold() for name in group}) == 1:
-        return "upper and lower case"
-    visible = {"".join(c for c in name if unicodedata.category(c) != "Cf") for name in group}
-    if len(visible) == 1:
-        return "invisible characters"
-    spaced = {_SPACES.sub(" ", name).strip().casefold() for name in group}
-    if len(spaced) == 1:
-        return "spaces, dashes or underscores"
-    return "letters that look alike"
+    """Return in which ways names differ that look equal."""
+    ways = []
+    left = set(group)
+    for way, same in _WAYS:
+        fewer = {same(name) for name in left}
+        if len(fewer) < len(left):
+            ways.append(way)
+        left = fewer
+    return "; ".join(ways)
+
+
+def _visible(name: str) -> str:
+    return "".join(each for each in name if unicodedata.category(each) != "Cf")
+
+
+def _spaced(name: str) -> str:
+    return _SPACES.sub(" ", name).strip()
+
+
+_WAYS: tuple[tuple[str, Callable[[str], str]], ...] = (
+    ("invisible characters", _visible),
+    ("spaces, dashes or underscores", _spaced),
+    ("upper and lower case", str.casefold),
+    ("letters that look alike", alike),
+)
 
 
 def _same_answer(names: Sequence[str]) -> Suspicion | None:

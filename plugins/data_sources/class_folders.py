@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 
 from pipeline.plugin_api import (
+    ARCHIVE_SUFFIXES,
     IMAGE_SUFFIXES,
     DataError,
     ListedImage,
@@ -84,14 +85,25 @@ class ClassFolders:
         if not (images or needs_labels):
             raise DataError(f"{self.root} has no file. Name a folder with images.")
         if needs_labels and not any(image.label for image in images):
-            meant = f" If this folder is one of the classes, pass {self.root.parent}."
-            raise DataError(
-                f"{self.root} has no class folder with files in it. Put the images of each class "
-                f"into a folder named after the class.{meant if images else ''}"
-            )
+            raise self._without_classes()
         if needs_labels:
             self._check_level(images)
         return images, empty
+
+    def _without_classes(self) -> DataError:
+        """Return the error for a root without class folders, with the remedy for what it holds."""
+        archives = sorted(name for name in self.files if name.lower().endswith(ARCHIVE_SUFFIXES))
+        if archives:
+            return DataError(
+                f"{self.root} has no class folder with files in it, but {_quoted(archives)}. To "
+                "read an archive of class folders, pass its path; WebDataset shards have a label "
+                "beside each image, such as 0001.cls or 0001.json."
+            )
+        meant = f" If this folder is one of the classes, pass {self.root.parent}."
+        return DataError(
+            f"{self.root} has no class folder with files in it. Put the images of each class "
+            f"into a folder named after the class.{meant if self.files else ''}"
+        )
 
     def _check_level(self, images: Collection[ListedImage]) -> None:
         """Raise `DataError` if the folders in the class folders may be the classes."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import shutil
+import tarfile
 import unicodedata
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,26 @@ def test_paths_of_a_table_can_name_the_classes(tmp_path: Path) -> None:
             "cat/1.jpg": "cat",
             "dog/2.jpg": "dog",
         }
+
+
+def test_a_shard_is_no_class_folder(tmp_path: Path) -> None:
+    """Top and leaf look at the folders inside the shards; the shards differ in nothing."""
+    root = tmp_path / "photos"
+    for split in ("train", "test"):
+        (root / split).mkdir(parents=True)
+    shards = (("train/a.tar", "siteA/"), ("test/b.tar", "siteB/"), ("train/c.tar", ""))
+    for shard, folder in shards:
+        with tarfile.open(root / shard, "w") as archive:
+            for name in (f"{folder}cat_1.jpg", f"{folder}cat_1.cls", f"{folder}dog_2.jpg"):
+                archive.addfile(tarfile.TarInfo(name))
+    for label in ("top", "leaf"):
+        assert set(labels(listed(root, label=label)).values()) == {"siteA", "siteB", ""}
+    by_name = labels(listed(root, label="**/{label}_*.jpg"))
+    assert set(by_name.values()) == {"cat", "dog"}
+    for shard in ("train/a.tar", "test/b.tar"):
+        (root / shard).unlink()
+    with pytest.raises(DataError, match="no image of photos is in a folder"):
+        listed(root, label="leaf")
 
 
 def test_two_forms_of_unicode_are_one_class(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ _CAFE = "caf\u00e9"
         (["Cat", "cat"], "similar_classes", "upper and lower case"),
         (["cat ", "cat"], "similar_classes", "spaces, dashes"),
         (["red_car", "red car"], "similar_classes", "spaces, dashes"),
+        (["Cat", "cat", "cat "], "similar_classes", "underscores; upper and lower case)"),
         (["cat\u200b", "cat"], "similar_classes", "invisible characters"),
         (["a\u00a0b", "a b"], "similar_classes", "spaces, dashes"),
         (["c\u0430t", "cat"], "similar_classes", "letters that look alike"),
