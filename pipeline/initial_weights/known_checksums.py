@@ -1,10 +1,11 @@
 """Recognise published weights by a checksum that their publisher states.
 
 torchvision has the first eight digits of a file's SHA-256 in its address, and checks nothing else
-after a download. The cache of the Hugging Face hub, which timm uses too, names each file after the
+after a download; so do DeiT and the first ViTs of timm (`torch.hub.load_state_dict_from_url`). The
+digits in the name of a file on this machine count for nothing: whoever names it may write there
+what they like. The cache of the Hugging Face hub, which timm uses too, names each file after the
 checksum that the hub has stated: its SHA-256, or Git's SHA-1 for a small one. Both are known
-without a network. A file that nobody on this machine knows has an unrecognised origin, whatever its
-name is.
+without a network. A file that nobody on this machine knows has an unrecognised origin.
 """
 
 from __future__ import annotations
@@ -15,6 +16,21 @@ from pathlib import Path
 
 _BLOBS, _MODELS = "blobs", "models--"
 _TORCH = (".pth", ".pt")
+_STATED_DIGITS = 8
+_STATED = {
+    "a1311bcf": "deit:deit_tiny_patch16_224",
+    "cd65a155": "deit:deit_small_patch16_224",
+    "b5f2ef4d": "deit:deit_base_patch16_224",
+    "8de9b5d1": "deit:deit_base_patch16_384",
+    "b40b3cf7": "deit:deit_tiny_distilled_patch16_224",
+    "649709d9": "deit:deit_small_distilled_patch16_224",
+    "df68dfff": "deit:deit_base_distilled_patch16_224",
+    "d0272ac0": "deit:deit_base_distilled_patch16_384",
+    "80ecf9dd": "timm:vit_base_patch16_224.orig_in21k_ft_in1k",
+    "83fb41ba": "timm:vit_base_patch16_384.orig_in21k_ft_in1k",
+    "9b920ba8": "timm:vit_large_patch32_384.orig_in21k_ft_in1k",
+}
+"""The first digits of the SHA-256 in the addresses of other publishers, as timm 1.0 lists them."""
 
 
 def publisher_of(file: Path, sha256: str) -> str:
@@ -24,8 +40,10 @@ def publisher_of(file: Path, sha256: str) -> str:
         file: of weights.
         sha256: of its content.
     """
-    if file.suffix.lower() in _TORCH and (name := _of_torchvision(sha256)):
-        return name
+    if file.suffix.lower() in _TORCH:
+        name = _STATED.get(sha256[:_STATED_DIGITS], "") or _of_torchvision(sha256)
+        if name:
+            return name
     return _of_hub(file, sha256)
 
 

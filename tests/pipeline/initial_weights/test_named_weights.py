@@ -19,7 +19,7 @@ from torchvision.models import get_model_weights
 from pipeline.config import RunConfig
 from pipeline.errors import ConfigError
 from pipeline.initial_weights.finding import find
-from pipeline.initial_weights.known_checksums import publisher_of
+from pipeline.initial_weights.known_checksums import _STATED, publisher_of
 from pipeline.initial_weights.named_weights import file_of
 from pipeline.initial_weights.record import kept_folder, load_record
 from pipeline.initial_weights.stage import StartingPoint
@@ -146,6 +146,21 @@ def test_torchvision_states_the_first_digits(tmp_path: Path) -> None:
     name = "torchvision:ViT_B_16_Weights.IMAGENET1K_V1"
     assert publisher_of(file, digits.ljust(64, "0")) == name
     assert publisher_of(file, "0" * 64) == ""
+
+
+def test_other_publishers_state_the_first_digits_too(tmp_path: Path) -> None:
+    """The table is that of timm; digits in the name of a file of one's own are no statement."""
+    addresses = [str(each["url"]).rpartition("/")[2] for each in _timm_settings()]
+    for digits, name in _STATED.items():
+        assert any(each.endswith(f"-{digits}.pth") for each in addresses), name
+        assert publisher_of(tmp_path / "renamed.pth", digits.ljust(64, "0")) == name
+    own = "0123456789abcdef" * 4
+    assert publisher_of(tmp_path / f"deit_tiny_patch16_224-{own[:8]}.pth", own) == ""
+
+
+def _timm_settings() -> list[dict[str, Any]]:
+    names = timm.list_models(["vit_base*", "vit_large*", "deit_*"], pretrained=True)
+    return [timm.models.get_pretrained_cfg(name).to_dict() for name in names]
 
 
 def test_a_failed_download_is_a_sentence(hub: list[str]) -> None:
