@@ -146,7 +146,7 @@ def test_refuses_what_is_no_folder_of_classes(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=words):
             _listed(path)
     packed = _touch(tmp_path / "packed", "a.tar")
-    with pytest.raises(DataError, match=r"has no class folder .*, but 'a\.tar'\. To read an archive"):
+    with pytest.raises(DataError, match=r"has no class folder .*, but 'a\.tar'\. To read"):
         _listed(packed)
 
 
