@@ -29,6 +29,7 @@ from pipeline.labels.folder_levels import unclear_level
 from pipeline.labels.label_cells import read_label_cells
 from pipeline.labels.reading_rules import ReadingRules
 from pipeline.plugin_kinds.augmentations import (
+    Assumptions,
     AugmentationContext,
     AugmentationPlugin,
     BatchRandom,
@@ -67,6 +68,7 @@ __all__ = [
     "IMAGE_SUFFIXES",
     "NO_PATCH_EMBEDDING",
     "TABLE_SUFFIXES",
+    "Assumptions",
     "AugmentationContext",
     "AugmentationPlugin",
     "BatchRandom",

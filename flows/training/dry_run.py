@@ -9,6 +9,7 @@ from pathlib import Path
 from flows.progress import display
 from pipeline.config import RunConfig
 from pipeline.data import ingestion
+from pipeline.data.assumed_symmetries import notes_on_mirroring_weights
 from pipeline.data.ingested_data import IngestedData
 from pipeline.data.seen_images import notes_on_seen, with_seen
 from pipeline.initial_weights.stage import check_published, starting_point
@@ -54,7 +55,8 @@ def dry_run(config: RunConfig, workspace: Path) -> DryRun:
     if config.model.init:
         display().stage(f"Finding the initial weights ({config.model.init})")
         start = starting_point(config, data.name, workspace, data.manifest_file, data.classes)
-        _show([*start.notes(), *notes_on_seen(start.seen_before, data.counts)])
+        mirroring = notes_on_mirroring_weights(config, start.config, data.mirror)
+        _show([*start.notes(), *notes_on_seen(start.seen_before, data.counts), *mirroring])
         data = with_seen(data, start.seen_before)
         config = start.config
     plan = None

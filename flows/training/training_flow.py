@@ -26,6 +26,7 @@ from pipeline.browsing.outcome import Outcome
 from pipeline.browsing.run_summary import RunSummary, summary_of
 from pipeline.config import RunConfig
 from pipeline.data import ingestion, prepare_stage
+from pipeline.data.assumed_symmetries import notes_on_mirroring_weights
 from pipeline.data.ingested_data import IngestedData, PreparedData
 from pipeline.data.seen_images import notes_on_seen, with_seen
 from pipeline.errors import DataError, PipelineError, TakenOverError
@@ -173,9 +174,12 @@ def _find_initial_weights(state: RunState, data: IngestedData) -> IngestedData:
         found: StartingPoint = stages.step(
             stages.find_initial_weights, state.config, data, workspace, after=data
         )
-        for line in (*found.notes(), *notes_on_seen(found.seen_before, data.counts)):
+        mirroring = notes_on_mirroring_weights(state.config, found.config, data.mirror)
+        seen = notes_on_seen(found.seen_before, data.counts)
+        for line in (*found.notes(), *seen, *mirroring):
             display().note(line)
     state.start, state.config = found, found.config
+    data = data.model_copy(update={"notes": (*data.notes, *mirroring)})
     return with_seen(data, found.seen_before)
 
 

@@ -14,6 +14,7 @@ import pandas as pd
 from pipeline.config import RunConfig
 from pipeline.data import earlier_manifests, exclusion, prepared_store, split, split_memory
 from pipeline.data import manifest as manifests
+from pipeline.data.assumed_symmetries import unmeasured_symmetries
 from pipeline.data.channel_statistics import channel_statistics
 from pipeline.data.class_checks import check_images, one_class
 from pipeline.data.describing import OnImage
@@ -229,6 +230,7 @@ def _ingested(
             *split_notes,
             *notes_on_leakage(rows),
             *notes_on_size(rows),
+            *([assumed] if labelled and (assumed := unmeasured_symmetries(config)) else []),
             *([mirror.note] if mirror.note else []),
         ),
         split_origin=f"as in {earlier.words}" if earlier else split_origin,

@@ -15,9 +15,9 @@ from pydantic import ValidationError
 from pipeline.config import RunConfig
 from pipeline.data import manifest as manifests
 from pipeline.data import split
+from pipeline.data.assumed_symmetries import mirroring_settings, unmeasured_symmetries
 from pipeline.data.describing import describe, printable
 from pipeline.data.ingested_data import IngestedData
-from pipeline.data.mirror_symmetry import mirroring_settings
 from pipeline.data.near_duplicates import search_memory
 from pipeline.data.scan_memory import FORMAT as SCAN_FORMAT
 from pipeline.data.scan_memory import Facts, ScanMemory, digest_of_root
@@ -133,7 +133,8 @@ def _settings(config: RunConfig) -> str:
     if config.data.group_near_duplicates:
         data["search"] = search_memory.version()
     slices, mirroring = list(config.evaluation.slices), mirroring_settings(config)
-    kept = [data, config.objective.name, slices, mirroring]
+    assumed = unmeasured_symmetries(config)
+    kept = [data, config.objective.name, slices, mirroring, assumed]
     return json.dumps(kept, sort_keys=True)
 
 

@@ -18,6 +18,7 @@ import pandas as pd
 from pydantic import ValidationError
 
 from pipeline.config import RunConfig
+from pipeline.data.assumed_symmetries import mirroring_settings
 from pipeline.data.decoding import UndecodableImageError, decoded
 from pipeline.data.image_root import root_image_bytes
 from pipeline.data.jpeg_decoding import decode_jpeg
@@ -72,7 +73,7 @@ def mirror_symmetry(
         return MirrorSymmetry(answer="asymmetric", origin=origin, why=f"{_THEY_DIFFER} ({how})")
     found = measured_symmetry(rows[rows["split"] == "train"], files, workspace)
     contradicted = found.answer == "asymmetric" and bool(flips or stated)
-    cause = f"{flips[0]} is true" if flips else how
+    cause = flips[0] if flips else how
     if contradicted:
         note = f"{cause}, but {found.note}"
         found = found.model_copy(update={"note": note, "is_contradicted": True})
@@ -89,18 +90,6 @@ def mirror_symmetry(
         why="" if stated else f"{_THEY_DIFFER} ({how})",
         classes=found.classes if contradicted else (),
     )
-
-
-def mirroring_settings(config: RunConfig) -> tuple[str, ...]:
-    """Return the settings of a user that make use of mirror images, whatever the data says."""
-    settings = {
-        "augmentation.horizontal_flip": config.augmentation.settings.get("horizontal_flip"),
-        "model.test_time_flip": config.model.settings.get("test_time_flip"),
-        "model.patch_embedding.mirror_equivariant": config.model.patch_embedding.settings.get(
-            "mirror_equivariant"
-        ),
-    }
-    return tuple(name for name, value in settings.items() if value is True)
 
 
 def measured_symmetry(rows: pd.DataFrame, files: Files, workspace: Path) -> MirrorSymmetry:

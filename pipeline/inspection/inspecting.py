@@ -12,6 +12,7 @@ import pandas as pd
 from pipeline.config import RunConfig
 from pipeline.data import exclusion, ingestion, split
 from pipeline.data import manifest as manifests
+from pipeline.data.assumed_symmetries import unmeasured_symmetries
 from pipeline.data.class_checks import check_images, unreadable_classes
 from pipeline.data.ingestion import ScannedData
 from pipeline.data.leakage import given_splits
@@ -115,7 +116,9 @@ def inspect_data(
     )
     on_mirror = finding_on_mirror_images(mirror, sorted(rows["label"].unique()))
     found += on_mirror
-    more = [*more, *([mirror.note] if mirror.note and not on_mirror else [])]
+    assumed = unmeasured_symmetries(config) if uses_labels(config) else ""
+    more = [*more, *([assumed] if assumed else [])]
+    more += [mirror.note] if mirror.note and not on_mirror else []
     if judge is not None:
         judgement = judge(rows, scanned.root)
         found += findings_on_labels(rows, judgement)

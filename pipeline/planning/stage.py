@@ -18,6 +18,7 @@ import psutil
 from pipeline import config_files
 from pipeline.config import RunConfig
 from pipeline.data import ingestion
+from pipeline.data.assumed_symmetries import unmeasured_symmetries
 from pipeline.data.ingested_data import IngestedData
 from pipeline.errors import WorkerError
 from pipeline.files.atomic_files import write_text
@@ -88,15 +89,23 @@ def planned(
         measured = measure(job, memory.workspace)
     except WorkerError as error:
         on_note(f"the training speed could not be measured and is estimated: {error}")
-        return make(facts, asked)
+        return with_assumptions(make(facts, asked), config)
     machine = facts.machine
     if machine.device == "cuda" and measured.accelerator_gib:
         machine = machine.model_copy(update={"memory_gib": measured.accelerator_gib})
     update = {"speeds": measured.speeds, "busy_cores": measured.busy_cores, "machine": machine}
     facts = facts.model_copy(update=update)
-    made = make(facts, asked)
+    made = with_assumptions(make(facts, asked), config)
     memory.remember(STAGE, made, memory.workspace / "plans", key)
     return made
+
+
+def with_assumptions(made: Plan, config: RunConfig) -> Plan:
+    """Return the plan with what its augmentation takes for granted, unless the user has set it."""
+    assumed = unmeasured_symmetries(with_plan(config, made))
+    if not assumed or assumed == unmeasured_symmetries(config):
+        return made
+    return made.model_copy(update={"reasons": (*made.reasons, assumed)})
 
 
 def with_plan(config: RunConfig, made: Plan) -> RunConfig:

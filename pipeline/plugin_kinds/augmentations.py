@@ -48,6 +48,21 @@ class BatchRandom(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Assumptions:
+    """What an augmentation takes for granted: that these changes keep what an image shows.
+
+    Shifts of up to a quarter of a side, crops to at least half of the area, rotations of up to 45
+    degrees, noise, and changes of brightness and contrast need not be listed.
+    """
+
+    mirrors: str = ""
+    """How it mirrors images whatever the data, in words such as "HorizontalFlip in flips.yaml";
+    empty if it does not, or only by a setting `horizontal_flip`."""
+    changes: tuple[str, ...] = ()
+    """Others that nothing measures, in words such as "rotations of up to 90 degrees"."""
+
+
 BatchTransform: TypeAlias = "Callable[[torch.Tensor, BatchRandom], torch.Tensor]"
 """Maps uint8 images (B, H, W, C) to uint8 images of the same shape, on the same device.
 
@@ -81,3 +96,6 @@ class AugmentationPlugin(Generic[C]):
     build_batch: Callable[[C, AugmentationContext], BatchTransform] | None = None
     """Return a transform of whole batches. It runs on the training device, in the training process,
     and is much faster than `build` for small images."""
+    assumptions: Callable[[C], Assumptions] | None = None
+    """Return what the transforms take for granted with some settings. Without it, Patchline says
+    that it is not known whether they keep the class."""

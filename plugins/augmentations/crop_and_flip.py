@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Self
 from pydantic import Field
 
 from pipeline.plugin_api import (
+    Assumptions,
     AugmentationContext,
     BatchRandom,
     BatchTransform,
@@ -16,6 +17,8 @@ from pipeline.plugin_api import (
 
 if TYPE_CHECKING:
     import torch
+
+_LARGE_SHIFT = 0.25
 
 
 class CropAndFlipConfig(PluginConfig):
@@ -40,6 +43,12 @@ class CropAndFlipConfig(PluginConfig):
         if self.horizontal_flip is not None:
             return self
         return self.model_copy(update={"horizontal_flip": traits.mirror_symmetric})
+
+
+def assumptions(config: CropAndFlipConfig) -> Assumptions:
+    """Return what must keep the class: nothing but large shifts."""
+    large = config.pad > _LARGE_SHIFT
+    return Assumptions(changes=(f"shifts of up to {config.pad:.0%} of a side",) if large else ())
 
 
 def build_batch(config: CropAndFlipConfig, _context: AugmentationContext) -> BatchTransform:

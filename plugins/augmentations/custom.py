@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from pipeline.plugin_api import (
+    Assumptions,
     AugmentationContext,
     AugmentationPlugin,
     ConfigError,
@@ -50,9 +51,21 @@ def build(config: CustomConfig, _context: AugmentationContext) -> Any:
     return pipeline
 
 
+def assumptions(config: CustomConfig) -> Assumptions:
+    """Return what the transforms in the file take for granted."""
+    from plugins.augmentations.custom_module import assumed, read_pipeline
+
+    file = _path(config)
+    pipeline, _ = read_pipeline(file, config.sha256)
+    mirrors, changes = assumed(pipeline)
+    words = f"{', '.join(mirrors)} in {file.name}" if mirrors else ""
+    return Assumptions(mirrors=words, changes=changes)
+
+
 plugin = AugmentationPlugin(
     summary="Your own albumentations pipeline from a YAML or JSON file",
     paper="",
     config_class=CustomConfig,
     build=build,
+    assumptions=assumptions,
 )

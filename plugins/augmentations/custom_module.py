@@ -21,6 +21,31 @@ from pipeline.plugin_api import ConfigError
 
 _MOST_BYTES = 1_000_000
 _MOST_TRANSFORMS = 1_000
+_LARGE_ROTATION = 45.0
+_ANGLES = {
+    "Rotate": "limit",
+    "SafeRotate": "limit",
+    "ShiftScaleRotate": "rotate_limit",
+    "Affine": "rotate",
+}
+"""Attributes with the smallest and the largest angle, in degrees."""
+_MIRRORS = ("HorizontalFlip", "D4", "SquareSymmetry")
+_HARMLESS = frozenset(
+    (
+        *("AdditiveNoise", "GaussNoise", "ISONoise", "MultiplicativeNoise", "SaltAndPepper"),
+        *("ShotNoise", "PixelDropout", "CoarseDropout", "Erasing", "GridDropout", "XYMasking"),
+        *("AdvancedBlur", "Blur", "Defocus", "GaussianBlur", "GlassBlur", "MedianBlur"),
+        *("MotionBlur", "ZoomBlur", "Sharpen", "UnsharpMask", "RingingOvershoot", "Emboss"),
+        *("Downscale", "ImageCompression", "Spatter", "RandomFog", "RandomRain", "RandomSnow"),
+        *("RandomShadow", "RandomSunFlare", "RandomGravel", "PlasmaShadow", "Illumination"),
+        *("AutoContrast", "CLAHE", "Equalize", "PlasmaBrightnessContrast", "RandomGamma"),
+        *("RandomBrightnessContrast", "RandomToneCurve", "ElasticTransform", "GridDistortion"),
+        *("GridElasticDeform", "OpticalDistortion", "Perspective", "PiecewiseAffine"),
+        *("ThinPlateSpline", "NoOp", "Normalize", "Pad", "PadIfNeeded", "Resize", "RandomScale"),
+        *("LongestMaxSize", "SmallestMaxSize", "CropAndPad", "RandomCropFromBorders"),
+    )
+)
+"""Noise, blur, brightness, weather, small distortions and sizes; any other transform is named."""
 _CLASS = "__class_fullname__"
 
 
@@ -96,6 +121,36 @@ def _built(file: Path, transform: dict[str, Any]) -> Any:
     if isinstance(built, BaseCompose | albumentations.BasicTransform):
         return albumentations.Compose([built])
     raise ConfigError(f"{file} holds a {type(built).__name__}, not a transform. Correct the file.")
+
+
+def assumed(pipeline: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the transforms that mirror images, and those of which nothing tells what they keep."""
+    mirrors: dict[str, None] = {}
+    changes: dict[str, None] = {}
+    for transform in _leaves(pipeline):
+        name = type(transform).__name__
+        if name in _MIRRORS:
+            mirrors[name] = None
+        if name not in _HARMLESS and not _turns_little(transform):
+            changes[name] = None
+    return tuple(mirrors), tuple(name for name in changes if name != "HorizontalFlip")
+
+
+def _leaves(transform: Any) -> Iterator[Any]:
+    """Yield the transforms that a pipeline may apply."""
+    if transform.p <= 0:
+        return
+    if isinstance(transform, BaseCompose):
+        for each in transform.transforms:
+            yield from _leaves(each)
+    else:
+        yield transform
+
+
+def _turns_little(transform: Any) -> bool:
+    """Return whether it turns images by small angles, at most."""
+    angles = getattr(transform, _ANGLES.get(type(transform).__name__, ""), None)
+    return angles is not None and max(abs(float(each)) for each in angles) <= _LARGE_ROTATION
 
 
 def _transforms(transform: Any) -> Iterator[dict[str, Any]]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 from pydantic import Field
 
 from pipeline.plugin_api import (
+    Assumptions,
     AugmentationContext,
     AugmentationPlugin,
     BatchRandom,
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 _MOST_BATCHED_PIXELS = 48 * 48
 """Larger images are transformed one by one, in the data-loader workers."""
+_LARGE_ROTATION = 45.0
 Share = Annotated[float, Field(ge=0, le=0.5)]
 
 
@@ -93,6 +95,13 @@ def build_batch(config: LightConfig, context: AugmentationContext) -> BatchTrans
     return transform if _are_small(context) else unchanged
 
 
+def assumptions(config: LightConfig) -> Assumptions:
+    """Return what must keep the class: nothing but large rotations."""
+    if config.rotation <= _LARGE_ROTATION:
+        return Assumptions()
+    return Assumptions(changes=(f"rotations of up to {config.rotation:g} degrees",))
+
+
 def _are_small(context: AugmentationContext) -> bool:
     return context.height * context.width <= _MOST_BATCHED_PIXELS
 
@@ -103,4 +112,5 @@ plugin = AugmentationPlugin(
     config_class=LightConfig,
     build=build,
     build_batch=build_batch,
+    assumptions=assumptions,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pipeline.plugin_api import (
+    Assumptions,
     AugmentationContext,
     AugmentationPlugin,
     BatchRandom,
@@ -34,5 +35,6 @@ plugin = AugmentationPlugin(
     paper="",
     config_class=NoneConfig,
     build_batch=build_batch,
+    assumptions=lambda _config: Assumptions(),
     expected_failed_checks={"changes_something": "it is meant to change nothing"},
 )

@@ -6,8 +6,11 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from pipeline.plugin_api import AugmentationContext, AugmentationPlugin
+from pipeline.plugin_api import Assumptions, AugmentationContext, AugmentationPlugin
+from plugins.augmentations import crop_and_flip
 from plugins.augmentations.crop_and_flip import CropAndFlipConfig, build_batch
+
+INVERTED = "inverted bright values (solarize)"
 
 
 class RandAugmentConfig(CropAndFlipConfig):
@@ -30,10 +33,17 @@ def build(config: RandAugmentConfig, context: AugmentationContext) -> Any:
     return albumentations.Compose([RandomOperations(ranges, config.num_ops, config.magnitude)])
 
 
+def assumptions(config: RandAugmentConfig) -> Assumptions:
+    """Return what must keep the class; rotations are of 30 degrees at most."""
+    solarized = (INVERTED,) if config.magnitude else ()
+    return Assumptions(changes=(*solarized, *crop_and_flip.assumptions(config).changes))
+
+
 plugin = AugmentationPlugin(
     summary="A few random operations of fixed strength on each image, then random crops and flips",
     paper="arXiv 1909.13719",
     config_class=RandAugmentConfig,
     build=build,
     build_batch=build_batch,
+    assumptions=assumptions,
 )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Self
 from pydantic import Field
 
 from pipeline.plugin_api import (
+    Assumptions,
     AugmentationContext,
     AugmentationPlugin,
     BatchRandom,
@@ -18,6 +19,7 @@ from pipeline.plugin_api import (
 if TYPE_CHECKING:
     import torch
 
+_SMALL_PART = 0.5
 Share = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -83,9 +85,17 @@ def build_batch(config: ResizedCropConfig, _context: AugmentationContext) -> Bat
     return transform
 
 
+def assumptions(config: ResizedCropConfig) -> Assumptions:
+    """Return what must keep the class: nothing but small parts of the image."""
+    if config.smallest_area >= _SMALL_PART:
+        return Assumptions()
+    return Assumptions(changes=(f"crops to as little as {config.smallest_area:.0%} of the area",))
+
+
 plugin = AugmentationPlugin(
     summary="Random parts of the image, enlarged to its size; flips and changes of colour",
     paper="arXiv 1409.4842, section 6",
     config_class=ResizedCropConfig,
     build_batch=build_batch,
+    assumptions=assumptions,
 )

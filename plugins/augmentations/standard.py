@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pipeline.plugin_api import AugmentationPlugin
-from plugins.augmentations.crop_and_flip import CropAndFlipConfig, build_batch
+from plugins.augmentations.crop_and_flip import CropAndFlipConfig, assumptions, build_batch
 
 plugin = AugmentationPlugin(
     summary="Padding, random crops and mirroring of whole batches: the fastest for small images",
     paper="arXiv 1512.03385, section 4.2",
     config_class=CropAndFlipConfig,
     build_batch=build_batch,
+    assumptions=assumptions,
 )

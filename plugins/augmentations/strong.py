@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from pipeline.plugin_api import AugmentationContext, AugmentationPlugin
+from pipeline.plugin_api import Assumptions, AugmentationContext, AugmentationPlugin
 from plugins.augmentations import randaugment, trivialaugment
 from plugins.augmentations.crop_and_flip import build_batch
 
@@ -28,10 +28,18 @@ def build(config: StrongConfig, context: AugmentationContext) -> Any:
     return trivialaugment.build(trivialaugment.TrivialAugmentConfig(), context)
 
 
+def assumptions(config: StrongConfig) -> Assumptions:
+    """Return what the policy assumes."""
+    if config.policy == "randaugment":
+        return randaugment.assumptions(config)
+    return trivialaugment.assumptions(config)
+
+
 plugin = AugmentationPlugin(
     summary="TrivialAugment or RandAugment, random crops, flips and random erasing",
     paper="arXiv 2103.10158, arXiv 1708.04896",
     config_class=StrongConfig,
     build=build,
     build_batch=build_batch,
+    assumptions=assumptions,
 )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.plugin_api import AugmentationContext, AugmentationPlugin
+from pipeline.plugin_api import Assumptions, AugmentationContext, AugmentationPlugin
+from plugins.augmentations import crop_and_flip
 from plugins.augmentations.crop_and_flip import CropAndFlipConfig, build_batch
+from plugins.augmentations.randaugment import INVERTED
 
 
 class TrivialAugmentConfig(CropAndFlipConfig):
@@ -22,10 +24,17 @@ def build(_config: TrivialAugmentConfig, context: AugmentationContext) -> Any:
     return albumentations.Compose([RandomOperations(ranges, num_ops=1, magnitude=None)])
 
 
+def assumptions(config: CropAndFlipConfig) -> Assumptions:
+    """Return what must keep the class."""
+    rotations = "rotations of up to 135 degrees"  # of trivialaugment_ranges, which needs cv2
+    return Assumptions(changes=(rotations, INVERTED, *crop_and_flip.assumptions(config).changes))
+
+
 plugin = AugmentationPlugin(
     summary="One random operation of random strength on each image, then random crops and flips",
     paper="arXiv 2103.10158",
     config_class=TrivialAugmentConfig,
     build=build,
     build_batch=build_batch,
+    assumptions=assumptions,
 )
