@@ -16,6 +16,7 @@ def test_the_plugin_api_exports_exactly_these_names() -> None:
     assert sorted(plugin_api.__all__) == [
         "API_VERSION",
         "ARCHIVE_SUFFIXES",
+        "Assumptions",
         "AugmentationContext",
         "AugmentationPlugin",
         "BatchRandom",
