@@ -6,6 +6,7 @@ socket, or a link to one is refused before it is opened, because reading it migh
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from typing import BinaryIO
 
 from pipeline.data.decoding import SharedBudget, UndecodableImageError
 
+_NO_TARGET = {errno.ENOENT, errno.ELOOP}
 MAX_FILE_BYTES = 1 << 29
 """512 MiB; larger files are not read as images."""
 SMALL_FILE_BYTES = 1 << 23
@@ -75,6 +77,8 @@ def open_regular(file: Path | str) -> Iterator[BinaryIO]:
         regular = stat.S_ISREG(os.stat(file).st_mode)  # noqa: PTH116 - a text, too
         descriptor = os.open(file, flags) if regular else -1
     except (OSError, ValueError) as error:  # missing, not readable, a zero byte in its name
+        if getattr(error, "errno", None) in _NO_TARGET and os.path.islink(file):  # noqa: PTH114 - same
+            raise UndecodableImageError("the link leads to no file") from error
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise UndecodableImageError(f"cannot be read: {reason}") from error
     if not regular:

@@ -53,6 +53,8 @@ def _cause(kind: LeftOutKind, reasons: str, noun: str, one: str, many: str, reme
     return Cause(kind, re.compile(reasons), noun, one, many, remedy)
 
 
+_AN = {"HDF5", "NRRD", "OpenEXR", "SVG"}
+"""Formats whose names begin with the sound of a vowel."""
 _NOTHING = "Nothing needs to be done."
 _DAMAGED = (
     _cause("contradictory_rows", "has two labels in the table", "image",
@@ -66,6 +68,8 @@ _DAMAGED = (
     _cause("missing_file", "(there is no such file|is not in the archive|is in no shard"
            "|cannot be read: No such file)", "file", "does not exist", "do not exist",
            "Copy the files there, or correct their paths."),
+    _cause("missing_file", "the link leads to no file", "file", "is a link that leads to no file",
+           "are links that lead to no file", "Copy the files there, or delete the links."),
     _cause("refused_member", "is a link", "member of the archive", "is a link",
            "are links", "Pack the files that the links lead to."),
     _cause("refused_member", "its path (leads outside|is absolute)", "member of the archive",
@@ -101,7 +105,8 @@ _DAMAGED = (
            "needs another package", "need another package",
            "Install it with pip install 'patchline[heic]'."),
     *(
-        _cause("unreadable", f"{name} files {re.escape(need)}", "file", f"is a {name} file",
+        _cause("unreadable", f"{name} files {re.escape(need)}", "file",
+               f"is {'an' if name in _AN else 'a'} {name} file",
                f"are {name} files", f"{name} files {need}: {remedy}.")
         for name, (need, remedy) in REMEDIES.items()
         if name != "HEIF"  # which is told above

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import gzip
+from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from pipeline.data.image_file import too_large
+from pipeline.data.image_file import open_regular, too_large
 from pipeline.data.image_formats import HEAD_BYTES, why_not_read
 from pipeline.data.left_out import CAUSES, cause_of, left_out, note
+from pipeline.data.pixel_values.undecodable import UndecodableImageError
 
 
 @pytest.mark.parametrize(
@@ -18,6 +20,7 @@ from pipeline.data.left_out import CAUSES, cause_of, left_out, note
         ("has two labels in the table, a and b", "contradictory_rows", "has two labels"),
         ("has two splits in the table, train and none", "contradictory_rows", "is in two splits"),
         ("there is no such file", "missing_file", "1 file does not exist"),
+        ("the link leads to no file", "missing_file", "1 file is a link that leads to no file"),
         ("the row names no image", "missing_file", "1 row names no image"),
         ("is a link; links in archives are not followed", "refused_member", "is a link"),
         ("its path leads outside the archive", "refused_member", "has a path outside the archive"),
@@ -86,3 +89,17 @@ def test_a_format_with_a_library_of_its_own_names_it(start: bytes, name: str, li
     assert library in reason
     assert cause.many == f"are {name} files"
     assert library in cause.remedy
+
+
+@pytest.mark.parametrize("target", ["gone.png", "link.png"], ids=["missing", "itself"])
+def test_a_link_without_a_target_is_no_fault_of_the_disk(target: str, tmp_path: Path) -> None:
+    """It is said to lead nowhere, whether its target is missing or the link itself."""
+    (tmp_path / "link.png").symlink_to(target)
+    with pytest.raises(UndecodableImageError, match=r"^the link leads to no file$"):
+        open_regular(tmp_path / "link.png").__enter__()
+
+
+def test_a_format_has_its_article() -> None:
+    """As the name is spoken: an SVG file, a DICOM file."""
+    assert cause_of("damaged", why_not_read(b"<svg xmlns='x'/>")).one == "is an SVG file"
+    assert cause_of("damaged", why_not_read(bytes(128) + b"DICM")).one == "is a DICOM file"
