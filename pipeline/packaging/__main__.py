@@ -12,6 +12,7 @@ import torch
 from pipeline.data import manifest as manifests
 from pipeline.data.prepared_store import open_images
 from pipeline.files.atomic_files import write_text
+from pipeline.files.file_digest import digest_of
 from pipeline.models.model_description import WEIGHTS_FILE, load_description
 from pipeline.models.model_files import load_model, save_model
 from pipeline.models.onnx_export import write_onnx
@@ -55,7 +56,11 @@ def package(job: PackagingJob, events: EventWriter) -> Package:
     write_text(job.folder / "model_card.md", card)
     size = sum(file.stat().st_size for file in job.folder.iterdir() if file.is_file())
     return Package(
-        folder=job.folder, largest_difference=difference, checked_images=images, bytes=size
+        folder=job.folder,
+        largest_difference=difference,
+        checked_images=images,
+        bytes=size,
+        reported_sha256=digest_of(job.reported).sha256 if job.reported else "",
     )
 
 

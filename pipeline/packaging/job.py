@@ -33,3 +33,5 @@ class Package(Section):
     """On all test images: in probability, or in an encoder's features."""
     checked_images: int
     bytes: int
+    reported_sha256: str = ""
+    """Of the table of predictions that the package was compared with; empty for an encoder."""

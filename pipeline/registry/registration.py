@@ -24,6 +24,7 @@ from pipeline.packaging.job import Package
 from pipeline.packaging.standalone_file import requirements
 from pipeline.provenance.weights_record import provenance_of
 from pipeline.registry.registered_models import (
+    CHECKED_TAG,
     COMMIT_TAG,
     FINGERPRINT_TAG,
     PROVENANCE_TAG,
@@ -165,6 +166,7 @@ def _new_version(
         FINGERPRINT_TAG: description.data_fingerprint,
         PROVENANCE_TAG: provenance_of(package.folder / WEIGHTS_FILE, name).summary.state,
         **metrics_tag(metrics_of_run(store, run.run_id)),
+        **({CHECKED_TAG: package.reported_sha256} if package.reported_sha256 else {}),
         **_commit_tag(),
         **tags,
     }

@@ -19,13 +19,14 @@ from pipeline.data.image_root import holds, root_image_bytes
 from pipeline.data.pixel_values.pixel_mapping import PLAIN, PixelMapping
 from pipeline.data.same_images import content_numbers
 from pipeline.errors import ModelReferenceError
+from pipeline.files.file_digest import digest_of
 from pipeline.models.model_description import WEIGHTS_FILE
 from pipeline.packaging.packaged_model import PackagedModel
 from pipeline.provenance.provenance import Provenance
 from pipeline.provenance.seen_images import CONTENT
 from pipeline.provenance.weights_record import provenance_of
 from pipeline.registry.package_download import open_package, package_folder
-from pipeline.registry.registered_models import ModelReference
+from pipeline.registry.registered_models import CHECKED_TAG, ModelReference
 from pipeline.tracking.tracked_run import DATA_ROOT_TAG
 from pipeline.tracking.tracking_store import client
 
@@ -48,7 +49,8 @@ class VersionRecords:
     manifest: pd.DataFrame | None
     """Of the data used for training, model selection and testing; None if its run is gone."""
     predictions: pd.DataFrame
-    """Columns sha256 and probabilities, in the package's class order; may be empty."""
+    """Columns sha256 and probabilities, in the package's class order; empty if they were never
+    compared with those of the package, which predicts the images again then."""
     root: Path | None
     """The folder or archive that the manifest's paths are relative to; none if it is gone."""
 
@@ -133,7 +135,8 @@ def load_records(reference: ModelReference) -> VersionRecords:
         run = store.get_run(str(version.run_id))
         with tempfile.TemporaryDirectory(prefix="patchline-") as folder:
             manifest = _table(store, run.info.run_id, "data", folder)
-            predictions = _table(store, run.info.run_id, "report", folder)
+            checked = str(version.tags.get(CHECKED_TAG, ""))
+            predictions = _table(store, run.info.run_id, "report", folder, sha256=checked)
     except (MlflowException, OSError) as error:
         reason = str(error).splitlines()[0][:200]
         raise _gone(reference, reason) from error
@@ -229,12 +232,26 @@ def image_reader(
     return pixels_of
 
 
-def _table(store: MlflowClient, run_id: str, folder: str, into: str) -> pd.DataFrame | None:
+def _table(
+    store: MlflowClient, run_id: str, folder: str, into: str, sha256: str | None = None
+) -> pd.DataFrame | None:
+    """Return the table in a folder of a run's artifacts; None if there is none.
+
+    Args:
+        store: of the run.
+        run_id: of the run.
+        folder: of the artifacts.
+        into: receives the file.
+        sha256: of the file if it is the one that counts; nothing else is returned then.
+    """
     files = [item.path for item in store.list_artifacts(run_id, folder)]
     tables = [path for path in files if path.endswith(".parquet")]
     if not tables:
         return None
-    return pd.read_parquet(store.download_artifacts(run_id, tables[0], into))
+    file = Path(store.download_artifacts(run_id, tables[0], into))
+    if sha256 is not None and digest_of(file).sha256 != sha256:
+        return None
+    return pd.read_parquet(file)
 
 
 def _predict(

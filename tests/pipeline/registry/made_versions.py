@@ -17,6 +17,7 @@ from pipeline.config import ModelChoice, RunConfig
 from pipeline.data import manifest as manifests
 from pipeline.evaluation import predictions
 from pipeline.files.atomic_files import write_text
+from pipeline.files.file_digest import digest_of
 from pipeline.files.sealed_files import write_tensors
 from pipeline.models.model_description import ModelDescription
 from pipeline.packaging.job import Package
@@ -136,11 +137,15 @@ def make_version(
     root: Path | None = None,
     metrics: dict[str, float] | None = None,
     records_predictions: bool = True,
+    compared: bool = True,
     config: PromotionConfig = QUICK,
     seed: int = 0,
     provenance: Provenance | None = None,
 ) -> ModelReference:
-    """Register a version as a run does, with predictions that are wrong where they should be."""
+    """Register a version as a run does, with predictions that are wrong where they should be.
+
+    They were compared with those of the package, unless `compared` is false.
+    """
     manifest = made_manifest() if manifest is None else manifest
     provenance = provenance or seen_in(manifest)
     new = NewRun(
@@ -166,6 +171,8 @@ def make_version(
             store.log_metric(run.run_id, f"test/{key}", value)
         model_id = registration.logged_model(run, name)
         package = made_package(run.folder / "package", seed=seed, provenance=provenance)
+        if records_predictions and compared:
+            package = package.model_copy(update={"reported_sha256": digest_of(table).sha256})
         registered = registration.register(run, model_id, name, package, {})
     assign_aliases(registered.reference, config, run.folder / "promotion")
     return registered.reference
