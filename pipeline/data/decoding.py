@@ -27,7 +27,8 @@ from pipeline.data.image_formats import HEAD_BYTES, format_of, why_not_read
 from pipeline.data.jpeg_wholeness import JpegFrame, jpeg_frame, lacks_data
 from pipeline.data.pillow_decoding import OnFit, OnOpacity, Pixels, mapped_pixels, upright_pixels
 from pipeline.data.pixel_values.file_values import DeepFile, deep_file, may_be_deep
-from pipeline.data.pixel_values.pixel_mapping import PLAIN, FileValues, PixelMapping
+from pipeline.data.pixel_values.pixel_mapping import PLAIN, FileValues, PixelMapping, ValueFit
+from pipeline.data.pixel_values.reduced_values import reduced_bits
 from pipeline.data.pixel_values.undecodable import UndecodableImageError
 from pipeline.data.png_chunks import PlainPng, plain_png
 
@@ -156,7 +157,7 @@ def decoded(
         jpeg_decoder: decodes common JPEG files, faster than OpenCV and Pillow, which decode those
             for which it returns None.
         mapping: what becomes of values that are not of 8 bits, and which bands are used.
-        on_fit: called with how values that are not of 8 bits fit their range.
+        on_fit: called with how the values fit the range that maps them.
         on_opacity: called with the opacity of an image of 8 bits that has one, rows by rows.
 
     Raises:
@@ -192,6 +193,8 @@ def decoded(
                 pixels = _decode_strict(data, channels, mapping, on_opacity)
             if pixels.ndim != 3:  # noqa: PLR2004 - H, W, C
                 pixels = pixels[:, :, None]
+            if on_fit:
+                on_fit(ValueFit(reduced=0 if frame or png else reduced_bits(data)))
         yield pixels
 
 
@@ -234,8 +237,19 @@ def read_header(data: bytes) -> ImageHeader:
         return _header(data, deep_file(data, format_of(data[:HEAD_BYTES])))
 
 
-def pillow_pixels(image: Image.Image, channels: int, mapping: PixelMapping = PLAIN) -> Pixels:
+def pillow_pixels(
+    image: Image.Image,
+    channels: int,
+    mapping: PixelMapping = PLAIN,
+    on_fit: OnFit | None = None,
+) -> Pixels:
     """Return the pixels of an image that Pillow has opened, as `decode_image` returns a file's.
+
+    Args:
+        image: the image.
+        channels: 1 or 3.
+        mapping: what becomes of values that are not of 8 bits, and which bands are used.
+        on_fit: called with how the values fit the range that maps them.
 
     Raises:
         UndecodableImageError: with the reason, if its file is incomplete, or it has no pixels.
@@ -243,7 +257,7 @@ def pillow_pixels(image: Image.Image, channels: int, mapping: PixelMapping = PLA
     with _failures_named():
         if not image.width or not image.height:
             raise UndecodableImageError("an image without pixels is not an image")
-        return upright_pixels(image, channels, mapping)
+        return upright_pixels(image, channels, mapping, on_fit=on_fit)
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from pipeline.data.jpeg_decoding import decode_jpeg
 from pipeline.data.pixel_values.file_summary import ORDINARY, FileSummary, clarity, values_digest
 from pipeline.data.pixel_values.file_values import may_be_deep
 from pipeline.data.pixel_values.pixel_mapping import PixelMapping
+from pipeline.data.pixel_values.reduced_values import reduced_bits
 from pipeline.data.pixel_values.tiff_page import tiff_page
 from pipeline.data.same_images import pixel_digest
 from pipeline.files.data_names import IMAGE_SUFFIXES
@@ -210,10 +211,9 @@ class _Description:
 def _summary(data: bytes, opacity: list[Pixels]) -> FileSummary:
     """Return what is special about an image of 8 bits."""
     pages = tiff_page(data).pages if data.startswith((b"II", b"MM")) else 1
-    if not opacity:
-        return FileSummary(pages=pages) if pages > 1 else ORDINARY
-    clear, hidden = clarity(np.concatenate(opacity))
-    return FileSummary(pages=pages, clear=clear, hidden=hidden)
+    clear, hidden = clarity(np.concatenate(opacity)) if opacity else (-1.0, False)
+    found = FileSummary(pages=pages, clear=clear, hidden=hidden, reduced=reduced_bits(data))
+    return ORDINARY if found == ORDINARY else found
 
 
 def printable(name: str) -> str:

@@ -12,13 +12,13 @@ import numpy as np
 from PIL import Image
 
 from pipeline.data.pixel_values.file_values import orientation_of
-from pipeline.data.pixel_values.pixel_mapping import Clipped, FileValues, PixelMapping
+from pipeline.data.pixel_values.pixel_mapping import FileValues, PixelMapping, ValueFit
 from pipeline.data.pixel_values.undecodable import UndecodableImageError
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 OnOpacity = Callable[[Pixels], None]
 """Called with the opacity of some rows of an image of 8 bits (rows, W)."""
-OnFit = Callable[[Clipped], None]
+OnFit = Callable[[ValueFit], None]
 """Called with how the values of an image fit the range that maps them."""
 
 _STRIP_PIXELS = 1 << 20
@@ -35,6 +35,7 @@ def upright_pixels(
     channels: int,
     mapping: PixelMapping,
     on_opacity: OnOpacity | None = None,
+    on_fit: OnFit | None = None,
 ) -> Pixels:
     """Return the pixels (H, W, C), converted in strips to avoid a second full copy.
 
@@ -44,9 +45,11 @@ def upright_pixels(
     image.load()
     if image.mode in _DEEP_MODES:
         values = FileValues(np.asarray(image)[:, :, None], 1, orientation=orientation_of(image))
-        return mapped_pixels(values, channels, mapping)
+        return mapped_pixels(values, channels, mapping, on_fit)
     if image.mode not in _EIGHT_BIT_MODES:
         raise UndecodableImageError(f"its pixel format {image.mode} is not read; convert it to RGB")
+    if on_fit:
+        on_fit(ValueFit())
     if mapping.bands:
         return _turned(mapping.selected(_bands(image), channels), orientation_of(image))
     flips = _flips(orientation_of(image))
@@ -73,7 +76,7 @@ def mapped_pixels(
         UndecodableImageError: if nothing says what its values mean.
     """
     pixels_HWC, fit = mapping.eight_bits(values, channels)
-    if on_fit and fit:
+    if on_fit:
         on_fit(fit)
     return _turned(pixels_HWC, values.orientation)
 

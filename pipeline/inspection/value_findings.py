@@ -7,6 +7,12 @@ import pandas as pd
 from pipeline.data.pixel_values.data_values import DataValues, summaries
 from pipeline.inspection.finding import Finding, finding_on_files
 
+_MAPPED = (
+    "Maps the values of all images by one range, in runs and in their packages alike. Set "
+    "data.value_range, data.value_range_percentiles or data.bands to choose otherwise."
+)
+_AS_IT_IS = "Uses the images as this says, in runs and in their packages alike."
+
 
 def findings_on_values(rows: pd.DataFrame, values: DataValues) -> list[Finding]:
     """Return what becomes of values and bands, and why a run cannot use them.
@@ -15,7 +21,7 @@ def findings_on_values(rows: pd.DataFrame, values: DataValues) -> list[Finding]:
         rows: the usable images.
         values: what was decided for the data set.
     """
-    deep = [each.is_deep for each in summaries(rows)]
+    deep = [each.is_deep or each.reduced > 0 for each in summaries(rows)]
     files = tuple(rows["path"][deep])
     findings = []
     if values.problem:
@@ -35,9 +41,7 @@ def findings_on_values(rows: pd.DataFrame, values: DataValues) -> list[Finding]:
                 "warning" if values.losses else "note",
                 files or tuple(rows["path"]),
                 f"{'; '.join(values.notes)}.",
-                "Maps the values of all images by one range, in runs and in their packages alike. "
-                "Set data.value_range, data.value_range_percentiles or data.bands to choose "
-                "otherwise.",
+                _MAPPED if values.spec.ranges or values.spec.bands else _AS_IT_IS,
             )
         )
     return findings

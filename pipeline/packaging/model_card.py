@@ -246,6 +246,8 @@ def _pixel_values(values: PixelValues) -> Iterator[str]:
             f"{each.kind} from {each.low:,.6g} to {each.high:,.6g} become 256 grey levels "
             f"({each.found})"
         )
+    if not values.eight_bit:
+        yield "no image of the training had 8 bits per color"
     if values.bands:
         yield f"bands {', '.join(map(str, values.bands))}, counted from 1"
     if not values.opacity:

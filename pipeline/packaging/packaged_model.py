@@ -16,11 +16,12 @@ from typing import Any
 
 import cv2
 import numpy as np
+from PIL import Image
 
-from pipeline.data.decoding import UndecodableImageError, decoded
+from pipeline.data.decoding import UndecodableImageError, decoded, pillow_pixels
 from pipeline.data.image_file import MAX_FILE_BYTES, image_bytes, too_large
 from pipeline.data.pillow_decoding import mapped_pixels
-from pipeline.data.pixel_values.pixel_mapping import FileValues, PixelMapping
+from pipeline.data.pixel_values.pixel_mapping import FileValues, PixelMapping, ValueFit
 from pipeline.data.pixel_values.value_fit import RangeFits
 from pipeline.data.resizing import resize_image
 from pipeline.models.onnx_session import open_session
@@ -79,6 +80,18 @@ class PackagedModel:
         except (cv2.error, MemoryError) as error:
             raise UndecodableImageError("the image is too large, or too narrow") from error
 
+    def opened_pixels(self, image: Image.Image) -> np.ndarray[Any, Any]:
+        """Resize an image that Pillow has opened for the network: uint8 (H, W, C).
+
+        Raises:
+            UndecodableImageError: with the reason, if its file is incomplete or too large.
+        """
+        pixels_HWC = pillow_pixels(image, self.image["channels"], self.mapping, self.fits.note)
+        try:
+            return self._resized(pixels_HWC)
+        except (cv2.error, MemoryError) as error:
+            raise UndecodableImageError("the image is too large, or too narrow") from error
+
     def _of_array(self, image: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Return an array's image of 8 bits (H, W, C), with the range of training if it has others.
 
@@ -86,13 +99,13 @@ class PackagedModel:
             UndecodableImageError: if it is no image.
         """
         channels = self.image["channels"]
-        if self.mapping.is_plain:
-            return _as_channels(image, channels)
-        if image.ndim not in (2, 3) or not image.size or image.dtype.kind not in "iuf":
-            return _as_channels(image, channels)
+        is_image = image.ndim in (2, 3) and image.size and image.dtype.kind in "iuf"
+        is_plain = self.mapping.is_plain or (image.dtype == np.uint8 and not self.mapping.bands)
+        if is_plain or not is_image:
+            pixels_HWC = _as_channels(image, channels)
+            self.fits.note(ValueFit())
+            return pixels_HWC
         samples_HWN = image[:, :, None] if image.ndim == 2 else image  # noqa: PLR2004 - H, W
-        if image.dtype == np.uint8 and not self.mapping.bands:
-            return _as_channels(image, channels)
         colors = 3 if samples_HWN.shape[2] == 3 else 1  # noqa: PLR2004 - RGB
         return mapped_pixels(
             FileValues(samples_HWN, colors), channels, self.mapping, self.fits.note

@@ -42,6 +42,9 @@ class PixelValues(Section):
     opacity: bool = True
     """Whether transparent pixels become white."""
 
+    eight_bit: bool = True
+    """Whether images of 8 bits per color are among those of the training."""
+
 
 class ImageSpec(Section):
     """The format of a model's input images, after decoding and resizing."""

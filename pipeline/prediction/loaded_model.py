@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 from PIL import Image as PillowImage
 
-from pipeline.data.decoding import UndecodableImageError, pillow_pixels
+from pipeline.data.decoding import UndecodableImageError
 from pipeline.errors import ConfigError, DataError
 from pipeline.packaging.packaged_model import PackagedModel
 from pipeline.prediction.image_files import ImageFile, check_images, find_images, pixels_of
@@ -109,7 +109,7 @@ class Model:
         if isinstance(image, ImageFile):
             return pixels_of(self._package, image)
         if isinstance(image, PillowImage.Image):
-            image = pillow_pixels(image, self._package.image["channels"], self._package.mapping)
+            return self._package.opened_pixels(image)
         return self._package.pixels(image)
 
     def _table(self, answers: Sequence[_Answered], *, marked: bool) -> pd.DataFrame:

@@ -95,13 +95,19 @@ def choose_values(rows: pd.DataFrame, root: Path, settings: DataConfig) -> DataV
         note = _range_note(kind, len(group), len(files), chosen)
         notes.append(note)
         losses += [note] if loss_words(chosen) else []
-    spec = PixelValues(ranges=tuple(ranges), bands=bands, opacity=opacity)
+    spec = PixelValues(
+        ranges=tuple(ranges),
+        bands=bands,
+        opacity=opacity,
+        eight_bit=not files or any(file.summary.kind == EIGHT_BITS for file in files),
+    )
     return DataValues(
         spec=spec,
         is_grey=len(bands) == 1 if bands else all(map(_is_grey, files)),
         notes=(
             *notes,
             *opacity_notes,
+            *_notes_on_white(deep),
             *_notes_on_bands(files, settings),
             *_other_notes(files),
             *_unused(bool(deep), settings),
@@ -183,9 +189,9 @@ def _range(
 ) -> ChosenRange:
     lows, highs, declared = list[float](), list[float](), list[float]()
     for file in group:
-        places = [band - 1 for band in bands if band <= file.bands] or _colored(file.summary)
-        lows.append(min(file.summary.low[place] for place in places))
-        highs.append(max(file.summary.high[place] for place in places))
+        low, high = file.summary.extremes(bands)
+        lows.append(low)
+        highs.append(high)
         declared.append(file.summary.declared)
     most = max(bands, default=0)
     listed = [(file.path, file.sha256) for file in group if most <= file.bands]
@@ -197,13 +203,6 @@ def _range(
         sample=value_sample(root, listed, bands),
     )
     return choose_range(seen, settings.value_range, settings.value_range_percentiles)
-
-
-def _colored(summary: FileSummary) -> list[int]:
-    """Return the places of the bands that are not opacity."""
-    return [
-        place for place in range(summary.bands) if not summary.opacity or place < summary.colors
-    ]
 
 
 def _range_note(kind: str, count: int, total: int, chosen: ChosenRange) -> str:
@@ -226,6 +225,19 @@ def _notes_on_bands(files: Sequence[_File], settings: DataConfig) -> Iterator[st
         yield f"{plural} {named} of up to {most} are used; the others are dropped"
 
 
+def _notes_on_white(deep: dict[str, list[_File]]) -> Iterator[str]:
+    """Say that files of one type declare different values of white, although one range maps all."""
+    for kind, group in sorted(deep.items()):
+        whites = sorted({file.summary.declared for file in group} - {0.0})
+        if len(whites) > 1:
+            darker = [file for file in group if file.summary.declared == whites[0]]
+            many = f"{len(darker):,} of {len(group):,}, such as {darker[0].path}"
+            yield (
+                f"images of {kind_words(kind)} values declare different values of white, "
+                f"{number(whites[0])} ({many}) to {number(whites[-1])}; one range maps all of them"
+            )
+
+
 def _other_notes(files: Sequence[_File]) -> Iterator[str]:
     """Say which files have more than is used of them."""
     several = [file for file in files if file.summary.pages > 1]
@@ -234,6 +246,15 @@ def _other_notes(files: Sequence[_File]) -> Iterator[str]:
         yield (
             f"{len(several):,} file{' has' if one else 's have'} several pages, such as "
             f"{several[0].path}; the first page is used"
+        )
+    reduced = [file for file in files if file.summary.reduced]
+    if reduced:
+        one = len(reduced) == 1
+        most = max(file.summary.reduced for file in reduced)
+        yield (
+            f"{len(reduced):,} image{' has' if one else 's have'} up to {most} bits per color, "
+            f"such as {reduced[0].path}, which the decoder of {'its' if one else 'their'} format "
+            "reduces to 8; grey and RGB images keep all bits in 16-bit PNG and TIFF files"
         )
     missing = [file for file in files if file.summary.missing]
     if missing:
@@ -247,4 +268,4 @@ def _other_notes(files: Sequence[_File]) -> Iterator[str]:
 def _unused(deep: bool, settings: DataConfig) -> Iterator[str]:
     for name in ("value_range", "value_range_percentiles"):
         if getattr(settings, name) is not None and not deep:
-            yield f"data.{name} has no effect, because all images have 8 bits per color"
+            yield f"data.{name} has no effect, because all images are decoded to 8 bits per color"

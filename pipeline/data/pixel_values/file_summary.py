@@ -37,6 +37,8 @@ class FileSummary:
     """Share of pixels that are wholly opaque or wholly transparent; -1 without opacity."""
     hidden: bool = False
     """Whether every pixel is wholly transparent."""
+    reduced: int = 0
+    """Bits per color, if the decoder of its format reduces them to 8; 0 otherwise."""
 
     @classmethod
     def of(cls, values: FileValues) -> FileSummary:
@@ -89,6 +91,18 @@ class FileSummary:
     def unknown_bands(self) -> int:
         """Number of bands of which the format does not say what they are."""
         return max(0, self.bands - self.colors - bool(self.opacity))
+
+    def extremes(self, bands: tuple[int, ...]) -> tuple[float, float]:
+        """Return the smallest and the largest value of the bands that are used.
+
+        Args:
+            bands: counted from 1; those that are not there do not count, none means all but
+                opacity.
+        """
+        used = [band - 1 for band in bands if band <= self.bands] or [
+            place for place in range(self.bands) if not self.opacity or place < self.colors
+        ]
+        return min(self.low[place] for place in used), max(self.high[place] for place in used)
 
 
 ORDINARY = FileSummary()

@@ -109,6 +109,6 @@ def _deep_jpeg(data: bytes) -> DeepFile | None:
 
     def read() -> FileValues:
         with Image.open(io.BytesIO(data), formats=("JPEG2000",)) as opened:
-            return jpeg_values(opened, header)
+            return jpeg_values(data, opened, header)
 
-    return _deep(header.width, header.height, "uint16", 1, read)
+    return _deep(header.width, header.height, "uint16", header.samples, read)

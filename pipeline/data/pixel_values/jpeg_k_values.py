@@ -1,7 +1,8 @@
-"""Read all bits of grey JPEG 2000 files, and refuse JPEG files of more than 8 bits.
+"""Read all bits of JPEG 2000 files, and refuse JPEG files of more than 8 bits.
 
-This module is copied into every packaged model. Colors of more than 8 bits are mapped to 8 by
-Pillow, from the number of bits that the file declares (ISO/IEC 15444-1, A.5.1).
+This module is copied into every packaged model. OpenCV reads them (ISO/IEC 15444-1, A.5.1 and
+I.5.3). What it does not read with all of its bits, such as colors of half the resolution, is
+reduced to 8 bits by Pillow.
 """
 
 from __future__ import annotations
@@ -9,47 +10,76 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
+import cv2
 import numpy as np
 from PIL import Image
 
-from pipeline.data.pixel_values.pixel_mapping import FileValues
+from pipeline.data.pixel_values.pixel_mapping import FileValues, Values
 from pipeline.data.pixel_values.undecodable import UndecodableImageError
 
 _START = b"\xff\x4f\xff\x51"
 _FIELDS = ">HHIIIIIIIIH"
 _SIGNED = 0x80
+_SIXTEEN = 16
+_ONE, _THREE, _FOUR = 1, 3, 4
+_SRGB = 16
+"""Number of the color space in the box `colr`."""
+_CHANNEL_KINDS = {1: "straight", 2: "associated"}
+"""Types of a channel in the box `cdef`."""
 _FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
 _JPEG_LS, _SCAN = 0xF7, 0xDA
 
 
 class DeepJpeg(NamedTuple):
-    """What the header of a grey file of more than 8 bits states."""
+    """What the header of a file of more than 8 bits states, all of which can be read."""
 
     width: int
     height: int
     bits: int
+    samples: int
+    """Per pixel: 1 for grey, 3 for RGB, 4 for RGB and another band."""
+    opacity: str
+    """How colors and opacity are stored, if the fourth band is one."""
+
+
+class _Frame(NamedTuple):
+    start: int
+    width: int
+    height: int
+    components: tuple[tuple[int, int, int], ...]
+    """The bits of each, with the sign, and the steps between its columns and its rows."""
+
+    @property
+    def bits(self) -> int:
+        return max((depth & ~_SIGNED for depth, _, _ in self.components), default=0) + 1
 
 
 def deep_jpeg(data: bytes) -> DeepJpeg | None:
-    """Return what the header states; None for 8 bits or fewer, and for colors.
+    """Return what the header states; None for 8 bits or fewer, and for what is reduced to 8 bits.
 
     Raises:
-        UndecodableImageError: if its values have a sign.
+        UndecodableImageError: if its values have a sign, or more than 16 bits.
     """
-    at = data.find(_START, 0, 1 << 16)
-    try:
-        if at < 0:
-            return None
-        fields = struct.unpack_from(_FIELDS, data, at + len(_START))
-        depths = data[at + len(_START) + struct.calcsize(_FIELDS) :: 3][: fields[-1]]
-    except struct.error:
+    frame = _frame(data)
+    if frame is None:
         return None
-    if any(depth & _SIGNED for depth in depths):
+    if any(depth & _SIGNED for depth, _, _ in frame.components):
         raise UndecodableImageError("its values have a sign, which is not read; save it as TIFF")
-    bits = max(depths, default=0) + 1
-    if len(depths) != 1 or bits <= 8:  # noqa: PLR2004 - bits
+    if frame.bits > _SIXTEEN:
+        raise UndecodableImageError(
+            f"its samples have {frame.bits} bits, and at most 16 are read; save it as TIFF"
+        )
+    samples = len(frame.components)
+    if frame.bits <= 8 or not _is_read_whole(data, frame):  # noqa: PLR2004 - bits
         return None
-    return DeepJpeg(fields[2] - fields[4], fields[3] - fields[5], bits)
+    opacity = _declared_opacity(data[: frame.start]) if samples == _FOUR else ""
+    return DeepJpeg(frame.width, frame.height, frame.bits, samples, opacity)
+
+
+def jpeg_bits(data: bytes) -> int:
+    """Return the bits per color that the header of a JPEG 2000 file states; 0 without one."""
+    frame = _frame(data)
+    return frame.bits if frame else 0
 
 
 def check_jpeg(data: bytes) -> None:
@@ -72,10 +102,73 @@ def check_jpeg(data: bytes) -> None:
         at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
 
 
-def jpeg_values(image: Image.Image, header: DeepJpeg) -> FileValues:
-    """Return the values of a file that Pillow has opened, and stretches to 16 bits."""
-    stretched = np.asarray(image)
-    if stretched.dtype != np.uint16:
-        raise UndecodableImageError(f"the installed Pillow cannot read its {header.bits} bits")
-    samples_HW = stretched >> max(0, 16 - header.bits)
-    return FileValues(samples_HW[:, :, None], 1, declared=float((1 << header.bits) - 1))
+def jpeg_values(data: bytes, image: Image.Image, header: DeepJpeg) -> FileValues:
+    """Return the values of a file that Pillow has opened.
+
+    Raises:
+        UndecodableImageError: if it is damaged, or its bits cannot be read.
+    """
+    image.load()  # says what is damaged, without printing as OpenCV does
+    decoded: Values | None = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
+    size = header.width * header.height * header.samples
+    if decoded is None or decoded.size != size or decoded.dtype != np.uint16:
+        raise UndecodableImageError(
+            f"its {header.bits} bits cannot be read; save it as 16-bit PNG or as TIFF"
+        )
+    samples_HWN = decoded.reshape(header.height, header.width, header.samples)
+    if header.samples > _ONE:
+        samples_HWN = np.ascontiguousarray(samples_HWN[:, :, [2, 1, 0, 3][: header.samples]])
+    return FileValues(
+        samples_HWN,
+        min(header.samples, _THREE),
+        opacity=header.opacity,
+        declared=float((1 << header.bits) - 1),
+    )
+
+
+def _frame(data: bytes) -> _Frame | None:
+    at = data.find(_START, 0, 1 << 16)
+    try:
+        if at < 0:
+            return None
+        fields = struct.unpack_from(_FIELDS, data, at + len(_START))
+        place = at + len(_START) + struct.calcsize(_FIELDS)
+        components = tuple(struct.iter_unpack("BBB", data[place : place + 3 * fields[-1]]))
+    except struct.error:
+        return None
+    return _Frame(at, fields[2] - fields[4], fields[3] - fields[5], components)
+
+
+def _is_read_whole(data: bytes, frame: _Frame) -> bool:
+    """Return whether all bits can be read: of grey, and of plain RGB."""
+    samples, head = len(frame.components), data[: frame.start]
+    if samples == _ONE:
+        return True
+    color = _box(head, b"colr")
+    return (
+        samples in (_THREE, _FOUR)
+        and len({depth for depth, _, _ in frame.components}) == 1
+        and all(steps == [1, 1] for _, *steps in frame.components)
+        and b"pclr" not in head
+        and (color is None or color[0] != 1 or color[3:7] == _SRGB.to_bytes(4, "big"))
+    )
+
+
+def _declared_opacity(head: bytes) -> str:
+    """Return how the fourth channel is stored, if the file declares it as opacity of all others."""
+    channels = _box(head, b"cdef")
+    if channels is None:
+        return ""
+    described = struct.iter_unpack(">HHH", channels[2 : 2 + 6 * ((len(channels) - 2) // 6)])
+    kinds = {channel: kind for channel, kind, _ in described}
+    return _CHANNEL_KINDS.get(kinds.get(_THREE, 0), "")
+
+
+def _box(head: bytes, kind: bytes) -> bytes | None:
+    """Return the content of a box of the header; None if it is not there."""
+    at = head.find(kind)
+    if at < 4:  # noqa: PLR2004 - its length comes first
+        return None
+    length = int.from_bytes(head[at - 4 : at], "big")
+    content = head[at + 4 : at - 4 + length]
+    return content if len(content) > 2 else None  # noqa: PLR2004 - shorter ones say nothing

@@ -9,10 +9,12 @@ from pipeline.data.pixel_values.file_summary import FileSummary
 from pipeline.data.pixel_values.pixel_mapping import (
     EIGHT_BITS,
     PixelMapping,
+    ValueFit,
     kind_words,
     number,
     white_of,
 )
+from pipeline.data.pixel_values.value_fit import FitCounts
 from pipeline.errors import DataError
 
 _MARGIN = 0.25
@@ -20,7 +22,7 @@ _MARGIN = 0.25
 
 
 def notes_on_fit(rows: pd.DataFrame, mapping: PixelMapping) -> list[str]:
-    """Say which images have values outside of the model's ranges.
+    """Say which images have other values than those that a model was trained with.
 
     Args:
         rows: the usable images of a manifest.
@@ -34,23 +36,23 @@ def notes_on_fit(rows: pd.DataFrame, mapping: PixelMapping) -> list[str]:
         reason = _unfit(bands, summary, mapping)
         if reason:
             raise DataError(f"{path}: {reason}. Convert it, or remove it from the data.")
-    notes = []
-    for kind, low, high in mapping.ranges:
-        outside = [
-            (path, summary)
-            for path, _, summary in files
-            if summary.kind == kind and _is_outside(summary, low, high)
-        ]
-        if outside:
-            path, summary = outside[0]
-            count = len(outside)
-            notes.append(
-                f"{count:,} image{' has' if count == 1 else 's have'} {kind_words(kind)} values "
-                f"outside of the range {number(low)} to {number(high)} that the model was trained "
-                f"with, such as {path} ({number(min(summary.low))} to {number(max(summary.high))});"
-                " they are clipped"
-            )
-    return notes
+    counts = FitCounts()
+    for path, _, summary in files:
+        counts.add(_fit(summary, mapping), path)
+    return list(counts.notes(mapping))
+
+
+def _fit(summary: FileSummary, mapping: PixelMapping) -> ValueFit:
+    """Return how the smallest and the largest value of a file fit the range of its type."""
+    if not summary.is_deep or summary.kind == EIGHT_BITS:
+        return ValueFit(reduced=summary.reduced)
+    low, high = summary.extremes(mapping.bands)
+    known = mapping.range_of(summary.kind)
+    if known is None or not low <= high:
+        return ValueFit(summary.kind, 0.0, *(known or (low, high)))
+    margin = _MARGIN * (known[1] - known[0])
+    is_outside = high > known[1] + margin or low < known[0] - margin
+    return ValueFit(summary.kind, float(is_outside), low, high)
 
 
 def _unfit(bands: int, summary: FileSummary, mapping: PixelMapping) -> str:
@@ -71,8 +73,3 @@ def _unfit(bands: int, summary: FileSummary, mapping: PixelMapping) -> str:
             f"{' and '.join(there)} values, so that nothing says which are black and white"
         )
     return ""
-
-
-def _is_outside(summary: FileSummary, low: float, high: float) -> bool:
-    margin = _MARGIN * (high - low)
-    return max(summary.high) > high + margin or min(summary.low) < low - margin

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -67,15 +67,19 @@ class FileValues(NamedTuple):
         return wrong
 
 
-class Clipped(NamedTuple):
-    """How an image fits the range that it was mapped with."""
+class ValueFit(NamedTuple):
+    """How the values of an image fit the range that they were mapped with."""
 
-    share: float
+    kind: str = EIGHT_BITS
+    """The type of its values."""
+    share: float = 0.0
     """Of its values outside of the range, 0 to 1."""
-    low: float
-    """Its smallest value."""
-    high: float
-    """Its largest value."""
+    low: float = 0.0
+    """Its smallest value; not measured if it has 8 bits per color."""
+    high: float = float(_WHITE)
+    """Its largest value; not measured if it has 8 bits per color."""
+    reduced: int = 0
+    """Bits per color of its file, if its decoder reduces them to 8."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,8 @@ class PixelMapping:
     """The bands of each image that are used, from 1; empty for the colors of its format."""
     opacity: bool = True
     """Whether transparent pixels become white, where a file has an opacity."""
+    eight_bit: bool = field(default=True, compare=False)
+    """Whether images of 8 bits per color are among those of the training; changes no pixel."""
 
     @classmethod
     def of(cls, described: Mapping[str, Any]) -> PixelMapping:
@@ -97,6 +103,7 @@ class PixelMapping:
             ranges=tuple((str(e["kind"]), float(e["low"]), float(e["high"])) for e in ranges),
             bands=tuple(int(band) for band in described.get("bands", ())),
             opacity=bool(described.get("opacity", True)),
+            eight_bit=bool(described.get("eight_bit", True)),
         )
 
     @property
@@ -105,9 +112,14 @@ class PixelMapping:
         return self == PLAIN
 
     def json(self) -> dict[str, Any]:
-        """Return the mapping as what JSON can hold."""
+        """Return what determines pixels, as what JSON can hold."""
         named = [{"kind": kind, "low": low, "high": high} for kind, low, high in self.ranges]
         return {"ranges": named, "bands": list(self.bands), "opacity": self.opacity}
+
+    @property
+    def trained_kinds(self) -> tuple[str, ...]:
+        """The types of values that the images of the training have."""
+        return (*[EIGHT_BITS] * self.eight_bit, *(kind for kind, _, _ in self.ranges))
 
     def range_of(self, kind: str) -> tuple[float, float] | None:
         """Return the range of a type of values, if there is one."""
@@ -116,8 +128,8 @@ class PixelMapping:
         found = [(low, high) for name, low, high in self.ranges if name == kind]
         return found[0] if found else None
 
-    def eight_bits(self, values: FileValues, channels: int) -> tuple[Values, Clipped | None]:
-        """Return an image as uint8 (H, W, C), and how it fits the range if it is not of 8 bits.
+    def eight_bits(self, values: FileValues, channels: int) -> tuple[Values, ValueFit]:
+        """Return an image as uint8 (H, W, C), and how its values fit the range.
 
         Raises:
             UndecodableImageError: if nothing says what becomes of its values or bands.
@@ -132,7 +144,8 @@ class PixelMapping:
             mapped_HWN = _WHITE - mapped_HWN
         if values.opacity and self.opacity and not self.bands:
             mapped_HWN = _on_white(mapped_HWN, values, high)
-        fit = None if values.kind == EIGHT_BITS else _fit(colors_HWN[~missing], low, high)
+        known = colors_HWN[~missing] if missing.any() else colors_HWN
+        fit = ValueFit() if values.kind == EIGHT_BITS else _fit(values.kind, known, low, high)
         return with_channels(mapped_HWN, channels), fit
 
     def selected(self, samples_HWN: Values, channels: int) -> Values:
@@ -257,11 +270,11 @@ def _own_range(
     )
 
 
-def _fit(known: Values, low: float, high: float) -> Clipped:
+def _fit(kind: str, known: Values, low: float, high: float) -> ValueFit:
     if not known.size:
-        return Clipped(0.0, low, low)
+        return ValueFit(kind, 0.0, low, high)
     outside = int(np.count_nonzero(known < low) + np.count_nonzero(known > high))
-    return Clipped(outside / known.size, float(known.min()), float(known.max()))
+    return ValueFit(kind, outside / known.size, float(known.min()), float(known.max()))
 
 
 def _on_white(colors_HWN: Values, values: FileValues, high: float) -> Values:

@@ -23,7 +23,7 @@ _TIFF_TYPES = dict(
 )
 _STRIPS, _STRIP_BYTES, _TILES, _TILE_BYTES = 273, 279, 324, 325
 _SUBFILE, _MAX_SAMPLE, _S_MAX_SAMPLE, _NO_DATA, _SUB_DIRECTORIES = 254, 281, 341, 42113, 330
-_DNG_VERSION, _DESCRIPTION, _HAMAMATSU = 50706, 270, 65420
+_DNG_VERSION, _DESCRIPTION, _HAMAMATSU, _PALETTE = 50706, 270, 65420, 320
 _REDUCED, _MASK = 1, 4
 _MOST_TAGS, _MOST_PAGES = 4096, 100_000
 _BIG_TIFF = 43
@@ -65,6 +65,8 @@ class TiffPage(NamedTuple):
     declared: float
     """The largest value that the file declares; 0 if none."""
     no_data: float | None
+    palette_bits: int
+    """16 if its palette has colors that 8 bits do not tell apart; 0 otherwise."""
     is_raw: bool
     """Whether it is the thumbnail of a camera's raw file."""
     is_slide: bool
@@ -117,6 +119,7 @@ def tiff_page(data: bytes) -> TiffPage:
         orientation=one(274, 1),
         declared=_declared(tags),
         no_data=_no_data(tags),
+        palette_bits=_palette_bits(tags),
         is_raw=_DNG_VERSION in tags
         or (data[8:10] == _CANON and data[2] == 42)  # noqa: PLR2004 - a classic TIFF file
         or (is_thumbnail and _SUB_DIRECTORIES in tags),
@@ -167,6 +170,15 @@ def _declared(tags: TiffTags) -> float:
         if found is not None and len(found) and float(found.max()) > 0:
             return float(found.max())
     return 0.0
+
+
+def _palette_bits(tags: TiffTags) -> int:
+    palette = tags.get(_PALETTE)
+    if palette is None or palette.dtype.itemsize < 2 or len(palette) % 3:  # noqa: PLR2004 - bytes
+        return 0
+    colors_NC = palette.reshape(3, -1).T.astype(np.uint16)
+    apart, kept = (len(np.unique(each, axis=0)) for each in (colors_NC, colors_NC >> 8))
+    return 16 if kept < apart else 0
 
 
 def _no_data(tags: TiffTags) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -77,11 +78,40 @@ def test_values_outside_of_the_range_are_said(exported_rgb: Exported, tmp_path: 
     ranges = {"ranges": [{"kind": "uint16", "low": 0, "high": 4095}]}
     package = package_of(exported_rgb, tmp_path, ranges)
     bright = np.linspace(0, 65535, 24 * 24).astype(np.uint16).reshape(24, 24, 1)
-    with pytest.warns(UserWarning, match=r"1 image has values outside of the range 0 to 4,095"):
+    with pytest.warns(
+        UserWarning, match=r"1 of 2 images has 16-bit values outside of the range 0 to 4,095"
+    ):
         Model("deep", "1", package).predict([png_file(bright), png_file(bright >> 4)])
     assert package.fits.words() == ""
     answer = package.answers([tiff_file(bright.astype(np.float32))])[0]
     assert "floating-point values, and nothing says which are black and white" in answer["error"]
+
+
+@pytest.mark.parametrize("form", ["file", "array", "pillow"])
+def test_eight_bits_for_a_model_of_sixteen_are_said(
+    exported_rgb: Exported, tmp_path: Path, form: str
+) -> None:
+    """Once for all images, with their number; a model that was trained on both says nothing."""
+    values = np.arange(24 * 24, dtype=np.uint16).reshape(24, 24) * 7
+    small = (values >> 4).astype(np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(small).save(file, "PNG")
+    given: dict[str, Any] = {
+        "file": file.getvalue(),
+        "array": small,
+        "pillow": Image.fromarray(small),
+    }
+    ranges = {"ranges": [{"kind": "uint16", "low": 0, "high": 4095}]}
+    package = package_of(exported_rgb, tmp_path, {**ranges, "eight_bit": False})
+    said = "2 of 3 images have 8-bit values, and the model was trained on images of 16-bit values"
+    with pytest.warns(UserWarning, match=said):
+        Model("deep", "1", package).predict([given[form], values, given[form]])
+    assert package.fits.words() == ""
+    both = package_of(exported_rgb, tmp_path, ranges)
+    Model("deep", "1", both).predict([given[form], values])
+    plain = PackagedModel(exported_rgb.onnx_file, exported_rgb.description_file, threads=1)
+    plain.pixels(png_file(values[:, :, None] * 10))
+    assert plain.fits.words().startswith("1 image has 16-bit values, and the model was trained on")
 
 
 def test_arrays_and_pillow_images_are_mapped_like_files(

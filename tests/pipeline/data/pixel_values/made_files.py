@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 
 Values = np.ndarray[Any, Any]
@@ -158,3 +159,22 @@ def write_files(root: Path, name: str, file_of: Callable[[Values], bytes], image
             content = file_of(texture(rng, down=label == "down"))
             (folder / name.format(number)).write_bytes(content)
     return root
+
+
+def jpeg_2000_file(values_HWN: Values, bits: int = 16) -> bytes:
+    """Return values of 9 to 16 bits as a lossless JPEG 2000 file of so many bits.
+
+    OpenCV writes 16 bits; the header is then changed to fewer. Values are stored as differences
+    from the middle of their range (ISO/IEC 15444-1, G.1.2), which moves with it.
+    """
+    moved = (values_HWN + ((1 << 15) - (1 << (bits - 1)))).astype(np.uint16)
+    order = [2, 1, 0, 3][: values_HWN.shape[2]] if values_HWN.shape[2] > 1 else [0]
+    lossless = [cv2.IMWRITE_JPEG2000_COMPRESSION_X1000, 1000]
+    written, packed = cv2.imencode(".jp2", np.ascontiguousarray(moved[:, :, order]), lossless)
+    assert written
+    data = bytearray(packed.tobytes())
+    data[data.index(b"ihdr") + 14] = bits - 1
+    sizes = data.index(b"\xff\x4f\xff\x51") + 42
+    for component in range(values_HWN.shape[2]):
+        data[sizes + 3 * component] = bits - 1
+    return bytes(data)

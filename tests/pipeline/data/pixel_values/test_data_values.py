@@ -298,7 +298,8 @@ def test_other_data_is_checked_against_the_range_of_a_model() -> None:
     with pytest.raises(DataError, match=r"a\.png: it has 1 band, but the model reads 4, 3, 2"):
         notes_on_fit(rows, PixelMapping((), (4, 3, 2)))
     plain = PixelMapping()
-    assert notes_on_fit(rows, plain) == []  # the values reach for the white of 16 bits
+    [note] = notes_on_fit(rows, plain)  # the values reach for the white of 16 bits
+    assert note.startswith("1 image has 16-bit values, such as a.png, and the model was trained on")
     rows["values"] = json.dumps({**deep, "high": [4000]})
     with pytest.raises(
         DataError, match="16-bit values up to 4,000, and the model was trained on 8"
@@ -307,6 +308,63 @@ def test_other_data_is_checked_against_the_range_of_a_model() -> None:
     rows["values"] = json.dumps({**deep, "kind": "float"})
     with pytest.raises(DataError, match=r"floating-point values.* trained on 16-bit"):
         notes_on_fit(rows, model)
+
+
+def test_values_of_another_kind_than_those_of_the_training_are_said_with_counts() -> None:
+    """8 bits for a model of 16, 16 for one of 8, few of the range, and dropped bits."""
+    deep = {"kind": "uint16", "colors": 1, "bands": 1, "low": [0], "high": [4000]}
+    described = ["", json.dumps(deep), json.dumps({**deep, "high": [3000]}), '{"reduced":10}']
+    rows = pd.DataFrame({"path": list("abcd"), "mode": "L", "values": described})
+    ranges = (("uint16", 0.0, 65535.0),)
+    only_deep = PixelMapping(ranges, eight_bit=False)
+    notes = notes_on_fit(rows, only_deep)
+    assert len(notes) == 3
+    assert notes[0].startswith(
+        "2 of 4 images have 8-bit values, such as a, and the model was trained on images of 16-bit "
+    )
+    assert "2 of 4 images have 16-bit values of at most 4,000, and the model was" in notes[1]
+    assert "1 of 4 images has 10 bits per color, such as d, which the decoder" in notes[2]
+    both = PixelMapping((("uint16", 0.0, 4095.0),), eight_bit=True)
+    assert notes_on_fit(rows[:3], both) == []
+    assert PixelMapping.of({**both.json(), "eight_bit": False}) == both  # no pixel differs
+
+
+def test_opacity_does_not_count_as_a_value_outside_of_the_range() -> None:
+    """Opacity has all 16 bits, whatever the colors have."""
+    deep = {"kind": "uint16", "colors": 3, "bands": 4, "opacity": "straight", "clear": 1.0}
+    deep |= {"low": [0, 0, 0, 0], "high": [4000, 4000, 4000, 65535]}
+    rows = pd.DataFrame({"path": ["a"], "mode": ["RGBA"], "values": [json.dumps(deep)]})
+    assert notes_on_fit(rows, PixelMapping((("uint16", 0.0, 4095.0),))) == []
+
+
+def test_bits_that_a_decoder_drops_are_said(tmp_path: Path) -> None:
+    """CMYK of 16 bits is read, and what is lost of it is a note of a run and an inspection."""
+
+    def file_of(texture: Values) -> bytes:
+        return tiff_file(np.dstack([texture * 60_000] * 4).astype(np.uint16), 5)
+
+    root = write_files(tmp_path / "data", "{:02}.tif", file_of)
+    [note] = [each for each in ingested(root).notes if "bits per color" in each]
+    assert "images have up to 16 bits per color, such as" in note
+    found = inspect_data(config_of(root), tmp_path / "work").result
+    finding = next(each for each in found.findings if each.kind == "value_range")
+    assert (finding.severity, finding.count) == ("note", found.images)
+    assert "Maps the values" not in finding.action
+
+
+def test_files_that_declare_different_whites_are_said(tmp_path: Path) -> None:
+    """One range maps 10 and 12 bits alike, so those of 10 become darker."""
+    files = iter(range(1000))
+
+    def file_of(texture: Values) -> bytes:
+        bits = 10 if next(files) % 2 else 12
+        values = (texture * ((1 << bits) - 1)).astype(np.uint16)[:, :, None]
+        return png_file(values, significant=bits)
+
+    root = write_files(tmp_path / "data", "{:02}.png", file_of)
+    [note] = [each for each in ingested(root).notes if "values of white" in each]
+    assert "declare different values of white, 1,023 (" in note
+    assert "to 4,095; one range maps all of them" in note
 
 
 def as_png(texture: Values) -> bytes:

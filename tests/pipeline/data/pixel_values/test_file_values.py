@@ -7,13 +7,26 @@ import struct
 import zlib
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
 from PIL import Image
 
-from pipeline.data.decoding import UndecodableImageError, decode_image, deep_values, read_header
-from pipeline.data.pixel_values.pixel_mapping import FileValues, PixelMapping
-from tests.pipeline.data.pixel_values.made_files import png_chunk, png_file, tiff_file
+from pipeline.data.decoding import (
+    UndecodableImageError,
+    decode_image,
+    decoded,
+    deep_values,
+    read_header,
+)
+from pipeline.data.pixel_values.pixel_mapping import FileValues, PixelMapping, ValueFit
+from pipeline.data.pixel_values.reduced_values import reduced_bits
+from tests.pipeline.data.pixel_values.made_files import (
+    jpeg_2000_file,
+    png_chunk,
+    png_file,
+    tiff_file,
+)
 
 Values = np.ndarray[Any, Any]
 
@@ -176,6 +189,81 @@ def test_a_grey_jpeg_file_of_sixteen_bits_keeps_them() -> None:
     found = values_of(file.getvalue())
     assert np.array_equal(found.samples_HWN[:, :, 0], values)
     assert found.declared == 65535
+
+
+@pytest.mark.parametrize("bits", [9, 12, 16])
+@pytest.mark.parametrize("samples", [1, 3, 4])
+def test_colors_of_a_jpeg_2000_file_keep_all_bits(samples: int, bits: int) -> None:
+    """Pillow reduces colors to 8 bits, and grey of 9."""
+    values = some("u2", samples, 48, 64) >> (16 - bits)
+    found = values_of(jpeg_2000_file(values, bits))
+    assert np.array_equal(found.samples_HWN, values)
+    assert found.declared == (1 << bits) - 1
+    assert (found.colors, found.bands) == (min(samples, 3), samples)
+
+
+def test_a_jpeg_2000_file_says_which_band_is_opacity() -> None:
+    """A fourth band is no opacity unless the box that defines channels says so."""
+    data = jpeg_2000_file(some("u2", 4, 48, 64))
+    assert values_of(data).opacity == "straight"
+    associated = bytearray(data)
+    associated[data.index(b"cdef") + 6 + 3 * 6 + 3] = 2
+    assert values_of(bytes(associated)).opacity == "associated"
+    assert values_of(data.replace(b"cdef", b"free")).opacity == ""
+
+
+def test_a_damaged_jpeg_2000_file_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
+    """Half of the colors are not an image, and no library prints about it."""
+    data = jpeg_2000_file(some("u2", 3, 48, 64), 12)
+    with pytest.raises(UndecodableImageError):
+        decode_image(data[: len(data) // 2], 3)
+    assert capfd.readouterr().err == ""
+
+
+def avif_file(bits: int) -> bytes:
+    values = (some("u2", 3, 48, 64) >> (16 - bits)).astype(np.uint8 if bits == 8 else np.uint16)
+    depth = [cv2.IMWRITE_AVIF_DEPTH, bits]
+    return cv2.imencode(".avif", values, depth)[1].tobytes()
+
+
+def palette_file(step: int) -> bytes:
+    """Return an image of 256 colors that are so far apart, of 16 bits."""
+    colors = np.arange(256) * step
+    tags = {262: (3, [3]), 320: (3, [*colors, *colors, *colors])}
+    return tiff_file(some("u1", 1), tags=tags)
+
+
+@pytest.mark.parametrize(
+    ("data", "bits"),
+    [
+        (avif_file(8), 0),
+        (avif_file(10), 10),
+        (avif_file(12), 12),
+        (tiff_file(some("u2", 4), 5), 16),
+        (tiff_file(some("u1", 4), 5), 0),
+        (palette_file(257), 0),
+        (palette_file(7), 16),
+    ],
+    ids=["avif8", "avif10", "avif12", "cmyk16", "cmyk8", "palette8", "palette16"],
+)
+def test_what_a_decoder_reduces_to_8_bits_is_known(data: bytes, bits: int) -> None:
+    """The bits of a file are known although its decoder gives 8 of them, and it is still read."""
+    assert reduced_bits(data) == bits
+    assert reduced_bits(data[: len(data) // 3]) in (0, bits)  # the decoder says what is damaged
+    fits = list[ValueFit]()
+    with decoded(data, 3, on_fit=fits.append) as pixels:
+        assert pixels.dtype == np.uint8
+    assert fits == [ValueFit(reduced=bits)]
+
+
+def test_subsampled_colors_of_jpeg_2000_are_reduced_and_said() -> None:
+    """OpenCV does not read colors of half the resolution; the bits are known all the same."""
+    data = bytearray(jpeg_2000_file(some("u2", 3, 48, 64), 12))
+    sizes = data.index(b"\xff\x4f\xff\x51") + 42
+    data[sizes + 4 : sizes + 6] = b"\x02\x02"
+    with deep_values(bytes(data)) as values:
+        assert values is None
+    assert reduced_bits(bytes(data)) == 12
 
 
 def test_a_jpeg_file_of_twelve_bits_is_refused_with_the_remedy() -> None:
