@@ -19,6 +19,8 @@ from pipeline.registry.registered_models import ModelReference, resolve
 from pipeline.terminal_words import visible
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from pipeline.packaging.packaged_model import PackagedModel
     from pipeline.prediction.batch_prediction import PredictedTable
 
@@ -175,17 +177,13 @@ def _answered(model: PackagedModel, batch: list[ImageFile], top_k: int) -> list[
     """Return the answers for a batch, which is predicted at once."""
     from pipeline.data.decoding import UndecodableImageError
 
-    images: list[object] = []
-    reasons: list[str | None] = []
+    decoded: list[np.ndarray[Any, Any] | str] = []
     for file in batch:
         try:
-            images.append(pixels_of(model, file))
-            reasons.append(None)
+            decoded.append(pixels_of(model, file))
         except UndecodableImageError as error:
-            images.append(None)
-            reasons.append(str(error))
-    answers = model.answers(images, top_k)
-    return [{**answer, "error": reason} for answer, reason in zip(answers, reasons, strict=True)]
+            decoded.append(str(error))
+    return model.answers_to(decoded, top_k)
 
 
 def _line(answer: dict[str, Any]) -> str:

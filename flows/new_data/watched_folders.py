@@ -85,7 +85,7 @@ def _look_at(watch: DeploymentResponse, seen: _Observation) -> None:
     if began < seen.not_before:
         return
     try:
-        now = snapshot(folder)
+        now = snapshot(folder, watches.ignored_files(watch.parameters))
     except OSError as error:
         trouble = f"The folder {folder} of the watch '{name}' cannot be read ({error.strerror})."
         if seen.trouble != trouble:  # warn once

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.files.folder_walk import walk_files
+from pipeline.files.ignored_files import DEFAULT_IGNORED, IgnoredFiles
 
 _UNFINISHED_SUFFIX = ".part"
 
@@ -21,10 +22,14 @@ class Snapshot:
     files: int
 
 
-def snapshot(folder: Path) -> Snapshot:
+def snapshot(folder: Path, ignored: IgnoredFiles = DEFAULT_IGNORED) -> Snapshot:
     """Return the state of a folder without opening a file; linked folders are followed.
 
     Hidden files and folders are skipped, and so are files that end in `.part`.
+
+    Args:
+        folder: the folder.
+        ignored: tells which other files and folders are skipped, as by a run on the folder.
 
     Raises:
         OSError: if the folder itself cannot be read.
@@ -36,7 +41,7 @@ def snapshot(folder: Path) -> Snapshot:
             raise error
         found.append((f"{below}/", -1, -1))
 
-    for path, entry in walk_files(folder, note_unreadable):
+    for path, entry in walk_files(folder, note_unreadable, ignored):
         if entry.name.endswith(_UNFINISHED_SUFFIX):
             continue
         status = _status(entry)

@@ -18,6 +18,7 @@ from pipeline.config import NAME_RULE, RunConfig, is_name
 from pipeline.data.config import DataConfig
 from pipeline.errors import ConfigError, DataError
 from pipeline.files.atomic_files import write_text
+from pipeline.files.ignored_files import DEFAULT_IGNORED, IgnoredFiles
 from pipeline.section import Section
 from pipeline.workspace import WORKSPACE
 
@@ -68,6 +69,14 @@ def settings_digest(parameters: Mapping[str, Any]) -> str:
     """Return a digest of the parameters of a watch's run."""
     text = json.dumps(parameters, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def ignored_files(parameters: Mapping[str, Any]) -> IgnoredFiles:
+    """Return what tells which files a watch's run skips, from the parameters of that run."""
+    try:
+        return IgnoredFiles(tuple(map(str, parameters["config"]["data"]["ignore"])))
+    except (KeyError, TypeError):  # parameters that somebody else has written
+        return DEFAULT_IGNORED
 
 
 def checked_folder(folder: Path) -> Path:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -133,27 +133,40 @@ class PackagedModel:
         An answer has `label`, `probability`, `top_k` and `error`; that of an encoder `features` and
         `error`. An image that cannot be read gets an error; the other images are still predicted.
         """
-        answers: list[dict[str, Any]] = []
-        decoded: list[np.ndarray[Any, Any]] = []
-        unknown: dict[str, Any] = {"label": None, "probability": None, "top_k": []}
+        decoded: list[np.ndarray[Any, Any] | str] = []
         for image in images:
-            answer: dict[str, Any] = dict(unknown if self.classes else {"features": None})
-            answer["error"] = None
             try:
                 decoded.append(self.pixels(image, paths=paths))
             except UndecodableImageError as error:
-                answer["error"] = str(error)
-            answers.append(answer)
-        if decoded:
-            readable = [answer for answer in answers if answer["error"] is None]
-            outputs = self.outputs(np.stack(decoded))
-            for answer, row in zip(readable, outputs, strict=True):
-                if self.classes:
-                    ranked = self.ranked(row, top_k)
-                    answer.update(ranked[0], top_k=ranked)
-                else:
-                    answer["features"] = row.tolist()
-        return answers
+                decoded.append(str(error))
+        return self.answers_to(decoded, top_k)
+
+    def answers_to(
+        self, decoded: Sequence[np.ndarray[Any, Any] | str], top_k: int = 5
+    ) -> list[dict[str, Any]]:
+        """Return one answer for each image, in order, as `answers` does.
+
+        Args:
+            decoded: what `pixels` returns for each image, or the reason why it cannot be read.
+            top_k: number of classes in each answer.
+        """
+        readable = [each for each in decoded if not isinstance(each, str)]
+        outputs = iter(self.outputs(np.stack(readable)) if readable else ())
+        return [
+            self._unknown(each) if isinstance(each, str) else self._answer(next(outputs), top_k)
+            for each in decoded
+        ]
+
+    def _unknown(self, reason: str) -> dict[str, Any]:
+        if self.classes:
+            return {"label": None, "probability": None, "top_k": [], "error": reason}
+        return {"features": None, "error": reason}
+
+    def _answer(self, row: np.ndarray[Any, Any], top_k: int) -> dict[str, Any]:
+        if not self.classes:
+            return {"features": row.tolist(), "error": None}
+        ranked = self.ranked(row, top_k)
+        return {**ranked[0], "top_k": ranked, "error": None}
 
     def ranked(self, row_K: np.ndarray[Any, Any], top_k: int) -> list[dict[str, Any]]:
         """Return the most probable classes of one image, each with `label` and `probability`."""

@@ -70,10 +70,14 @@ class WebDataset:
                 "beside them, such as 0001.jpg and 0001.cls."
             )
         top = place if place.is_dir() else place.parent
+        names = {shard.relative_to(top).as_posix(): shard for shard in found}
+        skipped: list[str] = []
         shards = {
-            shard.relative_to(top).as_posix(): readable_archive(shard, self.work_dir)
-            for shard in found
+            name: readable_archive(names[name], self.work_dir)
+            for name in self.context.ignored.kept(names, skipped.append)
         }
+        if not shards:
+            raise DataError(f"data.ignore skips all shards of {place}. Change its patterns.")
         table = ShardTable(place, shards)
         if not table.keys and table.left_out:
             raise _no_label(place, LABEL, table.left_out)
@@ -94,6 +98,7 @@ class WebDataset:
             left_out=[*listed.left_out, *table.left_out, *refused],
             notes=[*_notes(table, columns, listed.images), *listed.notes],
             columns=own_columns(table, columns, listed.rows),
+            ignored=skipped,
         )
 
     def _columns(self, table: ShardTable) -> Columns:

@@ -7,13 +7,16 @@ import json
 import tarfile
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pipeline.config import RunConfig
+from pipeline.config_files import validated
 from pipeline.data import manifest as manifests
 from pipeline.data.image_root import root_image_bytes
 from pipeline.data.prepared_store import open_images
+from pipeline.data.source_listing import listing_of
 from pipeline.errors import DataError
 from pipeline.files.data_names import data_kind
 from pipeline.files.tar_shards import sample_key
@@ -262,3 +265,46 @@ def test_shards_are_prepared_as_folders_are(tmp_path: Path) -> None:
         prepared = ingestion.prepare(config, data, tmp_path / "work")
         stored.append({image.tobytes() for image in open_images(prepared.store)[:]})
     assert stored[0] == stored[1]
+
+
+def test_rules_for_files_and_folders_apply_to_the_members_of_shards(tmp_path: Path) -> None:
+    """Ignored folders and shards are skipped and said, and folders in a shard may be the classes.
+
+    The name of a shard is no folder, so it never becomes a class.
+    """
+    photos = write_photos(tmp_path / "photos", classes=2, images=4)
+    members: Members = {}
+    for name, data in samples(photos).items():
+        number = int(name.partition("-")[2].partition(".")[0])
+        members[f"site{number % 2}/sub/{name}"] = data
+        members[f"site{number % 2}/drafts/{name}"] = data
+        members[f"@eaDir/{name}"] = data
+    place = tmp_path / "shards"
+    for number in range(2):
+        shard_of(place / f"{number:06d}.tar", members)
+    found = read_by(place, tmp_path, ignore=("default", "drafts/", "000001.tar"))
+    assert len(found.images) == 8
+    assert set(found.ignored) == {
+        "000001.tar",
+        *(f"000000.tar/{each}/" for each in ("@eaDir", "site0/drafts", "site1/drafts")),
+    }
+    assert any("3 folders and 1 file are skipped by data.ignore" in each for each in found.notes)
+    assert classes_by(place, tmp_path, "top") == {"site0", "site1"}
+    assert classes_by(place, tmp_path, "leaf") == {"sub", "drafts"}
+    assert classes_by(place, tmp_path, "{shard}/{site}/sub/{label}-*.png") == {"across", "down"}
+    with pytest.raises(DataError, match=r"data\.ignore skips all shards"):
+        read_by(place, tmp_path, ignore=("*.tar",))
+    flat = shard_of(tmp_path / "flat.tar", samples(photos))
+    with pytest.raises(DataError, match="no image of flat is in a folder"):
+        read_by(flat, tmp_path, label="leaf")
+
+
+def read_by(place: Path, work: Path, **rules: Any) -> ImageListing:
+    """Return what a run with these rules reads of shards."""
+    config = validated({"data": {"source": "webdataset", "path": str(place), **rules}})
+    return listing_of(config, work / ".patchline")
+
+
+def classes_by(place: Path, work: Path, label: str) -> set[str]:
+    """Return the classes that a rule for labels gives."""
+    return {image.label for image in read_by(place, work, label=label).images}

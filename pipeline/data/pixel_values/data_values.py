@@ -22,6 +22,8 @@ _MODE_BANDS = {"1": 1, "L": 1, "LA": 2, "RGBA": 4}
 """Bands of the color modes of Pillow; all others are read as RGB."""
 _GREY_MODES = {"1", "L", "LA"}
 _SIDE_BY_SIDE = 3
+_LEAST_HOUNSFIELD, _MOST_HOUNSFIELD = -4096, 32767
+"""Values that computed tomography may have, metal and what is outside of the scan included."""
 
 
 class DataValues(NamedTuple):
@@ -212,7 +214,8 @@ def _range_note(kind: str, count: int, total: int, chosen: ChosenRange) -> str:
         f"{number(chosen.high)} become 256 grey levels ({chosen.found})"
     )
     losses = loss_words(chosen)
-    window = "; for CT, set a window such as --data.value-range -160 240" if chosen.low < 0 else ""
+    may_be_ct = _LEAST_HOUNSFIELD <= chosen.low < 0 < chosen.high <= _MOST_HOUNSFIELD
+    window = "; for CT, set a window such as --data.value-range -160 240" if may_be_ct else ""
     return f"{words}{'; ' if losses else ''}{losses}{window or '; data.value_range sets another'}"
 
 

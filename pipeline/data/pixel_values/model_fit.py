@@ -38,7 +38,7 @@ def notes_on_fit(rows: pd.DataFrame, mapping: PixelMapping) -> list[str]:
             raise DataError(f"{path}: {reason}. Convert it, or remove it from the data.")
     counts = FitCounts()
     for path, _, summary in files:
-        counts.add(_fit(summary, mapping), path)
+        counts.add(_fit(summary, mapping), mapping, path)
     return list(counts.notes(mapping))
 
 

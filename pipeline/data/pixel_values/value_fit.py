@@ -20,7 +20,9 @@ from pipeline.data.pixel_values.pixel_mapping import (
 _MOST_OUTSIDE = 0.02
 """Share of an image's values that may lie outside of the range without a word."""
 _LEAST_REACHED = 1 / 16
-"""Images whose values all lie in a smaller part of the range at its lower end are almost black."""
+"""An image with all values in a smaller part of the range, at its lower end, is almost black."""
+_SAID_SHARE = 0.1
+"""Share of the images of a type that may be almost black without a word."""
 
 
 @dataclass
@@ -59,12 +61,24 @@ class FitCounts:
     reduced: _Reach = field(default_factory=_Reach)
     """Those that were decoded to 8 bits although their files have more; their bits."""
 
-    def add(self, fit: ValueFit, path: str = "") -> None:
-        """Count an image."""
+    dark: dict[str, _Reach] = field(default_factory=dict)
+    """Those that are almost black in the range, by type."""
+
+    def add(self, fit: ValueFit, mapping: PixelMapping, path: str = "") -> None:
+        """Count an image.
+
+        Args:
+            fit: how its values fit.
+            mapping: of the training.
+            path: of the image, to name one as an example.
+        """
         self.total += 1
         self.kinds.setdefault(fit.kind, _Reach()).add(fit, path)
         if fit.share > _MOST_OUTSIDE:
             self.outside.setdefault(fit.kind, _Reach()).add(fit, path)
+        known = None if fit.kind == EIGHT_BITS else mapping.range_of(fit.kind)
+        if known and fit.high < known[0] + (known[1] - known[0]) * _LEAST_REACHED:
+            self.dark.setdefault(fit.kind, _Reach()).add(fit, path)
         if fit.reduced:
             self.reduced.add(ValueFit(low=fit.reduced, high=fit.reduced), path)
 
@@ -90,13 +104,12 @@ class FitCounts:
                     f"{outside.such_as}: from {number(outside.low)} to {number(outside.high)}; "
                     "they are clipped"
                 )
-            elif (there := self.kinds.get(kind)) and there.high < low + (high - low) * (
-                _LEAST_REACHED
-            ):
+            dark = self.dark.get(kind)
+            if dark and dark.count >= _SAID_SHARE * self.kinds[kind].count:
                 yield (
-                    f"{there.images(self.total)} {kind_words(kind)} values of at most "
-                    f"{number(there.high)}, and the model was trained with the range {number(low)} "
-                    f"to {number(high)}: they become almost black"
+                    f"{dark.images(self.total)} {kind_words(kind)} values of at most "
+                    f"{number(dark.high)}{dark.such_as}, and the model was trained with the range "
+                    f"{number(low)} to {number(high)}: almost black"
                 )
         if self.reduced.count:
             yield (
@@ -120,7 +133,7 @@ class RangeFits:
     def note(self, fit: ValueFit) -> None:
         """Count an image."""
         with self._lock:
-            self._counts.add(fit)
+            self._counts.add(fit, self._mapping)
 
     def words(self) -> str:
         """Return how images differ from those of the training, and forget them; empty if not."""

@@ -7,10 +7,12 @@ import shutil
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
 from mlflow import MlflowClient
+from PIL import Image
 
 import patchline
 from flows.command_line import run_command_line
@@ -138,6 +140,21 @@ def test_damaged_images_are_listed_and_counted(asked: Asked, tmp_path: Path) -> 
     assert {key: done.json[key] for key in ("model", "version", "out", "images", "unreadable")} == {
         "model": "pets", "version": "1", "out": "out.csv", "images": 26, "unreadable": 23,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("out", [(), ("--out", "out.csv")])
+def test_images_of_other_values_are_said_with_their_number(
+    asked: Asked, tmp_path: Path, out: tuple[str, ...]
+) -> None:
+    """Each image counts once: two of 16 bits among five, for a model of 8 bits."""
+    folder = write_photos(tmp_path / "photos", classes=3, images=1)
+    for number in range(2):
+        values = np.linspace(0, 60_000, 400 + number * 20).astype(np.uint16).reshape(20, -1)
+        Image.fromarray(values).save(folder / f"deep-{number}.png")
+    done = asked.predict("pets", "photos", *out, "--json")
+    said = "2 of 5 images have 16-bit values, and the model was trained on images of 8-bit values"
+    assert f"Warning: {said}" in done.err
+    assert said in str(done.json)
 
 
 def test_nothing_but_damaged_images_is_exit_code_2(asked: Asked, tmp_path: Path) -> None:

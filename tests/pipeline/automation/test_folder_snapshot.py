@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 from pipeline.automation.folder_snapshot import snapshot
+from pipeline.automation.watches import ignored_files
+from pipeline.config_files import validated
+from pipeline.files.ignored_files import DEFAULT_IGNORED
 from pipeline.plugin_api import SourceContext
 from plugins.data_sources.image_folder import ImageFolder, ImageFolderConfig
 from tests.conftest import write_photos
@@ -86,3 +89,18 @@ def test_a_snapshot_sees_what_lies_behind_links_as_a_run_does(tmp_path: Path) ->
         assert len(source.list_images().images) == seen[-1].files
     assert len({each.digest for each in seen}) == 4
     assert [each.files for each in seen] == [1, 2, 3, 4]
+
+
+def test_a_snapshot_skips_what_the_runs_of_its_watch_skip(folder: Path) -> None:
+    """`data.ignore` decides in both, also where it keeps what is skipped by default."""
+    drafts, thumbnails = folder / "across" / "drafts", folder / "across" / "@eaDir"
+    for each in (drafts, thumbnails):
+        each.mkdir()
+    config = validated({"data": {"path": str(folder), "ignore": ["drafts/"]}})
+    ignored = ignored_files({"config": config.model_dump(mode="json")})
+    before = snapshot(folder, ignored)
+    (drafts / "1.png").touch()
+    assert snapshot(folder, ignored) == before
+    (thumbnails / "1.png").touch()
+    assert snapshot(folder, ignored).files == before.files + 1
+    assert ignored_files({}) is ignored_files({"config": None}) is DEFAULT_IGNORED

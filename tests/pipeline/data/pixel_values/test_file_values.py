@@ -221,7 +221,8 @@ def test_a_damaged_jpeg_2000_file_is_refused(capfd: pytest.CaptureFixture[str]) 
 
 
 def avif_file(bits: int) -> bytes:
-    values = (some("u2", 3, 48, 64) >> (16 - bits)).astype(np.uint8 if bits == 8 else np.uint16)
+    values: Any = some("u2", 3, 48, 64) >> (16 - bits)
+    values = values.astype(np.uint8 if bits == 8 else np.uint16)
     depth = [cv2.IMWRITE_AVIF_DEPTH, bits]
     return cv2.imencode(".avif", values, depth)[1].tobytes()
 
