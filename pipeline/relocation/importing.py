@@ -6,7 +6,9 @@ into a new folder beside the target that is renamed once every digest has been v
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
 import shutil
 import tarfile
 import uuid
@@ -25,6 +27,8 @@ from pipeline.workspace import WORKSPACE, make_folder
 
 _PIECE_BYTES = 1 << 20
 _MOST_LIST_BYTES = 1 << 30
+_IMPOSSIBLE = (errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EILSEQ)
+"""What an operating system says about a path that cannot be a file, whatever the disk is like."""
 
 
 def restore(archive_file: Path, folder: Path, progress: Progress) -> Contents:
@@ -89,7 +93,7 @@ def _unpack(archive_file: Path, target: Path, progress: Progress) -> Contents:
                 if info.name == LIST:
                     listed = opened.read(_MOST_LIST_BYTES)
                     continue
-                members[info.name] = _write(opened, target / info.name)
+                members[info.name] = _written(archive_file, info.name, opened, target)
                 progress("Restoring", min(info.offset_data + info.size, size), size)
     except (tarfile.TarError, EOFError) as error:
         raise _damaged(archive_file, str(error)) from error
@@ -109,6 +113,20 @@ def _check(
         reason = "the archive is cut off or too large"
     if reason:
         raise _damaged(archive_file, f"{info.name!r}: {reason}")
+
+
+def _written(archive_file: Path, name: str, opened: IO[bytes], folder: Path) -> Member:
+    """Write a member.
+
+    Raises:
+        DataError: if its path cannot be a file here: another member is its folder, or is in it.
+    """
+    try:
+        return _write(opened, folder / name)
+    except OSError as error:
+        if error.errno not in _IMPOSSIBLE:
+            raise
+        raise _damaged(archive_file, f"{name!r}: {os.strerror(error.errno)}") from error
 
 
 def _write(opened: IO[bytes], target: Path) -> Member:

@@ -200,6 +200,26 @@ def test_a_hostile_archive_is_refused(
     assert [each.name for each in tmp_path.iterdir()] == ["a.tar"]
 
 
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [
+        (["mlruns/a", "mlruns/a/b"], "File exists|Not a directory"),
+        (["mlruns/a/b", "mlruns/a"], "Is a directory"),
+        (["mlruns/" + 300 * "x"], "File name too long"),
+    ],
+)
+def test_members_that_cannot_be_files_are_named(
+    tmp_path: Path, names: list[str], reason: str
+) -> None:
+    """A file within a file, or a name that no disk takes: the archive is refused in a sentence."""
+    with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.PAX_FORMAT) as archive:
+        for name in names:
+            archive.addfile(tarfile.TarInfo(name))
+    with pytest.raises(DataError, match=f"{names[-1]}'.*({reason}).*Nothing was written"):
+        importing.restore(tmp_path / "a.tar", tmp_path / "again", _silent)
+    assert [each.name for each in tmp_path.iterdir()] == ["a.tar"]
+
+
 def test_members_are_checked_by_their_whole_path() -> None:
     """Only what a workspace holds is taken."""
     for path in ("mlflow.db", "mlruns/1/a b?/x", ".patchline/runs/1/request.json"):
