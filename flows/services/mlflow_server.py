@@ -13,6 +13,7 @@ import os
 import warnings
 from pathlib import Path
 
+from pipeline import quiet_libraries
 from pipeline.files.path_uris import artifact_uri, sqlite_path, with_options
 from pipeline.local_login import ensure_secret
 from pipeline.server_access import gated_server
@@ -28,6 +29,37 @@ ENVIRONMENT = {
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # needed for language models only
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
+
+_KEPT = (
+    "MLFLOW_SQLALCHEMYSTORE_",
+    "MLFLOW_MYSQL_",
+    "MLFLOW_CRYPTO_",
+    "MLFLOW_ALLOW_FILE_STORE",
+    "MLFLOW_WEBHOOK_",
+    "MLFLOW_HTTP_",
+    "MLFLOW_S3_",
+    "MLFLOW_BOTO_",
+    "MLFLOW_GCS_",
+)
+"""Beginnings of the variables that our own server reads: database, webhooks, object stores."""
+
+
+def environment(store: str) -> dict[str, str]:
+    """Return the environment of a server of ours: without MLflow's settings for other servers.
+
+    Hosts that another server may be called by, for example, would make ours refuse its clients.
+
+    Args:
+        store: what it serves.
+    """
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("MLFLOW_", "_MLFLOW_"))
+        or name.startswith(_KEPT)
+        or name in quiet_libraries.NAMES
+    }
+    return {**kept, **ENVIRONMENT, "MLFLOW_TRACKING_URI": store}
 
 
 def serve(folder: Path, port: int, store: str) -> None:

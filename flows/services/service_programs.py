@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from flows import prefect_settings
-from flows.services import service_processes
+from flows.services import mlflow_server, service_processes
 from flows.services.startup_plan import Plan
 from pipeline.local_login import OTHER_MLFLOW_LOGINS, USER, mlflow_variables, prefect_variables
 from pipeline.local_services import HOST, answers, logs_folder
@@ -123,7 +123,7 @@ class Servers:
             }
         else:
             health = f"{url}/health"
-            environment = {**os.environ, "MLFLOW_TRACKING_URI": self._plan.store}
+            environment = mlflow_server.environment(self._plan.store)
         command = self._command(f"{name}_server", port)
         return self._program(name, command, environment, lambda: answers(health, _ANSWER_SECONDS))
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flows.services import service_processes
+from pipeline import local_login
 from pipeline.errors import OrchestrationError
 from pipeline.files.file_locks import is_held, try_lock
 from pipeline.local_services import (
@@ -195,7 +196,9 @@ def _signal_supervisor(folder: Path, number: signal.Signals) -> None:
 
 
 def clear(folder: Path) -> bool:
-    """Remove the processes and the state that a killed supervisor left behind.
+    """Remove what a supervisor left behind: processes, the state, the secret, its lifeline.
+
+    A killed supervisor removes nothing, and one whose folder was moved removes only its processes.
 
     Returns:
         Whether there were any processes.
@@ -212,4 +215,7 @@ def clear(folder: Path) -> bool:
             f"{len(left)} processes are still running. Kill them with "
             f"`kill -9 {' '.join(map(str, left))}`."
         )
+    local_login.forget(folder)
+    for lifeline in services_folder(folder).glob("lifeline-*"):
+        lifeline.unlink(missing_ok=True)
     return were_there

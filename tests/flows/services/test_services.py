@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from flows import prefect_session
-from flows.services import service_processes, stopping
+from flows.services import mlflow_server, service_processes, stopping
 from flows.services.startup_plan import Plan
 from flows.services.supervisor import Supervisor
 from pipeline import local_login, local_services
@@ -316,6 +316,49 @@ def test_a_supervisor_writes_nothing_where_its_folder_was_moved_from(tmp_path: P
     second.rename(first)
     supervisor._restore_state()
     assert local_services.read_state(first) == supervisor._services
+
+
+def test_down_removes_what_a_supervisor_could_not(tmp_path: Path, run_here: Command) -> None:
+    """One that was killed, or whose folder was moved, leaves its secret; `down` makes it useless.
+
+    The logs stay.
+    """
+    services = _services(tmp_path)
+    state = local_services.state_file(tmp_path)
+    state.parent.mkdir(parents=True)
+    state.write_text(services.model_dump_json(), encoding="utf-8")
+    local_login.restore(services, "a secret")
+    (state.parent / "lifeline-1-2").touch()
+    logs = local_services.logs_folder(tmp_path)
+    logs.mkdir()
+    (logs / "mlflow.log").write_text("a line\n", encoding="utf-8")
+    assert run_here("down")[0] == 0
+    left = {each.name for each in state.parent.rglob("*") if each.suffix != ".lock"}
+    assert left == {"logs", "mlflow.log"}
+
+
+def test_settings_for_other_mlflow_servers_do_not_reach_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Allowed hosts, for example, would make it refuse its own clients; its database keeps its own.
+
+    What belongs to other libraries stays.
+    """
+    foreign = {
+        "MLFLOW_SERVER_ALLOWED_HOSTS": "mlflow.corp",
+        "MLFLOW_SERVER_CORS_ALLOWED_ORIGINS": "https://mlflow.corp",
+        "MLFLOW_STATIC_PREFIX": "/team",
+        "MLFLOW_ENABLE_WORKSPACES": "true",
+        "_MLFLOW_SERVER_ARTIFACTS_ONLY": "true",
+        "MLFLOW_TRACKING_URI": "https://mlflow.corp",
+    }
+    kept = {"MLFLOW_SQLALCHEMYSTORE_POOL_SIZE": "5", "AWS_PROFILE": "team"}
+    for name, value in (foreign | kept).items():
+        monkeypatch.setenv(name, value)
+    environment = mlflow_server.environment("sqlite:////x/mlflow.db")
+    assert environment.items() >= kept.items()
+    assert foreign.keys() & environment.keys() == {"MLFLOW_TRACKING_URI"}
+    assert environment["MLFLOW_TRACKING_URI"] == "sqlite:////x/mlflow.db"
 
 
 @pytest.mark.parametrize("is_damaged", [False, True])
