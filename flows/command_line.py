@@ -58,7 +58,7 @@ def run_command_line(arguments: list[str]) -> int:
     try:
         interpreter.check()
         files, arguments = _plugin_files(arguments)
-        _follow_the_folder(arguments)
+        _prepare(arguments)
         _use_plugin_files(files)
         arguments = each_with_its_flag(arguments)
         result = application(arguments)(
@@ -78,10 +78,15 @@ def run_command_line(arguments: list[str]) -> int:
     return result if isinstance(result, int) else 0
 
 
-def _follow_the_folder(arguments: list[str]) -> None:
-    """Let a moved or copied workspace use its own files; `down` stops what the old one runs."""
+def _prepare(arguments: list[str]) -> None:
+    """Say what of the environment is left out, and let a moved workspace use its own files.
+
+    `down` alone does not: it stops what the old folder runs.
+    """
     if _asks_only(arguments):
         return
+    for sentence in quiet_libraries.left_out():
+        print(visible(sentence), file=sys.stderr)
     if workspace.is_read_only():
         from pipeline.relocation import read_only
 

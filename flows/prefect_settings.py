@@ -13,6 +13,7 @@ import sys
 import tomllib
 from contextlib import suppress
 from pathlib import Path
+from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
 from pipeline import quiet_libraries
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 URL_VARIABLE = "PREFECT_API_URL"
 _DOTENV, _TOML, _PYPROJECT = Path(".env"), Path("prefect.toml"), Path("pyproject.toml")
+_READERS = ("prefect.settings", "pydantic_settings", "dotenv")
+"""Modules that read the settings."""
 _ANSWER_SECONDS = 10.0
 _OWN_CLIENT: dict[str, str] = {
     "api.enable_http2": "false",
@@ -136,9 +139,61 @@ def sentence(error: BaseException) -> ConfigError | None:
     kind = type(error)
     if kind.__module__.startswith("pydantic_settings"):
         return ConfigError(f"{redacted(str(error))}. Correct the file, or move it away.")
-    if kind.__name__ != "ValidationError" or not hasattr(error, "errors"):
+    if kind.__name__ == "ValidationError" and hasattr(error, "errors"):
+        return _wrong_value(error)
+    return _unreadable_file(error) if _is_raised_by_settings(error) else None
+
+
+def _is_raised_by_settings(error: BaseException) -> bool:
+    """Return whether an error comes from what reads Prefect's settings."""
+    modules = (frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__))
+    return any(str(module).startswith(_READERS) for module in modules)
+
+
+def _unreadable_file(error: BaseException) -> ConfigError | None:
+    """Return which file of settings is damaged; none if there is no such file."""
+    files = [file for file in (_DOTENV, _TOML, _PYPROJECT, _profiles()) if os.path.lexists(file)]
+    reasons = {file: reason for file in files if (reason := _damage(file))}
+    if reasons:
+        file, reason = next(iter(reasons.items()))
+        return ConfigError(
+            f"Prefect's settings in {file.resolve()} cannot be read ({reason}). Correct the file, "
+            "or move it away."
+        )
+    read = [str(file.resolve()) for file in files if file != _PYPROJECT or _mentions_prefect(file)]
+    if not read:
         return None
-    return _wrong_value(error)
+    reason = redacted(str(error).partition("\n")[0][:200] or type(error).__name__)
+    return ConfigError(
+        f"Prefect cannot use the settings in {' or '.join(read)} ({reason}). Write each group of "
+        "settings as a table, such as [api], or move the file away."
+    )
+
+
+def _profiles() -> Path:
+    given = os.environ.get("PREFECT_PROFILES_PATH")
+    home = Path(os.environ.get("PREFECT_HOME") or "~/.prefect")
+    return (Path(given) if given else home / "profiles.toml").expanduser()
+
+
+def _damage(file: Path) -> str:
+    """Return why a file of settings cannot be read at all; empty if it can."""
+    try:
+        text = file.read_text(encoding="utf-8")
+        if file.suffix == ".toml":
+            tomllib.loads(text)
+    except OSError as error:
+        return error.strerror or str(error)
+    except UnicodeDecodeError:
+        return "it is not text in UTF-8"
+    except tomllib.TOMLDecodeError as error:
+        return f"invalid TOML: {error}"
+    return ""
+
+
+def _mentions_prefect(file: Path) -> bool:
+    table = _table(file).get("tool", {})
+    return not isinstance(table, dict) or "prefect" in table
 
 
 def _wrong_value(error: ValidationError | Any) -> ConfigError | None:
@@ -209,8 +264,7 @@ def _mentioning(setting: str) -> str:
     for name in os.environ:
         if name.startswith("PREFECT_") and name.endswith(setting.upper()):
             return name
-    profiles = Path(os.environ.get("PREFECT_HOME", "~/.prefect")).expanduser() / "profiles.toml"
-    for file in (_DOTENV, _TOML, _PYPROJECT, profiles):
+    for file in (_DOTENV, _TOML, _PYPROJECT, _profiles()):
         with suppress(OSError, ValueError):
             if setting.lower() in file.read_text(encoding="utf-8").lower():
                 return f"The file {file.resolve()}"

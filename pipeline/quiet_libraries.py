@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from pipeline.host import proxies
+from pipeline.host import certificates, proxies
 
 _ENVIRONMENT = {
     "DO_NOT_TRACK": "1",
@@ -31,12 +31,24 @@ _ENVIRONMENT = {
     "PREFECT_CLI_COLORS": "false",
 }
 
-NAMES = (*_ENVIRONMENT, *proxies.NAMES)
+NAMES = (*_ENVIRONMENT, *proxies.NAMES, *certificates.NAMES)
 """Names of the variables that `apply` may change."""
 
 
 def apply() -> None:
-    """Set the variables that the user has not set, and exempt this machine from proxies."""
+    """Set the variables that the user has not set, and correct those that break our clients."""
     proxies.apply()
+    certificates.apply()
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+
+
+def forget() -> None:
+    """Forget what `apply` removed, because the variables are as the user has set them again."""
+    proxies.forget()
+    certificates.forget()
+
+
+def left_out() -> list[str]:
+    """Return one sentence for each of the user's variables that has no effect, or only in part."""
+    return [*filter(None, [proxies.left_out()]), *certificates.left_out()]

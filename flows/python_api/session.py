@@ -24,10 +24,11 @@ from flows import prefect_settings
 from pipeline import config_errors, quiet_libraries, redaction, workspace
 from pipeline.errors import ConfigError, PipelineError, RunError
 from pipeline.files.atomic_files import full_disk
-from pipeline.host import interpreter, proxies
+from pipeline.host import interpreter
 from pipeline.local_login import MLFLOW_VARIABLES, OTHER_MLFLOW_LOGINS
 from pipeline.plugin_system.plugin_loader import FILES_VARIABLE
 from pipeline.relocation import following, read_only
+from pipeline.terminal_words import visible
 from pipeline.tracking.tracking_store import ARTIFACT_ROOT_VARIABLE
 
 _STORE = "MLFLOW_TRACKING_URI"
@@ -39,6 +40,8 @@ _LOGGERS = ("mlflow", "alembic")
 _INTERRUPTED = 128 + SIGINT
 _Section = TypeVar("_Section", bound=BaseModel)
 _one_at_a_time = threading.RLock()
+_said: set[str] = set()
+"""Sentences about the user's environment that this process has printed."""
 
 
 @contextmanager
@@ -59,6 +62,7 @@ def session(writes: str = "") -> Iterator[None]:
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", message="IProgress not found")  # of tqdm, unused here
         quiet_libraries.apply()
+        _say_what_is_left_out()
         redaction.install()
         workspace.tighten()
         _use_the_store_of_the_caller()
@@ -142,6 +146,14 @@ def _workspace(writes: str) -> Iterator[None]:
         workspace.use_scratch(None)
 
 
+def _say_what_is_left_out() -> None:
+    """Say once in a process which of the user's variables have no effect."""
+    for sentence in quiet_libraries.left_out():
+        if sentence not in _said:
+            _said.add(sentence)
+            print(visible(sentence), file=sys.stderr)
+
+
 @contextmanager
 def _environment() -> Iterator[None]:
     before = {name: os.environ.get(name) for name in _VARIABLES}
@@ -153,7 +165,7 @@ def _environment() -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-        proxies.forget()
+        quiet_libraries.forget()
 
 
 @contextmanager

@@ -4,7 +4,8 @@
 way of its own. So the environment is corrected once, before a library or a process needs it:
 
 - The addresses of this machine are added to `no_proxy` and `NO_PROXY`.
-- An entry of theirs that Prefect's client cannot read is written as it can, or left out.
+- An entry of theirs that Prefect's client cannot read is written as it can, or left out, which
+  `left_out` says.
 - A variable that Prefect's client cannot use is removed. The client, httpx, prepares connections
   for all variables when it is created, and fails there even if it only talks to this machine: for
   a SOCKS proxy without the package socksio, and for what is not the address of a proxy.
@@ -56,6 +57,8 @@ _removed: dict[str, str] = {}
 """Variables that this process removed, with their values."""
 _networks: set[_Network] = set()
 """Networks of IPv6 that this process left out of `no_proxy`: no library understands them."""
+_left_out: dict[str, None] = {}
+"""Entries that this process left out of `no_proxy`, as they were given, in their order."""
 
 
 def apply() -> None:
@@ -73,6 +76,22 @@ def forget() -> None:
     """Forget what `apply` removed, because the variables are as the user has set them again."""
     _removed.clear()
     _networks.clear()
+    _left_out.clear()
+
+
+def left_out() -> str:
+    """Return one sentence about entries of `no_proxy` that have no effect; empty if all have one.
+
+    Without a proxy, none is missed.
+    """
+    if not _left_out or not any(os.environ.get(name) for name in NAMES if name.lower() in _PROXIES):
+        return ""
+    entries = ", ".join(repr(redacted(entry)) for entry in _left_out)
+    return (
+        f"no_proxy: left out {entries}, which the HTTP libraries cannot read. Name hosts, "
+        "domains, addresses or networks of IPv4, such as host.corp, .corp, fd00::5 or 10.0.0.0/8; "
+        "networks of IPv6 apply to Prefect and MLflow servers only."
+    )
 
 
 def exempt(*servers: str) -> None:
@@ -90,7 +109,9 @@ def exempt(*servers: str) -> None:
         entries = [entry for entry in re.split(r"[,\s]+", given) if entry]
         networks = {found for entry in entries if (found := _network(entry))}
         _networks.update(each for each in networks if each.version == _IPV6)
-        names = [known for entry in entries if (known := _understood(entry))]
+        understood = {entry: _understood(entry) for entry in entries}
+        _left_out.update(dict.fromkeys(entry for entry, known in understood.items() if not known))
+        names = [known for known in understood.values() if known]
         here = [urlsplit(each).hostname or "" for each in servers if is_here(each)]
         near = [address for each in servers if (address := _address_in(networks | _networks, each))]
         os.environ[name] = ",".join(dict.fromkeys([*names, *_HERE, *here, *near]))

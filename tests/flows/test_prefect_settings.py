@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from prefect.context import SettingsContext, get_settings_context
-from prefect.settings import Profile, Settings
+from prefect.settings import Profile, Settings, load_profiles
 
 from flows import prefect_session, prefect_settings
 from flows.python_api.session import session
@@ -112,6 +112,36 @@ def test_settings_that_cannot_be_read_are_said_in_a_sentence(
     assert words in line
     assert "prefect.toml" in line
     assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize("name", [".env", "prefect.toml", "pyproject.toml", "home/profiles.toml"])
+@pytest.mark.parametrize("damage", ["not text", "a folder", "no table"])
+def test_a_damaged_file_of_settings_is_named(
+    name: str, damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever Prefect's reader fails at, the sentence names the file, and not the user's code."""
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("PREFECT_PROFILES_PATH", raising=False)
+    file = tmp_path / name
+    file.parent.mkdir(exist_ok=True)
+    if damage == "a folder":
+        file.mkdir()
+    elif damage == "not text":
+        file.write_bytes(b"\xff\xfe")
+    else:
+        file.write_text("api = 5\ntool = 5\nactive = 3\nprofiles = 4\n", encoding="utf-8")
+    readers = (Settings, load_profiles)
+    errors = []
+    for read in readers:
+        try:
+            read()
+        except Exception as error:  # noqa: BLE001 - which one it is belongs to Prefect
+            errors.append(str(prefect_settings.sentence(error)))
+    readable = name == ".env" and damage != "not text"  # Prefect skips a folder of that name
+    assert bool(errors) != readable
+    assert all(str(file) in words for words in errors)
+    other = ValueError("of the user's own code")
+    assert prefect_settings.sentence(other) is None
 
 
 def test_a_program_gets_its_proxies_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,6 +64,7 @@ def _no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
     monkeypatch.setattr(proxies, "_removed", {})
     monkeypatch.setattr(proxies, "_networks", set())
+    monkeypatch.setattr(proxies, "_left_out", {})
 
 
 def _through(client: httpx.Client, url: str) -> bool:
@@ -153,6 +154,22 @@ def test_whatever_the_user_exempts_a_client_can_be_created(
     assert value == "*" or os.environ[name.swapcase()].split(",") == kept
     added = {*proxies._HERE, "127.0.0.7"}
     assert [entry for entry in kept if entry not in added] == _EXEMPTED[value]
+
+
+@pytest.mark.parametrize(("name", "proxy"), [("no_proxy", "http_proxy"), ("NO_PROXY", "ALL_PROXY")])
+def test_what_is_left_out_is_said(name: str, proxy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each entry without effect is named as it was given; without a proxy, none is missed."""
+    given = "a.corp,host:port,[fd00::]/8,[::1],http://me:hush@host:x,münchen.de"
+    monkeypatch.setenv(name, given)
+    proxies.apply()
+    assert proxies.left_out() == ""
+    monkeypatch.setenv(proxy, _HTTP[0])
+    proxies.apply()
+    said = proxies.left_out()
+    assert said.startswith("no_proxy: left out 'host:port', '[fd00::]/8', ")
+    assert all(word not in said for word in ("a.corp", "'[::1]'", "münchen.de", "hush"))
+    proxies.forget()
+    assert proxies.left_out() == ""
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,71 @@
+"""Certificates and keys of TLS that the environment names: left out if they cannot be used.
+
+Prefect's client, httpx, reads them when a connection is prepared, and fails there even if it only
+talks to this machine, without TLS. So a variable that names a missing or damaged file is removed
+before a library or a process reads it: what is trusted then are the certificates that came with
+Python's packages, never more than the user had asked for.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_CERTIFICATES, _KEY_LOG = "SSL_CERT_FILE", "SSLKEYLOGFILE"
+NAMES = (_CERTIFICATES, _KEY_LOG)
+"""The variables that `apply` may remove."""
+_left_out: dict[str, str] = {}
+"""Why this process removed a variable, by its name."""
+
+
+def apply() -> None:
+    """Remove variables that no client could be created with, here and for child processes."""
+    for name, fault in ((_CERTIFICATES, _fault_of_certificates), (_KEY_LOG, _fault_of_key_log)):
+        if given := os.environ.get(name):
+            _left_out.pop(name, None)  # it has been set again
+            if reason := fault(Path(given)):
+                _left_out[name] = f"{given} ({reason})"
+                del os.environ[name]
+
+
+def forget() -> None:
+    """Forget what `apply` removed, because the variables are as the user has set them again."""
+    _left_out.clear()
+
+
+def left_out() -> list[str]:
+    """Return one sentence about each variable that was removed."""
+    sentences = {
+        _CERTIFICATES: "the certificates of the Python package certifi are used. Correct its path, "
+        "or unset it.",
+        _KEY_LOG: "no keys are logged. Correct its path, or unset it.",
+    }
+    return [
+        f"{name} names {given}, which cannot be used: {sentences[name]}"
+        for name, given in _left_out.items()
+    ]
+
+
+def _fault_of_certificates(file: Path) -> str:
+    import ssl
+
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=file)
+    except ssl.SSLError:
+        return "no certificates in PEM format"
+    except OSError as error:
+        return error.strerror or str(error)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def _fault_of_key_log(file: Path) -> str:
+    """Return why keys cannot be written to a file; nothing is written."""
+    if file.is_dir():
+        return "it is a folder"
+    if not file.exists() and not file.parent.is_dir():
+        return "its folder does not exist"
+    if not os.access(file if file.exists() else file.parent, os.W_OK):
+        return "it may not be written"
+    return ""
