@@ -15,7 +15,7 @@ from pipeline.data.decoding import decode_image
 from pipeline.data.resizing import resize_image
 from pipeline.initial_weights.loading import load_into
 from pipeline.initial_weights.record import InitialWeights, kept_folder
-from pipeline.initial_weights.stage import starting_point
+from pipeline.initial_weights.starting_point import starting_point
 from pipeline.models.model_building import build_model
 from pipeline.plugin_api import DataTraits, ImageSpec
 from pipeline.plugin_system.plugin_settings import resolve_settings

@@ -32,7 +32,7 @@ from pipeline.data import ingestion
 from pipeline.data.decoding import decode_image
 from pipeline.data.ingested_data import IngestedData, PreparedData
 from pipeline.data.resizing import resize_image
-from pipeline.initial_weights.stage import starting_point
+from pipeline.initial_weights.starting_point import starting_point
 from pipeline.metrics.intervals import proportion
 from pipeline.models.inference import predict_logits
 from pipeline.models.model_building import build_model

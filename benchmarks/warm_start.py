@@ -24,7 +24,7 @@ from benchmarks.measured_runs import machine
 from pipeline import config_files, quiet_libraries
 from pipeline.data import ingestion
 from pipeline.initial_weights.recipe import WARM_START
-from pipeline.initial_weights.stage import starting_point
+from pipeline.initial_weights.starting_point import starting_point
 from pipeline.training.launching import job_of
 from pipeline.training.machine import MODULE
 from pipeline.training.train_result import TrainResult

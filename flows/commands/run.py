@@ -21,7 +21,8 @@ from pipeline.errors import ConfigError
 from pipeline.plugin_system.composed_config import composed_config, value_of_flag
 from pipeline.plugin_system.plugin_loader import plugin_files
 from pipeline.terminal_words import visible
-from pipeline.workers import prewarm, worker_start
+from pipeline.training.machine import MODULE
+from pipeline.workers import worker_start
 from pipeline.workspace import WORKSPACE, place
 
 if TYPE_CHECKING:
@@ -186,7 +187,7 @@ def _print_plan(config: RunConfig) -> None:
 
     with shown(), worker_start.prepared_workers():
         if config.preset:
-            prewarm.training()
+            worker_start.prepare(MODULE)
         found = dry_run(config, place())
     for line in found.plan.lines() if found.plan else ():
         print(f"# {visible(line)}")

@@ -19,7 +19,6 @@ from flows.new_data import watched_folders
 from flows.notifications import events
 from flows.prefect_client import asking, flow_runs
 from flows.progress import display
-from flows.training import run_messages
 from pipeline.automation import event_kinds
 from pipeline.config import RunConfig
 from pipeline.data import earlier_manifests, ingestion, new_images
@@ -30,6 +29,7 @@ from pipeline.errors import ConfigError, PipelineError
 from pipeline.plugin_system import plugin_settings
 from pipeline.run_memory import interrupted_runs, live_runs
 from pipeline.run_memory.interrupted_runs import InterruptedRun
+from pipeline.stages.read import data_name
 from pipeline.tracking.liveness import Liveness
 from pipeline.workspace import WORKSPACE
 
@@ -47,7 +47,7 @@ def retrain_when_new(config: RunConfig) -> State[Any]:
         try:
             config, data, found = _looked_at(config, workspace)
         except PipelineError as error:
-            name = config.name or run_messages.data_name(config)
+            name = config.name or data_name(config)
             facts = {"name": name, "reason": str(error)}
             events.emit(event_kinds.RUN_FAILED, f"patchline.run.{flow_run.id}", facts)
             return failed(error)

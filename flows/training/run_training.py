@@ -13,7 +13,8 @@ from flows.progress import display
 from pipeline import local_services
 from pipeline.plugin_system.plugin_loader import plugin_files, use_plugin_files
 from pipeline.run_memory import live_runs
-from pipeline.workers import prewarm, worker_start
+from pipeline.training.machine import MODULE
+from pipeline.workers import worker_start
 from pipeline.workspace import WORKSPACE
 
 if TYPE_CHECKING:
@@ -32,15 +33,13 @@ def run_training(config: RunConfig, *, fresh: bool = False) -> RunSummary:
         PipelineError: the reason why the run failed.
     """
     with worker_start.prepared_workers():
-        prewarm.training()  # its imports take as long as those of this process
+        worker_start.prepare(MODULE)  # its imports take as long as those of this process
         display().stage(f"Listing the images ({config.data.path or config.data.source})")
-        from pipeline.data import ingestion
-        from pipeline.initial_weights.stage import check_published
+        from pipeline.stages import engine
+        from pipeline.stages.lines import line_of
 
-        listed = ingestion.check_source(config, WORKSPACE.resolve())
-        where = f" in {listed.classes:,} classes" if listed.classes else ""
-        display().note(f"{listed.files:,} files found{where}")
-        check_published(config, WORKSPACE.resolve())
+        for sentence in engine.check(line_of(config).stages, config, WORKSPACE.resolve()):
+            display().note(sentence)
         return _in_prefect(config, fresh=fresh)
 
 
@@ -60,7 +59,7 @@ def resume_training(reference: str) -> RunSummary:
     files = [*map(Path, found.request.plugin_files), *plugin_files()]
     use_plugin_files(list(dict.fromkeys(files)))
     with worker_start.prepared_workers():
-        prewarm.training()
+        worker_start.prepare(MODULE)
         return _in_prefect(found.request.config, resume=found.run_id, fresh=found.request.fresh)
 
 

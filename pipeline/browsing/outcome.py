@@ -14,7 +14,7 @@ from pipeline.evaluation.evaluating import Evaluated
 from pipeline.initial_weights.recipe import shown
 from pipeline.metrics.names import METRICS
 from pipeline.packaging.model_card import escaped
-from pipeline.pretraining.stage import PretrainingEvaluated
+from pipeline.pretraining.evaluating import PretrainingEvaluated
 from pipeline.registry.promotion import Promotion
 from pipeline.registry.registration import Registered
 from pipeline.tracking import addresses, provenance

@@ -1,4 +1,4 @@
-"""The evaluation stage of a run: predict in a worker process, then write the report."""
+"""Evaluate the trained model of a run: predict in a worker process, then write the report."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from pipeline.config import RunConfig
-from pipeline.data.ingested_data import IngestedData, PreparedData
+from pipeline.data.ingested_data import IngestedData
 from pipeline.data.own_columns import own_columns
 from pipeline.data.prepared_store import open_images
 from pipeline.data.seen_images import about_test_images
@@ -28,17 +28,19 @@ from pipeline.evaluation.prediction_job import (
 from pipeline.evaluation.predictions import Predictions
 from pipeline.evaluation.predictions import save as save_predictions
 from pipeline.evaluation.report import EvaluationReport, evaluate, save
+from pipeline.evaluation.trained_run import TrainedRun
 from pipeline.files.file_digest import digest_of
 from pipeline.initial_weights.recipe import shown
 from pipeline.metrics.intervals import proportion
 from pipeline.metrics.temperature import by_member
-from pipeline.run_memory import stage_keys
-from pipeline.run_memory.stage_memory import Ingredients, StageMemory, kept
+from pipeline.run_memory.stage_memory import Ingredients, kept
 from pipeline.section import Section
 from pipeline.training.train_result import TrainResult
 from pipeline.workers.event_log import Event
 from pipeline.workers.worker_process import run_worker
 
+MODULE = "pipeline.evaluation"
+"""Of the worker that predicts."""
 FOLDER = "report"
 """Folder of the report inside the run's folder."""
 PREDICTIONS_FILE = "predictions.parquet"
@@ -55,7 +57,6 @@ _COMPUTED_BY = (
     "the trained model in float32; packaging compares them with those of the package on all test "
     "images, and fails if one differs by more than 0.0001"
 )
-_CODE = ("pipeline.evaluation.__main__", "pipeline.evaluation.evaluating", "pipeline.layers")
 
 
 class Evaluated(Section):
@@ -66,50 +67,16 @@ class Evaluated(Section):
     html: Path
 
 
-def evaluate_run(
-    config: RunConfig,
-    data: IngestedData,
-    prepared: PreparedData,
-    trained: TrainResult,
-    run_folder: Path,
-    memory: StageMemory,
-    on_event: Callable[[Event], None],
-) -> Evaluated:
-    """Predict validation and test with the best weights and write the report, or reuse a report.
-
-    Args:
-        config: the resolved config.
-        data: the ingested data with its manifest.
-        prepared: the prepared images.
-        trained: the training result with the best weights.
-        run_folder: receives `report/` with `report.html`, `report.json`, `predictions.parquet` and
-            the plots.
-        memory: results of earlier stages; an identical one is reused.
-        on_event: receives the progress of the prediction.
-    """
-    folder = run_folder / FOLDER
-    return memory.once(
-        "evaluate",
-        ingredients(config, data, prepared, trained),
-        Evaluated,
-        folder,
-        lambda: _evaluated(config, data, prepared, trained, folder, on_event),
-    )
-
-
-def ingredients(
-    config: RunConfig, data: IngestedData, prepared: PreparedData, trained: TrainResult
-) -> Ingredients:
+def ingredients(run: TrainedRun) -> Ingredients:
     """Return everything that determines the report; it lists all settings, so it depends on all."""
-    held_out = [file for each in _held_out(config, trained) for file in kept(each.model_folder)]
+    held_out = [file for each in _held_out(run) for file in kept(each.model_folder)]
     return {
-        **model_ingredients(config, data, prepared, trained),
-        **config.flat(),
+        **run.ingredients,
+        **run.config.flat(),
         "held out": ", ".join(digest_of(file).sha256 for file in held_out),
-        "notes": "\n".join((data.split_origin, *data.notes)),
-        "training": trained.model_dump_json(exclude=_PATHS),
-        **_own_values(config, data),
-        "code": stage_keys.code(*_CODE),
+        "notes": "\n".join((run.data.split_origin, *run.data.notes)),
+        "training": run.trained.model_dump_json(exclude=_PATHS),
+        **_own_values(run.config, run.data),
     }
 
 
@@ -122,32 +89,19 @@ def _own_values(config: RunConfig, data: IngestedData) -> Ingredients:
     return {"columns": hashlib.sha256(values.to_numpy().tobytes()).hexdigest()}
 
 
-def model_ingredients(
-    config: RunConfig, data: IngestedData, prepared: PreparedData, trained: TrainResult
-) -> Ingredients:
-    """Return everything that determines a model's predictions: its files, images and plugins."""
-    files = {file.name: digest_of(file).sha256 for file in kept(trained.best)}
-    return {
-        "data": data.fingerprint,
-        "images": repr(prepared.image),
-        **{f"trained {name}": sha256 for name, sha256 in files.items()},
-        "device": trained.device,
-        **stage_keys.software(config, "model", "patch_embedding"),
-    }
+def evaluate_run(run: TrainedRun, folder: Path, on_event: Callable[[Event], None]) -> Evaluated:
+    """Predict validation and test with the best weights and write the report.
 
-
-def _evaluated(
-    config: RunConfig,
-    data: IngestedData,
-    prepared: PreparedData,
-    trained: TrainResult,
-    folder: Path,
-    on_event: Callable[[Event], None],
-) -> Evaluated:
+    Args:
+        run: with the best weights.
+        folder: receives `report.html`, `report.json`, `predictions.parquet` and the plots.
+        on_event: receives the progress of the prediction.
+    """
+    config, data, trained = run.config, run.data, run.trained
     predicted = run_worker(
-        "pipeline.evaluation",
+        MODULE,
         folder.parent / "prediction",
-        _job(config, data, prepared, trained, folder),
+        _job(run, folder),
         PredictionResult,
         on_event,
     )
@@ -172,11 +126,11 @@ def _evaluated(
         "provenance": data.seen_before.provenance,
     }
     report = report.model_copy(update=beside)
-    images, rows = open_images(prepared.store), table["row"].to_numpy()
+    images, rows = open_images(run.prepared.store), table["row"].to_numpy()
     preview = trained.best.parent / "augmentation_preview.png"
     html = write_report(
         report,
-        _page(config, data, prepared, trained),
+        _page(run),
         table,
         lambda position: images[rows[position]],
         folder,
@@ -292,11 +246,12 @@ def _validated(trained: TrainResult) -> str:
     return words
 
 
-def _held_out(config: RunConfig, trained: TrainResult) -> tuple[HeldOut, ...]:
+def _held_out(run: TrainedRun) -> tuple[HeldOut, ...]:
     """Return models for the calibration, if the final one was trained on the validation images.
 
     An ensemble needs none: each of its models is calibrated on its own fold.
     """
+    config, trained = run.config, run.trained
     if trained.selected is not None:
         return (HeldOut(model_folder=trained.selected.resolve()),)
     if trained.folds is None or trained.ensemble is not None:
@@ -308,24 +263,21 @@ def _held_out(config: RunConfig, trained: TrainResult) -> tuple[HeldOut, ...]:
     )
 
 
-def _job(
-    config: RunConfig,
-    data: IngestedData,
-    prepared: PreparedData,
-    trained: TrainResult,
-    folder: Path,
-) -> Section:
+def _job(run: TrainedRun, folder: Path) -> Section:
+    data, trained = run.data, run.trained
     alone = trained.refit is None and trained.ensemble is None
     return PredictionJob(
         model_folder=trained.best.resolve(),
         manifest_file=data.manifest_file.resolve(),
-        store=prepared.store.resolve(),
+        store=run.prepared.store.resolve(),
         splits=("validation", "test") if alone else ("test",),
-        columns=tuple(own_columns(config.evaluation.slices)),
-        held_out=_held_out(config, trained),
+        columns=tuple(own_columns(run.config.evaluation.slices)),
+        held_out=_held_out(run),
         device=trained.device,
         file=folder.parent / "prediction" / "logits.parquet",
-        explained=_explained(config, data, folder) if config.evaluation.explanations else None,
+        explained=_explained(run.config, data, folder)
+        if run.config.evaluation.explanations
+        else None,
     )
 
 
@@ -344,27 +296,20 @@ def _training(trained: TrainResult) -> str:
     return f"{what} in {trained.seconds:.0f} s on {trained.device} ({trained.precision})"
 
 
-def _page(
-    config: RunConfig, data: IngestedData, prepared: PreparedData, trained: TrainResult
-) -> ReportPage:
-    facts = {
-        **about_run(config, data, prepared, trained),
-        **_weights_facts(trained),
-    }
+def _page(run: TrainedRun) -> ReportPage:
     return ReportPage(
-        title=f"{config.name}: test report",
-        lead=about_test_images(data.seen_before),
-        facts=facts,
-        notes=data.notes,
-        settings=config.flat(),
+        title=f"{run.config.name}: test report",
+        lead=about_test_images(run.data.seen_before),
+        facts={**about_run(run), **_weights_facts(run.trained)},
+        notes=run.data.notes,
+        settings=run.config.flat(),
     )
 
 
-def about_run(
-    config: RunConfig, data: IngestedData, prepared: PreparedData, trained: TrainResult
-) -> dict[str, str]:
+def about_run(run: TrainedRun) -> dict[str, str]:
     """Return short facts about the data, the model and the training."""
-    image, counts = prepared.image, data.counts
+    config, data, trained = run.config, run.data, run.trained
+    image, counts = run.prepared.image, data.counts
     colours = "greyscale" if image.channels == 1 else "colour"
     return {
         "Images": f"{counts['train']} train, {counts['validation']} validation, "

@@ -56,22 +56,23 @@ class Registered(Section):
 
 
 def logged_model(run: TrackedRun, name: str, model_type: str = "image-classifier") -> str:
-    """Return the id of the run's model, created without files unless an earlier attempt did so.
+    """Return the id of the run's model, which is created without files the first time.
 
     It exists before its files, so that metrics can be linked to it.
     """
     from mlflow.entities import LoggedModelOutput
 
     store = client()
-    found = _earlier_model(run) if run.continued else None
-    if found is None:
+    model_id = _earlier_model(run)
+    if model_id is None:
         model = store.create_logged_model(
             run.experiment_id, name=name, source_run_id=run.run_id, model_type=model_type
         )
-        found = str(model.model_id)
-    if not (run.continued and found in _linked_models(run)):
-        store.log_outputs(run.run_id, [LoggedModelOutput(found, step=0)])
-    return found
+        model_id = str(model.model_id)
+    elif model_id in _linked_models(run):
+        return model_id
+    store.log_outputs(run.run_id, [LoggedModelOutput(model_id, step=0)])
+    return model_id
 
 
 class Report(Protocol):

@@ -14,7 +14,6 @@ from pydantic import ValidationError
 from pipeline.config import RunConfig
 from pipeline.errors import ConfigError
 from pipeline.files.access import is_readable
-from pipeline.run_memory import stage_keys
 from pipeline.section import Section
 from pipeline.tracking import liveness
 from pipeline.tracking.liveness import Liveness
@@ -37,17 +36,6 @@ SUMMARY_FILE = "summary.json"
 _ID = re.compile(r"[0-9a-f]{4,32}")
 
 
-_STAGES = (
-    "pipeline.data.ingestion",
-    "pipeline.training.__main__",
-    "pipeline.evaluation.__main__",
-    "pipeline.packaging.__main__",
-    "pipeline.registry.registration",
-    "pipeline.layers",
-)
-"""The modules in which the stages of a run begin; their imports count as well."""
-
-
 class RunRequest(Section):
     """The request for a run, resolved against its data."""
 
@@ -60,7 +48,7 @@ class RunRequest(Section):
     fresh: bool = False
     """Whether the run may not use results of earlier runs."""
     code: str = ""
-    """Digest of the library's source."""
+    """Digest of the code of its stages."""
 
 
 @dataclass(frozen=True)
@@ -75,16 +63,6 @@ class InterruptedRun:
     owner: Liveness
     """Of the process that worked on it; DEAD if it has ended."""
     finished: bool = False
-
-    @property
-    def code_changed(self) -> bool:
-        """Whether the library's code has changed since the run began."""
-        return self.request.code != library_code()
-
-
-def library_code() -> str:
-    """Return the digest of all code in the library that a run may use."""
-    return stage_keys.code(*_STAGES)
 
 
 def find(

@@ -6,14 +6,16 @@ A record stores them as plain text, so that one can see why a result was reused 
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import hashlib
 import importlib.util
 import platform
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
+from typing import NamedTuple
 
 from pipeline.config import RunConfig
 from pipeline.files.file_digest import digest_of
@@ -50,13 +52,16 @@ def settings(config: RunConfig, *sections: str) -> dict[str, str]:
 
 @functools.cache
 def code(*modules: str) -> str:
-    """Return a digest of the source of some modules and of all library modules that they import.
+    """Return a digest of the code of some modules and of all library modules that they import.
+
+    Comments, docstrings and the layout of the code do not count.
 
     Args:
-        modules: full names, such as `pipeline.training.__main__`; a package counts as a whole.
+        modules: full names, such as `pipeline.training.__main__`; a package counts as a whole. Of a
+            module outside the library, its own file counts and what it imports of the library.
 
     Raises:
-        ValueError: if there is no such module in the library.
+        ValueError: if there is no such module.
     """
     return _digest(_with_imports(modules), _LIBRARY)
 
@@ -69,18 +74,18 @@ def _with_imports(modules: Iterable[str]) -> set[Path]:
     found: set[Path] = set()
     waiting = []
     for module in modules:
-        files = _files_of(module)
+        files = _files_of(module) or _outside(module)
         if not files:
-            raise ValueError(f"There is no module {module} in the library.")
+            raise ValueError(f"There is no module {module}.")
         waiting += files
     while waiting:
         file = waiting.pop()
         if file in found:
             continue
         found.add(file)
-        if file.name != "config.py":  # settings do not use templates
+        if file.name != "config.py" and file.is_relative_to(_LIBRARY):  # settings use no templates
             found.update(path for path in file.parent.iterdir() if _is_template(path))
-        for name in _imported(file):
+        for name in _source(file, file.stat().st_mtime_ns).imports:
             waiting += _files_of(name)
     return found
 
@@ -97,14 +102,12 @@ def _files_of(module: str) -> list[Path]:
     return [found for found in _sources(path) if found.suffix == ".py"] if parts else []
 
 
-def _imported(file: Path) -> Iterator[str]:
-    """Yield the modules that a file imports anywhere, also inside its functions."""
-    for node in ast.walk(ast.parse(file.read_bytes())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            inner = [f"{node.module}.{alias.name}" for alias in node.names]
-            yield from (name if _is_module(name) else node.module for name in inner)
+def _outside(module: str) -> list[Path]:
+    """Return the file of a module outside the library."""
+    if module.partition(".")[0] == _LIBRARY.name:
+        return []
+    spec = importlib.util.find_spec(module)
+    return [Path(spec.origin)] if spec and spec.origin else []
 
 
 def _is_module(name: str) -> bool:
@@ -188,8 +191,48 @@ def _digest(files: Iterable[Path], root: Path) -> str:
     digest = hashlib.sha256()
     for file in sorted(files):
         digest.update(str(file.relative_to(root) if file.is_relative_to(root) else file).encode())
-        digest.update(b"\0" + bytes.fromhex(digest_of(file).sha256))
+        digest.update(b"\0" + _content(file))
     return digest.hexdigest()[:16]
+
+
+def _content(file: Path) -> bytes:
+    """Return a digest of a file: of Python, without comments, docstrings and layout."""
+    if file.suffix == ".py":
+        with contextlib.suppress(SyntaxError, ValueError):  # of a plugin; importing it says why
+            return _source(file, file.stat().st_mtime_ns).digest
+    return bytes.fromhex(digest_of(file).sha256)
+
+
+class _Source(NamedTuple):
+    """What matters of a Python file."""
+
+    imports: tuple[str, ...]
+    """The modules that it imports anywhere, also inside its functions."""
+    digest: bytes
+
+
+@functools.cache
+def _source(file: Path, _modified: int) -> _Source:
+    tree = ast.parse(file.read_bytes())
+    imports: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            imports += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            inner = [f"{node.module}.{alias.name}" for alias in node.names]
+            imports += [name if _is_module(name) else node.module for name in inner]
+        elif isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            node.body = [each for each in node.body if not _is_string(each)]
+    return _Source(tuple(imports), hashlib.sha256(ast.dump(tree).encode()).digest())
+
+
+def _is_string(node: ast.stmt) -> bool:
+    """Return whether a statement is a docstring, of an attribute too."""
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
 
 
 def _requirements(distribution: str) -> list[str]:

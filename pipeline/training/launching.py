@@ -1,4 +1,4 @@
-"""The training stage: start the training process, forward its events, return its result.
+"""One training of a run: start the training process, forward its events, return its result.
 
 Interrupted training resumes from its last checkpoint. Training that an earlier run has done already
 is not repeated: its events are logged again, so that the new run has the curves too.
@@ -34,6 +34,8 @@ from pipeline.workers.worker_process import JOB_FILE, earlier_events, run_worker
 logger = logging.getLogger(__name__)
 
 CONFIG_FILE = "config.yaml"
+CODE = (f"{MODULE}.__main__", "pipeline.layers")
+"""Where the code begins that decides the weights."""
 OnEvent = Callable[[Event], None]
 Result = TypeVar("Result", bound=Section)
 
@@ -196,7 +198,7 @@ def ingredients(
         **_provenance(data),
         **stage_keys.settings(config, *sections),
         **_part_ingredients(config, part),
-        "code": stage_keys.code(f"{MODULE}.__main__", "pipeline.layers"),
+        "code": stage_keys.code(*CODE),
         **stage_keys.software(config, "augmentation", "model", "patch_embedding", "objective"),
         "machine": f"{provenance.processor()}, {machine.cpu_capability}",
         "device": machine.devices[choose_device(config.training, machine)],
@@ -244,10 +246,8 @@ def replayable(config: RunConfig, result: TrainResult) -> RunConfig:
     return config.model_copy(update={"training": training})
 
 
-def record_training(
-    config: RunConfig, result: TrainResult, run: tracked_run.TrackedRun
-) -> tuple[RunConfig, Path]:
-    """Tag the run with what the machine decided, and log the config that reproduces the run."""
+def machine_tags(result: TrainResult) -> dict[str, str]:
+    """Return tags that say what the machine decided, and how the training went."""
     names = (
         "precision",
         "compiled",
@@ -261,9 +261,7 @@ def record_training(
     tags = {f"training.{name}": str(getattr(result, name)) for name in names}
     if result.precision_reason:
         tags["training.precision_reason"] = result.precision_reason
-    tracked_run.set_tags(run, tags)
-    reproducible = replayable(config, result)
-    return reproducible, log_config(reproducible, run)
+    return tags
 
 
 def log_config(config: RunConfig, run: tracked_run.TrackedRun) -> Path:

@@ -1,8 +1,9 @@
-"""Start the worker of the next stage early, so that its imports cost no time."""
+"""Start the workers of later stages early, so that their imports cost no time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import psutil
 
@@ -12,30 +13,41 @@ from pipeline.workers.event_log import Event
 OnEvent = Callable[[Event], None]
 _AHEAD_SECONDS = 15.0
 """Imports take 3 to 6 seconds on an idle machine; this one is busy training."""
-_ROOM_BYTES = 3 * 2**30
-"""The two workers take 0.8 GB; training must not run out of memory because of them."""
 
 
-def training() -> None:
-    """Start the training process; it also describes this machine, see `machine.seen`."""
-    worker_start.prepare("pipeline.training")
+@dataclass(frozen=True)
+class Worker:
+    """The process in which a stage computes, and what it needs."""
+
+    module: str
+    """Run as `python -m MODULE`, see `pipeline.workers`."""
+    accelerator: bool = True
+    """Whether it computes on the device of the run; otherwise on CPU cores alone."""
+    free_gib: float = 3.0
+    """Free memory in GiB with which it may be started while another stage computes. It takes 0.4 as
+    long as it waits, and the training must not run out of memory because of it."""
+    from_start: bool = False
+    """Whether it is started as soon as a run begins, before anything else needs memory."""
 
 
-def planning() -> None:
-    """Start the process that measures training speeds, for a run with a preset."""
-    worker_start.prepare("pipeline.planning")
+def at_start(workers: Iterable[Worker]) -> None:
+    """Start the workers that are needed first."""
+    for worker in workers:
+        if worker.from_start:
+            worker_start.prepare(worker.module)
 
 
-def evaluation_and_packaging() -> None:
-    """Start the processes of the stages after training, if there is memory for them."""
-    if psutil.virtual_memory().available >= _ROOM_BYTES:
-        worker_start.prepare("pipeline.evaluation")
-        worker_start.prepare("pipeline.packaging")
+def while_others_compute(workers: Iterable[Worker]) -> None:
+    """Start workers for which there is memory."""
+    for worker in workers:
+        if psutil.virtual_memory().available >= worker.free_gib * 2**30:
+            worker_start.prepare(worker.module)
 
 
-def following_stages(show: OnEvent) -> OnEvent:
+def before_the_end(show: OnEvent, workers: Iterable[Worker]) -> OnEvent:
     """Return a function that shows training events and starts the next workers before the end."""
     first: Event | None = None
+    following = tuple(workers)
 
     def see(event: Event) -> None:
         nonlocal first
@@ -48,6 +60,6 @@ def following_stages(show: OnEvent) -> OnEvent:
             seconds = (event["time"] - first["time"]) / steps
             soon = seconds * (event["total"] - event["done"]) <= _AHEAD_SECONDS
             if soon:
-                evaluation_and_packaging()
+                while_others_compute(following)
 
     return see

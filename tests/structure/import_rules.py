@@ -97,6 +97,20 @@ _PACKAGES: dict[str, set[str]] = {
         "tracking",
     },
     "visual_guide": {"plugin_system", "layers", "metrics", "models", "data"},
+    "stages": {
+        "data",
+        "initial_weights",
+        "planning",
+        "training",
+        "evaluation",
+        "pretraining",
+        "metrics",
+        "packaging",
+        "registry",
+        "run_memory",
+        "tracking",
+        "workers",
+    },
 }
 _ROOT: dict[str, set[str]] = {
     # a module directly in `pipeline`, and the packages that it may import; all others import none

@@ -20,7 +20,7 @@ from pipeline.data.ingestion import ingest, resolve
 from pipeline.data.mirror_probe import FEWEST, SIDE, Measured, measured
 from pipeline.data.pixel_values.pixel_mapping import PixelMapping
 from pipeline.inspection.inspecting import inspect_data
-from pipeline.planning.stage import known_facts
+from pipeline.planning.planner import known_facts
 
 Array = np.ndarray[Any, Any]
 Draw = Callable[[ImageDraw.ImageDraw, str, Array, tuple[int, int, int]], None]

@@ -22,7 +22,7 @@ from pipeline.initial_weights.record import (
     load_record,
     provenance_of_kept,
 )
-from pipeline.initial_weights.stage import check_published, starting_point
+from pipeline.initial_weights.starting_point import check_published, starting_point
 from pipeline.models.model_building import build_model
 from pipeline.models.model_description import ModelDescription, load_description
 from pipeline.models.model_files import save_model

@@ -22,7 +22,7 @@ from pipeline.initial_weights.finding import find
 from pipeline.initial_weights.known_checksums import _STATED, publisher_of
 from pipeline.initial_weights.named_weights import file_of
 from pipeline.initial_weights.record import kept_folder, load_record
-from pipeline.initial_weights.stage import StartingPoint
+from pipeline.initial_weights.starting_point import StartingPoint
 from tests.pipeline.initial_weights.test_finding import written
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

@@ -12,8 +12,8 @@ from torchvision.models import VisionTransformer
 
 from pipeline.config_files import requested
 from pipeline.data.ingestion import ingest
-from pipeline.initial_weights.stage import starting_point
-from pipeline.planning import stage
+from pipeline.initial_weights.starting_point import starting_point
+from pipeline.planning import planner
 from pipeline.planning.facts import DataFacts, Plan, PlanFacts, Speed
 from pipeline.planning.fine_tuning import FEATURES, fine_tuning_plan
 from pipeline.planning.measuring import measure
@@ -113,7 +113,9 @@ def test_what_needs_all_weights_gets_them(needs: dict[str, Any]) -> None:
     assert "needs a training of all weights" in plan.reasons[0]
 
 
-def test_a_file_and_a_preset_are_planned_with_the_real_model(tmp_path: Path) -> None:
+def test_a_file_and_a_preset_are_planned_with_the_real_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The weights' own model is measured, what it is made for is kept, and all can be trained."""
     torch.manual_seed(0)
     weights = VisionTransformer(
@@ -131,11 +133,10 @@ def test_a_file_and_a_preset_are_planned_with_the_real_model(tmp_path: Path) -> 
     assert start.config.training.trainable is None
     assert "training" not in start.notes()[0]
     events = EventWriter(tmp_path / "events.jsonl")
-    plan = stage.planned(
-        start.config, data, memory, lambda _: None, lambda job, _: measure(job, events)
-    )
+    monkeypatch.setattr(planner, "measured_apart", lambda job, _: measure(job, events))
+    plan = planner.planned(start.config, data, memory.workspace, lambda _: None)
     events.close()
-    config = stage.with_plan(start.config, plan)
+    config = planner.with_plan(start.config, plan)
     assert (config.training.trainable, config.training.average_last) == ("all", 2)
     assert (config.data.image_size, config.model.settings["embed_dim"]) == (32, 32)
     assert config.preset is None

@@ -11,7 +11,7 @@ from pipeline.config import RunConfig
 from pipeline.config_files import dotted_keys, merged, validated
 from pipeline.planning.facts import DataFacts, MachineFacts, Plan, PlanFacts, Speed
 from pipeline.planning.plan import candidates, plan
-from pipeline.planning.stage import with_plan
+from pipeline.planning.planner import with_plan
 from pipeline.planning.tiers import PHOTOGRAPH_TIERS, SMALL_IMAGE_TIERS, TIERS, halvings, tokens
 from pipeline.plugin_api import DataTraits
 from pipeline.plugin_system.plugin_settings import resolve_settings

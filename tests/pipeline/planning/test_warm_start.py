@@ -11,7 +11,7 @@ from pipeline.config import RunConfig
 from pipeline.config_files import requested
 from pipeline.data.ingestion import ingest
 from pipeline.initial_weights.settings import with_initial_weights
-from pipeline.planning import stage
+from pipeline.planning import planner
 from pipeline.planning.facts import Plan, Speed
 from pipeline.planning.measuring_job import Measurement
 from pipeline.run_memory.stage_memory import StageMemory
@@ -37,21 +37,17 @@ FOUND = FROM_FILE.model_copy(
 
 
 def planned(photos: Path, tmp_path: Path, **flags: Any) -> tuple[Plan, RunConfig]:
-    """Return the plan of `run PHOTOS --preset quick --model.init photos@champion`, and its config.
-
-    The first call remembers it; a second one finds it.
-    """
+    """Return the plan of a run with a preset and `--model.init photos@champion`, and its config."""
     model = {"init": "photos@champion", **flags.pop("model", {})}
     asked = requested(str(photos), preset_name="quick", flags={"model": model, **flags})
     config = with_initial_weights(asked, FOUND)
     memory = StageMemory(tmp_path / "work")
     data = ingest(asked, memory.workspace)
     speed = Measurement(speeds=(Speed(candidate="own", images_per_second=900.0),))
-    made, again = (
-        stage.planned(config, data, memory, lambda _: None, lambda *_: speed) for _ in range(2)
-    )
-    assert again == made
-    return made, stage.with_plan(config, made)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planner, "measured_apart", lambda *_: speed)
+        made = planner.planned(config, data, memory.workspace, lambda _: None)
+    return made, planner.with_plan(config, made)
 
 
 def test_the_preset_decides_the_length_and_the_recipe_the_rate(

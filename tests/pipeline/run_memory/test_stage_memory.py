@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from pipeline.config import ModelChoice, RunConfig
 from pipeline.plugin_system.plugin_loader import PluginEntry
-from pipeline.run_memory import interrupted_runs, stage_keys
+from pipeline.run_memory import stage_keys
 from pipeline.run_memory.stage_memory import StageMemory, StageRecord, key_of
 from pipeline.section import Section
+from pipeline.stages.lines import CLASSIFIER, ENCODER
 
 TEXT = st.text(max_size=20)
 INGREDIENTS = st.dictionaries(TEXT, TEXT, max_size=6)
@@ -141,6 +142,25 @@ def test_the_code_of_a_stage_is_what_it_imports_and_nothing_else() -> None:
     assert "plugin_checks.py" not in files
 
 
+def test_what_explains_code_does_not_change_its_digest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A comment, a docstring or another layout repeats no training; another number does."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def digest(text: str) -> str:
+        (tmp_path / "bakery.py").write_text(text)
+        stage_keys.code.cache_clear()
+        stage_keys._source.cache_clear()
+        return stage_keys.code("bakery")
+
+    plain = digest("class Oven:\n    degrees = 180\n")
+    oven = 'class Oven:\n    """An oven."""\n\n    degrees = 180\n    """Celsius."""\n'
+    explained = f'"""Bake."""\n\n# hot\n{oven}'
+    assert digest(explained) == plain
+    assert digest("class Oven:\n    degrees = 200\n") != plain
+
+
 def test_templates_count_with_the_code_that_renders_them() -> None:
     """A report looks otherwise when its template does."""
     found = stage_keys._with_imports(["pipeline.evaluation.evaluating"])
@@ -149,7 +169,7 @@ def test_templates_count_with_the_code_that_renders_them() -> None:
 
 def test_every_stage_names_code_that_is_there() -> None:
     """A module that was moved is noticed, not hashed as nothing."""
-    assert interrupted_runs.library_code() != stage_keys.code("pipeline.data.ingestion")
+    assert CLASSIFIER.code != ENCODER.code
     with pytest.raises(ValueError, match=r"pipeline\.gone"):
         stage_keys.code("pipeline.gone")
 

@@ -9,6 +9,9 @@ import psutil
 import pytest
 
 from pipeline.workers import prewarm, worker_start
+from pipeline.workers.prewarm import Worker
+
+LATER = (Worker("pipeline.evaluation"), Worker("pipeline.packaging", accelerator=False))
 
 
 @pytest.fixture
@@ -25,7 +28,7 @@ def _progress(seconds: float, done: int, total: int) -> dict[str, Any]:
 
 def test_workers_are_prepared_when_a_quarter_of_a_minute_is_left(prepared: list[str]) -> None:
     """The time that is left comes from the steps' own rate, the first ones not counted."""
-    see = prewarm.following_stages(lambda _: None)
+    see = prewarm.before_the_end(lambda _: None, LATER)
     for seconds, done in ((5, 1), (15, 11), (65, 61), (88, 84)):
         see(_progress(seconds, done, total=100))
     assert not prepared
@@ -35,7 +38,7 @@ def test_workers_are_prepared_when_a_quarter_of_a_minute_is_left(prepared: list[
 
 def test_a_short_training_has_them_prepared_after_its_first_steps(prepared: list[str]) -> None:
     """One event says nothing about the rate; the second one does. Other events say nothing."""
-    see = prewarm.following_stages(lambda _: None)
+    see = prewarm.before_the_end(lambda _: None, LATER)
     see(_progress(5, 1, total=10))
     see({"kind": "metrics", "time": 1006})
     assert not prepared
@@ -48,7 +51,7 @@ def test_nothing_is_prepared_where_memory_is_short(
 ) -> None:
     """A running training is worth more than the seconds that prewarming saves."""
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=2**30))
-    see = prewarm.following_stages(lambda _: None)
+    see = prewarm.before_the_end(lambda _: None, LATER)
     for seconds in (5, 6, 7):
         see(_progress(seconds, done=seconds, total=10))
     assert not prepared
@@ -56,7 +59,7 @@ def test_nothing_is_prepared_where_memory_is_short(
 
 def test_a_resumed_training_counts_its_own_steps(prepared: list[str]) -> None:
     """Steps of an earlier attempt took time that nobody has measured here."""
-    see = prewarm.following_stages(lambda _: None)
+    see = prewarm.before_the_end(lambda _: None, LATER)
     see(_progress(5, 900, total=1000))
     see(_progress(15, 905, total=1000))
     assert not prepared

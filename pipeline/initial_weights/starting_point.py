@@ -1,4 +1,4 @@
-"""The stage that finds the initial weights of a run, and lets its settings follow them."""
+"""The initial weights of a run, and the settings that follow them."""
 
 from __future__ import annotations
 

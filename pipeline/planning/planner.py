@@ -1,8 +1,4 @@
-"""The planning stage: collect the facts, plan, and remember the plan for the same facts.
-
-A remembered plan keeps the settings of later runs, and so their stages, the same; a new measurement
-would vary with what else the machine does.
-"""
+"""Make the plan of a run with a preset: collect the facts, measure speeds, decide the settings."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -21,7 +17,6 @@ from pipeline.data import ingestion
 from pipeline.data.assumed_symmetries import unmeasured_symmetries
 from pipeline.data.ingested_data import IngestedData
 from pipeline.errors import WorkerError
-from pipeline.files.atomic_files import write_text
 from pipeline.initial_weights import recipe
 from pipeline.planning.facts import DataFacts, MachineFacts, Plan, PlanFacts
 from pipeline.planning.fine_tuning import FEATURES, fine_tuning_plan
@@ -31,17 +26,19 @@ from pipeline.planning.warm_start import warm_start_plan, with_rate
 from pipeline.plugin_system.plugin_loader import Kind
 from pipeline.plugin_system.plugin_settings import checked_plugins
 from pipeline.run_memory import stage_keys
-from pipeline.run_memory.stage_memory import Ingredients, StageMemory
-from pipeline.tracking import provenance, tracked_run
+from pipeline.run_memory.stage_memory import Ingredients
+from pipeline.tracking import provenance
 from pipeline.training.config import duration_seconds
 from pipeline.training.machine import choose_device, seen
 from pipeline.workers.worker_process import run_worker
 from pipeline.workspace import make_folder
 
-STAGE = "plan"
-JSON_FILE, TEXT_FILE = "plan.json", "plan.txt"
 _MOST_SECONDS, _SHARE_OF_LIMIT = 4.0, 0.05
-_CODE = ("__main__", "stage", "plan", "fine_tuning", "warm_start")
+CODE = (
+    *(f"{MODULE}.{name}" for name in ("__main__", "planner", "plan", "fine_tuning", "warm_start")),
+    "pipeline.layers",
+)
+"""Where the code begins that decides a plan."""
 _KEPT_SECTIONS = ("augmentation", "model", "optimizer", "training")
 _FOLLOW = ("data.image_size", "training.trainable")
 """Settings besides those of the model that follow from initial weights."""
@@ -58,46 +55,56 @@ def measured_apart(job: MeasuringJob, workspace: Path) -> Measurement:
 def planned(
     config: RunConfig,
     data: IngestedData,
-    memory: StageMemory,
+    workspace: Path,
     on_note: OnNote,
-    measure: Callable[[MeasuringJob, Path], Measurement] = measured_apart,
 ) -> Plan:
-    """Return the plan of a run with a preset: the remembered one, or a new one.
+    """Return a new plan of a run with a preset.
 
     Args:
         config: with a preset; not resolved.
         data: what is trained on.
-        memory: may know the plan, and remembers it.
+        workspace: the folder `.patchline`.
         on_note: called if the speed could not be measured.
-        measure: measures the candidates, and may use a folder.
+
+    Returns:
+        The plan; without speeds in its facts if they could not be measured.
     """
-    facts, asked = known_facts(config, data), asked_settings(config)
-    make: Callable[[PlanFacts, Mapping[str, Any]], Plan]
-    make = fine_tuning_plan if _has_frozen_features(config) else plan
-    key = {**ingredients(facts, asked, data), **_measured_with(config)}
-    if _is_warm_start(config):
-        given = _given(config, asked)
-        make = partial(warm_start_plan, given=given)
-        key = {**key, "given": ", ".join(sorted(given))}
-        asked = with_rate(asked)
-    known = memory.recall(STAGE, key, Plan)
-    if known is not None:
-        return known
+    request = _request(config, data)
     try:
-        job = measuring_job(config, data, facts, asked)
-        job = job.model_copy(update={"workspace": memory.workspace.resolve()})
-        measured = measure(job, memory.workspace)
+        job = measuring_job(config, data, request.facts, request.settings)
+        measured = measured_apart(
+            job.model_copy(update={"workspace": workspace.resolve()}), workspace
+        )
     except WorkerError as error:
         on_note(f"the training speed could not be measured and is estimated: {error}")
-        return with_assumptions(make(facts, asked), config)
-    machine = facts.machine
+        return with_assumptions(request.decide(request.facts, request.settings), config)
+    machine = request.facts.machine
     if machine.device == "cuda" and measured.accelerator_gib:
         machine = machine.model_copy(update={"memory_gib": measured.accelerator_gib})
     update = {"speeds": measured.speeds, "busy_cores": measured.busy_cores, "machine": machine}
-    facts = facts.model_copy(update=update)
-    made = with_assumptions(make(facts, asked), config)
-    memory.remember(STAGE, made, memory.workspace / "plans", key)
-    return made
+    made = request.decide(request.facts.model_copy(update=update), request.settings)
+    return with_assumptions(made, config)
+
+
+class _Request(NamedTuple):
+    """What is to be planned, and by which rules."""
+
+    facts: PlanFacts
+    settings: Mapping[str, Any]
+    """Of the user, by dotted key."""
+    given: str
+    """For weights of ours that are trained further: the settings that do not follow from them."""
+    decide: Callable[[PlanFacts, Mapping[str, Any]], Plan]
+
+
+def _request(config: RunConfig, data: IngestedData) -> _Request:
+    facts, settings = known_facts(config, data), asked_settings(config)
+    if _is_warm_start(config):
+        given = _given(config, settings)
+        with_given = partial(warm_start_plan, given=given)
+        return _Request(facts, with_rate(settings), ", ".join(sorted(given)), with_given)
+    decide = fine_tuning_plan if _has_frozen_features(config) else plan
+    return _Request(facts, settings, "", decide)
 
 
 def with_assumptions(made: Plan, config: RunConfig) -> Plan:
@@ -121,16 +128,6 @@ def with_plan(config: RunConfig, made: Plan) -> RunConfig:
         if key.startswith(prefix)
     }
     return config_files.validated({**planned, "optimizer": {**planned["optimizer"], **kept}})
-
-
-def log_plan(made: Plan, run: tracked_run.TrackedRun) -> None:
-    """Keep the plan with the run: its facts and settings, its text, and tags."""
-    for name, text in ((JSON_FILE, made.model_dump_json(indent=2)), (TEXT_FILE, made.text())):
-        file = run.folder / name
-        write_text(file, text)
-        tracked_run.log_file(run, file)
-    tags = {"patchline.preset": made.facts.preset, "patchline.plan": made.text().strip()}
-    tracked_run.set_tags(run, tags)
 
 
 def asked_settings(config: RunConfig) -> dict[str, Any]:
@@ -197,13 +194,17 @@ def known_facts(config: RunConfig, data: IngestedData) -> PlanFacts:
     )
 
 
-def ingredients(facts: PlanFacts, asked: Mapping[str, Any], data: IngestedData) -> Ingredients:
+def ingredients(config: RunConfig, data: IngestedData) -> Ingredients:
     """Return everything that decides a plan, but the measurement."""
+    request = _request(config, data)
+    given = {"given": request.given} if _is_warm_start(config) else {}
     return {
         "data": data.fingerprint,
-        "facts": facts.model_dump_json(),
-        "settings": json.dumps(asked, sort_keys=True),
-        "code": stage_keys.code(*(f"{MODULE}.{name}" for name in _CODE), "pipeline.layers"),
+        "facts": request.facts.model_dump_json(),
+        "settings": json.dumps(asked_settings(config), sort_keys=True),
+        "code": stage_keys.code(*CODE),
+        **_measured_with(config),
+        **given,
     }
 
 

@@ -11,13 +11,16 @@ from pipeline.config import RunConfig
 from pipeline.config_files import requested
 from pipeline.data.ingestion import ingest
 from pipeline.models.model_building import build_model
-from pipeline.planning import stage
+from pipeline.planning import planner
 from pipeline.planning.facts import Plan, Speed
 from pipeline.planning.measuring import measure
 from pipeline.planning.measuring_job import Measurement
 from pipeline.planning.plan import plan
 from pipeline.plugin_api import ImageSpec
 from pipeline.run_memory.stage_memory import StageMemory
+from pipeline.stages import engine
+from pipeline.stages.context import Context, Reporting
+from pipeline.stages.plan import PLAN
 from pipeline.training import precision
 from pipeline.training.precision import Chooser
 from pipeline.workers.event_log import EventWriter
@@ -31,12 +34,12 @@ def asked(photos: Path, **flags: Any) -> RunConfig:
 def test_only_what_was_given_counts_as_set(photos: Path) -> None:
     """Defaults that a form or a schedule stores are not settings of the user; its changes are."""
     config = asked(photos, training={"epochs": 60})
-    assert stage.asked_settings(config) == {"training.epochs": 60}
+    assert planner.asked_settings(config) == {"training.epochs": 60}
     assert config.preset is not None
     stored = config.model_dump(mode="json")
     stored["optimizer"]["momentum"] = 0.5  # changed in a form
     stored["model"]["depth"] = 2
-    assert stage.asked_settings(RunConfig.model_validate(stored)) == {
+    assert planner.asked_settings(RunConfig.model_validate(stored)) == {
         "model.depth": 2,
         "optimizer.momentum": 0.5,
         "training.epochs": 60,
@@ -46,22 +49,29 @@ def test_only_what_was_given_counts_as_set(photos: Path) -> None:
 def test_another_model_is_set_with_its_name_alone(photos: Path) -> None:
     """The defaults of a chosen plugin are not settings of the user."""
     config = asked(photos, model={"name": "rope_vit"}, augmentation={"name": "none"})
-    assert stage.asked_settings(config) == {"augmentation.name": "none", "model.name": "rope_vit"}
+    assert planner.asked_settings(config) == {"augmentation.name": "none", "model.name": "rope_vit"}
 
 
-def test_a_plan_is_remembered_and_keeps_the_settings_stable(photos: Path, tmp_path: Path) -> None:
+def test_a_plan_is_remembered_and_keeps_the_settings_stable(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A second run takes the plan of the first, even if the machine is slower by then."""
-    memory = StageMemory(tmp_path / "work")
+    work = tmp_path / "work"
     config = asked(photos, training={"time_limit": "1m"})
-    data = ingest(config, memory.workspace)
+    data = ingest(config, work)
     speeds = iter([900.0, 1.0, 5.0])
 
     def measured(*_: object) -> Measurement:
         return Measurement(speeds=(Speed(candidate="tiny", images_per_second=next(speeds)),))
 
+    monkeypatch.setattr(planner, "measured_apart", measured)
+
     def planned(changed: RunConfig, *, fresh: bool = False) -> Plan:
-        known = StageMemory(memory.workspace, fresh=fresh)
-        return stage.planned(changed, data, known, lambda _: None, measured)
+        silent = Reporting(*[lambda *_: None] * 4)
+        context = Context(changed, StageMemory(work, fresh=fresh), silent, work)
+        context.put(data)
+        engine.run_stages((PLAN,), context)
+        return context.get(Plan)
 
     first = planned(config)
     assert first.images_per_second == pytest.approx(900.0, rel=0.9)
@@ -78,9 +88,9 @@ def test_the_planned_config_has_every_setting_and_no_preset(photos: Path, tmp_pa
     optimizer = {"weight_decay": 0.33, "gradient_clip": None}
     config = asked(photos, training={"batch_size": 5}, optimizer=optimizer)
     data = ingest(config, tmp_path / "work")
-    facts = stage.known_facts(config, data)
-    made = plan(facts, stage.asked_settings(config))
-    whole = stage.with_plan(config, made)
+    facts = planner.known_facts(config, data)
+    made = plan(facts, planner.asked_settings(config))
+    whole = planner.with_plan(config, made)
     assert whole.preset is None
     assert whole.training.batch_size == 5
     assert whole.model.patch_embedding.name == "whitened"
@@ -99,8 +109,8 @@ def test_measuring_gives_a_speed_for_the_first_candidate_at_least(
     monkeypatch.setattr(precision, "certain_reason", lambda _: "")
     config = asked(photos)
     data = ingest(config, tmp_path / "work")
-    facts = stage.known_facts(config, data)
-    job = stage.measuring_job(config, data, facts, {})
+    facts = planner.known_facts(config, data)
+    job = planner.measuring_job(config, data, facts, {})
     changes = {"budget_seconds": 0.001, "images": 8, "workspace": tmp_path / "work"}
     job = job.model_copy(update=changes)
     events = EventWriter(tmp_path / "events.jsonl")

@@ -1,4 +1,4 @@
-"""The evaluation stage of a run without labels: test the objective, then write the report."""
+"""Evaluate a run without labels: test the objective, then write the report."""
 
 from __future__ import annotations
 
@@ -6,23 +6,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import RunConfig
-from pipeline.data.ingested_data import IngestedData, PreparedData
 from pipeline.data.seen_images import about_test_images
-from pipeline.evaluation.evaluating import FOLDER, about_run, model_ingredients
+from pipeline.evaluation.evaluating import about_run
 from pipeline.evaluation.html_report import ReportPage
+from pipeline.evaluation.trained_run import TrainedRun
 from pipeline.metrics.intervals import MetricEstimate, mean_of_repeats
 from pipeline.pretraining.job import PretrainingJob, PretrainingResult
 from pipeline.pretraining.report import LOSS, PretrainingReport, write_report
 from pipeline.run_memory import stage_keys
-from pipeline.run_memory.stage_memory import StageMemory
+from pipeline.run_memory.stage_memory import Ingredients
 from pipeline.section import Section
-from pipeline.training.train_result import TrainResult
 from pipeline.workers.event_log import Event
 from pipeline.workers.worker_process import run_worker
 
 MODULE = "pipeline.pretraining"
-_CODE = ("pipeline.pretraining.__main__", "pipeline.pretraining.stage", "pipeline.layers")
 _PATHS: dict[str, Any] = {"best": True}
 _UNLIMITED = (0.0, float("inf"))
 
@@ -35,58 +32,34 @@ class PretrainingEvaluated(Section):
     html: Path
 
 
-def evaluate_pretraining(
-    config: RunConfig,
-    data: IngestedData,
-    prepared: PreparedData,
-    trained: TrainResult,
-    run_folder: Path,
-    memory: StageMemory,
-    on_event: Callable[[Event], None],
+def ingredients(run: TrainedRun) -> Ingredients:
+    """Return everything that determines the report."""
+    return {
+        **run.ingredients,
+        **run.config.flat(),
+        **stage_keys.software(run.config, "objective"),
+        "notes": "\n".join((run.data.split_origin, *run.data.notes)),
+        "training": run.trained.model_dump_json(exclude=_PATHS),
+    }
+
+
+def evaluate_encoder(
+    run: TrainedRun, folder: Path, on_event: Callable[[Event], None]
 ) -> PretrainingEvaluated:
-    """Test what was pre-trained and write the report, or reuse the report of an identical stage.
+    """Test what was pre-trained and write the report.
 
     Args:
-        config: the resolved config.
-        data: the ingested data with its manifest.
-        prepared: the prepared images.
-        trained: the training result with the best weights.
-        run_folder: receives `report/` with `report.html`, `report.json` and the pictures.
-        memory: results of earlier stages.
+        run: the training with the best weights.
+        folder: receives `report.html`, `report.json` and the pictures.
         on_event: receives the progress.
     """
-    folder = run_folder / FOLDER
-    ingredients = {
-        **model_ingredients(config, data, prepared, trained),
-        **config.flat(),
-        **stage_keys.software(config, "objective"),
-        "notes": "\n".join((data.split_origin, *data.notes)),
-        "training": trained.model_dump_json(exclude=_PATHS),
-        "code": stage_keys.code(*_CODE),
-    }
-    return memory.once(
-        "evaluate",
-        ingredients,
-        PretrainingEvaluated,
-        folder,
-        lambda: _evaluated(config, data, prepared, trained, folder, on_event),
-    )
-
-
-def _evaluated(
-    config: RunConfig,
-    data: IngestedData,
-    prepared: PreparedData,
-    trained: TrainResult,
-    folder: Path,
-    on_event: Callable[[Event], None],
-) -> PretrainingEvaluated:
+    config, data, trained = run.config, run.data, run.trained
     job = PretrainingJob(
         config=config,
         trained=trained.best.resolve(),
         manifest_file=data.manifest_file.resolve(),
-        store=prepared.store.resolve(),
-        image=prepared.image,
+        store=run.prepared.store.resolve(),
+        image=run.prepared.image,
         device=trained.device,
         pictures=config.evaluation.gallery_size,
         folder=folder.resolve(),
@@ -105,7 +78,7 @@ def _evaluated(
         title=f"{config.name}: pre-training report",
         lead=about_test_images(data.seen_before),
         facts={
-            **about_run(config, data, prepared, trained),
+            **about_run(run),
             "Best weights": f"epoch {trained.best_epoch:.4g}, validation loss "
             f"{trained.best_validation_loss or 0:.4g}",
         },

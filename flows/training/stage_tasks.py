@@ -1,0 +1,65 @@
+"""Each stage of a run as a Prefect task.
+
+A stage whose result was not computed again ends in the state Cached, which names the run that has
+computed it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+from prefect.states import Completed
+from prefect.utilities.annotations import opaque, quote
+
+from flows.failures import RETRYING
+from flows.progress import display
+from pipeline.section import Section
+from pipeline.stages.context import reads_of
+from pipeline.stages.engine import Computation
+from pipeline.stages.stage import AnyStage
+
+if TYPE_CHECKING:
+    from prefect.client.schemas.objects import State
+
+
+def as_task(computation: Computation) -> Section:
+    """Compute the result of a stage in a task run of the current flow run.
+
+    Prefect's graph shows one edge, from the stage that left the first of the inputs; with an edge
+    for every input it would be unreadable.
+    """
+    stage = computation.stage
+    retrying: dict[str, Any] = {**RETRYING} if stage.retried else {}
+    run: Any = task(
+        name=stage.task,
+        task_run_name=lambda: computation.name,
+        description=stage.summary,
+        cache_policy=NO_CACHE,
+        **retrying,
+    )(_function_of(stage))
+    result: Section | State[Section] = run(quote(computation), opaque(_first_input(computation)))
+    return result if isinstance(result, Section) else result.result()
+
+
+def _function_of(stage: AnyStage) -> Callable[[Computation, Any], Section | State[Section]]:
+    """Return a function of its own for a stage: Prefect tells tasks apart by its name."""
+
+    def compute(computation: Computation, earlier: Any) -> Section | State[Section]:  # noqa: ARG001 - an edge
+        result = computation()
+        if not computation.reuse:
+            return result
+        display().note(computation.reuse)
+        return Completed(name="Cached", message=computation.reuse, data=result)
+
+    compute.__name__ = compute.__qualname__ = stage.name
+    return compute
+
+
+def _first_input(computation: Computation) -> Any:
+    """Return the result of an earlier stage, as its task returned it; None for the first stage."""
+    for read in reads_of(computation.stage.reads):
+        return computation.context.returned.get(read.kind)
+    return None

@@ -1,0 +1,35 @@
+"""A finished training together with what it was made from: what the later stages start from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pipeline.config import RunConfig
+from pipeline.data.ingested_data import IngestedData, PreparedData
+from pipeline.files.file_digest import digest_of
+from pipeline.run_memory import stage_keys
+from pipeline.run_memory.stage_memory import Ingredients, kept
+from pipeline.training.train_result import TrainResult
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """The settings, the images and the weights of a run."""
+
+    config: RunConfig
+    """Resolved."""
+    data: IngestedData
+    prepared: PreparedData
+    trained: TrainResult
+
+    @property
+    def ingredients(self) -> Ingredients:
+        """Everything that determines the model's predictions: its files, images and plugins."""
+        files = {file.name: digest_of(file).sha256 for file in kept(self.trained.best)}
+        return {
+            "data": self.data.fingerprint,
+            "images": repr(self.prepared.image),
+            **{f"trained {name}": sha256 for name, sha256 in files.items()},
+            "device": self.trained.device,
+            **stage_keys.software(self.config, "model", "patch_embedding"),
+        }

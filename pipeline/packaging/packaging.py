@@ -1,0 +1,49 @@
+"""Package the trained model of a run: export it and check the package, in a worker process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from pipeline.evaluation.evaluating import PREDICTIONS_FILE, Evaluated
+from pipeline.evaluation.trained_run import TrainedRun
+from pipeline.packaging.job import Package, PackagingJob
+from pipeline.packaging.model_card import CardFacts
+from pipeline.workers.event_log import Event
+from pipeline.workers.worker_process import run_worker
+
+MODULE = "pipeline.packaging"
+"""Of the worker."""
+
+
+def package_model(
+    run: TrainedRun,
+    evaluated: Evaluated | None,
+    card: CardFacts,
+    folder: Path,
+    on_event: Callable[[Event], None],
+) -> Package:
+    """Write the package of a trained model, and compare its outputs on all test images.
+
+    Args:
+        run: the trained model with its images.
+        evaluated: the report of a classifier, whose calibration is built in and whose predictions
+            are compared with; None for an encoder, which is compared with torch.
+        card: facts for the model card that are not in the model's description.
+        folder: receives the package.
+        on_event: receives the progress of the comparison.
+
+    Raises:
+        PackagingError: if the model cannot be exported, or a probability or feature differs by more
+            than 1e-4.
+    """
+    job = PackagingJob(
+        model_folder=run.trained.best.resolve(),
+        manifest_file=run.data.manifest_file.resolve(),
+        store=run.prepared.store.resolve(),
+        calibration=evaluated.report.calibration if evaluated else None,
+        reported=(evaluated.folder / PREDICTIONS_FILE).resolve() if evaluated else None,
+        folder=folder,
+        card=card,
+    )
+    return run_worker(MODULE, folder.parent / "packaging", job, Package, on_event)

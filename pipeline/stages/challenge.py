@@ -1,0 +1,37 @@
+"""Make the new version of an encoder the challenger: no gate compares encoders."""
+
+from __future__ import annotations
+
+from pipeline.registry import promotion
+from pipeline.stages.context import Context
+from pipeline.stages.promote import Promoted, PromoteInputs
+from pipeline.stages.stage import Stage
+from pipeline.tracking import tracked_run
+
+
+class Challenge(Stage[PromoteInputs, Promoted]):
+    """Leaves no decision: a person promotes encoders."""
+
+    name = "promote"
+    task = "Assign the version's alias"
+    reads = PromoteInputs
+    leaves = Promoted
+
+    def title(self, context: Context, inputs: PromoteInputs) -> str:
+        """Return what is done."""
+        return "Assigning the alias"
+
+    def task_run(self, context: Context, inputs: PromoteInputs) -> str:
+        """Return the version."""
+        registered = inputs.registered
+        return f"Assign aliases of {registered.name}, version {registered.version}"
+
+    def compute(self, context: Context, inputs: PromoteInputs) -> Promoted:
+        """Assign the alias."""
+        tracked_run.check_owner(inputs.run)
+        registered = inputs.registered
+        promotion.make_challenger(registered.name, registered.version, context.reporting.note)
+        return Promoted(promotion=None)
+
+
+CHALLENGE = Challenge()

@@ -1,0 +1,94 @@
+"""Decode every image once, into the store that the training reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.config import RunConfig
+from pipeline.data import ingestion
+from pipeline.data.ingested_data import IngestedData, PreparedData
+from pipeline.data.pixel_values import range_memory
+from pipeline.registry import registered_models
+from pipeline.run_memory import stage_keys
+from pipeline.run_memory.stage_memory import Ingredients
+from pipeline.stages.context import Context
+from pipeline.stages.stage import Stage
+from pipeline.tracking.tracked_run import TrackedRun
+
+
+@dataclass(frozen=True)
+class DecodeInputs:
+    """The manifest says which images."""
+
+    data: IngestedData
+
+
+class Decode(Stage[DecodeInputs, PreparedData]):
+    """Leaves the prepared store, which all runs on the same data share."""
+
+    name = "prepare"
+    task = "Decode the images"
+    reads = DecodeInputs
+    leaves = PreparedData
+    retried = True
+    shared = True
+    code = ("pipeline.data.prepared_store",)
+    rehearsal = "Decoding two batches"
+
+    def settings(self, config: RunConfig, inputs: DecodeInputs) -> RunConfig:
+        """Fill in what depends on the data: image size, channels, name, settings of plugins.
+
+        A registered model whose name the run would use has to have the same classes.
+        """
+        resolved = ingestion.resolve(config, inputs.data)
+        registered_models.check_classes(str(resolved.name), inputs.data.classes)
+        return resolved
+
+    def title(self, context: Context, inputs: DecodeInputs) -> str:
+        """Return what is done."""
+        return "Decoding the images"
+
+    def task_run(self, context: Context, inputs: DecodeInputs) -> str:
+        """Return how many images are decoded."""
+        return f"Decode {sum(inputs.data.counts.values()):,} images"
+
+    def key(self, context: Context, inputs: DecodeInputs) -> Ingredients:
+        """Return everything that determines the decoded images."""
+        settings, data = context.config.data, inputs.data
+        names = ("image_size", "channels", "resize", "mean", "std", "store")
+        return {
+            "data": data.fingerprint,
+            **{key: str(getattr(settings, key)) for key in names},
+            "pixel_values": data.pixel_values.model_dump_json(),
+            "code": stage_keys.code(*self.code),
+            **stage_keys.package_versions(),
+        }
+
+    def folder(self, context: Context, inputs: DecodeInputs, result: PreparedData | None) -> Path:
+        """Return the folder of the store; before it is known, that of all stores."""
+        return result.store if result else context.memory.workspace / "prepared"
+
+    def compute(self, context: Context, inputs: DecodeInputs) -> PreparedData:
+        """Decode what no store holds yet."""
+        memory, progress = context.memory, context.reporting.progress
+        prepared = ingestion.prepare(
+            context.config, inputs.data, memory.workspace, progress, fresh=memory.fresh
+        )
+        if prepared.reused:
+            context.reporting.note("nothing changed: the images decoded before are used again")
+        return prepared.model_copy(update={"reused": False})
+
+    def reuse(self, config: RunConfig) -> str:
+        """Return what is used again."""
+        return "its images are used again"
+
+    def log(
+        self, context: Context, inputs: DecodeInputs, result: PreparedData, run: TrackedRun
+    ) -> None:
+        """Remember the range of values for later runs; the images themselves are not logged."""
+        data = inputs.data
+        range_memory.remember(data.pixel_values, data.root, context.memory.workspace)
+
+
+DECODE = Decode()

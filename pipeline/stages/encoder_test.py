@@ -1,0 +1,71 @@
+"""Test an encoder that was trained without labels, and write the report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pipeline.evaluation.evaluating import FOLDER
+from pipeline.pretraining import evaluating
+from pipeline.pretraining.evaluating import MODULE, PretrainingEvaluated
+from pipeline.registry import registration
+from pipeline.run_memory import stage_keys
+from pipeline.run_memory.stage_memory import Ingredients
+from pipeline.stages.context import Context
+from pipeline.stages.evaluate import EvaluateInputs
+from pipeline.stages.stage import Stage
+from pipeline.tracking import tracked_run
+from pipeline.tracking.tracked_run import TrackedRun
+from pipeline.workers.prewarm import Worker
+
+
+class EncoderTest(Stage[EvaluateInputs, PretrainingEvaluated]):
+    """Leaves the report, with the loss of the test images under the run's objective."""
+
+    name = "evaluate"
+    task = "Test the encoder"
+    reads = EvaluateInputs
+    leaves = PretrainingEvaluated
+    worker = Worker(MODULE)
+    code = (f"{MODULE}.__main__", "pipeline.pretraining.evaluating", "pipeline.layers")
+    rehearsal = "Evaluating two batches"
+
+    def title(self, context: Context, inputs: EvaluateInputs) -> str:
+        """Return how many images are used."""
+        return f"Testing the encoder ({inputs.data.counts['test']:,} images)"
+
+    def task_run(self, context: Context, inputs: EvaluateInputs) -> str:
+        """Return how many images are used."""
+        return f"Evaluate on {inputs.data.counts['test']:,} test images"
+
+    def key(self, context: Context, inputs: EvaluateInputs) -> Ingredients:
+        """Return everything that determines the report."""
+        determined = evaluating.ingredients(inputs.of(context.config))
+        return {**determined, "code": stage_keys.code(*self.code)}
+
+    def folder(
+        self, context: Context, inputs: EvaluateInputs, result: PretrainingEvaluated | None
+    ) -> Path:
+        """Return the folder of the report."""
+        return inputs.run.folder / FOLDER
+
+    def compute(self, context: Context, inputs: EvaluateInputs) -> PretrainingEvaluated:
+        """Compute the loss in a worker process, and write the report."""
+        folder = inputs.run.folder / FOLDER
+        run = inputs.of(context.config)
+        return evaluating.evaluate_encoder(run, folder, context.reporting.event)
+
+    def log(
+        self,
+        context: Context,
+        inputs: EvaluateInputs,
+        result: PretrainingEvaluated,
+        run: TrackedRun,
+    ) -> None:
+        """Log the loss, linked to the model and the data, and the files of the report."""
+        model_id = registration.logged_model(run, str(context.config.name), "image-encoder")
+        registration.log_report_metrics(run, model_id, result.report, inputs.data.name)
+        for file in sorted(result.folder.iterdir()):
+            tracked_run.log_file(run, file, FOLDER)
+
+
+TEST_ENCODER = EncoderTest()

@@ -1,0 +1,207 @@
+"""What happens in every stage alike: recall, compute, remember, time, tell.
+
+A result that an earlier run has computed from the same data, settings, code and packages is not
+computed again. Who runs the stages decides how a computation is called (`Call`): the training flow
+makes each a Prefect task, a dry run calls it directly.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.config import RunConfig
+from pipeline.section import Section
+from pipeline.stages.context import Context
+from pipeline.stages.stage import AnyStage
+from pipeline.tracking import tracked_run
+from pipeline.tracking.tracked_run import TrackedRun
+from pipeline.workers.prewarm import Worker
+
+REUSED_TAG = "patchline.reused"
+"""Followed by a stage: the run whose result was used instead of computing it again."""
+_EARLIER = "done before the interruption"
+
+
+@dataclass(frozen=True)
+class Computation:
+    """The computation of one stage with its inputs, ready to be called."""
+
+    stage: AnyStage
+    context: Context
+    inputs: Any
+
+    def __call__(self) -> Section:
+        """Return the result: that of an earlier run with the same key, or a new one."""
+        stage, context, inputs = self.stage, self.context, self.inputs
+        key = stage.key(context, inputs)
+        if key is None:
+            return self._compute()
+        target = None if stage.shared else stage.folder(context, inputs, None)
+        known = context.memory.recall(stage.name, key, stage.leaves, target)
+        if known is not None:
+            return self._checked(known)
+        result = self._compute()
+        run_is_open = context.find(TrackedRun) is not None
+        if stage.lasts(result) and (run_is_open or stage.at_once):
+            folder = stage.folder(context, inputs, result)
+            context.memory.remember(stage.name, result, folder, key)
+        return result
+
+    @property
+    def name(self) -> str:
+        """The name of the task run in the Prefect UI."""
+        return self.stage.task_run(self.context, self.inputs)
+
+    @property
+    def reuse(self) -> str:
+        """What is said of a result that was not computed again; empty if it was computed."""
+        name, memory = self.stage.name, self.context.memory
+        if name not in memory.recalled:
+            return ""
+        words = self.stage.reuse(self.context.config)
+        if source := memory.reused.get(name):
+            return f"nothing changed since run {source[:8]}: {words}"
+        return _EARLIER if memory.run_id else f"nothing changed: {words}"
+
+    def _compute(self) -> Section:
+        if self.context.rehearses:
+            return self._checked(self.stage.rehearse(self.context, self.inputs))
+        return self._checked(self.stage.compute(self.context, self.inputs))
+
+    def _checked(self, result: Any) -> Section:
+        """Return the result, which leaves a value of the class that the stage has declared."""
+        if type(result) is not self.stage.leaves:
+            kind = type(result).__name__
+            raise TypeError(f"The stage {self.stage.name} does not leave a {kind}.")
+        return result  # type: ignore[no-any-return]  # it was compared just now
+
+
+Call = Callable[[Computation], Section]
+"""Calls a computation; it may do so as a Prefect task."""
+
+
+def directly(computation: Computation) -> Section:
+    """Call a computation in this process, and say if its result was known."""
+    result = computation()
+    if computation.reuse:
+        computation.context.reporting.note(computation.reuse)
+    return result
+
+
+def check(stages: Iterable[AnyStage], config: RunConfig, workspace: Path) -> Iterator[str]:
+    """Refuse what can be refused before any data is read; yield sentences about what was found.
+
+    Raises:
+        PipelineError: if a stage would fail.
+    """
+    for stage in stages:
+        if stage.applies(config):
+            found = stage.check(config, workspace)
+            if found:
+                yield found
+
+
+def workers(stages: Iterable[AnyStage], config: RunConfig) -> Iterator[Worker]:
+    """Yield the workers of the stages that a run with these settings has."""
+    for stage in stages:
+        if stage.worker and stage.applies(config):
+            yield stage.worker
+
+
+def run_stages(
+    stages: Sequence[AnyStage],
+    context: Context,
+    call: Call = directly,
+    then: Callable[[AnyStage, Section], None] = lambda _stage, _result: None,
+) -> None:
+    """Go through stages in their order; each leaves its result in the context.
+
+    Args:
+        stages: of a line.
+        context: of the run; the stages read and change it.
+        call: calls their computations.
+        then: called with each stage and its result, once it is logged.
+
+    Raises:
+        PipelineError: why a stage failed.
+    """
+    for position, stage in enumerate(stages):
+        if not stage.applies(context.config):
+            continue
+        inputs = context.inputs(stage.reads)
+        context.config = stage.settings(context.config, inputs)
+        context.next_workers = tuple(workers(stages[position + 1 :], context.config))
+        with _timed(stage, context):
+            title = stage.rehearsal if context.rehearses else None
+            context.reporting.stage(title or stage.title(context, inputs))
+            result = call(Computation(stage, context, inputs))
+            context.put(result)
+            context.returned[stage.leaves] = result
+            stage.follow(context, inputs, result)
+            run = context.find(TrackedRun)
+            if run is not None and not context.rehearses:
+                _log(stage, context, result, run)
+            then(stage, result)
+
+
+def early_tags(stages: Iterable[AnyStage], context: Context) -> dict[str, str]:
+    """Return the tags of the stages before the MLflow run is opened."""
+    tags = dict(context.tags)
+    for stage, result in _with_results(stages, context):
+        tags |= stage.tags(context, context.inputs(stage.reads), result)
+    return tags
+
+
+def enter(run: TrackedRun, stages: Iterable[AnyStage], context: Context) -> None:
+    """Go on in an open MLflow run: record and log what the stages before it have left."""
+    memory = context.memory
+    memory.enter(run.run_id, run.folder)
+    context.put(run)
+    for stage, result in _with_results(stages, context):
+        inputs = context.inputs(stage.reads)
+        key = stage.key(context, inputs) if stage.name not in memory.recalled else None
+        if key is not None and stage.lasts(result) and stage.name in context.seconds:
+            memory.remember(stage.name, result, stage.folder(context, inputs, result), key)
+        stage.log(context, inputs, result, run)
+    _tag_reuse(context, run)
+
+
+def _with_results(
+    stages: Iterable[AnyStage], context: Context
+) -> Iterator[tuple[AnyStage, Section]]:
+    for stage in stages:
+        result = context.find(stage.leaves)
+        if result is not None:
+            yield stage, result
+
+
+def _log(stage: AnyStage, context: Context, result: Section, run: TrackedRun) -> None:
+    inputs = context.inputs(stage.reads)
+    tags = stage.tags(context, inputs, result)
+    if tags:
+        tracked_run.set_tags(run, tags)
+    stage.log(context, inputs, result, run)
+
+
+@contextmanager
+def _timed(stage: AnyStage, context: Context) -> Iterator[None]:
+    """Measure the seconds of a stage, and tag the run with results that were reused."""
+    began = time.monotonic()
+    try:
+        yield
+    finally:
+        context.seconds[stage.name] = round(time.monotonic() - began, 2)
+    run = context.find(TrackedRun)
+    if run is not None and not context.rehearses:
+        _tag_reuse(context, run)
+
+
+def _tag_reuse(context: Context, run: TrackedRun) -> None:
+    tags = {f"{REUSED_TAG}.{stage}": source for stage, source in context.memory.reused.items()}
+    if tags:
+        tracked_run.set_tags(run, tags)

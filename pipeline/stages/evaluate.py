@@ -1,0 +1,102 @@
+"""Evaluate the model on the test images, and write the report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.config import RunConfig
+from pipeline.data.ingested_data import IngestedData, PreparedData
+from pipeline.evaluation import evaluating
+from pipeline.evaluation.chosen_images import EXPLANATIONS
+from pipeline.evaluation.cost import evaluation_seconds, predicted_images
+from pipeline.evaluation.evaluating import FOLDER, MODULE, Evaluated
+from pipeline.evaluation.trained_run import TrainedRun
+from pipeline.registry import registration
+from pipeline.registry.registered_models import TEST_IMAGES_TAG
+from pipeline.run_memory import stage_keys
+from pipeline.run_memory.stage_memory import Ingredients
+from pipeline.stages.context import Context
+from pipeline.stages.stage import Stage
+from pipeline.tracking import tracked_run
+from pipeline.tracking.tracked_run import TrackedRun
+from pipeline.training.train_result import TrainResult
+from pipeline.workers.prewarm import Worker
+
+
+@dataclass(frozen=True)
+class EvaluateInputs:
+    """The weights and the images."""
+
+    trained: TrainResult
+    data: IngestedData
+    prepared: PreparedData
+    run: TrackedRun
+
+    def of(self, config: RunConfig) -> TrainedRun:
+        """Return them together with the settings."""
+        return TrainedRun(config, self.data, self.prepared, self.trained)
+
+
+class Evaluate(Stage[EvaluateInputs, Evaluated]):
+    """Leaves the report, whose metrics are those of images not used for training or selection."""
+
+    name = "evaluate"
+    task = "Evaluate on the test images"
+    reads = EvaluateInputs
+    leaves = Evaluated
+    worker = Worker(MODULE)
+    code = (f"{MODULE}.__main__", "pipeline.evaluation.evaluating", "pipeline.layers")
+    rehearsal = "Evaluating two batches"
+
+    def title(self, context: Context, inputs: EvaluateInputs) -> str:
+        """Return how many images are predicted, and about how long that takes."""
+        data, trained = inputs.data, inputs.trained
+        images = predicted_images(data, trained)
+        held_out = "" if trained.ensemble is not None else " with validation"
+        if trained.probe is not None:
+            return f"Evaluating on the test images ({images:,} images{held_out})"
+        seconds = evaluation_seconds(context.config, data, trained)
+        cost = f"{images:,} images{held_out}, about {max(1, round(seconds)):,} s"
+        return f"Evaluating on the test images ({cost})"
+
+    def task_run(self, context: Context, inputs: EvaluateInputs) -> str:
+        """Return how many test images there are."""
+        return f"Evaluate on {inputs.data.counts['test']:,} test images"
+
+    def key(self, context: Context, inputs: EvaluateInputs) -> Ingredients:
+        """Return everything that determines the report."""
+        determined = evaluating.ingredients(inputs.of(context.config))
+        return {**determined, "code": stage_keys.code(*self.code)}
+
+    def folder(self, context: Context, inputs: EvaluateInputs, result: Evaluated | None) -> Path:
+        """Return the folder of the report."""
+        return inputs.run.folder / FOLDER
+
+    def compute(self, context: Context, inputs: EvaluateInputs) -> Evaluated:
+        """Predict in a worker process, and write the report."""
+        folder = inputs.run.folder / FOLDER
+        return evaluating.evaluate_run(inputs.of(context.config), folder, context.reporting.event)
+
+    def follow(self, context: Context, inputs: EvaluateInputs, result: Evaluated) -> None:
+        """Warn where the metrics are to be read with care."""
+        if result.report.warning:
+            context.reporting.note(result.report.warning)
+
+    def tags(self, context: Context, inputs: EvaluateInputs, result: Evaluated) -> dict[str, str]:
+        """Return a digest of the test images, by which promotions compare."""
+        return {TEST_IMAGES_TAG: result.report.images_fingerprint}
+
+    def log(
+        self, context: Context, inputs: EvaluateInputs, result: Evaluated, run: TrackedRun
+    ) -> None:
+        """Log the metrics, linked to the model and the data, and the files of the report."""
+        model_id = registration.logged_model(run, str(context.config.name))
+        registration.log_report_metrics(run, model_id, result.report, inputs.data.name)
+        pages = result.folder / EXPLANATIONS
+        for kind, folder in ((FOLDER, result.folder), (f"{FOLDER}/{EXPLANATIONS}", pages)):
+            for file in sorted(folder.glob("*.*")):
+                tracked_run.log_file(run, file, kind)
+
+
+EVALUATE = Evaluate()

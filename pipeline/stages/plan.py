@@ -1,0 +1,103 @@
+"""Plan the training, for a run with a preset: from the data, the machine and measured speeds.
+
+A remembered plan keeps the settings of later runs, and so their stages, the same; a new measurement
+would vary with what else the machine does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.config import RunConfig
+from pipeline.data.ingested_data import IngestedData
+from pipeline.files.atomic_files import write_text
+from pipeline.planning import planner
+from pipeline.planning.facts import Plan
+from pipeline.planning.measuring_job import MODULE
+from pipeline.run_memory.stage_memory import Ingredients
+from pipeline.stages.context import Context
+from pipeline.stages.stage import Stage
+from pipeline.tracking import tracked_run
+from pipeline.tracking.tracked_run import TrackedRun
+from pipeline.workers.prewarm import Worker
+
+JSON_FILE, TEXT_FILE = "plan.json", "plan.txt"
+
+
+@dataclass(frozen=True)
+class PlanInputs:
+    """The images to train on."""
+
+    data: IngestedData
+
+
+class PlanStage(Stage[PlanInputs, Plan]):
+    """Leaves the plan, whose settings replace the preset."""
+
+    name = "plan"
+    task = "Plan the training"
+    reads = PlanInputs
+    leaves = Plan
+    worker = Worker(MODULE, from_start=True)
+    code = planner.CODE
+    shared = at_once = True
+
+    def applies(self, config: RunConfig) -> bool:
+        """Return whether there is a preset to fill in."""
+        return config.preset is not None
+
+    def title(self, context: Context, inputs: PlanInputs) -> str:
+        """Return the preset, and the time limit if there is one."""
+        preset, limit = context.config.preset, context.config.training.time_limit
+        within = f" for {limit}" if limit else ""
+        return f"Planning the training (preset {preset.name if preset else 'none'}{within})"
+
+    def task_run(self, context: Context, inputs: PlanInputs) -> str:
+        """Return the preset, too."""
+        return self.title(context, inputs)
+
+    def key(self, context: Context, inputs: PlanInputs) -> Ingredients:
+        """Return everything that decides a plan, but the measurement."""
+        return planner.ingredients(context.config, inputs.data)
+
+    def folder(self, context: Context, inputs: PlanInputs, result: Plan | None) -> Path:
+        """Return a folder without files: a plan has none."""
+        return context.memory.workspace / "plans"
+
+    def compute(self, context: Context, inputs: PlanInputs) -> Plan:
+        """Measure in a process of its own, and plan."""
+        workspace, note = context.memory.workspace, context.reporting.note
+        return planner.planned(context.config, inputs.data, workspace, note)
+
+    def lasts(self, result: Plan) -> bool:
+        """Return whether speeds were measured; an estimate is not kept."""
+        return bool(result.facts.speeds)
+
+    def reuse(self, config: RunConfig) -> str:
+        """Return what is used again."""
+        return "its plan is used again"
+
+    def follow(self, context: Context, inputs: PlanInputs, result: Plan) -> None:
+        """Show the plan with its reasons, and replace the preset by its settings."""
+        if context.remembers:  # a dry run prints it
+            for line in result.lines():
+                context.reporting.note(line)
+        context.config = planner.with_plan(context.config, result)
+
+    def tags(self, context: Context, inputs: PlanInputs, result: Plan) -> dict[str, str]:
+        """Return the preset and the plan's text."""
+        return {"patchline.preset": result.facts.preset, "patchline.plan": result.text().strip()}
+
+    def log(self, context: Context, inputs: PlanInputs, result: Plan, run: TrackedRun) -> None:
+        """Keep the plan with the run: its facts and settings, and its text."""
+        for name, text in (
+            (JSON_FILE, result.model_dump_json(indent=2)),
+            (TEXT_FILE, result.text()),
+        ):
+            file = run.folder / name
+            write_text(file, text)
+            tracked_run.log_file(run, file)
+
+
+PLAN = PlanStage()

@@ -1,0 +1,80 @@
+"""Read the data: list the source, check every image, and split."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.config import RunConfig
+from pipeline.data import ingestion
+from pipeline.data.ingested_data import IngestedData
+from pipeline.stages.context import Context
+from pipeline.stages.stage import Stage
+from pipeline.tracking import tracked_run
+from pipeline.tracking.tracked_run import TrackedRun
+
+
+@dataclass(frozen=True)
+class ReadInputs:
+    """The first stage reads nothing but the settings."""
+
+
+class Read(Stage[ReadInputs, IngestedData]):
+    """Leaves the manifest, the splits, and what is known about the images.
+
+    The ingestion has a memory of its own, for each file.
+    """
+
+    name = "read"
+    task = "Read the data"
+    reads = ReadInputs
+    leaves = IngestedData
+    retried = True
+
+    def check(self, config: RunConfig, workspace: Path) -> str:
+        """List the source, so that a wrong path fails at once."""
+        listed = ingestion.check_source(config, workspace)
+        where = f" in {listed.classes:,} classes" if listed.classes else ""
+        return f"{listed.files:,} files found{where}"
+
+    def title(self, context: Context, inputs: ReadInputs) -> str:
+        """Return what is read."""
+        data = context.config.data
+        return f"Reading the data ({data.path or data.source})"
+
+    def task_run(self, context: Context, inputs: ReadInputs) -> str:
+        """Return the name of what is read."""
+        return f"Read {data_name(context.config)}"
+
+    def compute(self, context: Context, inputs: ReadInputs) -> IngestedData:
+        """List, check and split."""
+        return ingestion.ingest(
+            context.config,
+            context.workspace,
+            context.reporting.progress,
+            remember=context.remembers,
+            fresh=context.memory.fresh,
+        )
+
+    def follow(self, context: Context, inputs: ReadInputs, result: IngestedData) -> None:
+        """Show what was found."""
+        for sentence in result.findings():
+            context.reporting.note(sentence)
+
+    def tags(self, context: Context, inputs: ReadInputs, result: IngestedData) -> dict[str, str]:
+        """Return where the data lies."""
+        return {tracked_run.DATA_ROOT_TAG: str(result.root)}
+
+    def log(
+        self, context: Context, inputs: ReadInputs, result: IngestedData, run: TrackedRun
+    ) -> None:
+        """Log the data with its version and its manifest."""
+        tracked_run.log_data(run, result.name, result.fingerprint, result.manifest_file)
+
+
+def data_name(config: RunConfig) -> str:
+    """Return the name of data that has not been read yet: its folder, or its source."""
+    return Path(config.data.path).name if config.data.path else config.data.source
+
+
+READ = Read()

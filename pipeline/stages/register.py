@@ -1,0 +1,66 @@
+"""Register the package as a new version of the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pipeline.errors import PackagingError
+from pipeline.evaluation.evaluating import Evaluated
+from pipeline.packaging.clean_process_check import check_package
+from pipeline.packaging.job import Package
+from pipeline.packaging.packaged_model import PackagedModel
+from pipeline.registry import registration
+from pipeline.registry.registered_models import TEST_IMAGES_TAG
+from pipeline.registry.registration import Registered
+from pipeline.stages.context import Context
+from pipeline.stages.stage import Stage
+from pipeline.tracking.tracked_run import TrackedRun
+
+
+@dataclass(frozen=True)
+class RegisterInputs:
+    """The package, and the report of a classifier, on whose images promotions compare."""
+
+    package: Package
+    evaluated: Evaluated | None
+    run: TrackedRun
+
+
+class Register(Stage[RegisterInputs, Registered]):
+    """Leaves the version. The store knows whether an earlier attempt has registered it."""
+
+    name = "register"
+    task = "Register the model"
+    reads = RegisterInputs
+    leaves = Registered
+    rehearsal = "Checking the package as MLflow would serve it"
+
+    def title(self, context: Context, inputs: RegisterInputs) -> str:
+        """Return the model's name."""
+        return f"Registering '{context.config.name}'"
+
+    def task_run(self, context: Context, inputs: RegisterInputs) -> str:
+        """Return the model's name."""
+        return f"Register in {context.config.name}"
+
+    def compute(self, context: Context, inputs: RegisterInputs) -> Registered:
+        """Log the package's files, and register them."""
+        name, run = str(context.config.name), inputs.run
+        tags = dict(context.tags)
+        if inputs.evaluated:
+            tags[TEST_IMAGES_TAG] = inputs.evaluated.report.images_fingerprint
+        model_id = registration.logged_model(run, name)
+        return registration.register(run, model_id, name, inputs.package, tags)
+
+    def rehearse(self, context: Context, inputs: RegisterInputs) -> Registered:
+        """Write the package as an MLflow model and load it in a clean process; register nothing."""
+        package = inputs.package
+        saved = registration.save_as_mlflow_model(inputs.run, "rehearsal", package.folder)
+        opened = PackagedModel(package.folder / "model.onnx", package.folder / "model.json")
+        check = check_package(saved, opened)
+        if not check.passed:
+            raise PackagingError(f"The package does not work: {check.finding}. Change the model.")
+        return Registered(name=str(context.config.name), version="0", model_id="rehearsal")
+
+
+REGISTER = Register()

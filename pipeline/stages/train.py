@@ -1,0 +1,135 @@
+"""Train the model: once, or with folds or a refit several times."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pipeline.config import RunConfig
+from pipeline.data.ingested_data import IngestedData, PreparedData
+from pipeline.stages.context import Context
+from pipeline.stages.stage import Stage
+from pipeline.tracking.tracked_run import TrackedRun
+from pipeline.training import launching, run_parts
+from pipeline.training.launching import TrainingInputs, job_of
+from pipeline.training.machine import MODULE
+from pipeline.training.run_parts import RunParts
+from pipeline.training.train_result import TrainResult
+from pipeline.workers import prewarm
+from pipeline.workers.event_log import Event
+from pipeline.workers.prewarm import Worker
+from pipeline.workers.worker_process import run_worker
+
+_REHEARSED_STEPS = 2
+
+
+@dataclass(frozen=True)
+class TrainInputs:
+    """The decoded images, what is known about them, and the MLflow run that gets the curves."""
+
+    prepared: PreparedData
+    data: IngestedData
+    run: TrackedRun
+
+
+class Train(Stage[TrainInputs, TrainResult]):
+    """Leaves the weights. The settings then say what the machine decided, so that they replay.
+
+    Each training of the run has a record of its own (`pipeline.training.launching`), so that a run
+    which is killed repeats no finished fold.
+    """
+
+    name = run_parts.STAGE
+    task = "Train the model"
+    reads = TrainInputs
+    leaves = TrainResult
+    worker = Worker(MODULE, from_start=True)
+    code = launching.CODE
+    rehearsal = f"Training {_REHEARSED_STEPS} steps"
+
+    def title(self, context: Context, inputs: TrainInputs) -> str:
+        """Return what is trained, and for how long."""
+        return f"Training {recipe(context.config)}"
+
+    def task_run(self, context: Context, inputs: TrainInputs) -> str:
+        """Return what is trained, and for how long."""
+        return f"Train {recipe(context.config)}"
+
+    def compute(self, context: Context, inputs: TrainInputs) -> TrainResult:
+        """Train in separate processes; towards the end, the later stages' workers start."""
+        on_event, note = context.reporting.event, context.reporting.note
+        follow = prewarm.before_the_end(on_event, context.next_workers)
+        needs = TrainingInputs(
+            context.config, inputs.data, inputs.prepared, inputs.run, context.memory, on_event
+        )
+        return RunParts(needs, note, on_last_event=follow).train()
+
+    def rehearse(self, context: Context, inputs: TrainInputs) -> TrainResult:
+        """Train two steps, of the first training."""
+        training, note = context.config.training, context.reporting.note
+        prewarm.while_others_compute(context.next_workers)
+        if training.folds or training.refit:
+            note("folds and a refit repeat this training and are not rehearsed")
+        length = {"time_limit": None, "step_plan": ((0, 0.0, _REHEARSED_STEPS),)}
+        config = context.config.model_copy(update={"training": training.model_copy(update=length)})
+        folder = inputs.run.folder / "training"
+        job = job_of(
+            config, inputs.data, inputs.prepared, folder, inputs.run.run_id, context.workspace
+        )
+        if training.trainable == "head":
+            # Features that are stored there would not say how long it takes to compute them.
+            job = job.model_copy(update={"workspace": None})
+
+        def show(event: Event) -> None:
+            if event["kind"] == "warning":  # the progress of two steps is not worth a line
+                context.reporting.event(event)
+
+        return run_worker(MODULE, job.folder, job, TrainResult, show)
+
+    def reuse(self, config: RunConfig) -> str:
+        """Return what is used again; a time limit may have allowed more on another day."""
+        limit = config.training.time_limit
+        what = f"its training (also limited to {limit}) is" if limit else "its training is"
+        return f"{what} used again; `patchline run --fresh` computes everything again"
+
+    def follow(self, context: Context, inputs: TrainInputs, result: TrainResult) -> None:
+        """Let the settings say what the machine decided."""
+        context.config = launching.replayable(context.config, result)
+
+    def tags(self, context: Context, inputs: TrainInputs, result: TrainResult) -> dict[str, str]:
+        """Return how the final weights were made."""
+        return {**run_parts.tags(result), **launching.machine_tags(result)}
+
+    def log(
+        self, context: Context, inputs: TrainInputs, result: TrainResult, run: TrackedRun
+    ) -> None:
+        """Log the settings that reproduce the weights."""
+        launching.log_config(context.config, run)
+
+
+def recipe(config: RunConfig) -> str:
+    """Return what is trained, and for how long."""
+    if config.training.trainable == "head":
+        head = f"the head of {' with '.join(config.model.names)} on frozen features"
+        return f"{head}{_repeated(config)}"
+    if config.objective.name != "supervised":
+        return f"{_of_all_weights(config)}, objective {config.objective.name}"
+    return _of_all_weights(config)
+
+
+def _of_all_weights(config: RunConfig) -> str:
+    epochs = config.training.epochs
+    length = config.training.time_limit or f"{epochs} epoch{'' if epochs == 1 else 's'}"
+    if config.training.step_plan:
+        length = f"{config.training.step_plan[-1][2]} steps, as recorded"
+    return f"{' with '.join(config.model.names)} for {length}{_repeated(config)}"
+
+
+def _repeated(config: RunConfig) -> str:
+    """Return what follows the first training; nothing for an ordinary run."""
+    if config.training.folds is not None:
+        final = "their ensemble" if config.training.ensemble else "a refit"
+        return f", {config.training.folds} folds and {final}"
+    return ", then a refit" if config.training.refit else ""
+
+
+TRAIN = Train()

@@ -1,0 +1,129 @@
+"""A stage that somebody adds, in one file and with one entry in a line, is like any other."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Finished
+from tests.patience import patient
+
+STAGE = '''"""Taste the model."""
+
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.evaluation.evaluating import Evaluated
+from pipeline.section import Section
+from pipeline.stages.stage import Stage
+from pipeline.tracking.tracked_run import TrackedRun
+
+
+@dataclass(frozen=True)
+class TasteInputs:
+    evaluated: Evaluated
+    run: TrackedRun
+
+
+class Verdict(Section):
+    words: str
+    file: Path
+
+
+class Taste(Stage[TasteInputs, Verdict]):
+    name, task, reads, leaves = "taste", "Taste the model", TasteInputs, Verdict
+    code = ("taste",)
+    rehearsal = "Tasting a crumb"
+
+    def title(self, context, inputs):
+        return "Tasting the model"
+
+    def task_run(self, context, inputs):
+        return f"Taste {context.config.name}"
+
+    def key(self, context, inputs):
+        return {"accuracy": str(inputs.evaluated.report.accuracy.value)}
+
+    def folder(self, context, inputs, result):
+        return inputs.run.folder / "tasting"
+
+    def compute(self, context, inputs):
+        poison = Path("poison")
+        if poison.exists():
+            poison.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+        file = self.folder(context, inputs, None) / "verdict.txt"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(WORDS)
+        return Verdict(words=WORDS, file=file)
+
+    def tags(self, context, inputs, result):
+        return {"verdict": result.words}
+
+
+WORDS = "good"
+TASTE = Taste()
+'''
+ENTRY = """
+import sys
+
+from flows.command_line import main
+from pipeline.stages import lines
+from taste import TASTE
+
+stages = lines.CLASSIFIER.stages
+lines.CLASSIFIER = lines.Line((*stages[:6], TASTE, *stages[6:]))
+main()
+"""
+
+
+def run(folder: Path, *arguments: str) -> Finished:
+    """Run `patchline run` with the additional stage."""
+    command = [sys.executable, "entry.py", "run", *arguments]
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=patient(300.0), check=False
+    )
+    return Finished(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.mark.slow
+def test_an_added_stage_is_a_task_reused_rehearsed_and_resumed(
+    photos: Path, tmp_path: Path
+) -> None:
+    """Everything that the engine does for a stage, it does for one that it has never heard of."""
+    (tmp_path / "taste.py").write_text(STAGE)
+    (tmp_path / "entry.py").write_text(ENTRY)
+    flags = (str(photos), "--training.epochs", "1", "--training.threads", "1")
+    rehearsed = run(tmp_path, *flags, "--rehearse")
+    assert rehearsed.code == 0, rehearsed.err
+    assert "Tasting a crumb" in rehearsed.err
+
+    (tmp_path / "poison").touch()
+    killed = run(tmp_path, *flags)
+    assert killed.code == -9, killed.err
+    assert "Tasting the model" in killed.err
+
+    (tmp_path / "taste.py").write_text(STAGE.replace('"good"', '"very good"'))
+    resumed = run(tmp_path, "--resume", "last", "--json")
+    assert resumed.code == 0, resumed.err
+    assert "the code has changed since it started" in resumed.err
+    assert "done before the interruption" in resumed.err
+    first = json.loads(resumed.out)
+    assert first["seconds"]["taste"] >= 0
+    [folder] = (tmp_path / ".patchline/runs").iterdir()
+    assert (folder / "tasting/verdict.txt").read_text() == "very good"
+
+    again = run(tmp_path, *flags, "--json")
+    assert again.code == 0, again.err
+    assert json.loads(again.out)["reused"]["taste"] == first["run_id"]
+    with closing(sqlite3.connect(tmp_path / ".patchline/prefect.db")) as prefect:
+        states = dict(prefect.execute("SELECT name, state_name FROM task_run ORDER BY rowid"))
+    assert states["Taste photos"] == "Cached"

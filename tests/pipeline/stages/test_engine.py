@@ -1,0 +1,205 @@
+"""A stage is one file and one entry in a line; the engine does the rest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.config import RunConfig
+from pipeline.run_memory.stage_memory import StageMemory
+from pipeline.section import Section
+from pipeline.stages import engine
+from pipeline.stages.context import Context, Reporting
+from pipeline.stages.lines import Line
+from pipeline.stages.stage import Stage
+from pipeline.tracking.tracked_run import TrackedRun
+from pipeline.workers.prewarm import Worker
+
+
+class Flour(Section):
+    """Left by the mill."""
+
+    grams: int
+
+
+class Bread(Section):
+    """Left by the oven."""
+
+    file: Path
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """The mill reads nothing."""
+
+
+@dataclass(frozen=True)
+class BakeInputs:
+    """What is baked, and salt if there is any."""
+
+    flour: Flour
+    run: TrackedRun
+
+
+class Mill(Stage[Nothing, Flour]):
+    """Leaves flour."""
+
+    name, task, reads, leaves = "mill", "Mill", Nothing, Flour
+    shared = at_once = True
+
+    def title(self, context: Context, inputs: Nothing) -> str:
+        return "Milling"
+
+    def key(self, context: Context, inputs: Nothing) -> dict[str, str]:
+        return {"seed": str(context.config.seed)}
+
+    def folder(self, context: Context, inputs: Nothing, result: Flour | None) -> Path:
+        return context.workspace / "flour"
+
+    def compute(self, context: Context, inputs: Nothing) -> Flour:
+        context.reporting.note("milled")
+        return Flour(grams=500 + context.config.seed)
+
+    def follow(self, context: Context, inputs: Nothing, result: Flour) -> None:
+        context.config = context.config.model_copy(update={"name": f"bread-of-{result.grams}"})
+
+
+class Bake(Stage[BakeInputs, Bread]):
+    """Leaves bread."""
+
+    name, task, reads, leaves = "bake", "Bake", BakeInputs, Bread
+    worker = Worker("pipeline.packaging")
+    rehearsal = "Warming the oven"
+
+    def title(self, context: Context, inputs: BakeInputs) -> str:
+        return f"Baking {inputs.flour.grams} g for {context.config.name}"
+
+    def key(self, context: Context, inputs: BakeInputs) -> dict[str, str]:
+        return {"grams": str(inputs.flour.grams)}
+
+    def folder(self, context: Context, inputs: BakeInputs, result: Bread | None) -> Path:
+        return inputs.run.folder / "bread"
+
+    def compute(self, context: Context, inputs: BakeInputs) -> Bread:
+        context.reporting.note("baked")
+        file = self.folder(context, inputs, None) / "loaf"
+        file.parent.mkdir()
+        file.write_text(f"{inputs.flour.grams} g")
+        return Bread(file=file)
+
+    def rehearse(self, context: Context, inputs: BakeInputs) -> Bread:
+        return Bread(file=Path("crumb"))
+
+    def log(self, context: Context, inputs: BakeInputs, result: Bread, run: TrackedRun) -> None:
+        context.reporting.note(f"logged {result.file.name} in {run.run_id}")
+
+
+LINE = Line((Mill(), Bake()))
+
+
+def bake(tmp_path: Path, name: str, seed: int = 0, **context: Any) -> tuple[list[str], Context]:
+    """Run the line in a run of its own; return what was told."""
+    told: list[str] = []
+    folder = tmp_path / "runs" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    reporting = Reporting(told.append, told.append, lambda *_: None, lambda _: None)
+    config, work = RunConfig(seed=seed), tmp_path / "work"
+    run = Context(config, StageMemory(work), reporting, work, **context)
+    engine.run_stages(LINE.before_run, run)
+    if run.rehearses:
+        run.put(TrackedRun("rehearsal", "0", folder))
+    else:
+        engine.enter(TrackedRun(name, "0", folder), LINE.before_run, run)
+    engine.run_stages(LINE.in_run, run)
+    return told, run
+
+
+@pytest.fixture(autouse=True)
+def _no_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These stages have no MLflow run; tags are tested with real ones."""
+    monkeypatch.setattr("pipeline.tracking.tracked_run.set_tags", lambda *_: None)
+
+
+def test_a_stage_is_computed_once_for_the_same_inputs(tmp_path: Path) -> None:
+    """Recalled results are said, logged and followed like computed ones; others are computed."""
+    told, first = bake(tmp_path, "one")
+    assert told == [
+        "Milling",
+        "milled",
+        "Baking 500 g for bread-of-500",
+        "baked",
+        "logged loaf in one",
+    ]
+    assert set(first.seconds) == {"mill", "bake"}
+    again, second = bake(tmp_path, "two")
+    assert again == [
+        "Milling",
+        "nothing changed since run one: its result is used again",
+        "Baking 500 g for bread-of-500",
+        "nothing changed since run one: its result is used again",
+        "logged loaf in two",
+    ]
+    assert second.get(Bread).file == tmp_path / "runs/two/bread/loaf"
+    assert second.memory.reused == {"mill": "one", "bake": "one"}
+    other, _ = bake(tmp_path, "three", seed=7)
+    assert "baked" in other
+
+
+def test_a_run_repeats_nothing_that_it_has_done_before_an_interruption(tmp_path: Path) -> None:
+    """The same run finds its own results, and says so."""
+    bake(tmp_path, "one")
+    told, run = bake(tmp_path, "one")
+    assert "done before the interruption" in told
+    assert "baked" not in told
+    assert "bake" not in run.memory.reused
+
+
+def test_a_rehearsal_computes_little_and_logs_nothing(tmp_path: Path) -> None:
+    """It says what it does instead."""
+    told, _ = bake(tmp_path, "one", rehearses=True)
+    assert told == ["Milling", "milled", "Warming the oven"]
+
+
+def test_the_workers_of_later_stages_are_known_to_each_stage() -> None:
+    """So they can be started before they are needed."""
+    assert list(engine.workers(LINE.stages, RunConfig())) == [Worker("pipeline.packaging")]
+
+
+@pytest.mark.parametrize(
+    ("stages", "problem"),
+    [
+        ((Bake(),), "The stage bake reads a Flour, which no stage of every run leaves before it"),
+        ((Bake(), Mill()), "The stage bake reads a Flour"),
+        ((Mill(), Mill(), Bake()), "Two stages have one name: mill, mill, bake"),
+    ],
+)
+def test_a_line_that_cannot_run_cannot_be_put_together(stages: Any, problem: str) -> None:
+    """What no earlier stage leaves is an error before any run, with the stage's name."""
+    with pytest.raises(TypeError, match=problem):
+        Line(stages)
+
+
+def test_what_only_some_runs_leave_has_to_be_optional() -> None:
+    """A stage may not need the result of a stage that some runs do not have."""
+
+    class Sometimes(Mill):
+        def applies(self, config: RunConfig) -> bool:
+            return config.seed == 1
+
+    with pytest.raises(TypeError, match="no stage of every run leaves before it"):
+        Line((Sometimes(), Bake()))
+
+
+def test_a_stage_leaves_what_it_has_declared(tmp_path: Path) -> None:
+    """Another class is an error of the stage, not of a later one."""
+
+    class Wrong(Mill):
+        def compute(self, context: Context, inputs: Nothing) -> Any:
+            return Bread(file=Path("x"))
+
+    run = Context(RunConfig(), StageMemory(tmp_path), Reporting(*[lambda *_: None] * 4), tmp_path)
+    with pytest.raises(TypeError, match="The stage mill does not leave a Bread"):
+        engine.run_stages((Wrong(),), run)
