@@ -10,18 +10,15 @@ from __future__ import annotations
 import copy
 import os
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 
+from pipeline.data.batch_order import BatchOrder
 from pipeline.errors import PipelineError, StorageError
 from pipeline.host.private_folder import private_folder
 from pipeline.training.config import TrainingConfig, duration_seconds
-
-if TYPE_CHECKING:
-    from pipeline.data.loader import Batch
-    from pipeline.training.loop import Training
-    from pipeline.training.train_step import TrainStep
+from pipeline.training.memory import BeforeGradients, DividingBatches
+from pipeline.training.train_step import TrainStep
 
 _FEWEST_STEPS, _FEWEST_SECONDS = 5_000, 1_200.0
 """Of a training that repays its compilation on a GPU."""
@@ -47,22 +44,27 @@ def is_wanted(config: TrainingConfig, device: torch.device, steps: int) -> bool:
     return steps >= _FEWEST_STEPS
 
 
-def compile_model(training: Training) -> bool:
-    """Compile the model of a training in place, if wanted, and return whether it is compiled.
+def compile_model(step: TrainStep, order: BatchOrder, dividing: DividingBatches) -> bool:
+    """Compile the model of a state in place, if wanted, and return whether it is compiled.
 
     Its state dict keeps its names. Where it cannot be compiled, the reason becomes an event, and
     training runs without compilation.
+
+    Args:
+        step: how gradients are computed.
+        order: of the training, for the sizes of its batches.
+        dividing: has the state, and divides batches that do not fit the device.
     """
-    settings, state = training.config.training, training.state
-    if not is_wanted(settings, training.device, state.plan.last_step):
+    settings = step.config.training
+    if not is_wanted(settings, step.device, dividing.state.plan.last_step):
         return False
     if settings.stochastic_depth_ramp:
         reason = "training.stochastic_depth_ramp changes it in every step; set that to 0"
     else:
-        reason = _refused_cache() or _failure(training)
+        reason = _refused_cache() or _failure(step, order, dividing)
     if reason:
         message = f"The model is not compiled: {reason}. Training runs without compilation."
-        training.events.write("warning", message=message)
+        dividing.events.write("warning", message=message)
     return not reason
 
 
@@ -81,18 +83,17 @@ def _refused_cache() -> str:
     return ""
 
 
-def _failure(training: Training) -> str:
+def _failure(step: TrainStep, order: BatchOrder, dividing: DividingBatches) -> str:
     """Compile the model and try every shape of a batch; return what failed, or nothing."""
     from torch._dynamo import config as dynamo
     from torch._inductor import config as inductor
 
     dynamo.recompile_limit = _MOST_GRAPHS
     inductor.compile_threads = 1  # in this process, so that a kill leaves no other behind
-    model = training.state.model
-    buffers = [buffer.clone() for buffer in model.buffers()]
+    model, before = dividing.state.model, BeforeGradients(dividing.state)
     model.compile(dynamic=False)
     try:
-        _try_all_shapes(training)
+        _try_all_shapes(step, order, dividing)
     except PipelineError:
         raise
     except Exception as error:  # noqa: BLE001 - compilers fail in many ways
@@ -100,19 +101,17 @@ def _failure(training: Training) -> str:
         line = " ".join(str(error).split())[:_LONGEST_REASON]
         return f"{type(error).__name__}: {line}. Install a C++ compiler, such as g++"
     finally:
-        training.state.optimizer.zero_grad(set_to_none=True)
-        for buffer, before in zip(model.buffers(), buffers, strict=True):
-            buffer.copy_(before)  # batch norm has seen the tried images
+        before.restore()  # batch norm has seen the tried images
     dynamo.suppress_errors = True  # what cannot be compiled from here on runs as it is
     return ""
 
 
-def _try_all_shapes(training: Training) -> None:
+def _try_all_shapes(step: TrainStep, order: BatchOrder, dividing: DividingBatches) -> None:
     """Compute gradients of black images in the shapes of all batches; the weights stay.
 
     If the device is out of memory, batches are divided as in a step.
     """
-    step, image, order = training.step, training.job.image, training.order
+    image = step.image
     last = len(order.rows) - (order.steps_per_epoch - 1) * order.batch_size
     only_full = copy.copy(step.size)
     only_full.small_size = only_full.full_size
@@ -120,15 +119,4 @@ def _try_all_shapes(training: Training) -> None:
         shape = (images, image.height, image.width, image.channels)
         batch = torch.zeros(shape, dtype=torch.uint8), torch.zeros(images, dtype=torch.int64)
         for size in {step.size.small_size: step.size, only_full.full_size: only_full}.values():
-            _try_shape(training, replace(step, size=size), batch)
-
-
-def _try_shape(training: Training, step: TrainStep, batch: Batch) -> None:
-    while True:
-        try:
-            step.compute_gradients(training.state, batch)
-        except torch.OutOfMemoryError as error:
-            failure = error
-        else:
-            return
-        training.halve_micro_batches(len(batch[1]), failure)
+            dividing.gradients(replace(step, size=size), batch)

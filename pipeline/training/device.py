@@ -1,14 +1,10 @@
-"""Wait for the device, make the computation reproducible, and say when memory is short."""
+"""Wait for the device, and make the computation reproducible."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
-
-from pipeline.errors import RunError
 
 
 def make_repeatable(threads: int | None) -> int:
@@ -27,19 +23,3 @@ def wait_for(device: torch.device) -> None:
         torch.cuda.synchronize(device)
     elif device.type == "mps":
         torch.mps.synchronize()
-
-
-@contextmanager
-def memory_named() -> Iterator[None]:
-    """Say what to change if a device is out of memory where batches are not divided.
-
-    Raises:
-        RunError: if it is.
-    """
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        raise RunError(
-            "The device has too little memory for the images of a batch, or for the state of the "
-            "optimizer. Lower training.batch_size, or choose a smaller model."
-        ) from error

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import torch
 
 from pipeline.data.loader import Batch
 from pipeline.training.data_workers import dead_workers_named
-from pipeline.training.device import memory_named
 from pipeline.training.loop import Training
+from pipeline.training.memory import memory_named, undone_without_memory
 from pipeline.training.several_processes import Kind, SeveralProcesses
 
 
@@ -31,12 +33,5 @@ def follow(training: Training, group: SeveralProcesses) -> None:
 
 def _compute(training: Training, batch: Batch, progress: float, parts: int) -> None:
     """Compute gradients; if a process runs out of memory, the leader announces smaller parts."""
-    buffers = [buffer.clone() for buffer in training.state.model.buffers()]
-    try:
+    with suppress(torch.OutOfMemoryError), undone_without_memory(training.state):
         training.step.gradients_at(training.state, batch, progress, parts)
-    except torch.OutOfMemoryError:
-        for buffer, before in zip(training.state.model.buffers(), buffers, strict=True):
-            buffer.copy_(before)
-        training.state.optimizer.zero_grad(set_to_none=True)
-        if training.device.type == "cuda":
-            torch.cuda.empty_cache()

@@ -11,23 +11,20 @@ import math
 import time
 from collections.abc import Iterator
 
-import torch
-
 from pipeline.data.loader import Batch, training_batches
 from pipeline.errors import RunError
 from pipeline.training import best_weights, data_workers
 from pipeline.training.checkpoint import Checkpoints
 from pipeline.training.compilation import compile_model
 from pipeline.training.compute_share import ComputeShare
-from pipeline.training.device import make_repeatable, memory_named, wait_for
+from pipeline.training.device import make_repeatable, wait_for
 from pipeline.training.divergence import Diverged, FiniteCheck, save_batch
 from pipeline.training.ema import MovingAverage
-from pipeline.training.final_average import with_average
-from pipeline.training.final_result import result_of
 from pipeline.training.initial_model import description_of, initial_model
 from pipeline.training.job import TrainingJob
 from pipeline.training.job_provenance import provenance_of_job
 from pipeline.training.machine import choose_device, look
+from pipeline.training.memory import DividingBatches, memory_named
 from pipeline.training.model_schedules import ModelSchedules
 from pipeline.training.objectives import build_objective, save_trained
 from pipeline.training.optimizer import averages_itself, build_optimizer
@@ -39,9 +36,9 @@ from pipeline.training.run_length import planned_steps, planned_validations
 from pipeline.training.schedule import learning_rate
 from pipeline.training.starting_state import log_history, take_over
 from pipeline.training.thread_plan import ThreadPlan, trial_of
-from pipeline.training.train_result import EpochRecord, TrainResult
+from pipeline.training.train_result import AverageRecord, EpochRecord, TrainResult
 from pipeline.training.train_state import TrainState
-from pipeline.training.train_step import Gradients, TrainStep
+from pipeline.training.train_step import TrainStep
 from pipeline.training.training_data import open_data
 from pipeline.training.validation import Validator
 from pipeline.training.validation_plan import Timed
@@ -50,6 +47,8 @@ from pipeline.workers.event_log import EventWriter
 
 _LONG_RUN_SECONDS = 20.0
 """A shorter training does not measure its share of the machine's matrix-product rate."""
+_AVERAGED = "averaged"
+"""Folder of the average of the last weights."""
 
 
 class Training:
@@ -107,15 +106,20 @@ class Training:
             halvings=list(settings.halvings),
             thread_changes=list(settings.thread_changes),
         )
+        self.dividing = DividingBatches(self.state, self.order.batch_size, events)
         self.checkpoints = Checkpoints(job.folder, restarts=settings.retries_after_divergence > 0)
         self.finite, self.recent_rate = FiniteCheck(), RecentRate()
         self._share: ComputeShare | None = None
         self.last_weights = LastWeights(job.folder, settings.average_last)
 
     def run(self) -> TrainResult:
-        """Train to the end of the plan and return the result."""
+        """Train to the end of the plan and return the result.
+
+        Raises:
+            RunError: if no step was done.
+        """
         self.train_to_the_end()
-        return with_average(self, result_of(self))
+        return self._averaged(self._result())
 
     def train_to_the_end(self) -> None:
         """Do all steps of the plan that are left, and write the last checkpoint."""
@@ -127,7 +131,7 @@ class Training:
             take_over(self.job, self.job.extends, state, self.validator)
             log_history(state, self.events)
             self.checkpoints.mark(state)
-        self.compiled = self.group.size == 1 and compile_model(self)
+        self.compiled = self.group.size == 1 and compile_model(self.step, self.order, self.dividing)
         self.group.announce_state(state)
         self._seconds_before = state.elapsed_seconds
         self._started = time.monotonic()
@@ -207,49 +211,11 @@ class Training:
 
     def _train_step(self, batch: Batch) -> None:
         began, state = time.monotonic(), self.state
-        gradients = self._gradients(batch)
+        gradients = self.dividing.gradients(self.step, batch)
         learning_rate = self._next_learning_rate(began)
         self.finite.check(state.step, learning_rate, gradients)
         state.sums.add(gradients.loss, gradients.correct, gradients.images)
         self.step.update_weights(state, learning_rate)
-
-    def _gradients(self, batch: Batch) -> Gradients:
-        """Compute the gradients; with smaller micro-batches if the device is out of memory."""
-        buffers = [buffer.clone() for buffer in self.state.model.buffers()]
-        while True:
-            try:
-                return self.step.compute_gradients(self.state, batch)
-            except torch.OutOfMemoryError as error:
-                failure = error
-            for buffer, before in zip(self.state.model.buffers(), buffers, strict=True):
-                buffer.copy_(before)  # batch norm may have seen a part of the batch
-            self.halve_micro_batches(len(batch[1]), failure)
-
-    def halve_micro_batches(self, images: int, failure: torch.OutOfMemoryError) -> None:
-        """Divide batches further, because a step did not fit the memory of the device.
-
-        Args:
-            images: that this process loads of a batch.
-            failure: of the device.
-
-        Raises:
-            RunError: if there is nothing to divide.
-        """
-        if not self.step.can_halve(self.state, images):
-            raise RunError(
-                "The device is out of memory even with two images at a time. Choose a smaller "
-                "model or image size."
-            ) from failure
-        self.state.halvings.append(self.state.step)
-        self.state.optimizer.zero_grad(set_to_none=True)
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-        parts = self.step.micro_batches_at(self.state)
-        self.events.write(
-            "warning",
-            message=f"The device is out of memory: each batch of {self.order.batch_size} images is "
-            f"now divided into {parts} micro-batches. The effective batch size is unchanged.",
-        )
 
     def _next_learning_rate(self, began: float) -> float:
         state = self.state
@@ -393,3 +359,77 @@ class Training:
         self.state.elapsed_seconds = self.elapsed
         self.checkpoints.write(self.state)
         self.last_weights.checkpointed(self.state.step)
+
+    # -- the result ----------------------------------------------------------------------------
+
+    def _result(self) -> TrainResult:
+        """Keep only the last checkpoint and the best weights, and return the result."""
+        state = self.state
+        if state.best is None:
+            raise RunError(
+                "No training step was completed, so there is no model. Increase "
+                "training.time_limit, or training.epochs if there is no limit."
+            )
+        return TrainResult(
+            best=self.checkpoints.finish(state.best.step),
+            best_step=state.best.step,
+            best_epoch=state.best.epoch,
+            best_validation_accuracy=state.best.validation_accuracy,
+            best_validation_loss=state.best.validation_loss,
+            steps=state.step,
+            epochs=state.step / self.order.steps_per_epoch,
+            seconds=self.elapsed,
+            images_per_second=state.sums.total_images / state.training_seconds,
+            step_plan=tuple(state.plan.knots),
+            precision=self.precision.name,
+            precision_reason=self.precision.reason,
+            compiled=self.compiled,
+            device=self.device.type,
+            threads=self.threads,
+            parameters=self.parameters,
+            stopped_because=self._why_stopped(state.best),
+            stopped_early=self.stops_early,
+            validation_plan=tuple((each.step, each.validation_images) for each in state.history),
+            rate_cuts=tuple(state.rate_cuts),
+            halvings=tuple(state.halvings),
+            thread_changes=tuple(state.thread_changes),
+            history=tuple(state.history),
+        )
+
+    def _why_stopped(self, best: EpochRecord) -> str:
+        settings = self.config.training
+        if self.stops_early:
+            times = f"{settings.early_stopping} validations"
+            return f"no improvement in {times} since epoch {best.epoch:.4g}, which is the best"
+        epochs = self.state.step / self.order.steps_per_epoch
+        if settings.time_limit and settings.max_epochs and epochs >= settings.max_epochs:
+            return f"maximum of {settings.max_epochs} epochs"
+        if settings.time_limit:
+            return f"time limit of {settings.time_limit}"
+        return "all planned steps completed"
+
+    def _averaged(self, result: TrainResult) -> TrainResult:
+        """Return the result with the average of the last weights, if the config asks for it."""
+        count, state = self.last_weights.count, self.state
+        if count is None:
+            return result
+        own = [record.step for record in state.history if record.step > self.first_step]
+        steps, folder, model = own[-count:], self.job.folder / _AVERAGED, state.average.model
+        self.last_weights.save_average(steps, model, folder, self.data, self.job)
+        images = state.history[-1].validation_images  # all, or as many as a time limit allows
+        metrics = self.validator.metrics(model, images, images)
+        record = AverageRecord(
+            validations=len(steps),
+            accuracy=metrics["validation_accuracy"],
+            loss=metrics["validation_loss"],
+        )
+        values = {"averaged/accuracy": record.accuracy, "averaged/loss": record.loss}
+        self.events.write("metrics", step=state.step, values=values)
+        return result.model_copy(
+            update={
+                "best": folder,
+                "best_step": state.step,
+                "best_validation_accuracy": record.accuracy,
+                "averaged": record,
+            }
+        )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from pipeline.models.model_files import save_model
 from pipeline.training.checkpoint import PREVIOUS
-from pipeline.training.final_average import save_average
 from pipeline.training.initial_model import description_of
 from pipeline.training.job_provenance import provenance_of_job
 from pipeline.training.loop import Training
@@ -31,7 +30,8 @@ class Refit(Training):
             save_model(folder, state.average.model, described, seen)
         else:
             ends = range(self.order.steps_per_epoch, state.step, self.order.steps_per_epoch)
-            save_average(self, [*ends, state.step][-self.last_weights.count :], folder)
+            steps = [*ends, state.step][-self.last_weights.count :]
+            self.last_weights.save_average(steps, state.average.model, folder, self.data, self.job)
         return RefitResult(
             weights=folder,
             images=len(self.data.training.rows),

@@ -20,7 +20,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from pipeline.files.sealed_files import read_tensors, write_tensors
 from pipeline.files.stored_images import StoredImages
 from pipeline.models.inference import normalised
+from pipeline.models.model_description import DESCRIPTION_FILE
+from pipeline.models.model_files import load_model, save_model
 from pipeline.plugin_api import ImageSpec
+from pipeline.training.initial_model import description_of
+from pipeline.training.job import TrainingJob
+from pipeline.training.job_provenance import provenance_of_job
+from pipeline.training.training_data import TrainingData
 
 _FOLDER = "last_weights"
 _MOST_IMAGES = 10_000
@@ -82,8 +88,36 @@ class LastWeights:
                 averages[name] = torch.stack(parts).mean(0).to(last.dtype)
         model.load_state_dict(averages)
 
-    def delete(self) -> None:
-        """Delete all files."""
+    def save_average(
+        self,
+        steps: Sequence[int],
+        model: nn.Module,
+        folder: Path,
+        data: TrainingData,
+        job: TrainingJob,
+    ) -> None:
+        """Save the average over the validations after some steps, unless it is there already.
+
+        It is saved before the single files are deleted, so a training that is killed in between
+        comes to the same result.
+
+        Args:
+            steps: of the validations.
+            model: has these weights afterwards.
+            folder: receives the average.
+            data: batch-norm statistics are those of its training images.
+            job: describes the model.
+
+        Raises:
+            DamagedFileError: if a file is missing or damaged.
+        """
+        if (folder / DESCRIPTION_FILE).exists():  # the last file that is written
+            model.load_state_dict(load_model(folder)[0].state_dict())
+        else:
+            self.load_average(steps, model)
+            rows, size = data.training.rows, job.config.training.batch_size
+            measure_batch_norm(model, data.images, rows, job.image, size, job.config.seed)
+            save_model(folder, model, description_of(job), provenance_of_job(job))
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _file(self, step: int) -> Path:

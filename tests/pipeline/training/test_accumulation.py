@@ -83,7 +83,7 @@ def test_a_batch_that_does_not_fit_is_divided(make_job: MakeJob, tmp_path: Path)
     """Halved until it fits, said once each time; the step is that of the same accumulation."""
     training = _short_of_memory(_training(make_job, tmp_path / "short"), images=3)
     batch = next(training.batches())
-    gradients = training._gradients(batch)
+    gradients = training.dividing.gradients(training.step, batch)
     assert gradients.images == 12
     assert training.state.halvings == [0, 0]
     assert training.step.micro_batches_at(training.state) == 4
@@ -102,7 +102,7 @@ def test_two_images_that_do_not_fit_are_an_error(make_job: MakeJob, tmp_path: Pa
     """There is nothing left to divide, so the error says what to change."""
     training = _short_of_memory(_training(make_job, tmp_path), images=1)
     with pytest.raises(RunError, match="out of memory even with two images"):
-        training._gradients(next(training.batches()))
+        training.dividing.gradients(training.step, next(training.batches()))
 
 
 def test_an_optimizer_that_does_not_fit_is_one_sentence(make_job: MakeJob, tmp_path: Path) -> None:

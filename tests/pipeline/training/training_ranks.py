@@ -86,7 +86,7 @@ def _write_gradients(job: TrainingJob, group: SeveralProcesses) -> None:
     for step in (0, last):
         state.step = step
         group.announce_state(state)
-        found = training._gradients(next(training.batches()))
+        found = training.dividing.gradients(training.step, next(training.batches()))
         named = {
             name: each.grad
             for name, each in state.model.named_parameters()
