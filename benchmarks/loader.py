@@ -1,10 +1,14 @@
-"""Rate of loading and augmenting batches on one core, against torchvision's transforms.
+"""Loading and augmenting batches on one core, against torchvision and by augmentation.
 
-    python -m benchmarks.loader [--side 32] [--batch 128] [--seconds 10]
+    python -m benchmarks.loader rate [--side 32] [--batch 128] [--seconds 10]
+    python -m benchmarks.loader augmentations [--side 32] [--batch 256] [--repeats 20]
 
-The peer is a torch `DataLoader` without workers over the same stored images, with the operations of
-`light` from torchvision.transforms.v2 on each image: flip, shift, scale, rotation, brightness. Both
-run in turn, three times, in one thread; the medians are compared.
+`rate` compares images per second with a torch `DataLoader` without workers over the same stored
+images, with the operations of `light` from torchvision.transforms.v2 on each image: flip, shift,
+scale, rotation, brightness. Both run in turn, three times, in one thread; the medians are compared.
+
+`augmentations` prints the processor time of a batch for each built-in augmentation, in
+milliseconds: median and minimum, in one thread, without data-loader workers.
 """
 
 from __future__ import annotations
@@ -58,27 +62,19 @@ class _Stored(Dataset[tuple[torch.Tensor, int]]):
         return self._transform(self._images[row]), 0
 
 
-def main() -> None:
+def compare_rates(given: argparse.Namespace) -> None:
     """Print the rates of both, and how many times faster Patchline is."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--side", type=int, default=32)
-    parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--seconds", type=float, default=10.0)
-    asked = parser.parse_args()
-    torch.set_num_threads(1)
-    print(machine(), flush=True)
-    shape = (_IMAGES, asked.side, asked.side, 3)
-    images = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+    images = _random_images(given.side)
     with tempfile.TemporaryDirectory(prefix="patchline-benchmark-") as folder:
         np.save(Path(folder) / "images.npy", images)
         sides: dict[str, Callable[[], Iterator[Any]]] = {
-            "patchline": lambda: _ours(Path(folder), asked.side, asked.batch),
-            "torchvision": lambda: _peers(images, asked.batch),
+            "patchline": lambda: _ours(Path(folder), given.side, given.batch),
+            "torchvision": lambda: _peers(images, given.batch),
         }
         rates: dict[str, list[float]] = {name: [] for name in sides}
         for _ in range(_TURNS):
             for name, batches in sides.items():
-                rates[name].append(_rate(batches(), asked.batch, asked.seconds))
+                rates[name].append(_rate(batches(), given.batch, given.seconds))
     medians = {name: statistics.median(each) for name, each in rates.items()}
     for name, each in rates.items():
         print(f"{name:<12} {medians[name]:9,.0f} images/s  ({min(each):,.0f} to {max(each):,.0f})")
@@ -86,17 +82,25 @@ def main() -> None:
 
 
 def _ours(folder: Path, side: int, batch: int) -> Iterator[Any]:
-    source = TrainingImages(
+    source = _source(folder, side, {"name": "light", **_LIGHT})
+    return training_batches(BatchOrder(source.rows, batch, 0, 0), source, workers=0)
+
+
+def _random_images(side: int) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(0).integers(0, 256, (_IMAGES, side, side, 3), np.uint8)
+
+
+def _source(folder: Path, side: int, augmentation: dict[str, Any]) -> TrainingImages:
+    return TrainingImages(
         store=folder,
         rows=np.arange(_IMAGES),
         labels=np.zeros(_IMAGES, np.int64),
-        augmentation=PluginChoice.model_validate({"name": "light", **_LIGHT}),
+        augmentation=PluginChoice.model_validate(augmentation),
         image=ImageSpec(
             channels=3, height=side, width=side, mean=(0.5,) * 3, std=(0.25,) * 3, resize="crop"
         ),
         seed=0,
     )
-    return training_batches(BatchOrder(source.rows, batch, 0, 0), source, workers=0)
 
 
 def _peers(images: np.ndarray[Any, Any], batch: int) -> Iterator[Any]:
@@ -112,6 +116,61 @@ def _rate(batches: Iterator[Any], batch: int, seconds: float) -> float:
         next(batches)
         count += batch
     return count / (time.perf_counter() - began)
+
+
+_AUGMENTATIONS: tuple[dict[str, Any], ...] = (
+    {"name": "none"},
+    {"name": "light"},
+    {"name": "standard"},
+    {"name": "standard", "erase": 0.25},
+    {"name": "resized_crop"},
+    {"name": "trivialaugment"},
+    {"name": "randaugment"},
+    {"name": "strong"},
+)
+
+
+def _milliseconds(source: TrainingImages, batch: int, repeats: int) -> list[float]:
+    batches = training_batches(BatchOrder(source.rows, batch, 0, 0), source, workers=0)
+    next(batches)
+    times = []
+    for _ in range(repeats):
+        began = time.process_time()
+        next(batches)
+        times.append(1000 * (time.process_time() - began))
+    return times
+
+
+def time_augmentations(given: argparse.Namespace) -> None:
+    """Measure every augmentation on the same images."""
+    print(f"batch of {given.batch}, {given.side}x{given.side} pixels, n = {given.repeats}")
+    with tempfile.TemporaryDirectory() as folder:
+        np.save(Path(folder) / "images.npy", _random_images(given.side))
+        for choice in _AUGMENTATIONS:
+            settings = {} if choice["name"] == "none" else {"horizontal_flip": True}
+            source = _source(Path(folder), given.side, {**settings, **choice})
+            times = _milliseconds(source, given.batch, given.repeats)
+            name = ", ".join(str(value) for value in choice.values())
+            print(f"{name:<16} {statistics.median(times):8.2f} ms   minimum {min(times):8.2f} ms")
+
+
+def main() -> None:
+    """Measure what the command names, in one thread."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    commands = parser.add_subparsers(required=True)
+    rate = commands.add_parser("rate")
+    rate.add_argument("--seconds", type=float, default=10.0)
+    rate.set_defaults(measure=compare_rates)
+    augmentations = commands.add_parser("augmentations")
+    augmentations.add_argument("--repeats", type=int, default=20)
+    augmentations.set_defaults(measure=time_augmentations)
+    for command, batch in ((rate, 128), (augmentations, 256)):
+        command.add_argument("--side", type=int, default=32)
+        command.add_argument("--batch", type=int, default=batch)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    print(machine(), flush=True)
+    given.measure(given)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,25 @@
-"""Training speed beside timm's VisionTransformer in a plain PyTorch loop, on generated images.
+"""Training speed: beside timm, by precision, and of two processes.
 
-    python -m benchmarks.training_speed [--steps 8] [--rounds 3] [--compile] [--precision auto]
-    python -m benchmarks.training_speed --profile       where the time of a step goes
+    python -m benchmarks.training_speed timm [--steps 8] [--rounds 3] [--compile] [--precision auto]
+    python -m benchmarks.training_speed profile [--precision auto]
+    python -m benchmarks.training_speed precision
+    python -m benchmarks.training_speed processes [SECONDS [ROUNDS]]
 
-Both sides train a ViT with embedding dimension 192, depth 9, 3 heads and patches of 4 on batches of
-128 images of 32 pixels with AdamW, each in processes of its own, in turn. Patchline's side is its
+`timm` compares with timm's VisionTransformer in a plain PyTorch loop, on generated images. Both
+sides train a ViT with embedding dimension 192, depth 9, 3 heads and patches of 4 on batches of 128
+images of 32 pixels with AdamW, each in processes of its own, in turn. Patchline's side is its
 training process, from reading the images to the event of each step: standard augmentation, moving
 average, finite check, progress events. timm's side is forward, backward and update on batches that
 are in memory already, eager in float32, with autocast where the machine computes bfloat16, and with
 --compile also compiled; its fastest mode counts. The rate of a side is that of its median step.
+
+`profile` prints where the time of such a step goes: torch's profiler, by kind of operation.
+
+`precision` prints the images/s in float32 and in bfloat16 of small and larger models on the
+built-in digits.
+
+`processes` prints the images/s of one process with two threads and of two processes with one thread
+each, in turn: such a ViT in float32 on the built-in digits at 32 pixels.
 """
 
 from __future__ import annotations
@@ -23,6 +34,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,10 +44,10 @@ import psutil
 import torch
 from PIL import Image
 from torch.nn import functional
+from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.measured_runs import machine
-from benchmarks.step_profile import profile_table
-from pipeline import config_files
+from benchmarks.measured_runs import machine, measured_run
+from pipeline import config_files, quiet_libraries
 from pipeline.config import RunConfig
 from pipeline.data import ingestion
 from pipeline.models.model_building import build_model
@@ -44,8 +56,9 @@ from pipeline.training.device import make_repeatable, wait_for
 from pipeline.training.job import TrainingJob
 from pipeline.training.launching import job_of
 from pipeline.training.machine import MODULE, choose_device, look
-from pipeline.training.precision import certain_reason
+from pipeline.training.precision import Chooser, certain_reason
 from pipeline.training.train_result import TrainResult
+from pipeline.training.trial_steps import AUGMENTATION, trial_steps
 from pipeline.workers.event_log import Event
 from pipeline.workers.worker_process import run_worker
 from pipeline.workers.worker_start import environment
@@ -72,32 +85,16 @@ class Steps(NamedTuple):
         return Steps([*self.seconds, *seconds], [*self.cpu_seconds, *cpu_seconds])
 
 
-def main() -> None:
-    """Print the rates of both sides and their ratio, or the profile of a step."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--compile", action="store_true", help="also compile timm's model")
-    parser.add_argument("--precision", default="auto", choices=("auto", "float32", "bfloat16"))
-    parser.add_argument("--profile", action="store_true")
-    parser.add_argument("--peer", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.peer:
-        print(json.dumps(peer_steps(given.peer, given.steps)))
-        return
-    if given.profile and not environment().items() <= os.environ.items():
-        again = [sys.executable, "-m", "benchmarks.training_speed", *sys.argv[1:]]
-        subprocess.run(again, env=environment(), check=True)  # as a training worker runs
-        return
-    print(f"{machine()}; load {os.getloadavg()[0]:.1f}")
+def compare_with_timm(given: argparse.Namespace) -> None:
+    """Print the rates of both sides and their ratio."""
+    _say_machine()
     with tempfile.TemporaryDirectory(prefix="patchline-benchmark-") as folder:
         config = settings(Path(folder), given.steps + _WARM_UP, given.precision)
-        job = make_job(config, Path(folder))
-        if given.profile:
-            make_repeatable(None)
-            print("\n".join(profile_table(job, choose_device(config.training, look()))))
-        else:
-            compare(job, given)
+        compare(make_job(config, Path(folder)), given)
+
+
+def _say_machine() -> None:
+    print(f"{machine()}; load {os.getloadavg()[0]:.1f}", flush=True)
 
 
 def compare(job: TrainingJob, given: argparse.Namespace) -> None:
@@ -211,10 +208,8 @@ def _cpu_seconds_of_children() -> float:
 
 
 def _peer_process(mode: str, steps: int) -> Steps:
-    command = [sys.executable, "-m", "benchmarks.training_speed", "--peer", mode]
-    done = subprocess.run(
-        [*command, "--steps", str(steps)], stdout=subprocess.PIPE, text=True, check=True
-    )
+    command = [sys.executable, "-m", "benchmarks.training_speed", "peer", mode]
+    done = subprocess.run([*command, str(steps)], stdout=subprocess.PIPE, text=True, check=True)
     return Steps(*json.loads(done.stdout.splitlines()[-1]))
 
 
@@ -264,6 +259,178 @@ def _write_images(folder: Path, training: int) -> None:
             target.parent.mkdir(parents=True, exist_ok=True)
             pixels = generator.integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(target)
+
+
+_PROFILED = 3
+_KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    # a kind, and beginnings of the names of an operation or of its callers; the first counts
+    ("augmentation", (AUGMENTATION,)),
+    ("optimizer", ("Optimizer.step",)),
+    ("moving average", ("aten::_foreach_lerp", "aten::lerp")),
+    ("gradient norm and clipping", ("aten::_foreach_norm", "aten::linalg_vector_norm")),
+    ("attention, backward", ("ScaledDotProduct",)),
+    ("attention, forward", ("aten::scaled_dot_product_attention",)),
+    ("norms", ("aten::layer_norm", "aten::rms_norm", "aten::batch_norm", "NativeLayerNorm")),
+    ("GELU", ("aten::gelu", "GeluBackward")),
+    ("convolutions", ("aten::conv", "ConvolutionBackward")),
+    ("matrix products", ("aten::mm", "aten::addmm", "aten::bmm", "mkldnn::_linear")),
+    ("copies between types and layouts", ("aten::copy_", "aten::to", "aten::contiguous")),
+    ("sums of branches, biases and gradients", ("aten::add", "aten::sum")),
+)
+_REST = "everything else"
+
+
+def profile_steps(given: argparse.Namespace) -> None:
+    """Print the profile of a step, in the environment of a training worker."""
+    if not environment().items() <= os.environ.items():
+        again = [sys.executable, "-m", "benchmarks.training_speed", *sys.argv[1:]]
+        subprocess.run(again, env=environment(), check=True)
+        return
+    _say_machine()
+    with tempfile.TemporaryDirectory(prefix="patchline-benchmark-") as folder:
+        config = settings(Path(folder), _PROFILED + _WARM_UP, given.precision)
+        job = make_job(config, Path(folder))
+        make_repeatable(None)
+        device = choose_device(config.training, look())
+        print("\n".join(profile_table(job, device)))
+
+
+def profile_table(job: TrainingJob, device: str) -> list[str]:
+    """Return a Markdown table of the shares of a step, the largest first."""
+    model = build_model(job.config.model, job.image, len(job.classes)).to(device)
+    chooser = Chooser(job.config, job.image, len(job.classes), model, job.workspace)
+    precision = chooser.choose().name
+    batch = job.config.training.batch_size
+    steps = trial_steps(job.config, job.image, len(job.classes), model, precision, batch)
+    next(steps)
+    activities = [ProfilerActivity.CPU]
+    if device == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+    with profile(activities=activities) as profiler:
+        taken = [next(steps) for _ in range(_PROFILED)]
+    spent: dict[str, float] = defaultdict(float)
+    for event in profiler.events() or ():
+        own = event.self_device_time_total if device == "cuda" else event.self_cpu_time_total
+        spent[kind_of(event)] += own
+    whole = sum(spent.values())
+    lines = [
+        f"ViT step in {precision}, {batch} images, {min(taken):.2f} s, mean of {_PROFILED} steps:",
+        "",
+        "| part | share |",
+        "|---|---:|",
+    ]
+    ranked = sorted(spent.items(), key=lambda item: -item[1])
+    return [*lines, *(f"| {kind} | {own / whole:.1%} |" for kind, own in ranked)]
+
+
+def kind_of(event: Any) -> str:
+    """Return the kind of an operation, by its name or that of the nearest caller that has one."""
+    callers = list(_callers(event))
+    for kind, beginnings in _KINDS[:2]:  # these are made of operations of all kinds
+        if any(name.startswith(beginnings) for name in callers):
+            return kind
+    for name in callers:
+        for kind, beginnings in _KINDS:
+            if name.startswith(beginnings):
+                return kind
+    return _REST
+
+
+def _callers(event: Any) -> Iterator[str]:
+    while event is not None:
+        yield event.name
+        event = event.cpu_parent
+
+
+_SIZES = ("micro", "mini", "ti")
+
+
+def compare_precisions(_: argparse.Namespace) -> None:
+    """Print a line a model size."""
+    _say_machine()
+    for size in _SIZES:
+        rates = {}
+        for precision in ("float32", "bfloat16"):
+            summary = measured_run(
+                *("--training.time-limit", "15s", "--model.size", size),
+                *("--training.precision", precision),
+            )
+            rates[precision] = summary["training"]["images_per_second"]
+            parameters = summary["training"]["parameters"]
+        print(
+            f"{size}, {parameters:,} parameters: float32 {rates['float32']:.0f} images/s, "
+            f"bfloat16 {rates['bfloat16']:.0f} images/s",
+            flush=True,
+        )
+
+
+_SETTINGS: dict[str, Any] = {
+    "name": "digits",
+    "data": {"image_size": 32},
+    "model": {"name": "vit", "embed_dim": 192, "depth": 9, "num_heads": 3},
+}
+_TRAINING: dict[str, Any] = {
+    "batch_size": 128,
+    "threads": 2,
+    "device": "cpu",
+    "precision": "float32",
+}
+
+
+def compare_processes(given: argparse.Namespace) -> None:
+    """Print both rates of each round, and the ratio of their medians."""
+    _say_machine()
+    rates: dict[int, list[float]] = {1: [], 2: []}
+    with tempfile.TemporaryDirectory(prefix="patchline-benchmark-") as folder:
+        for number in range(given.rounds):
+            for processes, found in rates.items():
+                job = _job(Path(folder), f"{processes}-{number}", processes, given.seconds)
+                result = run_worker(MODULE, job.folder, job, TrainResult, lambda _: None)
+                found.append(result.images_per_second)
+                print(
+                    f"{processes} x {2 // processes} threads: {found[-1]:.1f} images/s, "
+                    f"{result.steps} steps; load {os.getloadavg()[0]:.1f}",
+                    flush=True,
+                )
+    one, two = (statistics.median(found) for found in rates.values())
+    print(f"median of {given.rounds}: {one:.1f} and {two:.1f} images/s, ratio {two / one:.2f}")
+
+
+def _job(workspace: Path, name: str, processes: int, seconds: int) -> TrainingJob:
+    training = {**_TRAINING, "processes": processes, "time_limit": f"{seconds}s"}
+    config = config_files.validated({**_SETTINGS, "training": training})
+    return make_job(config, workspace).model_copy(update={"folder": workspace / name})
+
+
+def main() -> None:
+    """Measure what the command names."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    commands = parser.add_subparsers(required=True)
+    timm = commands.add_parser("timm")
+    timm.add_argument("--steps", type=int, default=8)
+    timm.add_argument("--rounds", type=int, default=3)
+    timm.add_argument("--compile", action="store_true", help="also compile timm's model")
+    timm.set_defaults(measure=compare_with_timm)
+    profile = commands.add_parser("profile")
+    profile.set_defaults(measure=profile_steps)
+    for command in (timm, profile):
+        command.add_argument("--precision", default="auto", choices=("auto", "float32", "bfloat16"))
+    commands.add_parser("precision").set_defaults(measure=compare_precisions)
+    processes = commands.add_parser("processes")
+    processes.add_argument("seconds", type=int, nargs="?", default=40)
+    processes.add_argument("rounds", type=int, nargs="?", default=2)
+    processes.set_defaults(measure=compare_processes)
+    peer = commands.add_parser("peer", help="internal: a process of timm's side")
+    peer.add_argument("mode")
+    peer.add_argument("steps", type=int)
+    peer.set_defaults(measure=_print_peer_steps)
+    given = parser.parse_args()
+    quiet_libraries.apply()
+    given.measure(given)
+
+
+def _print_peer_steps(given: argparse.Namespace) -> None:
+    print(json.dumps(peer_steps(given.mode, given.steps)))
 
 
 if __name__ == "__main__":

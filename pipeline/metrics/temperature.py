@@ -19,7 +19,7 @@ LOWEST, HIGHEST = 0.05, 20.0
 """The temperatures that are tried."""
 PRIOR_DEVIATION = 0.35
 """Of log T before any image is seen, normal around 0: T lies between 0.5 and 2 in 95% of models.
-`benchmarks.calibration` compares it with others on small validation sets."""
+`benchmarks.statistical_methods calibration` compares it with others on small validation sets."""
 WIDEST = 4.0
 """Ratio of the interval's ends up to which the images determine a temperature."""
 _NARROW = 1.1

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from benchmarks.many_classes import class_names, made_table, reported, written
+from benchmarks.evaluation import class_names, made_table, reported, written
 from pipeline.evaluation.comparison import compare
 from pipeline.evaluation.confusion_matrix import confused_pairs
 from pipeline.evaluation.predictions import Predictions

@@ -130,7 +130,7 @@ def test_impossible_classes_and_broken_outputs() -> None:
 
 @pytest.mark.parametrize("images", [10, 30, 100])
 def test_calibrated_is_seldom_worse_and_usually_better(images: int) -> None:
-    """Over many small validation sets, on other images; see `benchmarks.calibration` for more."""
+    """Over many small validation sets, on other images; more: `benchmarks.statistical_methods`."""
     changes = []
     for seed in range(150):
         hidden = (0.5, 0.7, 1.0, 1.5, 2.0, 3.0)[seed % 6]

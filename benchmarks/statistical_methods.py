@@ -1,0 +1,429 @@
+"""Simulations of what the metrics, the calibration and the promotion gate promise.
+
+    python -m benchmarks.statistical_methods intervals [SIMULATIONS]
+    python -m benchmarks.statistical_methods calibration [SIMULATIONS]
+    python -m benchmarks.statistical_methods gate
+
+`intervals` prints how often the 95% intervals contain the true value, by metric and number of
+images (about ten minutes on two cores; 1,000 simulations unless given). A population of 60,000
+images per setting stands for the truth. Each simulation draws n of them, in every class its share
+and at least one, and computes all metrics and their intervals.
+
+`calibration` prints what temperature scaling does to probabilities, by the number of validation
+images (about half an hour on two cores; 20 validation sets per classifier and size unless given). A
+classifier has normal scores, whose right temperature is known by construction: its logits are those
+of the exact posterior, times the temperature. In half of the classifiers 3% of the labels are drawn
+at random, so that no temperature is exactly right. Each simulation draws a validation set, fits the
+temperature, and compares the log loss and the expected calibration error of 6,000 other images with
+those at temperature 1. A change is relative to the log loss at temperature 1, or to 0.01 if that is
+less.
+
+`gate` prints how often the paired promotion gate promotes an equally good model, and a better one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from itertools import product
+from multiprocessing import get_context
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks.measured_runs import machine
+from pipeline.metrics.classification import metrics, softmax
+from pipeline.metrics.intervals import MetricEstimate, f1_scores, proportion
+from pipeline.metrics.names import METRICS
+from pipeline.metrics.paired_test import is_better, paired_difference
+from pipeline.metrics.ranking import average_precision, roc_auc
+from pipeline.metrics.temperature import HIGHEST, LOWEST, PRIOR_DEVIATION, fit_temperature
+
+Array = np.ndarray[Any, Any]
+_SIMULATIONS = 1000
+_TESTED = (20, 100, 1000)
+_POPULATION = 60_000
+
+
+class Setting(NamedTuple):
+    """A classifier and its data."""
+
+    shares: tuple[float, ...]
+    """Of the classes."""
+    accuracy: float
+    temperature: float = 1.0
+    """What divides the right logits; below 1 the probabilities are too sure."""
+
+
+class Coverage(NamedTuple):
+    """What the simulations of one setting say of one metric."""
+
+    metric: str
+    images: int
+    setting: Setting
+    covered: float
+    width: float
+
+
+_EVEN_2, _EVEN_3, _EVEN_10 = ((1 / k,) * k for k in (2, 3, 10))
+SETTINGS = (
+    *(Setting(_EVEN_2, accuracy) for accuracy in (0.7, 0.8, 0.9, 0.95, 0.99)),
+    *(Setting((0.6, 0.3, 0.1), accuracy) for accuracy in (0.7, 0.8, 0.9, 0.95, 0.99)),
+    *(Setting(_EVEN_10, accuracy) for accuracy in (0.3, 0.5, 0.7, 0.9, 0.99)),
+    *(Setting(_EVEN_3, accuracy, 0.7) for accuracy in (0.5, 0.9)),
+    *(Setting(_EVEN_3, accuracy, 1.4) for accuracy in (0.5, 0.9)),
+)
+
+
+def population(setting: Setting) -> tuple[Array, Array]:
+    """Return probabilities and labels of normal scores whose accuracy is the setting's."""
+    from scipy.optimize import brentq
+
+    generator = np.random.default_rng(0)
+    shares = np.array(setting.shares)
+    labels = np.repeat(np.arange(len(shares)), np.round(shares * _POPULATION).astype(int))
+    noise = generator.normal(size=(len(labels), len(shares)))
+    hot = np.eye(len(shares))[labels]
+
+    def logits(skill: float) -> Array:
+        scores: Array = skill * noise + skill**2 * hot + np.log(shares)  # the exact posterior
+        return scores
+
+    def excess(skill: float) -> float:
+        return float((logits(skill).argmax(axis=1) == labels).mean()) - setting.accuracy
+
+    skill = brentq(excess, 1e-3, 10.0, xtol=1e-4)
+    return softmax(logits(skill), setting.temperature), labels
+
+
+def estimates(probabilities: Array, labels: Array) -> dict[str, MetricEstimate]:
+    """Return all metrics, and those of the last class."""
+    last = probabilities.shape[1] - 1
+    is_last, is_called = labels == last, probabilities.argmax(axis=1) == last
+    hits, union = int((is_last & is_called).sum()), int((is_last | is_called).sum())
+    own = {
+        "precision": proportion(hits, int(is_called.sum())),
+        "recall": proportion(hits, int(is_last.sum())),
+        "f1": f1_scores(np.array([hits]), np.array([union]))[0],
+        "roc_auc": roc_auc(probabilities[:, last], is_last),
+        "pr_auc": average_precision(probabilities[:, last], is_last),
+    }
+    found = metrics(probabilities, labels)
+    del found["macro_recall"], found["weighted_recall"]  # balanced accuracy and accuracy again
+    return found | {f"{key} of a class": value for key, value in own.items() if value is not None}
+
+
+def simulate_intervals(setting: Setting, images: int, simulations: int) -> list[Coverage]:
+    """Draw test sets and count the intervals that contain the population's value."""
+    generator = np.random.default_rng([images, *repr(setting).encode()])
+    probabilities, labels = population(setting)
+    truth = {key: value.value for key, value in estimates(probabilities, labels).items()}
+    of_class = [np.flatnonzero(labels == k) for k in range(len(setting.shares))]
+    sizes = [max(1, round(images * share)) for share in setting.shares]
+    found = defaultdict(list)
+    for _ in range(simulations):
+        drawn = np.concatenate(
+            [generator.choice(own, size) for own, size in zip(of_class, sizes, strict=True)]
+        )
+        for key, estimate in estimates(probabilities[drawn], labels[drawn]).items():
+            held = estimate.low - 1e-12 <= truth[key] <= estimate.high + 1e-12
+            found[key].append((held, estimate.high - estimate.low))
+    return [
+        Coverage(key, images, setting, *(float(part) for part in np.mean(pairs, axis=0)))
+        for key, pairs in found.items()
+    ]
+
+
+def coverage_rows(coverages: list[Coverage]) -> list[str]:
+    """Return the lines of the table."""
+    grouped = defaultdict(list)
+    for coverage in coverages:
+        grouped[coverage.metric, coverage.images].append(coverage)
+    lines = [
+        "| metric | n | true values | mean coverage | lowest | at | mean width |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    order = [*METRICS, *(metric for metric, _ in grouped)]
+    for metric, images in sorted(grouped, key=lambda pair: (order.index(pair[0]), pair[1])):
+        group = grouped[metric, images]
+        lowest = min(group, key=lambda coverage: coverage.covered)
+        lines.append(
+            f"| {metric} | {images:,} | {len(group)} "
+            f"| {np.mean([coverage.covered for coverage in group]):.1%} | {lowest.covered:.1%} "
+            f"| {_described(lowest.setting)} "
+            f"| {np.mean([coverage.width for coverage in group]):.3f} |"
+        )
+    return lines
+
+
+def _described(setting: Setting) -> str:
+    even = "" if len(set(setting.shares)) == 1 else " uneven"
+    sure = "" if setting.temperature == 1 else f", temperature {setting.temperature}"
+    return f"{len(setting.shares)}{even} classes, accuracy {setting.accuracy}{sure}"
+
+
+def print_coverage(given: argparse.Namespace) -> None:
+    """Print a table by metric and number of images."""
+    simulations = given.simulations or _SIMULATIONS
+    print(f"{simulations:,} simulations for each true value and n\n")
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
+        jobs = [
+            pool.submit(simulate_intervals, setting, images, simulations)
+            for setting in SETTINGS
+            for images in _TESTED
+        ]
+        coverages = [coverage for job in jobs for coverage in job.result()]
+    print("\n".join(coverage_rows(coverages)))
+
+
+_VALIDATION_SETS = 20
+_VALIDATED = (10, 20, 50, 100, 300, 1000, 2000)
+_CLASSES = (2, 10, 100)
+_ACCURACIES = (0.5, 0.8, 0.95, 0.99, 1.0)
+_TEMPERATURES = (0.5, 0.7, 1.0, 1.5, 2.0, 3.0)
+_WRONG_LABELS = (0.0, 0.03)
+_PRIORS = (0.2, PRIOR_DEVIATION, 0.5, 0.7, 1.0)
+_LIKELIHOOD = "largest likelihood"
+_TEST_IMAGES, _ECE_BINS = 6000, 10
+_MOST_LOGITS = 100_000  # of a validation set
+_WORSE, _MUCH_WORSE = 0.01, 0.1
+_LEAST_LOSS = 0.01
+_SKILL_OF_ALL_RIGHT = 6.0
+
+
+class Classifier(NamedTuple):
+    """A classifier and its images."""
+
+    classes: int
+    accuracy: float
+    temperature: float
+    """That makes its probabilities right."""
+    wrong_labels: float
+    """Share of the labels that are drawn at random."""
+
+    def draw(
+        self, generator: np.random.Generator, images: int, skill: float
+    ) -> tuple[Array, Array]:
+        """Return logits (N, K) and labels (N) of new images."""
+        truth = generator.integers(0, self.classes, images)
+        scores = generator.normal(size=(images, self.classes))
+        scores[np.arange(images), truth] += skill
+        wrong = generator.random(images) < self.wrong_labels
+        labels = np.where(wrong, generator.integers(0, self.classes, images), truth)
+        return self.temperature * skill * scores, labels
+
+    def skill(self) -> float:
+        """Return the distance of the classes that gives the accuracy, before wrong labels."""
+        from scipy.optimize import brentq
+
+        if self.accuracy == 1:
+            return _SKILL_OF_ALL_RIGHT
+        scores = np.random.default_rng(0).normal(size=(20_000, self.classes))
+        others = scores[:, 1:].max(axis=1)
+
+        def excess(skill: float) -> float:
+            return float((scores[:, 0] + skill > others).mean()) - self.accuracy
+
+        return float(brentq(excess, 0.05, 10.0)) if excess(0.05) < 0 else 0.05
+
+
+class Change(NamedTuple):
+    """What one fit changed on the test images."""
+
+    images: int
+    method: str
+    temperature: float
+    """The right one."""
+    fitted: bool
+    """Whether the temperature was changed at all."""
+    log_loss: float
+    """Relative to the log loss at temperature 1, or to 0.01."""
+    ece: float
+
+
+def losses(logits_NK: Array, labels_N: Array, temperature: float) -> tuple[float, float]:
+    """Return the log loss and the expected calibration error."""
+    scaled = (logits_NK - logits_NK.max(axis=1, keepdims=True)) / temperature
+    totals = np.exp(scaled).sum(axis=1)
+    own = np.take_along_axis(scaled, labels_N[:, None], axis=1)[:, 0]
+    confidence, right = 1 / totals, logits_NK.argmax(axis=1) == labels_N
+    bins = np.clip(np.ceil(confidence * _ECE_BINS).astype(int) - 1, 0, _ECE_BINS - 1)
+    gaps = np.bincount(bins, right - confidence, minlength=_ECE_BINS)
+    return float((np.log(totals) - own).mean()), float(np.abs(gaps).sum() / len(labels_N))
+
+
+def most_likely(logits_NK: Array, labels_N: Array) -> float:
+    """Return the temperature of the largest likelihood, without a prior."""
+    from scipy.optimize import minimize_scalar
+
+    found = minimize_scalar(
+        lambda at: losses(logits_NK, labels_N, float(np.exp(at)))[0],
+        bounds=(np.log(LOWEST), np.log(HIGHEST)),
+        method="bounded",
+    )
+    return float(np.exp(found.x))
+
+
+def _with_prior(deviation: float, logits_NK: Array, labels_N: Array) -> float:
+    return fit_temperature(logits_NK, labels_N, deviation).temperature
+
+
+def methods() -> dict[str, Callable[[Array, Array], float]]:
+    """Return what is compared, by name."""
+    priors = {f"prior {each:g}": partial(_with_prior, each) for each in _PRIORS}
+    return {_LIKELIHOOD: most_likely, **priors}
+
+
+def simulate_fits(classifier: Classifier, simulations: int) -> list[Change]:
+    """Fit temperatures on validation sets of every size."""
+    generator = np.random.default_rng([*repr(classifier).encode()])
+    skill = classifier.skill()
+    test = classifier.draw(generator, _TEST_IMAGES, skill)
+    before, ece = losses(*test, 1.0)
+    found = []
+    for images, _ in product(_VALIDATED, range(simulations)):
+        if images * classifier.classes > _MOST_LOGITS:
+            continue
+        validation = classifier.draw(generator, images, skill)
+        for name, fit in methods().items():
+            temperature = fit(*validation)
+            after, ece_after = losses(*test, temperature)
+            found.append(
+                Change(
+                    images,
+                    name,
+                    classifier.temperature,
+                    temperature != 1,
+                    (after - before) / max(before, _LEAST_LOSS),
+                    ece_after - ece,
+                )
+            )
+    return found
+
+
+def change_rows(changes: list[Change], by: Callable[[Change], float], title: str) -> Iterator[str]:
+    """Yield the lines of a table with one row for each method and each value of `by`."""
+    yield (
+        f"| method | {title} | fitted | log loss worse by over 1% | by over 10% | mean change "
+        "| 99th percentile | largest | mean change of ECE | largest |"
+    )
+    yield "|---|---|---|---|---|---|---|---|---|---|"
+    values = sorted({by(change) for change in changes})
+    names = [name for name in methods() if any(change.method == name for change in changes)]
+    for name, value in product(names, values):
+        group = [change for change in changes if change.method == name and by(change) == value]
+        loss, ece = (np.array([getattr(change, key) for change in group]) for key in _CHANGED)
+        yield (
+            f"| {name} | {value} | {np.mean([change.fitted for change in group]):.0%} "
+            f"| {np.mean(loss > _WORSE):.1%} | {np.mean(loss > _MUCH_WORSE):.1%} "
+            f"| {loss.mean():+.1%} | {np.quantile(loss, 0.99):+.0%} | {loss.max():+.0%} "
+            f"| {ece.mean():+.3f} | {ece.max():+.3f} |"
+        )
+
+
+_CHANGED = ("log_loss", "ece")
+
+
+def print_calibration(given: argparse.Namespace) -> None:
+    """Print tables by method, number of validation images and right temperature."""
+    simulations = given.simulations or _VALIDATION_SETS
+    classifiers = [
+        Classifier(*parts) for parts in product(_CLASSES, _ACCURACIES, _TEMPERATURES, _WRONG_LABELS)
+    ]
+    print(f"{len(classifiers)} classifiers, {simulations} validation sets of each size\n")
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
+        jobs = [pool.submit(simulate_fits, classifier, simulations) for classifier in classifiers]
+        changes = [change for job in jobs for change in job.result()]
+    print("\n".join(change_rows(changes, lambda _: len(classifiers), "classifiers")))
+    shown = {_LIKELIHOOD, f"prior {PRIOR_DEVIATION:g}"}
+    few = [change for change in changes if change.method in shown]
+    print("", *change_rows(few, lambda change: change.images, "validation images"), sep="\n")
+    print("", *change_rows(few, lambda change: change.temperature, "right temperature"), sep="\n")
+
+
+_TRIALS = 200
+_DIFFERENCES = 1000
+_EQUAL = ((0.7, 0.3), (0.9, 0.15), (0.9, 0.05), (0.97, 0.05), (0.99, 0.01))
+"""Accuracy of both models, and the share of images on which just one of them is right."""
+
+
+def answers(
+    generator: np.random.Generator, images: int, *, accuracy: float, gain: float, discordant: float
+) -> tuple[Array, Array]:
+    """Return which images model a, of that accuracy, and model b, better by `gain`, get right."""
+    only_b, only_a = (discordant + gain) / 2, (discordant - gain) / 2
+    both = accuracy - only_a
+    kind = generator.choice(4, images, p=(both, only_a, only_b, 1 - both - only_a - only_b))
+    return np.isin(kind, (0, 1)), np.isin(kind, (0, 2))
+
+
+def promoted(images: int, *, accuracy: float, gain: float, discordant: float, seed: int) -> int:
+    """Return in how many of the trials b passes the gate."""
+    generator = np.random.default_rng(seed)
+    return sum(
+        is_better(
+            paired_difference(
+                *answers(generator, images, accuracy=accuracy, gain=gain, discordant=discordant)
+            )
+        )
+        for _ in range(_TRIALS)
+    )
+
+
+def difference_coverage(images: int, *, accuracy: float, gain: float, discordant: float) -> float:
+    """Return the share of simulations whose interval holds the true gain."""
+    generator = np.random.default_rng(images)
+    held = 0
+    for _ in range(_DIFFERENCES):
+        pair = answers(generator, images, accuracy=accuracy, gain=gain, discordant=discordant)
+        estimate = paired_difference(*pair).difference
+        held += estimate.low <= gain <= estimate.high
+    return held / _DIFFERENCES
+
+
+def print_promotions(_: argparse.Namespace) -> None:
+    """Print both shares, and how often the interval of the difference holds the true one."""
+    print(f"equal models, promoted of {_TRIALS} trials (17 at most):")
+    for images in (200, 2000):
+        for seed, (accuracy, discordant) in enumerate(_EQUAL):
+            count = promoted(images, accuracy=accuracy, gain=0.0, discordant=discordant, seed=seed)
+            print(f"  n = {images:,}, accuracy {accuracy}, discordant {discordant}: {count}")
+    count = promoted(2000, accuracy=0.85, gain=0.03, discordant=0.15, seed=0)
+    print(
+        f"better by 3 points, n = 2,000, discordant 0.15: promoted {count} of {_TRIALS} "
+        f"= {count / _TRIALS:.0%} (80% at least)"
+    )
+    print(f"interval of the difference, {_DIFFERENCES:,} simulations each:")
+    for images in (20, 100, 1000):
+        found = [
+            difference_coverage(images, accuracy=accuracy, gain=gain, discordant=discordant)
+            for accuracy, gain, discordant in (
+                *((accuracy, 0.0, discordant) for accuracy, discordant in _EQUAL),
+                (0.85, 0.03, 0.15),
+                (0.6, 0.2, 0.3),
+                (0.94, 0.05, 0.06),
+            )
+        ]
+        print(f"  n = {images:,}: mean coverage {np.mean(found):.1%}, lowest {min(found):.1%}")
+
+
+def main() -> None:
+    """Simulate what the command names."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    commands = parser.add_subparsers(required=True)
+    for name, simulate in (("intervals", print_coverage), ("calibration", print_calibration)):
+        command = commands.add_parser(name)
+        command.add_argument("simulations", type=int, nargs="?")
+        command.set_defaults(simulate=simulate)
+    commands.add_parser("gate").set_defaults(simulate=print_promotions)
+    given = parser.parse_args()
+    print(machine(), flush=True)
+    given.simulate(given)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""The commands in `benchmarks/`: pages name those that exist, and each is named by a page."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.structure.pages import PAGES, ROOT
+
+_NAMED = re.compile(r"\bbenchmarks\.([a-z]\w*)(?:\s+([a-z][\w-]*))?")
+BENCHMARKS = {file.stem: file for file in (ROOT / "benchmarks").glob("*.py")}
+
+
+def _unknown(text: str) -> list[str]:
+    """Return the commands in a text that no benchmark has."""
+    found = []
+    for name, word in _NAMED.findall(text):
+        source = BENCHMARKS[name].read_text("utf-8") if name in BENCHMARKS else ""
+        has_word = "add_subparsers" not in source or (word and f'"{word}"' in source)
+        if not source or not has_word:
+            found.append(f"{name} {word}".strip())
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_benchmark_that_a_page_names_exists(page: Path) -> None:
+    """The module exists, and so does the subcommand if it has subcommands."""
+    assert _unknown(page.read_text("utf-8")) == []
+
+
+def test_the_usage_of_every_benchmark_is_right() -> None:
+    """The commands in the docstrings of the benchmarks exist, too."""
+    usages = [file.read_text("utf-8").partition("from __future__")[0] for file in _commands()]
+    assert _unknown("\n".join(usages)) == []
+
+
+def test_a_benchmark_that_does_not_exist_is_noticed() -> None:
+    """A wrong module, a wrong subcommand and a missing one are found."""
+    text = "`python -m benchmarks.speed 3`, `benchmarks.loader fast` and `benchmarks.loader`"
+    assert _unknown(text) == ["speed", "loader fast", "loader"]
+
+
+def test_a_page_claims_the_figures_of_every_benchmark() -> None:
+    """A command whose figures no page claims has no place here."""
+    named = {name for page in PAGES for name, _ in _NAMED.findall(page.read_text("utf-8"))}
+    assert {file.stem for file in _commands()} <= named
+
+
+def _commands() -> list[Path]:
+    return [file for file in BENCHMARKS.values() if "__main__" in file.read_text("utf-8")]
