@@ -71,11 +71,6 @@ COMMANDS = (
         composed=True,
     ),
     Command(
-        "join",
-        "join:join",
-        "Join a training run of several machines (training.nodes); waits until it starts.",
-    ),
-    Command(
         "plugins list",
         "plugins_list:list_plugins",
         "List the installed plugins without importing them.",

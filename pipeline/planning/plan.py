@@ -115,8 +115,8 @@ def plan(
 
 def _fewest_images_of_a_batch(asked: Asked) -> int:
     """Return how many images a batch needs, so that every process gets two."""
-    processes = asked.get("training.processes", 1) * asked.get("training.nodes", 1)
-    return 2 * int(processes) if processes > 1 else 1
+    processes = int(asked.get("training.processes", 1))
+    return 2 * processes if processes > 1 else 1
 
 
 def candidates(facts: PlanFacts, user_settings: Mapping[str, Any]) -> list[Candidate]:

@@ -34,7 +34,6 @@ _ORCHESTRATION = {"prefect", "cyclopts", "rich", "uvicorn", "fastapi", "filelock
 _NO_INGREDIENTS = (
     "training.threads",
     "training.device",
-    "training.rendezvous",
     "model.init",
     "model.download",
 )

@@ -27,8 +27,8 @@ def train(job: TrainingJob, events: EventWriter) -> Section:
         return refit_head(job, events) if job.part.refit else probe(job, events)
     if trainable == "head_then_all":
         fit_head_first(job, events)
-    several = job.config.training.all_processes > 1
-    result = train_in_processes(job, events) if several else lead(job, events, ProcessGroup())
+    several = job.config.training.processes > 1
+    result = train_in_processes(job) if several else lead(job, events, ProcessGroup())
     if trainable == "head_then_all" and isinstance(result, TrainResult):
         return better_of_both(job, result)
     return result

@@ -226,14 +226,6 @@ class TrainingConfig(Section):
     """Number of processes that train together, each on its part of every batch: on a CPU they share
     the threads, on CUDA each has a GPU. Affects the results."""
 
-    nodes: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Number of machines that train together, each with as many processes as training.processes;
-    the others run `patchline join` with the address in training.rendezvous. Affects the results."""
-
-    rendezvous: str | None = None
-    """Where the machines meet: HOST:PORT, with the name or IP address of the machine on which the
-    run is started, and a free port; for trusted networks only."""
-
     loss: Literal["cross_entropy", "bce"] = "cross_entropy"
     """Training loss: cross_entropy over the classes, or bce, the mean binary cross-entropy of each
     class (arXiv 2110.00476, section 2)."""
@@ -320,49 +312,19 @@ class TrainingConfig(Section):
                 )
         return self
 
-    @property
-    def all_processes(self) -> int:
-        """Number of processes on all machines."""
-        return self.nodes * self.processes
-
     @model_validator(mode="after")
     def _processes_fit(self) -> Self:
-        several = f"training.processes is {self.processes}"
-        if self.nodes > 1:
-            several += f" on each of {self.nodes} machines"
-        if self.all_processes > 1 and self.batch_size < 2 * self.all_processes:
+        if self.processes > 1 and self.batch_size < 2 * self.processes:
             raise ValueError(
-                f"{several}, but each process needs at least two images of a batch, and "
-                f"training.batch_size is {self.batch_size}. Lower training.processes, or raise "
-                "training.batch_size"
+                f"training.processes is {self.processes}, but each process needs at least two "
+                f"images of a batch, and training.batch_size is {self.batch_size}. Lower "
+                "training.processes, or raise training.batch_size"
             )
-        if self.all_processes > 1 and self.compile:
+        if self.processes > 1 and self.compile:
             raise ValueError(
-                f"{several}, but training.compile works in a single process only. Leave one of "
-                "them out"
+                f"training.processes is {self.processes}, but training.compile works in a single "
+                "process only. Leave one of them out"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _machines_meet(self) -> Self:
-        if self.nodes > 1 and self.rendezvous is None:
-            raise ValueError(
-                f"training.nodes is {self.nodes}, but the machines have to meet. Set "
-                "training.rendezvous to the address of this machine and a free port, such as "
-                "10.0.0.5:29400"
-            )
-        if self.nodes == 1 and self.rendezvous is not None:
-            raise ValueError(
-                f"training.rendezvous is {self.rendezvous}, but training.nodes is 1. Set "
-                "training.nodes to the number of machines, or leave out training.rendezvous"
-            )
-        several = {"folds": self.folds, "refit": self.refit}
-        for name, value in several.items():
-            if self.nodes > 1 and value:
-                raise ValueError(
-                    f"training.{name} is {value}, but with training.nodes {self.nodes} the "
-                    f"machines train once. Leave out training.{name}, or train on one machine"
-                )
         return self
 
     @model_validator(mode="after")

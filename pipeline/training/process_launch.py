@@ -2,8 +2,8 @@
 
 If one of them ends unexpectedly, the agent ends the others and starts all of them again; they
 resume from the last checkpoint. The agent runs in the worker process of the training, and the
-processes end when it does, however it ends. On one machine they find each other through files, and
-talk over the loopback interface only. With `training.nodes`, the others call `join_training`.
+processes end when it does, however it ends. They find each other through files, and talk over the
+loopback interface only.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import shutil
 import signal
 import socket
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,10 +24,8 @@ from pipeline.errors import ConfigError, WorkerError
 from pipeline.section import Section
 from pipeline.training.job import TrainingJob
 from pipeline.training.machine import choose_device, look
-from pipeline.training.rank import FIRST, GROUP_FOLDER, JOINED, MODULE, RESULT_FILE
-from pipeline.training.rendezvous import LOOPBACK, Rendezvous, interface_of
+from pipeline.training.rank import GROUP_FOLDER, MODULE, RESULT_FILE
 from pipeline.training.train_result import RefitResult, TrainResult
-from pipeline.workers.event_log import EventWriter
 from pipeline.workers.worker_process import last_line, reported
 from pipeline.workers.worker_start import LOG_FILE
 
@@ -37,65 +34,32 @@ if TYPE_CHECKING:
 
 _RESTARTS = 3
 _GRACE_SECONDS = 2
-_JOIN_MINUTES = 30
+_LOOPBACK = "127.0.0.1"
 _BACKENDS = ("GLOO", "NCCL")
 
 
-def train_in_processes(job: TrainingJob, events: EventWriter) -> Section:
+def train_in_processes(job: TrainingJob) -> Section:
     """Train in as many processes as the config asks for, and return the result of the job's part.
 
     Raises:
-        ConfigError: if this machine cannot train in that many processes, or the other machines
-            cannot reach it.
+        ConfigError: if this machine cannot train in that many processes.
         PipelineError: the error that one of the processes reported.
         WorkerError: if they ended without a report more often than they may be restarted.
     """
     _check(job)
-    training = job.config.training
     folder = job.folder / GROUP_FOLDER
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     result = folder / RESULT_FILE
-    with ExitStack() as kept:
-        kept.callback(shutil.rmtree, folder, ignore_errors=True)
-        meeting = Rendezvous.of(training.rendezvous) if training.rendezvous else None
-        if meeting:
-            offered = meeting.offer(job)
-            kept.callback(lambda: offered)  # holds the offer until the others have ended
-            events.write(
-                "note",
-                message=f"waiting for {training.nodes - 1} more of {training.nodes} machines; run "
-                f"`patchline join {meeting}` on each",
-            )
+    try:
         try:
-            _launch(job, folder, FIRST, meeting)
+            _launch(job, folder)
         except WorkerError:
             if not result.exists():  # otherwise reported by the last attempt
                 raise
         return reported(result, RefitResult if job.part.refit else TrainResult)
-
-
-def join_training(job: TrainingJob, meeting: Rendezvous, folder: Path) -> None:
-    """Take part in the training of another machine until it ends.
-
-    Args:
-        job: as the other machine offers it.
-        meeting: where.
-        folder: for logs.
-
-    Raises:
-        ConfigError: if this machine does not have the training's files, or too few devices.
-        WorkerError: if the processes of this machine end unexpectedly too often.
-    """
-    needed = [job.folder, job.store, job.manifest_file, job.initial_weights]
-    for path in needed:
-        if path is not None and not path.exists():
-            raise ConfigError(
-                f"The training at {meeting} needs {path}, which is not on this machine. Use a "
-                "working directory that all machines share under the same path."
-            )
-    _check(job)
-    _launch(job, folder, JOINED, meeting)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _check(job: TrainingJob) -> None:
@@ -112,51 +76,36 @@ def _check(job: TrainingJob) -> None:
     choose_device(job.config.training, look())
 
 
-def _launch(job: TrainingJob, folder: Path, role: str, meeting: Rendezvous | None) -> None:
+def _launch(job: TrainingJob, folder: Path) -> None:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
     from torch.distributed.launcher.api import elastic_launch
 
-    address = meeting.own_address() if meeting else LOOPBACK
-    interface = interface_of(address) if meeting else loopback_interface()
     for backend in _BACKENDS:
-        os.environ.setdefault(f"{backend}_SOCKET_IFNAME", interface)
+        os.environ.setdefault(f"{backend}_SOCKET_IFNAME", loopback_interface())
     # The agent would otherwise listen on all interfaces, for processes that need no such store.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    config = _launch_config(job, folder, role, meeting, address)
-    command = ("-P", "-m", MODULE, str(job.folder), str(os.getpid()), role)
+    command = ("-P", "-m", MODULE, str(job.folder), str(os.getpid()))
     logging.disable(logging.ERROR)  # the agent's own lines would hide the reason in the log
     try:
-        elastic_launch(config, sys.executable)(*command)
+        elastic_launch(_launch_config(job, folder), sys.executable)(*command)
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         raise WorkerError(_how_it_ended(job, rank, failure.exitcode)) from error
-    except RendezvousTimeoutError as error:
-        raise WorkerError(
-            f"Fewer than {job.config.training.nodes} machines joined within {_JOIN_MINUTES} "
-            f"minutes. Run `patchline join {meeting}` on the others, and start this run again to "
-            "resume training."
-        ) from error
 
 
-def _launch_config(
-    job: TrainingJob, folder: Path, role: str, meeting: Rendezvous | None, address: str
-) -> LaunchConfig:
+def _launch_config(job: TrainingJob, folder: Path) -> LaunchConfig:
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.launcher.api import LaunchConfig
 
-    file_store = {"store_type": "file"}
-    tcp_store = {"is_host": role == FIRST, "join_timeout": 60 * _JOIN_MINUTES}
-    nodes = job.config.training.nodes
     return LaunchConfig(
-        min_nodes=nodes,
-        max_nodes=nodes,
+        min_nodes=1,
+        max_nodes=1,
         nproc_per_node=job.config.training.processes,
         run_id=job.run_id,
         rdzv_backend="c10d",
-        rdzv_endpoint=str(meeting or folder / "rendezvous"),
-        rdzv_configs=tcp_store if meeting else file_store,
-        local_addr=address,
+        rdzv_endpoint=str(folder / "rendezvous"),
+        rdzv_configs={"store_type": "file"},
+        local_addr=_LOOPBACK,
         logs_specs=DefaultLogsSpecs(log_dir=str(folder / "logs")),
         max_restarts=_RESTARTS,
         shutdown_timeout=_GRACE_SECONDS,
@@ -168,7 +117,7 @@ def _how_it_ended(job: TrainingJob, rank: int, code: int) -> str:
     hint = " The machine may have run out of memory." if code == -signal.SIGKILL else ""
     log = job.folder / LOG_FILE
     return (
-        f"Training process {rank + 1} of {job.config.training.all_processes} {how} before it "
+        f"Training process {rank + 1} of {job.config.training.processes} {how} before it "
         f"finished, even after {_RESTARTS} restarts.{hint} Lower training.processes, or start the "
         f"run again to resume training. Its last log line: {last_line(log)!r}. See {log}."
     )
@@ -177,6 +126,6 @@ def _how_it_ended(job: TrainingJob, rank: int, code: int) -> str:
 def loopback_interface() -> str:
     """Return the name of the interface that no other machine can reach."""
     for name, addresses in psutil.net_if_addrs().items():
-        if any(each.family == socket.AF_INET and each.address == LOOPBACK for each in addresses):
+        if any(each.family == socket.AF_INET and each.address == _LOOPBACK for each in addresses):
             return name
     return "lo"

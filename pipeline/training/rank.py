@@ -1,9 +1,9 @@
-"""One of several processes: `python -P -m pipeline.training.rank FOLDER PARENT first|joined`.
+"""One of several processes: `python -P -m pipeline.training.rank FOLDER PARENT`.
 
 `process_launch.py` starts it, with the environment variables of torchrun; PARENT is the id of the
-process that does so; `first` means on the machine where the run was started. The leader, one of
-those, writes the result of the training. Heavy modules are imported late, because a process that is
-restarted after the training has ended has nothing left to do.
+process that does so. The leader, process 0, writes the result of the training. Heavy modules are
+imported late, because a process that is restarted after the training has ended has nothing left to
+do.
 """
 
 from __future__ import annotations
@@ -30,19 +30,14 @@ from pipeline.workers.worker_process import (
 )
 
 if TYPE_CHECKING:
-    from torch.distributed.distributed_c10d import Store
-
     from pipeline.training.job import TrainingJob
     from pipeline.training.several_processes import SeveralProcesses
 
 MODULE = "pipeline.training.rank"
-FIRST, JOINED = "first", "joined"
-"""Whether a process is on the machine where the run was started."""
 GROUP_FOLDER = "processes"
 """Folder for what the processes of a training share while they run."""
 RESULT_FILE = "result.json"
 """Of the group, in its folder."""
-_LEADER_KEY = "leader"
 _LOCK_FILE = ".leader.lock"
 _PARENT_POLL_SECONDS = 0.2
 _EARLIER_SECONDS = 60.0
@@ -52,13 +47,13 @@ class Done(Section):
     """The result of a process that does not lead."""
 
 
-def main(folder: Path, parent: int, role: str) -> NoReturn:
+def main(folder: Path, parent: int) -> NoReturn:
     """Take part in the training of a folder, and write its result or its error."""
     redaction.install(streams=True)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     file = folder / GROUP_FOLDER / RESULT_FILE
     if not file.exists():  # otherwise another process has reported an error before a restart
-        leads = role == FIRST and os.environ["LOCAL_RANK"] == "0"
+        leads = os.environ["RANK"] == "0"
         content = report(folder, lambda: _lead(folder) if leads else _follow(folder))
         failed = content.startswith('{"error"')
         if failed or leads:
@@ -77,7 +72,7 @@ def _lead(folder: Path) -> Section:
                 f"A process of an earlier attempt is still running in {folder}. End it, then retry."
             )
         job = _job_in(folder)
-        group = _joined(job, leads=True)
+        group = _group(job)
         events = EventWriter(folder / EVENTS_FILE)
         _say_what_happened(events, group.size)
         return lead(job, events, group)
@@ -89,7 +84,7 @@ def _follow(folder: Path) -> Section:
     from pipeline.training.refit import Refit
 
     job = _job_in(folder)
-    group = _joined(job, leads=False)
+    group = _group(job)
     kind = Refit if job.part.refit else Training
     follow(kind(job, EventWriter(Path(os.devnull)), group), group)
     return Done()
@@ -111,36 +106,17 @@ def _say_what_happened(events: EventWriter, size: int) -> None:
         )
 
 
-def _joined(job: TrainingJob, *, leads: bool) -> SeveralProcesses:
+def _group(job: TrainingJob) -> SeveralProcesses:
+    from torch.distributed import FileStore  # type: ignore[attr-defined]  # not in its __all__
+
     from pipeline.training.machine import choose_device, look
     from pipeline.training.several_processes import SeveralProcesses
 
-    rank, size, local_rank, local_size = (
-        int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    )
-    device = choose_device(job.config.training, look())
-    if job.config.training.nodes == 1:
-        store = _store_in(job.folder / GROUP_FOLDER, size)
-    else:
-        store = _store_of_all_machines(rank, size)
-        if leads:
-            store.set(_LEADER_KEY, str(rank))
-        rank = (rank - int(store.get(_LEADER_KEY))) % size
-    return SeveralProcesses(rank, size, local_rank, local_size, device, store)
-
-
-def _store_in(folder: Path, size: int) -> Store:
-    from torch.distributed import FileStore  # type: ignore[attr-defined]  # not in its __all__
-
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
-    return FileStore(str(folder / f"store-{attempt}"), size)
-
-
-def _store_of_all_machines(rank: int, size: int) -> Store:
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in its __all__
-
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    return TCPStore(address, port, size, is_master=rank == 0, wait_for_workers=False)
+    store = FileStore(str(job.folder / GROUP_FOLDER / f"store-{attempt}"), size)
+    device = choose_device(job.config.training, look())
+    return SeveralProcesses(rank, size, device, store)
 
 
 def _end_with(parent: int) -> None:
@@ -151,4 +127,4 @@ def _end_with(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -61,23 +61,12 @@ class SeveralProcesses(ProcessGroup):
     Args:
         rank: of this process; 0 leads.
         size: number of processes.
-        local_rank: number of this process on its node.
-        local_size: number of processes on its node.
         device: `cpu` or `cuda`.
         store: through which the processes find each other.
     """
 
-    def __init__(
-        self,
-        rank: int,
-        size: int,
-        local_rank: int,
-        local_size: int,
-        device: str,
-        store: Store,
-    ) -> None:
+    def __init__(self, rank: int, size: int, device: str, store: Store) -> None:
         self.rank, self.size = rank, size
-        self._local_rank, self._local_size = local_rank, local_size
         self._all_threads = torch.get_num_threads()
         self._on_cuda = device == "cuda"
         self.devices = size if self._on_cuda else 1
@@ -85,7 +74,7 @@ class SeveralProcesses(ProcessGroup):
         self.shared_batch_norm = False
         """Whether batch norm sees the images of all processes."""
         if self._on_cuda:
-            torch.cuda.set_device(local_rank)
+            torch.cuda.set_device(rank)
         distributed.init_process_group(
             "cpu:gloo,cuda:nccl" if self._on_cuda else "gloo",
             store=store,
@@ -100,11 +89,11 @@ class SeveralProcesses(ProcessGroup):
     def own_threads(self, requested: int | None) -> int:
         """Return this process's part of the torch threads, at least one."""
         self._all_threads = requested or self._all_threads
-        return max(1, self._all_threads // self._local_size)
+        return max(1, self._all_threads // self.size)
 
     def own_device(self, name: str) -> torch.device:
         """Return this process's device of a kind: each has a GPU of its own."""
-        return torch.device(name, self._local_rank) if self._on_cuda else torch.device(name)
+        return torch.device(name, self.rank) if self._on_cuda else torch.device(name)
 
     def synchronised(self, model: nn.Module) -> nn.Module:
         """Return the model with batch norm over the images of all processes, on GPUs."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,15 +19,11 @@ from pipeline.errors import ConfigError
 from pipeline.training.job import TrainingJob
 from pipeline.training.loop import Training
 from pipeline.training.machine import Machine, choose_device
-from pipeline.training.process_launch import join_training, loopback_interface
-from pipeline.training.rank import JOINED
+from pipeline.training.process_launch import loopback_interface
 from pipeline.training.rank import MODULE as RANK
-from pipeline.training.rendezvous import LOOPBACK, Rendezvous, interface_of
 from pipeline.training.train_result import TrainResult
 from pipeline.workers.event_log import Event, EventWriter, read_events
 from pipeline.workers.worker_process import run_worker
-from tests.conftest import PATCHLINE
-from tests.flows.services.local_servers import free_port
 from tests.patience import patient
 from tests.pipeline.training.conftest import MakeJob
 
@@ -164,57 +159,6 @@ def test_more_processes_than_gpus_are_an_error(make_job: MakeJob, tmp_path: Path
         choose_device(on_gpu, machine)
 
 
-@pytest.mark.parametrize(
-    ("training", "message"),
-    [
-        ({"nodes": 2}, r"nodes is 2, but the machines have to meet\. Set training\.rendezvous"),
-        ({"rendezvous": "10.0.0.5:29400"}, r"but training\.nodes is 1\. Set training\.nodes"),
-        ({"nodes": 2, "rendezvous": "a:1", "refit": True}, r"refit is True, .* train once\."),
-        (
-            {"nodes": 2, "rendezvous": "a:1", "processes": 4, "batch_size": 12},
-            r"processes is 4 on each of 2 machines, but each process needs at least two images",
-        ),
-    ],
-)
-def test_machines_that_cannot_meet_are_an_error(
-    make_job: MakeJob, tmp_path: Path, training: dict[str, Any], message: str
-) -> None:
-    """The settings of several machines are checked before anything starts."""
-    with pytest.raises(ConfigError, match=message):
-        make_job(tmp_path, training=training)
-
-
-@pytest.mark.parametrize("text", ["", "host", "host:", ":29400", "host:0", "host:65536", "a:b"])
-def test_an_address_names_a_machine_and_a_port(text: str) -> None:
-    """Anything else is an error that shows the form."""
-    with pytest.raises(ConfigError, match=r"not an address\. .*10\.0\.0\.5:29400"):
-        Rendezvous.of(text)
-
-
-def test_a_job_is_offered_and_found(make_job: MakeJob, tmp_path: Path) -> None:
-    """It arrives as it is; a port in use and a machine without the files are errors."""
-    assert str(Rendezvous.of("[::1]:29400")) == "[::1]:29400"
-    meeting = Rendezvous(LOOPBACK, free_port())
-    job = make_job(tmp_path / "absent", training={"nodes": 2, "rendezvous": str(meeting)})
-    with socket.create_server(tuple(meeting)), pytest.raises(ConfigError, match="may be in use"):
-        meeting.offer(job)
-    offered = meeting.offer(job)
-    found = meeting.wait_for_job()
-    del offered
-    assert found == job
-    with pytest.raises(ConfigError, match=r"needs .*absent, which is not on this machine\. Use"):
-        join_training(found, meeting, tmp_path)
-    assert interface_of(meeting.own_address()) == loopback_interface()
-
-
-def test_a_rendezvous_elsewhere_is_an_error(make_job: MakeJob, tmp_path: Path) -> None:
-    """The run is started on the machine that the address names."""
-    meeting = Rendezvous("192.0.2.1", 29400)  # an address for documentation: nobody's
-    job = make_job(tmp_path, training={"nodes": 2, "rendezvous": str(meeting)})
-    with pytest.raises(ConfigError, match=r"192\.0\.2\.1"):
-        meeting.offer(job)
-
-
 def _ranks(folder: Path) -> list[psutil.Process]:
     """Return the living processes of a training, but not its worker process."""
     found = []
@@ -285,40 +229,3 @@ def test_a_killed_worker_leaves_no_process(make_job: MakeJob, tmp_path: Path) ->
         time.sleep(0.1)
     assert len(ended) >= 4
     assert not [process for process in ended if process.is_running()]
-
-
-@pytest.mark.slow
-def test_two_machines_train_as_one_does(make_job: MakeJob, tmp_path: Path) -> None:
-    """`patchline join` on loopback: the weights of one machine, also after SIGKILL of a process."""
-    training = {**RANDOM["training"], "epochs": 20}
-    one = make_job(tmp_path / "one", **{**RANDOM, "training": training})
-    expected = run_worker(MODULE, one.folder, one, TrainResult, lambda _: None)
-    meeting = f"{LOOPBACK}:{free_port()}"
-    training |= {"nodes": 2, "processes": 1, "threads": 1, "rendezvous": meeting}
-    two = make_job(tmp_path / "two", **{**RANDOM, "training": training})
-    joined = subprocess.Popen(
-        [str(PATCHLINE), "join", meeting], cwd=tmp_path, stderr=subprocess.PIPE, text=True
-    )
-    events: list[Event] = []
-    victims: list[int] = []
-
-    def see(event: Event) -> None:
-        events.append(event)
-        if event["kind"] == "progress" and not victims and event["done"] > 10:
-            [other] = [each for each in _ranks(two.folder) if JOINED in each.cmdline()]
-            victims.append(other.pid)
-            os.kill(other.pid, signal.SIGKILL)
-
-    try:
-        result = run_worker(MODULE, two.folder, two, TrainResult, see)
-        _, said = joined.communicate(timeout=patient(60))
-    finally:
-        joined.kill()
-    assert victims
-    assert result.steps == expected.steps
-    [note] = [each["message"] for each in events if "waiting" in each.get("message", "")]
-    assert note == f"waiting for 1 more of 2 machines; run `patchline join {meeting}` on each"
-    assert said.splitlines()[-1] == "The training has ended."
-    assert joined.returncode == 0
-    weights, others = (load_file(job.folder / "last.safetensors") for job in (one, two))
-    assert all(torch.equal(weights[name], others[name]) for name in weights)

@@ -61,7 +61,7 @@ def main(folder: Path, rank: int, size: int) -> None:
     """Do all jobs of the folder, in the order of their names."""
     checkpoint._PAUSE_SECONDS, checkpoint._SHARE = 0.0, float("inf")  # one after each step
     store = FileStore(str(folder / "store"), size)
-    group = SeveralProcesses(rank, size, rank, size, "cpu", store)
+    group = SeveralProcesses(rank, size, "cpu", store)
     for file in sorted(folder.glob("*.json")):
         job = TrainingJob.model_validate_json(file.read_text(encoding="utf-8"))
         attempts = 2 if file.stem.startswith("stopped") else 1
