@@ -27,7 +27,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.measured_runs import PATCHLINE, machine
 from pipeline import config_files
 from pipeline.config import ModelChoice
-from pipeline.data import manifest
+from pipeline.data.manifests import manifest
 from pipeline.models.model_building import build_model
 from pipeline.models.model_cost import resolved_choice
 from pipeline.plugin_api import DataTraits, ImageSpec

@@ -72,9 +72,9 @@ def _read_cases(cases: Range, seed: int) -> None:
 
 def _answer(case: DataCase, number: int) -> Answer:
     from pipeline.config import RunConfig
-    from pipeline.data import manifest as manifests
     from pipeline.data.ingestion_notes import notes_on_files
-    from pipeline.data.source_listing import listing_of
+    from pipeline.data.manifests import manifest as manifests
+    from pipeline.data.manifests.source_listing import listing_of
     from pipeline.errors import DataError
 
     work = case.path.parent / ".patchline"

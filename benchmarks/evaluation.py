@@ -39,7 +39,7 @@ from torch import nn
 from benchmarks.measured_runs import machine
 from pipeline import config_files, quiet_libraries
 from pipeline.data import ingestion
-from pipeline.data.prepared_store import open_images
+from pipeline.data.store.prepared_store import open_images
 from pipeline.evaluation import galleries
 from pipeline.evaluation.calibrated_predictions import calibrated
 from pipeline.evaluation.comparison import compare

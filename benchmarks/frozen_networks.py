@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from pipeline import config_files
-from pipeline.data.decoding import decode_image
-from pipeline.data.resizing import resize_image
+from pipeline.data.reading.decoding import decode_image
+from pipeline.data.reading.resizing import resize_image
 from pipeline.initial_weights.loading import load_into
 from pipeline.initial_weights.record import InitialWeights, kept_folder
 from pipeline.initial_weights.starting_point import starting_point

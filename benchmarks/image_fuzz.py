@@ -55,7 +55,7 @@ def fuzz(count: int, seed: int) -> tuple[dict[str, int], list[str]]:
 
 
 def _decode_cases(cases: Range, count: int, seed: int) -> None:
-    from pipeline.data.decoding import decode_image
+    from pipeline.data.reading.decoding import decode_image
 
     for whole in whole_files():  # imports every decoder before anything is counted
         decode_image(whole, 3, mapping=MAPPING)
@@ -63,8 +63,8 @@ def _decode_cases(cases: Range, count: int, seed: int) -> None:
 
 
 def _answer(data: bytes, number: int) -> Answer:
-    from pipeline.data.decoding import UndecodableImageError, decode_image
-    from pipeline.data.resizing import resize_image
+    from pipeline.data.reading.decoding import UndecodableImageError, decode_image
+    from pipeline.data.reading.resizing import resize_image
 
     channels = 1 if number % 5 == 0 else 3
     try:

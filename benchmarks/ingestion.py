@@ -43,10 +43,12 @@ from PIL import Image
 from benchmarks.measured_runs import machine
 from pipeline import config_files, quiet_libraries
 from pipeline.config import RunConfig
-from pipeline.data import ingestion, prepared_store, split
-from pipeline.data import manifest as manifests
-from pipeline.data.leakage import given_splits
-from pipeline.data.prepared_store import StoreKind, StoreSpec
+from pipeline.data import ingestion
+from pipeline.data.manifests import manifest as manifests
+from pipeline.data.splits import split
+from pipeline.data.splits.leakage import given_splits
+from pipeline.data.store import prepared_store
+from pipeline.data.store.prepared_store import StoreKind, StoreSpec
 from pipeline.files.stored_images import StoredImages
 from pipeline.inspection.class_findings import findings_on_classes
 from pipeline.inspection.file_findings import findings_on_size, findings_on_status

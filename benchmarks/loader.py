@@ -29,8 +29,8 @@ from torchvision.transforms import v2
 
 from benchmarks.measured_runs import machine
 from pipeline.config import PluginChoice
-from pipeline.data.batch_order import BatchOrder
-from pipeline.data.loader import TrainingImages, training_batches
+from pipeline.data.batches.batch_order import BatchOrder
+from pipeline.data.batches.loader import TrainingImages, training_batches
 from pipeline.plugin_api import ImageSpec
 
 _IMAGES, _TURNS = 8192, 3

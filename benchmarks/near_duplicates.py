@@ -29,10 +29,10 @@ from scipy.sparse.csgraph import connected_components
 from benchmarks.measured_runs import machine
 from pipeline import config_files
 from pipeline.data import ingestion
-from pipeline.data import manifest as manifests
+from pipeline.data.manifests import manifest as manifests
+from pipeline.data.manifests.same_images import content_numbers
 from pipeline.data.near_duplicates.search import matches
 from pipeline.data.near_duplicates.thumbnails import Thumbnails
-from pipeline.data.same_images import content_numbers
 from pipeline.inspection.measures import ImageMeasures
 
 Array = np.ndarray[Any, Any]

@@ -29,9 +29,9 @@ from benchmarks.measured_runs import machine
 from pipeline import config_files, quiet_libraries
 from pipeline.config import RunConfig
 from pipeline.data import ingestion
-from pipeline.data.decoding import decode_image
 from pipeline.data.ingested_data import IngestedData, PreparedData
-from pipeline.data.resizing import resize_image
+from pipeline.data.reading.decoding import decode_image
+from pipeline.data.reading.resizing import resize_image
 from pipeline.initial_weights.starting_point import starting_point
 from pipeline.metrics.intervals import proportion
 from pipeline.models.inference import predict_logits

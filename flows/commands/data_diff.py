@@ -22,7 +22,7 @@ from pipeline.workspace import WORKSPACE, place
 if TYPE_CHECKING:
     import pandas as pd
 
-    from pipeline.data.data_diff import DataDiff
+    from pipeline.data.manifests.data_diff import DataDiff
 
 _MOST_FILES = 5
 
@@ -47,7 +47,7 @@ def diff(
     table
         Columns of the tables among A and B, where they cannot be guessed.
     """
-    from pipeline.data.data_diff import compare
+    from pipeline.data.manifests.data_diff import compare
 
     columns = table.model_dump(mode="json", exclude_defaults=True) if table else {}
     _check_used(columns, a, b)
@@ -87,7 +87,7 @@ def _is_data(named: str) -> bool:
 def _manifest(named: str, columns: Mapping[str, Any]) -> pd.DataFrame:
     """Return the manifest of data, or of the run that trained a version."""
     from pipeline.data import ingestion
-    from pipeline.data.earlier_manifests import manifest_of_run
+    from pipeline.data.manifests.earlier_manifests import manifest_of_run
 
     if _is_data(named):
         config = validated(merged(data_settings(named, None), {"data": _own(columns, named)}))

@@ -123,7 +123,7 @@ def _judge(model: str | None, asked: RunConfig, workspace: Path) -> Judge | None
         return None
     from flows.closing.close_runs import tell_closed
     from flows.commands.label_judge import version_judge
-    from pipeline.data.source_listing import uses_labels
+    from pipeline.data.manifests.source_listing import uses_labels
 
     if not uses_labels(asked):
         raise ConfigError(

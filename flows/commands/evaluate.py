@@ -154,7 +154,7 @@ def _params(
 
 
 def _log(run: tracked_run.TrackedRun, found: VersionEvaluation) -> None:
-    from pipeline.data import manifest as manifests
+    from pipeline.data.manifests import manifest as manifests
     from pipeline.registry import registration
 
     manifest_file = run.folder / "data" / f"{found.selection.fingerprint}.parquet"

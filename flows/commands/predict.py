@@ -175,7 +175,7 @@ def _answers(
 
 def _answered(model: PackagedModel, batch: list[ImageFile], top_k: int) -> list[dict[str, Any]]:
     """Return the answers for a batch, which is predicted at once."""
-    from pipeline.data.decoding import UndecodableImageError
+    from pipeline.data.reading.decoding import UndecodableImageError
 
     decoded: list[np.ndarray[Any, Any] | str] = []
     for file in batch:

@@ -21,10 +21,11 @@ from flows.prefect_client import asking, flow_runs
 from flows.progress import display
 from pipeline.automation import event_kinds
 from pipeline.config import RunConfig
-from pipeline.data import earlier_manifests, ingestion, new_images
-from pipeline.data import manifest as manifests
+from pipeline.data import ingestion
 from pipeline.data.ingested_data import IngestedData
-from pipeline.data.new_images import NewImages
+from pipeline.data.manifests import earlier_manifests, new_images
+from pipeline.data.manifests import manifest as manifests
+from pipeline.data.manifests.new_images import NewImages
 from pipeline.errors import ConfigError, PipelineError
 from pipeline.plugin_system import plugin_settings
 from pipeline.run_memory import interrupted_runs, live_runs

@@ -16,8 +16,8 @@ import numpy as np
 from flows.progress import display
 from flows.training.dry_run import DryRun, dry_run
 from pipeline.config import RunConfig
-from pipeline.data import manifest as manifests
 from pipeline.data.ingested_data import IngestedData
+from pipeline.data.manifests import manifest as manifests
 from pipeline.evaluation.cost import predicting_seconds
 from pipeline.run_memory.stage_memory import StageMemory
 from pipeline.section import Section

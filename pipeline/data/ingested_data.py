@@ -6,8 +6,8 @@ from pathlib import Path
 
 from pydantic import Field
 
-from pipeline.data.mirror_answer import MirrorSymmetry
 from pipeline.data.pixel_values.pixel_mapping import PixelMapping
+from pipeline.data.symmetry.mirror_answer import MirrorSymmetry
 from pipeline.plugin_api import ImageSpec, PixelValues
 from pipeline.provenance.provenance import KNOWN, ProvenanceSummary
 from pipeline.section import Section

@@ -12,13 +12,6 @@ import numpy as np
 import pandas as pd
 
 from pipeline.config import RunConfig
-from pipeline.data import earlier_manifests, exclusion, prepared_store, split, split_memory
-from pipeline.data import manifest as manifests
-from pipeline.data.assumed_symmetries import unmeasured_symmetries
-from pipeline.data.channel_statistics import channel_statistics
-from pipeline.data.class_checks import check_images, one_class
-from pipeline.data.describing import OnImage
-from pipeline.data.image_root import example_on_disk
 from pipeline.data.image_size import default_image_size
 from pipeline.data.ingested_data import IngestedData, PreparedData
 from pipeline.data.ingestion_memory import IngestionMemory
@@ -29,21 +22,30 @@ from pipeline.data.ingestion_notes import (
     notes_on_files,
     notes_on_size,
 )
-from pipeline.data.leakage import check_leakage, notes_on_leakage
-from pipeline.data.mirror_answer import MirrorSymmetry
-from pipeline.data.mirror_symmetry import Files, mirror_symmetry
+from pipeline.data.manifests import earlier_manifests, exclusion
+from pipeline.data.manifests import manifest as manifests
+from pipeline.data.manifests.class_checks import check_images, one_class
+from pipeline.data.manifests.describing import OnImage
+from pipeline.data.manifests.own_columns import check_slices, listed_columns
+from pipeline.data.manifests.repeated_data import EarlierData, earlier_data, repeated
+from pipeline.data.manifests.scan_memory import Facts, ScanMemory
+from pipeline.data.manifests.source_listing import listing_of, uses_labels
 from pipeline.data.near_duplicates.grouping import with_near_groups
 from pipeline.data.near_duplicates.search_memory import SearchMemory
 from pipeline.data.near_duplicates.thumbnails import ThumbnailCollector
-from pipeline.data.own_columns import check_slices, listed_columns
-from pipeline.data.pixel_values.data_values import DataValues
-from pipeline.data.pixel_values.mapped_images import chosen_values, usable_values
-from pipeline.data.pixel_values.range_memory import notes_on_change
-from pipeline.data.repeated_data import EarlierData, earlier_data, repeated
-from pipeline.data.scan_draft import ScanDraft
-from pipeline.data.scan_memory import Facts, ScanMemory
-from pipeline.data.source_listing import listing_of, uses_labels
-from pipeline.data.split_gaps import SPLITS
+from pipeline.data.reading.image_root import example_on_disk
+from pipeline.data.splits import split, split_memory
+from pipeline.data.splits.leakage import check_leakage, notes_on_leakage
+from pipeline.data.splits.split_gaps import SPLITS
+from pipeline.data.store import prepared_store
+from pipeline.data.store.channel_statistics import channel_statistics
+from pipeline.data.store.scan_draft import ScanDraft
+from pipeline.data.symmetry.assumed_symmetries import unmeasured_symmetries
+from pipeline.data.symmetry.mirror_answer import MirrorSymmetry
+from pipeline.data.symmetry.mirror_symmetry import Files, mirror_symmetry
+from pipeline.data.value_ranges.data_values import DataValues
+from pipeline.data.value_ranges.mapped_images import chosen_values, usable_values
+from pipeline.data.value_ranges.range_memory import notes_on_change
 from pipeline.errors import ConfigError, DataError
 from pipeline.plugin_api import DataTraits, ImageListing, ImageSpec
 from pipeline.plugin_system.plugin_settings import resolve_settings

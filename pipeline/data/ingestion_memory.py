@@ -13,15 +13,15 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from pipeline.config import RunConfig
-from pipeline.data import manifest as manifests
-from pipeline.data import split
-from pipeline.data.assumed_symmetries import mirroring_settings, unmeasured_symmetries
-from pipeline.data.describing import describe, printable
 from pipeline.data.ingested_data import IngestedData
+from pipeline.data.manifests import manifest as manifests
+from pipeline.data.manifests.describing import describe, printable
+from pipeline.data.manifests.scan_memory import FORMAT as SCAN_FORMAT
+from pipeline.data.manifests.scan_memory import Facts, ScanMemory, digest_of_root
+from pipeline.data.manifests.source_listing import uses_labels
 from pipeline.data.near_duplicates import search_memory
-from pipeline.data.scan_memory import FORMAT as SCAN_FORMAT
-from pipeline.data.scan_memory import Facts, ScanMemory, digest_of_root
-from pipeline.data.source_listing import uses_labels
+from pipeline.data.splits import split
+from pipeline.data.symmetry.assumed_symmetries import mirroring_settings, unmeasured_symmetries
 from pipeline.files.atomic_files import storage_errors, write_text
 from pipeline.files.file_digest import digest_of
 from pipeline.plugin_api import ImageListing

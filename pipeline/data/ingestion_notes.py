@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from pipeline.data import manifest as manifests
-from pipeline.data.left_out import left_out, note
+from pipeline.data.manifests import manifest as manifests
+from pipeline.data.manifests.left_out import left_out, note
 from pipeline.labels.class_names import suspicions
 from pipeline.plugin_api import ImageListing
 from pipeline.terminal_words import counted

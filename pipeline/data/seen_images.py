@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from pipeline.data import manifest as manifests
 from pipeline.data.ingested_data import IngestedData, SeenBefore
+from pipeline.data.manifests import manifest as manifests
 from pipeline.provenance.provenance import Provenance, unused_words
 from pipeline.provenance.seen_images import CONTENT
 

@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 import torch
 
-from pipeline.data import manifest as manifests
-from pipeline.data.prepared_store import open_images
+from pipeline.data.manifests import manifest as manifests
+from pipeline.data.store.prepared_store import open_images
 from pipeline.evaluation.calibrated_predictions import calibrated
 from pipeline.evaluation.explanations import explain_predictions
 from pipeline.evaluation.prediction_job import Explanations, PredictionJob, PredictionResult

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from pipeline.data.same_images import content_numbers
+from pipeline.data.manifests.same_images import content_numbers
 from pipeline.metrics.intervals import MetricEstimate, proportion, proportions
 from pipeline.metrics.paired_test import PairedDifference, difference, paired_difference
 from pipeline.provenance.provenance import UNKNOWN, ProvenanceSummary, unused_words

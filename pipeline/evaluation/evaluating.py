@@ -11,9 +11,9 @@ import pandas as pd
 
 from pipeline.config import RunConfig
 from pipeline.data.ingested_data import IngestedData
-from pipeline.data.own_columns import own_columns
-from pipeline.data.prepared_store import open_images
+from pipeline.data.manifests.own_columns import own_columns
 from pipeline.data.seen_images import about_test_images
+from pipeline.data.store.prepared_store import open_images
 from pipeline.evaluation.calibrated_predictions import calibrated
 from pipeline.evaluation.chosen_images import EXPLANATIONS, TITLES
 from pipeline.evaluation.html_report import PixelsOf, ReportPage, WhereItLooked, write_html

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pipeline.data.folds import rows_of_fold
+from pipeline.data.splits.folds import rows_of_fold
 from pipeline.section import Section
 from pipeline.visual_guide.covering_result import CoveringTest, MapKind
 

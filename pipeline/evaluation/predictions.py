@@ -18,7 +18,7 @@ from typing import Any, Self
 import numpy as np
 import pandas as pd
 
-from pipeline.data.own_columns import own_columns
+from pipeline.data.manifests.own_columns import own_columns
 from pipeline.errors import DataError
 from pipeline.files.atomic_files import replacing
 

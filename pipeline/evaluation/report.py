@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.data.manifest import contents_fingerprint
+from pipeline.data.manifests.manifest import contents_fingerprint
 from pipeline.errors import DataError
 from pipeline.evaluation import galleries
 from pipeline.evaluation.config import EvaluationConfig

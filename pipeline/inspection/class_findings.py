@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from pipeline.data.manifest import examples
-from pipeline.data.mirror_answer import MirrorSymmetry
-from pipeline.data.same_images import FILE, GROUP, PIXELS, known, united
+from pipeline.data.manifests.manifest import examples
+from pipeline.data.manifests.same_images import FILE, GROUP, PIXELS, known, united
+from pipeline.data.symmetry.mirror_answer import MirrorSymmetry
 from pipeline.inspection.finding import Finding, finding_on_classes
 from pipeline.labels.class_names import suspicions
 

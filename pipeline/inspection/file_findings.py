@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pipeline.data.left_out import LeftOut, left_out, remedies
+from pipeline.data.manifests.left_out import LeftOut, left_out, remedies
 from pipeline.files.data_names import IMAGE_SUFFIXES
 from pipeline.inspection.finding import Finding, Kind, Severity, finding_on_files
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from pipeline.data.exclusion import EXCLUDE, PATH, says_yes, table_of
+from pipeline.data.manifests.exclusion import EXCLUDE, PATH, says_yes, table_of
 from pipeline.errors import DataError
 from pipeline.files.atomic_files import write_text
 from pipeline.files.table_cells import table_cell

@@ -10,19 +10,21 @@ import numpy as np
 import pandas as pd
 
 from pipeline.config import RunConfig
-from pipeline.data import exclusion, ingestion, split
-from pipeline.data import manifest as manifests
-from pipeline.data.assumed_symmetries import unmeasured_symmetries
-from pipeline.data.class_checks import check_images, unreadable_classes
+from pipeline.data import ingestion
 from pipeline.data.ingestion import ScannedData
-from pipeline.data.leakage import given_splits
-from pipeline.data.mirror_symmetry import Files, mirror_symmetry
+from pipeline.data.manifests import exclusion
+from pipeline.data.manifests import manifest as manifests
+from pipeline.data.manifests.class_checks import check_images, unreadable_classes
+from pipeline.data.manifests.source_listing import uses_labels
 from pipeline.data.near_duplicates.grouping import grouped_by
 from pipeline.data.near_duplicates.search import near_duplicates
 from pipeline.data.near_duplicates.search_memory import SearchMemory
 from pipeline.data.pixel_values.pixel_mapping import PLAIN, PixelMapping
-from pipeline.data.source_listing import uses_labels
-from pipeline.data.split_gaps import SPLITS
+from pipeline.data.splits import split
+from pipeline.data.splits.leakage import given_splits
+from pipeline.data.splits.split_gaps import SPLITS
+from pipeline.data.symmetry.assumed_symmetries import unmeasured_symmetries
+from pipeline.data.symmetry.mirror_symmetry import Files, mirror_symmetry
 from pipeline.errors import DataError
 from pipeline.inspection.class_findings import finding_on_mirror_images, findings_on_classes
 from pipeline.inspection.file_findings import (

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pipeline.data.manifest import examples
+from pipeline.data.manifests.manifest import examples
 from pipeline.inspection.finding import Finding, finding_on_files
 
 Array = np.ndarray[Any, Any]

@@ -13,8 +13,8 @@ import cv2
 import numpy as np
 import pandas as pd
 
-from pipeline.data.image_formats import HEAD_BYTES, format_of
 from pipeline.data.near_duplicates.thumbnails import ThumbnailCollector, Thumbnails, shrunk
+from pipeline.data.reading.image_formats import HEAD_BYTES, format_of
 
 _TILES = 4
 _ROUNDING = 4.0

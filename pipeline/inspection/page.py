@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from pipeline.data.decoding import UndecodableImageError, decode_image
-from pipeline.data.image_root import root_image_bytes
-from pipeline.data.jpeg_decoding import decode_jpeg
+from pipeline.data.reading.decoding import UndecodableImageError, decode_image
+from pipeline.data.reading.image_root import root_image_bytes
+from pipeline.data.reading.jpeg_decoding import decode_jpeg
 from pipeline.evaluation.html_page import render, thumbnail
 from pipeline.files.atomic_files import write_text
 from pipeline.inspection.finding import Finding

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pipeline.data.same_images import GROUP, content_numbers, known
+from pipeline.data.manifests.same_images import GROUP, content_numbers, known
 from pipeline.inspection.finding import Finding, Severity, finding_on_files
 
 Array = np.ndarray[Any, Any]

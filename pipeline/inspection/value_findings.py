@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from pipeline.data.pixel_values.data_values import DataValues, summaries
+from pipeline.data.value_ranges.data_values import DataValues, summaries
 from pipeline.inspection.finding import Finding, finding_on_files
 
 _MAPPED = (

@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 import torch
 
-from pipeline.data import manifest as manifests
-from pipeline.data.prepared_store import open_images
+from pipeline.data.manifests import manifest as manifests
+from pipeline.data.store.prepared_store import open_images
 from pipeline.files.atomic_files import write_text
 from pipeline.files.file_digest import digest_of
 from pipeline.models.model_description import WEIGHTS_FILE, load_description

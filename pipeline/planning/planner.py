@@ -14,8 +14,8 @@ import psutil
 from pipeline import config_files
 from pipeline.config import RunConfig
 from pipeline.data import ingestion
-from pipeline.data.assumed_symmetries import unmeasured_symmetries
 from pipeline.data.ingested_data import IngestedData
+from pipeline.data.symmetry.assumed_symmetries import unmeasured_symmetries
 from pipeline.errors import WorkerError
 from pipeline.initial_weights import recipe
 from pipeline.planning.facts import DataFacts, MachineFacts, Plan, PlanFacts

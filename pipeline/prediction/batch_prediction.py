@@ -23,7 +23,7 @@ import cv2
 import numpy as np
 import pyarrow as pa
 
-from pipeline.data.decoding import UndecodableImageError
+from pipeline.data.reading.decoding import UndecodableImageError
 from pipeline.errors import ConfigError
 from pipeline.packaging.packaged_model import PackagedModel
 from pipeline.prediction.image_files import (

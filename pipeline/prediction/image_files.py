@@ -147,8 +147,8 @@ def pixels_of(model: PackagedModel, file: ImageFile) -> np.ndarray[Any, Any]:
     Raises:
         UndecodableImageError: with the reason, if it is not read, or is no image.
     """
-    from pipeline.data.decoding import UndecodableImageError
-    from pipeline.data.image_root import root_image_bytes
+    from pipeline.data.reading.decoding import UndecodableImageError
+    from pipeline.data.reading.image_root import root_image_bytes
 
     if file.error:
         raise UndecodableImageError(file.error)

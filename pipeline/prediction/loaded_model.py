@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 from PIL import Image as PillowImage
 
-from pipeline.data.decoding import UndecodableImageError
+from pipeline.data.reading.decoding import UndecodableImageError
 from pipeline.errors import ConfigError, DataError
 from pipeline.packaging.packaged_model import PackagedModel
 from pipeline.prediction.image_files import ImageFile, check_images, find_images, pixels_of

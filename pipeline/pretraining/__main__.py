@@ -15,8 +15,8 @@ import pandas as pd
 import torch
 from torch import nn
 
-from pipeline.data import manifest as manifests
-from pipeline.data.prepared_store import open_images
+from pipeline.data.manifests import manifest as manifests
+from pipeline.data.store.prepared_store import open_images
 from pipeline.errors import DataError
 from pipeline.files.atomic_files import replacing
 from pipeline.models.inference import normalised

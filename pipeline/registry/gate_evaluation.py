@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pipeline.data import manifest as manifests
+from pipeline.data.manifests import manifest as manifests
 from pipeline.evaluation.comparison import Comparison, comparable_images, compare
 from pipeline.evaluation.promotion_decision import GateResult
 from pipeline.packaging.clean_process_check import check_package

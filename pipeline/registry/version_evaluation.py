@@ -15,11 +15,12 @@ import numpy as np
 import pandas as pd
 
 from pipeline.config import RunConfig
-from pipeline.data import ingestion, prepared_store
-from pipeline.data import manifest as manifests
+from pipeline.data import ingestion
 from pipeline.data.ingestion import ScannedData
-from pipeline.data.own_columns import check_slices, own_columns
-from pipeline.data.pixel_values.model_fit import notes_on_fit
+from pipeline.data.manifests import manifest as manifests
+from pipeline.data.manifests.own_columns import check_slices, own_columns
+from pipeline.data.store import prepared_store
+from pipeline.data.value_ranges.model_fit import notes_on_fit
 from pipeline.errors import DataError
 from pipeline.evaluation.config import EvaluationConfig, SplitChoice
 from pipeline.evaluation.evaluating import write_report

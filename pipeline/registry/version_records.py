@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from pipeline.data import image_root
-from pipeline.data.decoding import UndecodableImageError
-from pipeline.data.image_root import holds, root_image_bytes
+from pipeline.data.manifests.same_images import content_numbers
 from pipeline.data.pixel_values.pixel_mapping import PLAIN, PixelMapping
-from pipeline.data.same_images import content_numbers
+from pipeline.data.reading import image_root
+from pipeline.data.reading.decoding import UndecodableImageError
+from pipeline.data.reading.image_root import holds, root_image_bytes
 from pipeline.errors import ModelReferenceError
 from pipeline.files.file_digest import digest_of
 from pipeline.models.model_description import WEIGHTS_FILE
@@ -217,8 +217,8 @@ def image_reader(
     """
 
     def pixels_of(position: int) -> Array | None:
-        from pipeline.data.decoding import decode_image
-        from pipeline.data.jpeg_decoding import decode_jpeg
+        from pipeline.data.reading.decoding import decode_image
+        from pipeline.data.reading.jpeg_decoding import decode_jpeg
 
         row = images.iloc[position]
         if root is None or not holds(root, row["path"], row["sha256"]):

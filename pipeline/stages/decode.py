@@ -8,7 +8,7 @@ from pathlib import Path
 from pipeline.config import RunConfig
 from pipeline.data import ingestion
 from pipeline.data.ingested_data import IngestedData, PreparedData
-from pipeline.data.pixel_values import range_memory
+from pipeline.data.value_ranges import range_memory
 from pipeline.registry import registered_models
 from pipeline.run_memory import stage_keys
 from pipeline.run_memory.stage_memory import Ingredients
@@ -33,7 +33,7 @@ class Decode(Stage[DecodeInputs, PreparedData]):
     leaves = PreparedData
     retried = True
     shared = True
-    code = ("pipeline.data.prepared_store",)
+    code = ("pipeline.data.store.prepared_store",)
     rehearsal = "Decoding two batches"
 
     def settings(self, config: RunConfig, inputs: DecodeInputs) -> RunConfig:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.config import RunConfig
-from pipeline.data.assumed_symmetries import notes_on_mirroring_weights
 from pipeline.data.ingested_data import IngestedData
 from pipeline.data.seen_images import notes_on_seen, with_seen
+from pipeline.data.symmetry.assumed_symmetries import notes_on_mirroring_weights
 from pipeline.initial_weights.starting_point import StartingPoint, check_published, starting_point
 from pipeline.stages.context import Context
 from pipeline.stages.stage import Stage

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.config import RunConfig
-from pipeline.data.source_listing import uses_labels
+from pipeline.data.manifests.source_listing import uses_labels
 from pipeline.run_memory import stage_keys
 from pipeline.stages.challenge import CHALLENGE
 from pipeline.stages.context import reads_of

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from pipeline.data.augmentation import BuiltAugmentation
+from pipeline.data.batches.augmentation import BuiltAugmentation
 from pipeline.files.fonts import font_showing
 from pipeline.files.stored_images import StoredImages
 from pipeline.training.config import TrainingConfig

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import torch
 
-from pipeline.data.batch_order import BatchOrder
+from pipeline.data.batches.batch_order import BatchOrder
 from pipeline.errors import PipelineError, StorageError
 from pipeline.host.private_folder import private_folder
 from pipeline.training.config import TrainingConfig, duration_seconds

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from pipeline.data.batch_order import BatchOrder, row_of
-from pipeline.data.loader import training_batches
+from pipeline.data.batches.batch_order import BatchOrder, row_of
+from pipeline.data.batches.loader import training_batches
 from pipeline.files.atomic_files import replacing, write_text
 from pipeline.training.train_step import Gradients
 from pipeline.training.training_data import TrainingData

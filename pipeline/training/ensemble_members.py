@@ -10,8 +10,8 @@ import time
 import numpy as np
 import torch
 
-from pipeline.data import manifest as manifests
-from pipeline.data.prepared_store import open_images
+from pipeline.data.manifests import manifest as manifests
+from pipeline.data.store.prepared_store import open_images
 from pipeline.metrics.temperature import fit_temperature
 from pipeline.models.ensemble import Ensemble
 from pipeline.models.inference import predict_logits

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import torch
 
-from pipeline.data.loader import Batch
+from pipeline.data.batches.loader import Batch
 from pipeline.training.data_workers import dead_workers_named
 from pipeline.training.loop import Training
 from pipeline.training.memory import memory_named, undone_without_memory

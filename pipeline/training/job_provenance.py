@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import lru_cache
 from pathlib import Path
 
-from pipeline.data import manifest as manifests
+from pipeline.data.manifests import manifest as manifests
 from pipeline.initial_weights.record import provenance_of_kept
 from pipeline.models.model_description import WEIGHTS_FILE
 from pipeline.provenance.provenance import Provenance, together

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Iterator
 
-from pipeline.data.loader import Batch, training_batches
+from pipeline.data.batches.loader import Batch, training_batches
 from pipeline.errors import RunError
 from pipeline.training import best_weights, data_workers
 from pipeline.training.checkpoint import Checkpoints

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from pipeline.data.loader import Batch
+from pipeline.data.batches.loader import Batch
 from pipeline.errors import RunError
 from pipeline.training.train_state import TrainState
 from pipeline.training.train_step import Gradients, TrainStep

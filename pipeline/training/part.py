@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pipeline.data import folds
+from pipeline.data.splits import folds
 from pipeline.section import Section
 from pipeline.training.step_plan import Knot, StepPlan
 

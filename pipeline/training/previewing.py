@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from pipeline.config import RunConfig
-from pipeline.data import manifest as manifests
-from pipeline.data import prepared_store
-from pipeline.data.augmentation import SeededAugmentation
+from pipeline.data.batches.augmentation import SeededAugmentation
 from pipeline.data.ingested_data import IngestedData
+from pipeline.data.manifests import manifest as manifests
+from pipeline.data.store import prepared_store
 from pipeline.errors import DataError
 from pipeline.files.atomic_files import storage_errors
 from pipeline.plugin_api import ImageSpec

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from pipeline.data import manifest as manifests
-from pipeline.data.decoder_version import decoder_version
+from pipeline.data.manifests import manifest as manifests
+from pipeline.data.reading.decoder_version import decoder_version
 from pipeline.errors import RunError
 from pipeline.files.atomic_files import write_text
 from pipeline.models.model_files import save_model

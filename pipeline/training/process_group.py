@@ -14,7 +14,7 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from pipeline.data.batch_order import BatchOrder
+from pipeline.data.batches.batch_order import BatchOrder
 from pipeline.section import Section
 from pipeline.training.batch_parts import BatchPart
 from pipeline.training.train_state import TrainState

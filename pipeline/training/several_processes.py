@@ -22,7 +22,7 @@ from torch import distributed, nn
 from torch.distributed.distributed_c10d import Store
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from pipeline.data.batch_order import BatchOrder
+from pipeline.data.batches.batch_order import BatchOrder
 from pipeline.errors import RunError
 from pipeline.training.batch_parts import BatchPart, DividedOrder
 from pipeline.training.process_group import Keys, ProcessGroup, Value

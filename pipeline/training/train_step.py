@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from pipeline.config import RunConfig
-from pipeline.data.loader import Batch
+from pipeline.data.batches.loader import Batch
 from pipeline.models.inference import normalised
 from pipeline.plugin_api import ImageSpec, Objective
 from pipeline.training.batch_parts import BatchPart

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipeline.data import manifest as manifests
-from pipeline.data.batch_order import BalancedOrder, BatchOrder
-from pipeline.data.loader import TrainingImages
-from pipeline.data.prepared_store import open_images
+from pipeline.data.batches.batch_order import BalancedOrder, BatchOrder
+from pipeline.data.batches.loader import TrainingImages
+from pipeline.data.manifests import manifest as manifests
+from pipeline.data.store.prepared_store import open_images
 from pipeline.files.stored_images import StoredImages
 from pipeline.training.config import TrainingConfig
 from pipeline.training.job import TrainingJob

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from pipeline.config import RunConfig
-from pipeline.data.augmentation import SeededAugmentation
+from pipeline.data.batches.augmentation import SeededAugmentation
 from pipeline.models.inference import logits_of_batch
 from pipeline.plugin_api import ImageSpec
 from pipeline.training.device import wait_for

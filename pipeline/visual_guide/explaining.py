@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from pipeline.data.decoding import UndecodableImageError, decoded
-from pipeline.data.image_file import image_bytes
-from pipeline.data.jpeg_decoding import decode_jpeg
 from pipeline.data.pixel_values.pixel_mapping import PixelMapping
-from pipeline.data.resizing import resize_image
+from pipeline.data.reading.decoding import UndecodableImageError, decoded
+from pipeline.data.reading.image_file import image_bytes
+from pipeline.data.reading.jpeg_decoding import decode_jpeg
+from pipeline.data.reading.resizing import resize_image
 from pipeline.errors import ConfigError, DataError
 from pipeline.files.atomic_files import storage_errors, write_text
 from pipeline.models.model_description import ModelDescription

@@ -17,7 +17,7 @@ from pipeline.files.access import is_readable
 _AS_ANOTHER_USER = """
 import sys
 from pathlib import Path
-from pipeline.data import image_root
+from pipeline.data.reading import image_root
 from pipeline.files.access import is_readable
 import os
 os.setgid(12345); os.setuid(12345)

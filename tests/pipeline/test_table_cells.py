@@ -9,7 +9,7 @@ import pytest
 
 from flows.commands.data_inspect import inspected
 from pipeline.config_files import requested
-from pipeline.data.exclusion import read_exclusion, with_exclusion
+from pipeline.data.manifests.exclusion import read_exclusion, with_exclusion
 from pipeline.files.table_cells import plain_cell, table_cell
 from pipeline.inspection.findings_table import write_table
 from tests.conftest import write_photos

@@ -17,8 +17,8 @@ from torchvision.transforms.v2.functional import (
 )
 
 from pipeline.config import PluginChoice
-from pipeline.data.augmentation import SeededAugmentation
-from pipeline.data.counter_random import CounterRandom
+from pipeline.data.batches.augmentation import SeededAugmentation
+from pipeline.data.batches.counter_random import CounterRandom
 from pipeline.plugin_api import AugmentationContext, DataTraits, ImageSpec
 from plugins.augmentations import light
 from plugins.augmentations.affine_module import lit, moved

@@ -14,10 +14,10 @@ import pytest
 from PIL import Image
 
 from pipeline.config_files import requested
-from pipeline.data import manifest as manifests
 from pipeline.data.ingested_data import IngestedData
 from pipeline.data.ingestion import check_source, ingest, prepare, resolve
-from pipeline.data.prepared_store import open_images
+from pipeline.data.manifests import manifest as manifests
+from pipeline.data.store.prepared_store import open_images
 from pipeline.errors import ConfigError, DataError
 from pipeline.plugin_api import ImageListing, SourceContext
 from plugins.data_sources.embedded_images import image_names

@@ -10,10 +10,10 @@ import pytest
 from torchvision import datasets
 
 from pipeline.config_files import requested
-from pipeline.data import manifest as manifests
-from pipeline.data.decoding import decode_image
-from pipeline.data.image_root import root_image_bytes
 from pipeline.data.ingestion import ingest
+from pipeline.data.manifests import manifest as manifests
+from pipeline.data.reading.decoding import decode_image
+from pipeline.data.reading.image_root import root_image_bytes
 from pipeline.errors import DataError
 from pipeline.plugin_api import SourceContext
 from plugins.data_sources import torchvision as source

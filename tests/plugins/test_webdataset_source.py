@@ -13,10 +13,10 @@ import pytest
 
 from pipeline.config import RunConfig
 from pipeline.config_files import validated
-from pipeline.data import manifest as manifests
-from pipeline.data.image_root import root_image_bytes
-from pipeline.data.prepared_store import open_images
-from pipeline.data.source_listing import listing_of
+from pipeline.data.manifests import manifest as manifests
+from pipeline.data.manifests.source_listing import listing_of
+from pipeline.data.reading.image_root import root_image_bytes
+from pipeline.data.store.prepared_store import open_images
 from pipeline.errors import DataError
 from pipeline.files.data_names import data_kind
 from pipeline.files.tar_shards import sample_key

@@ -118,10 +118,26 @@ _ROOT: dict[str, set[str]] = {
     "config_files": {"plugin_system"},  # reads the names of plugins before their settings
     "plugin_checks": {"plugin_system", "plugin_system.contract"},  # the public face of the contract
 }
+_ROOMS: dict[str, dict[str, set[str]]] = {
+    # the rooms of a package, and the other rooms of it that each may import. The modules at the
+    # package's door may import all rooms; a room imports none of them, except those in `_FREE`.
+    "data": {
+        "pixel_values": set(),
+        "reading": {"pixel_values"},
+        "manifests": {"reading", "pixel_values"},
+        "value_ranges": {"manifests", "reading", "pixel_values"},
+        "near_duplicates": {"manifests", "reading"},
+        "symmetry": {"near_duplicates", "manifests", "reading", "pixel_values"},
+        "splits": {"manifests"},
+        "store": {"manifests", "reading", "pixel_values"},
+        "batches": {"store"},
+    },
+}
 _PLUGIN_API = ("pipeline.plugin_api", "pipeline.layers")
 _FREE = (
     # Values that hold settings or results and import nothing else of their package.
     "pipeline.data.config",
+    "pipeline.data.image_size",
     "pipeline.initial_weights.recipe",
     "pipeline.training.config",
     "pipeline.training.train_result",
@@ -181,12 +197,25 @@ def _broken_layer(file: str, module: str) -> str | None:
         return None
     parts = file.removesuffix(".py").split("/")[1:]
     own = _package(parts)
-    allowed = _ROOT.get(parts[0], set()) if own is None else _PACKAGES[own] | {own}
+    if own == other:
+        return _broken_room(own, parts, target[1:])
+    allowed = _ROOT.get(parts[0], set()) if own is None else _PACKAGES[own]
     allowed = allowed | {"files", "host", "provenance"}
     if other in allowed:
         return None
     name = f"pipeline.{own or parts[0]}"
-    return f"{name} may import {', '.join(sorted(allowed - {own})) or 'no package'}"
+    return f"{name} may import {', '.join(sorted(allowed)) or 'no package'}"
+
+
+def _broken_room(package: str, own: Sequence[str], other: Sequence[str]) -> str | None:
+    """Check the direction between the rooms of a package, of a module's path and an import's."""
+    rooms = _ROOMS.get(package, {})
+    depth = package.count(".") + 1
+    room, target = (part[depth] if len(part) > depth else "" for part in (own, other))
+    if room not in rooms or target == room or target in rooms[room]:
+        return None
+    allowed = ", ".join(sorted(rooms[room])) or "no other room"
+    return f"pipeline.{package}.{room} may import {allowed} of pipeline.{package}"
 
 
 def _package(parts: Sequence[str]) -> str | None:
@@ -198,16 +227,32 @@ def _package(parts: Sequence[str]) -> str | None:
 
 
 def import_cycles() -> list[str]:
-    """Return packages that can reach themselves by the imports that the rules allow."""
+    """Return packages and rooms that can reach themselves by the imports that the rules allow."""
+    cycles = _on_cycles(_PACKAGES)
+    for package, rooms in _ROOMS.items():
+        cycles += [f"{package}.{room}" for room in _on_cycles(rooms)]
+    return cycles
 
-    def reached(package: str) -> set[str]:
+
+def folders_without_rules(root: Path) -> list[str]:
+    """Return the folders of packages with rooms that `_ROOMS` does not name, and vice versa."""
+    wrong = []
+    for package, rooms in _ROOMS.items():
+        folder = root / "pipeline" / package.replace(".", "/")
+        there = {init.parent.name for init in folder.glob("*/__init__.py")}
+        wrong += [f"{package}.{room}" for room in sorted(there ^ rooms.keys())]
+    return wrong
+
+
+def _on_cycles(allowed: dict[str, set[str]]) -> list[str]:
+    def reached(start: str) -> set[str]:
         seen: set[str] = set()
-        waiting = list(_PACKAGES[package])
+        waiting = list(allowed[start])
         while waiting:
             here = waiting.pop()
             if here not in seen:
                 seen.add(here)
-                waiting += _PACKAGES[here]
+                waiting += allowed[here]
         return seen
 
-    return [package for package in _PACKAGES if package in reached(package)]
+    return [name for name in allowed if name in reached(name)]

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipeline.data.child_processes import processors
 from pipeline.data.near_duplicates.thumbnails import Thumbnails
+from pipeline.data.reading.child_processes import processors
 
 Array = np.ndarray[Any, Any]
 

@@ -8,7 +8,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from pipeline.data.scan_memory import digest_of_root
+from pipeline.data.manifests.scan_memory import digest_of_root
 from pipeline.files.atomic_files import replacing, storage_errors
 from pipeline.run_memory import stage_keys
 from pipeline.workspace import make_folder

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipeline.data.augmentation import BuiltAugmentation, Pixels
+from pipeline.data.batches.augmentation import BuiltAugmentation, Pixels
 from pipeline.plugin_api import (
     AugmentationContext,
     AugmentationPlugin,

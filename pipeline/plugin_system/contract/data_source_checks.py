@@ -9,8 +9,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, get_args
 
 from pipeline.config import RunConfig
-from pipeline.data.decoding import UndecodableImageError, decode_image, deep_values
-from pipeline.data.image_root import is_file, root_image_bytes
+from pipeline.data.reading.decoding import UndecodableImageError, decode_image, deep_values
+from pipeline.data.reading.image_root import is_file, root_image_bytes
 from pipeline.errors import UserError
 from pipeline.plugin_api import (
     DataSource,

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from safetensors.torch import load_file, save_file
 
-from pipeline.data import manifest as manifests
+from pipeline.data.manifests import manifest as manifests
 from pipeline.plugin_api import ImageListing, ListedImage
 from pipeline.tracking.tracking_store import client
 from tests.conftest import draw_photo, write_photos

@@ -9,8 +9,8 @@ import pytest
 
 from flows.training import rehearsal
 from pipeline.config_files import requested
-from pipeline.data import manifest as manifests
 from pipeline.data.ingestion import ingest
+from pipeline.data.manifests import manifest as manifests
 from tests.conftest import patchline
 
 

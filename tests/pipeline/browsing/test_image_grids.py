@@ -6,7 +6,7 @@ import numpy as np
 
 from pipeline.browsing.image_grids import preview_steps
 from pipeline.config import PluginChoice
-from pipeline.data.augmentation import SeededAugmentation
+from pipeline.data.batches.augmentation import SeededAugmentation
 from pipeline.plugin_api import ImageSpec
 from pipeline.training.augmentation_preview import preview_grid
 

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from pipeline.data import describing
-from pipeline.data import manifest as manifests
-from pipeline.data.decoding import UndecodableImageError, decoded
 from pipeline.data.ingested_data import IngestedData
 from pipeline.data.ingestion import ingest
+from pipeline.data.manifests import describing
+from pipeline.data.manifests import manifest as manifests
+from pipeline.data.reading.decoding import UndecodableImageError, decoded
 from tests.conftest import write_photos
 from tests.pipeline.data.test_ingestion import config_of
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.stats import binomtest
 from sklearn import metrics as reference
 
-from pipeline.data.manifest import COLUMNS
+from pipeline.data.manifests.manifest import COLUMNS
 from pipeline.evaluation.comparison import (
     CONTRADICTING,
     COPY,

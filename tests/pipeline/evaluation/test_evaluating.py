@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from scipy.special import softmax
 
-from pipeline.data import manifest as manifests
+from pipeline.data.manifests import manifest as manifests
 from pipeline.evaluation import plots
 from pipeline.evaluation.__main__ import predict
 from pipeline.evaluation.calibrated_predictions import calibrated

@@ -10,7 +10,8 @@ import pandas as pd
 import pytest
 
 from pipeline.config_files import validated
-from pipeline.data import image_formats, ingestion
+from pipeline.data import ingestion
+from pipeline.data.reading import image_formats
 from pipeline.errors import DataError
 from pipeline.inspection.file_findings import findings_on_format, findings_on_status
 from pipeline.inspection.findings_table import write_table

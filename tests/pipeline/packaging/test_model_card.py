@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from pipeline.config import ModelChoice
-from pipeline.data import manifest as manifests
+from pipeline.data.manifests import manifest as manifests
 from pipeline.metrics.intervals import MetricEstimate
 from pipeline.metrics.temperature import TemperatureFit
 from pipeline.models.model_description import ModelDescription, PluginRecord

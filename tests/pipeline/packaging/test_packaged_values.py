@@ -13,9 +13,10 @@ import pytest
 from PIL import Image
 
 from pipeline.config_files import validated
-from pipeline.data import ingestion, prepared_store
-from pipeline.data import manifest as manifests
-from pipeline.data.decoding import UndecodableImageError
+from pipeline.data import ingestion
+from pipeline.data.manifests import manifest as manifests
+from pipeline.data.reading.decoding import UndecodableImageError
+from pipeline.data.store import prepared_store
 from pipeline.packaging.clean_process_check import _photographs
 from pipeline.packaging.packaged_model import PackagedModel
 from pipeline.packaging.standalone_file import write_model_server

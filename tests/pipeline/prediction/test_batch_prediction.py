@@ -15,8 +15,8 @@ import pytest
 import torch
 from PIL import Image
 
-from pipeline.data.decoding import decode_image
-from pipeline.data.resizing import resize_image
+from pipeline.data.reading.decoding import decode_image
+from pipeline.data.reading.resizing import resize_image
 from pipeline.errors import ConfigError, DataError
 from pipeline.metrics.classification import softmax
 from pipeline.models.inference import predict_logits

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from pipeline import config_files
 from pipeline.config import ModelChoice, RunConfig
-from pipeline.data import manifest as manifests
+from pipeline.data.manifests import manifest as manifests
 from pipeline.evaluation import predictions
 from pipeline.files.atomic_files import write_text
 from pipeline.files.file_digest import digest_of

@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from pipeline.data import ingestion
-from pipeline.data import manifest as manifests
 from pipeline.data.ingested_data import SeenBefore
+from pipeline.data.manifests import manifest as manifests
 from pipeline.data.seen_images import (
     about_test_images,
     caveat_on_test_images,

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.data.batch_order import BatchOrder
-from pipeline.data.loader import training_batches
+from pipeline.data.batches.batch_order import BatchOrder
+from pipeline.data.batches.loader import training_batches
 from pipeline.training.augmentation_preview import (
     Column,
     labelled_picture,

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from pipeline.data.batch_order import BatchOrder
+from pipeline.data.batches.batch_order import BatchOrder
 from pipeline.training.batch_parts import DividedOrder
 
 

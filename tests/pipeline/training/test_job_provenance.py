@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 
-from pipeline.data import manifest as manifests
+from pipeline.data.manifests import manifest as manifests
 from pipeline.files.atomic_files import write_text
 from pipeline.files.sealed_files import write_tensors
 from pipeline.initial_weights.record import RECORD_FILE, TENSORS_FILE, InitialWeights

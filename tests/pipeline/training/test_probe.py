@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
-from pipeline.data import manifest as manifests
+from pipeline.data.manifests import manifest as manifests
 from pipeline.files.atomic_files import write_text
 from pipeline.files.sealed_files import write_tensors
 from pipeline.initial_weights.record import RECORD_FILE, TENSORS_FILE, InitialWeights

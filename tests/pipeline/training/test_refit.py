@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
-from pipeline.data import manifest as manifests
+from pipeline.data.manifests import manifest as manifests
 from pipeline.metrics.intervals import mean_of_repeats, proportion
 from pipeline.models.inference import normalised, predict_logits
 from pipeline.models.model_files import load_model

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.data import manifest as manifests
+from pipeline.data.manifests import manifest as manifests
 from pipeline.training import validation_plan
 from pipeline.training.loop import Training
 from pipeline.training.training_data import open_data

@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 from pipeline.config_files import validated
-from pipeline.data import manifest as manifests
 from pipeline.data.ingestion import ingest
+from pipeline.data.manifests import manifest as manifests
 from pipeline.data.near_duplicates.grouping import with_near_groups
 from pipeline.data.near_duplicates.thumbnails import ThumbnailCollector
 from tests.conftest import draw_photo

@@ -1,0 +1,126 @@
+"""Batches in an order that depends only on (seed, epoch), whatever the number of workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, get_worker_info
+
+from pipeline.config import PluginChoice
+from pipeline.data.batches.augmentation import SeededAugmentation
+from pipeline.data.batches.batch_order import row_of
+from pipeline.data.store.prepared_store import open_images
+from pipeline.files.stored_images import StoredImages
+from pipeline.plugin_api import ImageSpec
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+"""uint8 images (B, H, W, C) and integer labels (B)."""
+
+
+class _LoadedBatch(NamedTuple):
+    """What a data-loader worker returns; the batched part of the augmentation follows."""
+
+    images_BHWC: torch.Tensor
+    labels_B: torch.Tensor
+    epoch: int
+    draws_B: torch.Tensor
+
+
+@dataclass(frozen=True)
+class TrainingImages:
+    """The training split of a store, and how it is augmented."""
+
+    store: Path
+    rows: np.ndarray[Any, np.dtype[np.int64]]
+    """Rows of the store that belong to the split."""
+    labels: np.ndarray[Any, np.dtype[np.int64]]
+    """Class index of every row of the store."""
+    augmentation: PluginChoice
+    image: ImageSpec
+    seed: int
+
+    def augment(self) -> SeededAugmentation:
+        """Build the augmentation."""
+        return SeededAugmentation(self.augmentation, self.image, self.seed)
+
+
+class _StoredImages(Dataset[_LoadedBatch]):
+    """Fetch whole batches of (epoch, draw) pairs; the store is opened lazily in each worker."""
+
+    def __init__(self, source: TrainingImages) -> None:
+        self.source = source
+        self._images: StoredImages | None = None
+        self._augment: SeededAugmentation | None = None
+
+    def __getitems__(self, keys: list[tuple[int, int]]) -> _LoadedBatch:
+        source = self.source
+        if self._images is None or self._augment is None:
+            import cv2
+
+            cv2.setNumThreads(0)  # the workers are the parallelism
+            worker = get_worker_info()
+            images = open_images(source.store, threads=1 if worker else None)
+            self._images = np.asarray(images) if isinstance(images, np.ndarray) else images
+            self._augment = source.augment()
+        epoch = keys[0][0]
+        draws = [draw for _, draw in keys]
+        rows = [row_of(draw, len(source.labels)) for draw in draws]
+        images_BHWC = self._augment.by_image(self._images[rows], epoch, draws)
+        return _LoadedBatch(
+            torch.from_numpy(images_BHWC),
+            torch.from_numpy(source.labels[rows]),
+            epoch,
+            torch.tensor(draws),
+        )
+
+    def __getitem__(self, key: tuple[int, int]) -> _LoadedBatch:
+        return self.__getitems__([key])
+
+
+def training_batches(
+    order: Iterable[list[tuple[int, int]]],
+    source: TrainingImages,
+    workers: int,
+    device: torch.device | None = None,
+) -> Iterator[Batch]:
+    """Yield the batches of the training split endlessly, starting at the order's first step.
+
+    Args:
+        order: which images are in which batch, as (epoch, draw); see `batch_order`.
+        source: the images and their augmentation.
+        workers: number of data-loader workers; 0 loads in this process.
+        device: where the batches are needed, and where whole batches are augmented; by default the
+            CPU.
+    """
+    device = device or torch.device("cpu")
+    loader: DataLoader[_LoadedBatch] = DataLoader(
+        _StoredImages(source),
+        batch_sampler=order,
+        num_workers=workers,
+        collate_fn=_whole_batch,
+        multiprocessing_context="spawn" if workers else None,
+        pin_memory=device.type == "cuda",
+    )
+    return _augmented(iter(loader), source.augment(), device)
+
+
+def _augmented(
+    batches: Iterator[_LoadedBatch], augmentation: SeededAugmentation, device: torch.device
+) -> Iterator[Batch]:
+    """Yield the batches on the device, with the batched part of the augmentation applied."""
+    for batch in batches:
+        images_BHWC, labels_B, draws_B = (
+            tensor.to(device, non_blocking=True)
+            for tensor in (batch.images_BHWC, batch.labels_B, batch.draws_B)
+        )
+        yield augmentation.by_batch(images_BHWC, batch.epoch, draws_B), labels_B
+
+
+def _whole_batch(batch: Any) -> _LoadedBatch:
+    whole: _LoadedBatch = batch  # `__getitems__` has stacked it
+    return whole

@@ -1,0 +1,1 @@
+"""From the files of a source to the manifest: listed, labelled, described, compared."""

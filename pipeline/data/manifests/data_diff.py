@@ -1,0 +1,101 @@
+"""What changed between two manifests: added, removed, changed, moved and relabelled images."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pandas as pd
+
+from pipeline.data.manifests import manifest as manifests
+from pipeline.data.manifests.same_images import content_numbers
+from pipeline.section import Section
+
+
+class Moved(Section):
+    """An image whose file has another path; its content and its label are the same."""
+
+    path: str
+    before: str
+    """The earlier path."""
+
+
+class Relabelled(Section):
+    """An image whose content is the same and whose label is another."""
+
+    path: str
+    before: str
+    """The earlier path."""
+    label: str
+    label_before: str
+
+
+class DataDiff(Section):
+    """How the usable images of a data set B differ from those of a data set A."""
+
+    images_before: int
+    images: int
+    unchanged: int
+    added: tuple[str, ...]
+    """Paths that only B has; a further copy of an image counts too."""
+    removed: tuple[str, ...]
+    """Paths that only A has."""
+    changed: tuple[str, ...]
+    """Paths whose pixels differ."""
+    moved: tuple[Moved, ...]
+    relabelled: tuple[Relabelled, ...]
+
+    @property
+    def same(self) -> bool:
+        """Whether nothing differs."""
+        return self.unchanged == self.images_before == self.images
+
+
+def compare(before: pd.DataFrame, now: pd.DataFrame) -> DataDiff:
+    """Compare two manifests by path and by content; the same pixels are the same content.
+
+    An image at the same path is unchanged, relabelled or changed. An image at a new path was moved
+    from a path that is gone if it has the same content, and else was added.
+    """
+    earlier, later = manifests.usable(before), manifests.usable(now)
+    numbers_before, numbers_now = content_numbers(earlier, later)
+    old = _by_path(earlier, numbers_before)
+    new = _by_path(later, numbers_now)
+    gone: dict[int, list[str]] = defaultdict(list)
+    for path, (number, _) in old.items():
+        if path not in new:
+            gone[number].append(path)
+    added, changed, moved, relabelled = [], [], [], []
+    unchanged = 0
+    for path, (number, label) in new.items():
+        source = path if path in old else next(iter(gone[number]), None)
+        if source is None:
+            added.append(path)
+            continue
+        if source != path:
+            gone[number].remove(source)
+        old_number, old_label = old[source]
+        if old_number != number:
+            changed.append(path)
+        elif old_label != label:
+            change = Relabelled(path=path, before=source, label=label, label_before=old_label)
+            relabelled.append(change)
+        elif source != path:
+            moved.append(Moved(path=path, before=source))
+        else:
+            unchanged += 1
+    return DataDiff(
+        images_before=len(earlier),
+        images=len(later),
+        unchanged=unchanged,
+        added=tuple(added),
+        removed=tuple(sorted(path for paths in gone.values() for path in paths)),
+        changed=tuple(changed),
+        moved=tuple(moved),
+        relabelled=tuple(relabelled),
+    )
+
+
+def _by_path(rows: pd.DataFrame, numbers: pd.Series[int]) -> dict[str, tuple[int, str]]:
+    """Return content and label by path."""
+    values = zip(numbers.tolist(), rows["label"].tolist(), strict=True)
+    return dict(zip(rows["path"].tolist(), values, strict=True))

@@ -1,0 +1,221 @@
+"""Describe one file: a row of the manifest.
+
+Child processes import this module, so it imports neither pandas nor torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+from typing import TypedDict
+
+import numpy as np
+
+from pipeline.data.manifests.same_images import pixel_digest
+from pipeline.data.pixel_values.file_summary import ORDINARY, FileSummary, clarity, values_digest
+from pipeline.data.pixel_values.file_values import may_be_deep
+from pipeline.data.pixel_values.pixel_mapping import PixelMapping
+from pipeline.data.pixel_values.tiff_page import tiff_page
+from pipeline.data.reading.decoding import (
+    ImageHeader,
+    Pixels,
+    UndecodableImageError,
+    decoded,
+    deep_values,
+)
+from pipeline.data.reading.image_file import MAX_FILE_BYTES, SMALL_FILE_BYTES, too_large
+from pipeline.data.reading.image_formats import HEAD_BYTES, format_of, refused_format
+from pipeline.data.reading.image_root import open_image, root_image_bytes
+from pipeline.data.reading.jpeg_decoding import decode_jpeg
+from pipeline.data.reading.reduced_values import reduced_bits
+from pipeline.files.data_names import IMAGE_SUFFIXES
+from pipeline.files.file_digest import sha256_of
+from pipeline.plugin_api import ListedImage
+
+OnImage = Callable[[str, bytes, Pixels], None]
+"""Called in a thread with the path, the file and the decoded RGB image (H, W, 3).
+
+Not while files are described that are not of 8 bits: what their values mean is decided later.
+"""
+FEW_PIXELS = 1 << 24
+"""Images with more are decoded one after another."""
+
+
+class Row(TypedDict):
+    """A row of the manifest."""
+
+    path: str
+    label: str
+    split: str
+    group: str
+    sha256: str
+    pixels: str
+    width: int
+    height: int
+    mode: str
+    values: str
+    bytes: int
+    status: str
+    reason: str
+
+
+def empty_row(listed: ListedImage) -> Row:
+    """Return the row of a file that is not opened."""
+    return Row(
+        path=printable(listed.path),
+        label=printable(listed.label),
+        split=listed.split or "",
+        group=printable(listed.group or ""),
+        sha256="",
+        pixels="",
+        width=0,
+        height=0,
+        mode="",
+        values="",
+        bytes=0,
+        status="ok",
+        reason="",
+    )
+
+
+class _LargeImageError(Exception):
+    """The image takes more memory than it may."""
+
+
+def describe(
+    root: Path,
+    listed: ListedImage,
+    on_image: OnImage | None = None,
+    *,
+    wanted: bool,
+) -> Row:
+    """Open a file once and return its row.
+
+    Args:
+        root: the folder or archive that its path is relative to.
+        listed: the file.
+        on_image: called with its content and its pixels, if it is an image.
+        wanted: whether it has a class, or needs none; other files are foreign.
+    """
+    return _Description(root, listed, on_image, wanted).row()
+
+
+def describe_small(
+    root: Path, listed: ListedImage, on_image: OnImage | None = None, *, wanted: bool
+) -> Row | None:
+    """Return the row of a file; None for an image that takes much memory."""
+    try:
+        return _Description(root, listed, on_image, wanted, FEW_PIXELS).row()
+    except _LargeImageError:
+        return None
+
+
+class _Description:
+    """One file, and the row that is made for it."""
+
+    def __init__(
+        self,
+        root: Path,
+        listed: ListedImage,
+        on_image: OnImage | None,
+        wanted: bool,
+        most_pixels: int | None = None,
+    ) -> None:
+        self.root, self.path = root, listed.path
+        self.on_image, self.wanted, self.most_pixels = on_image, wanted, most_pixels
+        self._row = empty_row(listed)
+
+    def row(self) -> Row:
+        """Return the row; raise `_LargeImageError` if the image is larger than it may be."""
+        row = self._row
+        if row["path"] != self.path:
+            row["status"], row["reason"] = "damaged", "its name is not UTF-8; rename it"
+            return row
+        try:
+            self._fill()
+        except UndecodableImageError as error:
+            row["status"], row["reason"] = "damaged", str(error)
+        return row
+
+    def _fill(self) -> None:
+        """Complete the row; files that are not images or have no class are not read as images."""
+        row = self._row
+        head, small = self._start()
+        if not self.wanted:
+            row["status"], row["reason"] = "foreign", "is not in a class folder"
+            return
+        if head and not (format_of(head) or refused_format(head)):
+            suffix = PurePosixPath(self.path).suffix.lower()
+            if suffix not in IMAGE_SUFFIXES:
+                row["status"], row["reason"] = "foreign", "not an image"
+                return
+        if row["bytes"] > MAX_FILE_BYTES:
+            raise UndecodableImageError(too_large(row["bytes"]))
+        if small and len(small) == row["bytes"]:
+            self._decode(small)
+            return
+        if self.most_pixels and row["bytes"] > SMALL_FILE_BYTES:
+            raise _LargeImageError
+        with root_image_bytes(self.root, self.path) as data:
+            self._decode(data)
+
+    def _start(self) -> tuple[bytes, bytes]:
+        """Return the first bytes, and a small image file as a whole; digest what is no image."""
+        row = self._row
+        with open_image(self.root, self.path) as (opened, row["bytes"]):
+            try:
+                whole = self.wanted and row["bytes"] <= SMALL_FILE_BYTES
+                start = opened.read(row["bytes"] + 1 if whole else HEAD_BYTES)
+                head = start[:HEAD_BYTES]
+                if self.wanted and format_of(head) and row["bytes"] <= MAX_FILE_BYTES:
+                    return head, start if whole else b""
+                opened.seek(0)
+                row["sha256"] = sha256_of(opened)
+            except OSError as error:  # a sector of the disk, or a server that is gone
+                raise UndecodableImageError(f"cannot be read: {error.strerror or error}") from error
+        return head, b""
+
+    def _decode(self, data: bytes) -> None:
+        row = self._row
+        row["sha256"], row["bytes"] = hashlib.sha256(data).hexdigest(), len(data)
+        if may_be_deep(data):
+            with deep_values(data, self._note) as values:
+                if values:
+                    summary = FileSummary.of(values)
+                    row["pixels"], row["values"] = values_digest(values), summary.text
+                    return
+        opacity: list[Pixels] = []
+        with decoded(
+            data,
+            channels=3,
+            on_header=self._note,
+            jpeg_decoder=decode_jpeg,
+            on_opacity=opacity.append,
+        ) as image_HWC:
+            summary = _summary(data, opacity)
+            row["pixels"], row["values"] = pixel_digest(image_HWC), summary.text
+            if self.on_image:
+                self.on_image(row["path"], data, image_HWC)
+        if summary.hidden:  # all white, and so the same as every other such image
+            with decoded(data, channels=3, mapping=PixelMapping(opacity=False)) as image_HWC:
+                row["pixels"] = pixel_digest(image_HWC)
+
+    def _note(self, header: ImageHeader) -> None:
+        row = self._row
+        row["width"], row["height"], row["mode"] = header
+        if self.most_pixels and header.width * header.height > self.most_pixels:
+            raise _LargeImageError
+
+
+def _summary(data: bytes, opacity: list[Pixels]) -> FileSummary:
+    """Return what is special about an image of 8 bits."""
+    pages = tiff_page(data).pages if data.startswith((b"II", b"MM")) else 1
+    clear, hidden = clarity(np.concatenate(opacity)) if opacity else (-1.0, False)
+    found = FileSummary(pages=pages, clear=clear, hidden=hidden, reduced=reduced_bits(data))
+    return ORDINARY if found == ORDINARY else found
+
+
+def printable(name: str) -> str:
+    """Return a file name that Parquet can hold: bytes that are not UTF-8 are escaped."""
+    return name if name.isascii() else name.encode("utf-8", "backslashreplace").decode()

@@ -1,0 +1,216 @@
+"""The manifest: one row for each file, and a fingerprint that is the data's version.
+
+Columns: path (relative, with forward slashes), label, split, group, sha256 (of the file), pixels
+(digest of the decoded image), width, height, mode, values (JSON of a `FileSummary`; empty for most
+images of 8 bits), bytes, status (`ok`, `damaged`, `foreign`, `excluded`), reason. Manifests of
+earlier versions have no columns `pixels` and `values`. Further columns of a table are kept as
+`column:NAME`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Protocol
+
+import pandas as pd
+
+from pipeline.data.config import OWN_COLUMN
+from pipeline.data.manifests.describing import OnImage, Row, empty_row, printable
+from pipeline.data.manifests.describing_processes import Files, KeptImages, rows_of
+from pipeline.data.manifests.scan_memory import DESCRIBED, Facts, ScanMemory
+from pipeline.data.pixel_values.pixel_mapping import PixelMapping
+from pipeline.files.atomic_files import replacing
+from pipeline.plugin_api import ImageListing, ListedImage
+
+COLUMNS = [
+    "path", "label", "split", "group", "sha256", "pixels", "width", "height", "mode", "values",
+    "bytes", "status", "reason",
+]  # fmt: skip
+
+_FINGERPRINTED = ["path", "label", "split", "group", "sha256", "status"]
+_ROWS_AT_ONCE = 1 << 16
+
+
+class OpenDraft(Protocol):
+    """Keeps the images of one scan while they are decoded."""
+
+    images: KeptImages
+
+    def finish(self, rows: Sequence[Row]) -> None:
+        """Keep the images of these rows, which are all of the scan, for the prepared store."""
+
+
+class Draft(Protocol):
+    """Keeps the images that a scan decodes."""
+
+    def opened(self, files: Files) -> AbstractContextManager[OpenDraft | None]:
+        """Begin a scan of these files; None if their images cannot be kept."""
+
+
+Progress = Callable[[int, int], None]
+"""Called with the number of files done and the number of all files."""
+
+
+def scan(
+    listing: ImageListing,
+    on_progress: Progress | None = None,
+    *,
+    labelled: bool = True,
+    on_image: OnImage | None = None,
+    memory: ScanMemory | None = None,
+    facts: Facts | None = None,
+    draft: Draft | None = None,
+) -> pd.DataFrame:
+    """Open every listed file once and describe it, sorted by path.
+
+    Args:
+        listing: what the source has found.
+        on_progress: called after each file.
+        labelled: whether an image without a class is foreign.
+        on_image: called for each decoded image, in the thread that has decoded it.
+        memory: what is known from earlier scans; unchanged files are opened only for `on_image`.
+        facts: what the memory has found about the files, in the order of their paths, if it has.
+        draft: keeps the images that are decoded, unless an earlier scan has seen the folder and
+            they are decoded again for `on_image` alone.
+    """
+    images = sorted(listing.images, key=lambda listed: listed.path)
+    wanted = [bool(listed.label) or not labelled for listed in images]
+    paths = [listed.path for listed in images]
+    known = pd.DataFrame(columns=DESCRIBED)
+    if memory and facts is None:
+        facts = memory.facts(paths)
+    if memory and facts is not None and on_image is None:
+        known = memory.known(paths, facts)
+        known = known[[wanted[place] for place in known.index]]
+    recalled = set(known.index)
+    others = [place for place in range(len(images)) if place not in recalled]
+    rows: list[Row] = []
+    files = [(images[each], wanted[each]) for each in others]
+    if not files or (on_image and memory and memory.file.exists()):
+        draft = None
+    with draft.opened(files) if draft else nullcontext() as kept:
+        for row in rows_of(listing.root, files, on_image, kept=kept.images if kept else None):
+            rows.append(row)
+            if on_progress:
+                on_progress(len(recalled) + len(rows), len(images))
+        if kept:
+            kept.finish(rows)
+    manifest = _listed(images).join(_together(known, rows, others))
+    if memory and facts is not None and any(row["status"] == "ok" for row in rows):
+        memory.keep(manifest, facts)
+    if listing.left_out:
+        manifest = pd.concat([manifest, _left_out(listing)], ignore_index=True)
+        manifest = manifest.sort_values("path", kind="stable", ignore_index=True)
+    return _with_columns(manifest[COLUMNS], listing)
+
+
+def _listed(images: Sequence[ListedImage]) -> pd.DataFrame:
+    """Return what the source says of each image."""
+    labels = {label: printable(label) for label in {listed.label for listed in images}}
+    groups = {group: printable(group or "") for group in {listed.group for listed in images}}
+    return pd.DataFrame(
+        {
+            "path": [printable(listed.path) for listed in images],
+            "label": [labels[listed.label] for listed in images],
+            "split": [listed.split or "" for listed in images],
+            "group": [groups[listed.group] for listed in images],
+        }
+    )
+
+
+def _together(known: pd.DataFrame, rows: Sequence[Row], places: Sequence[int]) -> pd.DataFrame:
+    """Return the rows that were known and those that were made now, by their places."""
+    made = pd.DataFrame(list(rows), columns=DESCRIBED)
+    made.index = pd.Index(places)
+    found = [each for each in (known, made) if len(each)]
+    together: pd.DataFrame = pd.concat(found).sort_index() if found else made
+    return together
+
+
+def _left_out(listing: ImageListing) -> pd.DataFrame:
+    """Return the rows of the files that the source does not use."""
+    rows = []
+    for left_out in listing.left_out:
+        row = empty_row(ListedImage(left_out.path, ""))
+        row["status"], row["reason"] = left_out.status, left_out.reason
+        rows.append(row)
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def _with_columns(manifest: pd.DataFrame, listing: ImageListing) -> pd.DataFrame:
+    """Add the source's own columns; they are empty for files that are left out."""
+    paths = [printable(listed.path) for listed in listing.images]
+    for name, values in listing.columns.items():
+        known = dict(zip(paths, map(printable, values), strict=True))
+        manifest[f"{OWN_COLUMN}{printable(name)}"] = [
+            known.get(path, "") for path in manifest["path"]
+        ]
+    return manifest
+
+
+def fingerprint(manifest: pd.DataFrame, mapping: PixelMapping | None = None) -> str:
+    """Return the data's version: 32 hexadecimal digits over paths, labels, splits and contents.
+
+    Args:
+        manifest: the data.
+        mapping: what becomes of values that are not of 8 bits; it is part of the version.
+    """
+    digest = hashlib.sha256()
+    if mapping and not mapping.is_plain:
+        digest.update(repr(mapping).encode())
+    for start in range(0, len(manifest), _ROWS_AT_ONCE):
+        part = manifest.iloc[start : start + _ROWS_AT_ONCE]
+        columns = [map(str, part[name].to_numpy(object)) for name in _FINGERPRINTED]
+        rows = ["\0".join(values) for values in zip(*columns, strict=True)]
+        digest.update("".join(f"{row}\n" for row in rows).encode())
+    return digest.hexdigest()[:32]
+
+
+def contents_fingerprint(rows: pd.DataFrame) -> str:
+    """Return 32 hexadecimal digits over contents and labels, wherever the files are.
+
+    Two models with the same digits of their test images were tested on the same ones.
+    """
+    pairs = sorted(zip(rows["sha256"], rows["label"], strict=True))
+    lines = (f"{sha256}\0{label}\n" for sha256, label in pairs)
+    return hashlib.sha256("".join(lines).encode()).hexdigest()[:32]
+
+
+def save(manifest: pd.DataFrame, file: Path, mapping: PixelMapping | None = None) -> None:
+    """Write a manifest as Parquet, atomically.
+
+    Args:
+        manifest: the data.
+        file: to write.
+        mapping: what becomes of values that are not of 8 bits; kept in the file's metadata.
+    """
+    if mapping and not mapping.is_plain:
+        manifest = manifest.copy()
+        manifest.attrs["pixel_values"] = mapping.json()
+    with replacing(file) as temporary:
+        manifest.to_parquet(temporary, index=False)
+
+
+def load(file: Path) -> pd.DataFrame:
+    """Read a manifest."""
+    return pd.read_parquet(file)
+
+
+def usable(manifest: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows with a usable image, in manifest order: row i is row i of the store."""
+    return manifest[manifest["status"] == "ok"].reset_index(drop=True)
+
+
+def classes(manifest: pd.DataFrame) -> list[str]:
+    """Return the class names, sorted; their order is the order of the model's outputs."""
+    return sorted(usable(manifest)["label"].unique())
+
+
+def examples(paths: Iterable[str], limit: int = 3) -> str:
+    """Return a few paths for a message: `a, b, c and 4 more`."""
+    listed = list(paths)
+    more = f" and {len(listed) - limit} more" if len(listed) > limit else ""
+    return ", ".join(listed[:limit]) + more

@@ -1,0 +1,69 @@
+"""List the images of a data source before any is opened."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from pipeline.config import RunConfig
+from pipeline.data.manifests.class_labels import by_rules
+from pipeline.data.manifests.groups import with_groups
+from pipeline.errors import PluginError
+from pipeline.files.atomic_files import storage_errors
+from pipeline.files.user_folders import expanded
+from pipeline.labels.reading_rules import AUTO
+from pipeline.plugin_api import ImageListing, ReadingRules, SourceContext
+from pipeline.plugin_system import plugin_loader
+from pipeline.workspace import make_folder
+
+
+def listing_of(config: RunConfig, workspace: Path) -> ImageListing:
+    """Return what the source of a config lists, in the groups that the config asks for.
+
+    Raises:
+        DataError: if the source cannot be read.
+        ConfigError: if a setting does not fit what is listed.
+        PluginError: if the source breaks its contract.
+    """
+    plugin = plugin_loader.load_data_source(config.data.source)
+    options = plugin.config_class.model_validate(config.data.options)
+    expanded(config.data.path or "", "data.path")  # whatever the plugin does with it
+    work_dir = workspace / "sources" / config.data.source
+    with storage_errors(workspace.parent):
+        make_folder(work_dir)
+    with plugin_loader.plugin_errors(
+        "data_source", config.data.source, "failed to list its images"
+    ):
+        # A repeated run has its labels from the manifest, however the folders are read now.
+        labelled = uses_labels(config) and config.data.manifest is None
+        rules = ReadingRules(
+            **{name: getattr(config.data, name) for name in ReadingRules.model_fields}
+        )
+        own = rules.label == AUTO  # otherwise the paths say what the classes are
+        context = SourceContext(
+            config.data.path, work_dir, needs_labels=labelled and own, rules=rules
+        )
+        listing = plugin.build(options, context).list_images()
+    if not isinstance(listing, ImageListing):
+        raise PluginError(
+            f"The data source '{config.data.source}' returned a {type(listing).__name__}, not an "
+            "ImageListing. Repair the plugin."
+        )
+    try:
+        RunConfig(name=listing.name)
+    except ValueError as error:
+        raise PluginError(
+            f"The data source '{config.data.source}' named the data {listing.name!r}, which is not "
+            "a valid name. Fix the plugin."
+        ) from error
+    listing = by_rules(listing, rules, labelled=labelled)
+    if config.data.group_pattern is not None:
+        listing = with_groups(listing, config.data.group_pattern)
+    if labelled:
+        return listing
+    return replace(listing, images=[image._replace(label="") for image in listing.images])
+
+
+def uses_labels(config: RunConfig) -> bool:
+    """Return whether the objective of a run uses labels."""
+    return plugin_loader.load_objective(config.objective.name).uses_labels

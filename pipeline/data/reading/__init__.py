@@ -1,0 +1,1 @@
+"""One image file turned into pixels: the same for the store, the evaluation and every package."""

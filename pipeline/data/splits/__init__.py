@@ -1,0 +1,1 @@
+"""Which images train, validate and test a model: by content, balanced by class, and remembered."""

@@ -1,0 +1,143 @@
+"""Divide the training and validation images into folds for cross-validation.
+
+Images that belong together (one group, the same pixels or the same file) form a unit that is never
+divided. The units of each class are ordered by a number from the SHA-256 of the split seed and the
+unit's key, and cut into parts with the same number of images. So each fold has its share of every
+class, and the folds depend on neither the names nor the order of the files. Where units hold
+several classes, some move if a class would otherwise be in fewer folds than it could be. Test
+images are in no fold.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from pipeline.data.manifests.same_images import FILE, GROUP, PIXELS, known, united
+from pipeline.data.splits.class_coverage import Demand, Search, Units
+from pipeline.errors import DataError
+
+Integers = np.ndarray[Any, np.dtype[np.int64]]
+
+NO_FOLD = -1
+_USED = ("train", "validation")
+
+
+def folds_of(rows: pd.DataFrame, folds: int, seed: int) -> Integers:
+    """Return the fold of each row, counted from 0; `NO_FOLD` for test images.
+
+    Args:
+        rows: the usable rows of a manifest with its splits.
+        folds: number of folds, at least 2.
+        seed: the split seed.
+
+    Raises:
+        DataError: if a class cannot be trained in every fold, or a fold would have no image.
+    """
+    used = rows["split"].isin(_USED).to_numpy()
+    own = rows[used]
+    units = united(known(own, FILE), known(own, PIXELS), known(own, GROUP))
+    table = pd.DataFrame({"unit": units, "label": own["label"].to_numpy(object)})
+    table["key"] = known(own, GROUP).where(known(own, GROUP) != "", known(own, FILE)).to_numpy()
+    table["number"] = _numbers_of(table, seed)
+    of_unit = _spread(table, _assigned(table, folds, seed), folds)
+    assigned = of_unit[units]
+    _check(table, assigned, folds)
+    found = np.full(len(rows), NO_FOLD, np.int64)
+    found[used] = assigned
+    return found
+
+
+def rows_of_fold(rows: pd.DataFrame, fold: int, folds: int, seed: int) -> tuple[Integers, Integers]:
+    """Return the row numbers to train on, and those of the fold to validate on.
+
+    Args:
+        rows: the usable rows of a manifest with its splits.
+        fold: counted from 1.
+        folds: number of folds.
+        seed: the split seed.
+    """
+    found = folds_of(rows, folds, seed)
+    training = (found != fold - 1) & (found != NO_FOLD)
+    return np.flatnonzero(training), np.flatnonzero(found == fold - 1)
+
+
+def used_rows(rows: pd.DataFrame) -> Integers:
+    """Return the row numbers of the training and validation images."""
+    return np.flatnonzero(rows["split"].isin(_USED))
+
+
+def _assigned(table: pd.DataFrame, folds: int, seed: int) -> Integers:
+    """Return the fold of each unit; a unit of several classes counts for its most frequent one."""
+    counts = table.groupby(["unit", "label"]).size().rename("images").reset_index()
+    order = ["unit", "images", "label"]
+    main = counts.sort_values(order, ascending=[True, False, True]).drop_duplicates("unit")
+    number_of = table.groupby("unit")["number"].first()
+    images = table.groupby("unit").size()
+    of_unit = np.zeros(len(images), np.int64)
+    for label, units in main.groupby("label")["unit"]:
+        ordered = sorted(units, key=number_of.__getitem__)
+        sizes = images[ordered].to_numpy(np.float64)
+        middles = (np.cumsum(sizes) - sizes / 2) / sizes.sum()
+        # A class with fewer units than folds starts at a fold of its own.
+        first = int(_number(f"{seed}:class:{label}") * folds)
+        of_unit[ordered] = (np.floor(middles * folds).astype(np.int64) + first) % folds
+    return of_unit
+
+
+def _numbers_of(table: pd.DataFrame, seed: int) -> pd.Series[float]:
+    keys = table.groupby("unit")["key"].min()
+    return table["unit"].map({unit: _number(f"{seed}:{key}") for unit, key in keys.items()})
+
+
+def _spread(table: pd.DataFrame, of_unit: Integers, folds: int) -> Integers:
+    """Move units until each class is in two folds, better in all, and no fold is empty."""
+    spread = table.assign(fold=of_unit[table["unit"]]).groupby("label")[["fold", "unit"]].nunique()
+    if (spread["fold"] >= spread["unit"].clip(upper=folds)).all() and len(set(of_unit)) == folds:
+        return of_unit
+    pairs = table.drop_duplicates(["label", "unit"]).sort_values(["label", "number"])
+    members = [group["unit"].tolist() for _, group in pairs.groupby("label")]
+    everything = table.drop_duplicates("unit").sort_values("number")["unit"].tolist()
+    units = Units([*members, everything], [frozenset()] * (len(members) + 1))
+    parts, at_least = tuple(range(folds)), min(2, folds)
+    for most in range(folds, at_least - 1, -1):
+        demands = [Demand(parts, min(most, len(each))) for each in members]
+        demands.append(Demand(parts, min(folds, len(everything))))
+        search = Search(units, demands, dict(enumerate(of_unit.tolist())))
+        if search.found(thorough=most == at_least):
+            return np.array([search.parts[unit] for unit in range(len(of_unit))], np.int64)
+    return of_unit
+
+
+def _number(text: str) -> float:
+    """Return a number in [0, 1)."""
+    return int.from_bytes(hashlib.sha256(f"fold:{text}".encode()).digest()[:7]) / 2**56
+
+
+def _check(table: pd.DataFrame, assigned: Integers, folds: int) -> None:
+    own = table.assign(fold=assigned).groupby("label")[["fold", "unit"]].nunique()
+    for label, units in own.loc[own["fold"] == 1, "unit"].items():
+        reason, remedy = (
+            "they are too few, are copies of each other, or form one group",
+            "Add images to the class",
+        )
+        if units > 1:
+            reason = (
+                "their groups also hold other classes, and no assignment of the groups was found "
+                "that spreads every class"
+            )
+            remedy = "Add images of other groups to the class"
+        raise DataError(
+            f"training.folds is {folds}, but all training and validation images of class "
+            f"'{label}' are in the same fold, because {reason}. {remedy}, or leave out "
+            "training.folds."
+        )
+    missing = sorted(set(range(folds)) - set(assigned.tolist()))
+    if missing:
+        raise DataError(
+            f"training.folds is {folds}, but only {folds - len(missing)} folds would have images, "
+            "because too few images or groups remain outside the test split. Choose fewer folds."
+        )

@@ -1,0 +1,70 @@
+"""Leakage: images and groups in more than one split, which make the test metrics optimistic.
+
+Where the data itself gives the splits, leakage stops a run unless it is accepted. The splits that
+Patchline makes keep copies and groups together; only images that were assigned before they became
+copies or members of a group can leak, and these are named and never stop a run.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from pipeline.data.manifests.manifest import examples
+from pipeline.data.manifests.same_images import content_numbers, with_copies
+from pipeline.data.splits.split import movable_rows
+from pipeline.errors import DataError
+
+
+def check_leakage(manifest: pd.DataFrame) -> None:
+    """Refuse data whose own splits share images or groups.
+
+    Args:
+        manifest: with only the splits that the source gives.
+
+    Raises:
+        DataError: with the number of shared images and a few of them.
+    """
+    usable = manifest[manifest["status"] == "ok"]
+    found = notes_on_leakage(usable.assign(split=given_splits(manifest)))
+    if found:
+        raise DataError(
+            f"{found[0]}. `patchline data inspect` lists all of them. Exclude the copies with "
+            "--data.exclude, or accept them with --data.accept leakage."
+        )
+
+
+def given_splits(manifest: pd.DataFrame) -> pd.Series[str]:
+    """Return the split that the source fixes for each usable image; `train` if it fixes none."""
+    usable = manifest[manifest["status"] == "ok"]
+    return usable["split"].mask(movable_rows(manifest)[usable.index], "train")
+
+
+def notes_on_leakage(rows: pd.DataFrame) -> list[str]:
+    """Name the images, by file or pixels, and the groups that lie in more than one split.
+
+    Args:
+        rows: the usable images of a manifest, with their splits.
+    """
+    copies = rows[with_copies(rows)]
+    contents = content_numbers(copies)[0]
+    images = _in_several_splits(copies, contents)
+    grouped = rows[rows["group"] != ""]
+    groups = grouped.loc[_in_several_splits(grouped, grouped["group"]), "group"]
+    return [
+        *_note(int(contents[images].nunique()), "image", list(copies.loc[images, "path"])),
+        *_note(int(groups.nunique()), "group", sorted(set(groups))),
+    ]
+
+
+def _note(count: int, kind: str, names: list[str]) -> list[str]:
+    if not count:
+        return []
+    verb = " appears" if count == 1 else "s appear"
+    where = f"{count} {kind}{verb} in more than one split, so the test metrics are optimistic"
+    return [f"{where}: {examples(names)}"]
+
+
+def _in_several_splits(rows: pd.DataFrame, by: pd.Series[Any]) -> pd.Series[bool]:
+    return rows["split"].groupby(by).transform("nunique") > 1

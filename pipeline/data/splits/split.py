@@ -1,0 +1,349 @@
+"""Assign images to splits by their content and by earlier assignments.
+
+Images that belong together form a unit that is never divided: images of one group, and images with
+the same pixels or the same file. A new unit gets a number in [0, 1) from the SHA-256 of the split
+seed and its key (the first of its group names, else of its file digests); the number decides. If
+a class has no image in a split by chance, the new unit whose number is closest to that split goes
+there; where units hold several classes, more of the new ones move if need be (`split_gaps`).
+Assignments are remembered and never change, however the data grows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from pipeline.data.manifests.manifest import examples
+from pipeline.data.manifests.same_images import FILE, GROUP, PIXELS, content_numbers, known, united
+from pipeline.data.splits.split_gaps import (
+    NEW,
+    SPLITS,
+    Gap,
+    Parts,
+    fill_gaps,
+    notes_on_gaps,
+    too_few,
+)
+from pipeline.errors import DataError
+
+Array = np.ndarray[Any, Any]
+
+RULE = 2
+"""Increase it when new images are assigned in another way."""
+
+REMEMBERED = ["kind", "key", "split"]
+"""Columns of earlier assignments; kind is a column that identifies a content or a group."""
+_KEY_DIGITS = 32
+
+
+def assign(
+    manifest: pd.DataFrame,
+    *,
+    validation_fraction: float,
+    test_fraction: float,
+    seed: int,
+    remembered: pd.DataFrame | None = None,
+    scope: str = "",
+) -> tuple[pd.DataFrame, list[str]]:
+    """Return the manifest with every usable image in a split, and notes on what is unusual.
+
+    Splits that the source gives are kept. A missing test or validation split is split off from
+    train. A remembered image stays in its split.
+
+    Args:
+        manifest: with the splits that the source gives.
+        validation_fraction: share of the images, if the source gives no such split.
+        test_fraction: likewise for the test split.
+        seed: of the split.
+        remembered: columns `REMEMBERED` of images and groups that were assigned before.
+        scope: in which the names of groups are remembered, such as the name of the data.
+
+    Raises:
+        DataError: if a class has too few images for the splits.
+    """
+    manifest = manifest.copy()
+    usable = manifest["status"] == "ok"
+    wanted = wanted_splits(manifest, validation_fraction, test_fraction)
+    movable = movable_rows(manifest)
+    rows = manifest[movable]
+    memory = _empty() if remembered is None else remembered
+    codes, notes, gaps = _decided(rows, wanted, seed, memory, scope)
+    manifest.loc[movable, "split"] = np.array(SPLITS, dtype=object)[codes]
+    manifest.loc[~usable, "split"] = ""
+    names = sorted(rows["label"].unique())
+    stuck = {names[gap.label] for gap in gaps if SPLITS[gap.split] == "train"}
+    _check_training_images(manifest[usable], stuck)
+    _check_no_split_is_empty(manifest[movable], wanted)
+    return manifest, [*notes, *notes_on_gaps(gaps, names)]
+
+
+def wanted_splits(
+    manifest: pd.DataFrame, validation_fraction: float, test_fraction: float
+) -> dict[str, float]:
+    """Return the splits that the source does not give, with their shares."""
+    given = set(manifest.loc[manifest["status"] == "ok", "split"].unique())
+    fractions = {"test": test_fraction, "validation": validation_fraction}
+    return {split: share for split, share in fractions.items() if split not in given}
+
+
+def origin(manifest: pd.DataFrame, wanted: Iterable[str]) -> str:
+    """Return where the splits come from, in a few words.
+
+    Args:
+        manifest: with the splits that the source gives.
+        wanted: the splits that it does not give.
+    """
+    split_off = " and ".join(wanted)
+    if not split_off:
+        return "as given by the data"
+    has_given = (manifest.loc[manifest["status"] == "ok", "split"] != "").any()
+    return f"{split_off} split off from {'train' if has_given else 'all images'}"
+
+
+def movable_rows(manifest: pd.DataFrame) -> pd.Series[bool]:
+    """Return which images are not in a split that the source fixes."""
+    return (manifest["status"] == "ok") & manifest["split"].isin(["", "train"])
+
+
+def learned(rows: pd.DataFrame, scope: str = "") -> pd.DataFrame:
+    """Return the assignments to remember; groups in several splits are left out.
+
+    Args:
+        rows: images with their splits.
+        scope: of the names of groups; another dataset may call other groups the same.
+    """
+    tables = []
+    for kind in (FILE, PIXELS, GROUP):
+        table = pd.DataFrame({"kind": kind, "key": known(rows, kind), "split": rows["split"]})
+        table = table[table["key"] != ""].drop_duplicates()
+        table["key"] = _remembered_key(table["key"], kind, scope)
+        tables.append(table[~table["key"].duplicated(keep=False)])
+    return pd.concat(tables, ignore_index=True)[REMEMBERED]
+
+
+def all_known(rows: pd.DataFrame, remembered: pd.DataFrame, scope: str = "") -> bool:
+    """Return whether nothing is to be learned: there is an entry for each image and each group."""
+    for kind in (FILE, PIXELS, GROUP):
+        keys = known(rows, kind)
+        held = remembered.loc[remembered["kind"] == kind, "key"]
+        if not _remembered_key(keys[keys != ""], kind, scope).isin(held).all():
+            return False
+    return True
+
+
+def follows_first_rule(manifest: pd.DataFrame, wanted: dict[str, float], seed: int) -> bool:
+    """Return whether the splits of a manifest are those of the first version of the rule.
+
+    It identified a unit by its group name, else by its file digest, and remembered nothing.
+
+    Args:
+        manifest: as saved after its images were assigned.
+        wanted: shares of the splits that were split off, by name.
+        seed: the split seed.
+    """
+    rows = manifest[(manifest["status"] == "ok") & manifest["split"].isin(["train", *wanted])]
+    if rows.empty:
+        return False
+    keys = known(rows, GROUP).where(lambda group: group != "", known(rows, FILE))
+    units, names = keys.factorize()
+    try:
+        codes, _ = _of_new(rows["label"], units, list(names), wanted, seed)
+    except DataError:
+        return False
+    return bool((np.array(SPLITS, dtype=object)[codes] == rows["split"]).all())
+
+
+def _empty() -> pd.DataFrame:
+    return pd.DataFrame(columns=REMEMBERED, dtype=object)
+
+
+def _remembered_key(keys: pd.Series[str], kind: str, scope: str) -> pd.Series[str]:
+    """Return the keys of a kind as they are remembered: those of contents are the same anywhere."""
+    if kind != GROUP:
+        return keys.str[:_KEY_DIGITS]
+    return keys.map(lambda name: f"{scope}/{name}") if scope else keys
+
+
+def _decided(
+    rows: pd.DataFrame, wanted: dict[str, float], seed: int, remembered: pd.DataFrame, scope: str
+) -> tuple[Array, list[str], list[Gap]]:
+    """Return the split of each row as an index of `SPLITS`, notes on conflicts, and gaps."""
+    groups = known(rows, GROUP)
+    units = united(known(rows, FILE), known(rows, PIXELS), groups)
+    of_file = _looked_up(rows, remembered, FILE)
+    of_content = of_file
+    if of_file.isna().any():
+        of_content = of_file.fillna(_looked_up(rows, remembered, PIXELS))
+    of_group = _looked_up(rows, remembered, GROUP, scope)
+    count = int(units.max()) + 1 if len(units) else 0
+    fixed = np.full(count, NEW)
+    lowest = np.full(count, len(SPLITS))
+    for places in (of_content, of_group):
+        there = places.notna().to_numpy()
+        values = places[there].to_numpy(np.int64)
+        np.maximum.at(fixed, units[there], values)
+        np.minimum.at(lowest, units[there], values)
+    row_codes = fixed[units]
+    torn = ((fixed != NEW) & (lowest != fixed))[units]
+    notes = []
+    if torn.any():
+        parts = _Torn(rows[torn], units[torn], of_content[torn], of_group[torn], groups[torn])
+        row_codes[torn] = parts.codes()
+        notes = parts.notes(is_new=of_file[torn].isna())
+    names = _names(rows, units, count)
+    codes, gaps = _of_new(rows["label"], units, names, wanted, seed, row_codes)
+    return codes, notes, gaps
+
+
+def _looked_up(
+    rows: pd.DataFrame, remembered: pd.DataFrame, kind: str, scope: str = ""
+) -> pd.Series[float]:
+    """Return the remembered split of each row as an index of `SPLITS`, NaN if there is none."""
+    keys = known(rows, kind)
+    if not (keys != "").any():
+        return pd.Series(np.nan, index=rows.index)
+    keys = _remembered_key(keys, kind, scope).where(keys != "", "")
+    own = remembered[remembered["kind"] == kind]
+    places = own["split"].map({split: place for place, split in enumerate(SPLITS)})
+    by_key = pd.Series(places.to_numpy(np.float64), index=own["key"].to_numpy(object))
+    return keys.map(by_key).astype(np.float64)
+
+
+def _names(rows: pd.DataFrame, units: Array, count: int) -> list[str]:
+    """Return the key of each unit: the first of its groups' names, else of its file digests."""
+    groups, files = known(rows, GROUP), known(rows, FILE)
+    keys = groups.where(groups != "", files).to_numpy(object)
+    names = np.empty(count, dtype=object)
+    names[units] = keys  # right for every unit of one row
+    shared = (np.bincount(units, minlength=count) > 1)[units]
+    if shared.any():
+        table = pd.DataFrame(
+            {"unit": units[shared], "file": (groups == "").to_numpy()[shared], "key": keys[shared]}
+        )
+        first = table.drop_duplicates().sort_values(["unit", "file", "key"]).drop_duplicates("unit")
+        names[first["unit"]] = first["key"]
+    return list(names)
+
+
+class _Torn:
+    """Images that belong together but were assigned to different splits before."""
+
+    def __init__(
+        self,
+        rows: pd.DataFrame,
+        units: Array,
+        of_content: pd.Series[float],
+        of_group: pd.Series[float],
+        groups: pd.Series[str],
+    ) -> None:
+        self.rows, self.units = rows, units
+        self.of_content, self.of_group, self.groups = of_content, of_group, groups
+
+    def codes(self) -> Array:
+        """Return the split of each row: its own, its copies', its group's, or train."""
+        contents = content_numbers(self.rows)[0]
+        groups = self.groups.where(self.groups != "")
+        own = self.of_content.fillna(self.of_content.groupby(contents).transform("min"))
+        others = self.of_group.fillna(own)
+        others = others.fillna(others.groupby(groups).transform("min"))
+        others = others.fillna(others.groupby(self.units).transform("min"))
+        together = others.groupby(contents).transform("min")  # new copies are not torn
+        return own.fillna(together).to_numpy(np.int64)
+
+    def notes(self, is_new: pd.Series[bool]) -> list[str]:
+        """Name the new images that join images of different splits, and their own split."""
+        paths = self.rows.loc[is_new, "path"]
+        if paths.empty:
+            return []
+        places = self.codes()[is_new.to_numpy()].tolist()
+        named = [f"{path} ({SPLITS[place]})" for path, place in zip(paths, places, strict=True)]
+        one = len(named) == 1
+        note = (
+            f"{len(named)} new image{'' if one else 's'} join{'s' if one else ''} copies or groups "
+            "that are already in different splits; none of those was moved, and the new "
+            f"image{' is' if one else 's are'} in the split of the copies: {examples(named)}"
+        )
+        return [note]
+
+
+def _of_new(
+    labels: pd.Series[str],
+    units: Array,
+    names: list[str],
+    wanted: dict[str, float],
+    seed: int,
+    row_codes: Array | None = None,
+) -> tuple[Array, list[Gap]]:
+    """Return the split of each row, and what is lacking; rows with `NEW` are decided here.
+
+    All rows of a unit are new, or none is. By default all are.
+
+    Raises:
+        DataError: if a class has fewer units than there are splits.
+    """
+    fixed = np.full(len(units), NEW) if row_codes is None else row_codes
+
+    def decided(of_units: Iterable[int]) -> tuple[Array, Array]:
+        numbers, codes = np.zeros(len(names)), np.full(len(names), NEW)
+        for unit in of_units:
+            numbers[unit] = _number(names[unit], seed)
+            codes[unit] = _split_of(numbers[unit], wanted)
+        return numbers, codes
+
+    numbers, codes = decided(np.unique(units[fixed == NEW]).tolist())
+    needed = [SPLITS.index(split) for split in (*wanted, "train")]
+    places, classes = pd.factorize(labels, sort=True)
+    table = pd.DataFrame({"label": places, "unit": units, "fixed": fixed})
+    table = table.drop_duplicates().sort_values("label", kind="stable")
+    images, own = np.bincount(places), np.bincount(table["label"])
+    for label in np.flatnonzero(own < len(needed))[:1]:
+        raise too_few(str(classes[label]), int(images[label]), int(own[label]), needed)
+    parts = Parts(*(table[column].to_numpy() for column in ("label", "unit", "fixed")))
+    gaps = fill_gaps(parts, codes, numbers, lambda: decided(range(len(names))), needed)
+    return np.where(fixed == NEW, codes[units], fixed), gaps
+
+
+def _number(name: str, seed: int) -> float:
+    """Return a number in [0, 1)."""
+    return int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:7]) / 2**56
+
+
+def _split_of(number: float, wanted: dict[str, float]) -> int:
+    edge = 0.0
+    for split, share in wanted.items():
+        edge += share
+        if number < edge:
+            return SPLITS.index(split)
+    return SPLITS.index("train")
+
+
+def _check_no_split_is_empty(rows: pd.DataFrame, wanted: Iterable[str]) -> None:
+    there = set(rows["split"].unique())
+    for split in wanted:
+        if split not in there:
+            raise DataError(
+                f"The {split} split is empty: the images that earlier runs put there are gone, and "
+                "images never change their split. Add images, or choose another data.split_seed."
+            )
+
+
+def _check_training_images(rows: pd.DataFrame, stuck: set[str]) -> None:
+    """Raise an error for a class without training images; those `stuck` were there before."""
+    trained = set(rows.loc[rows["split"] == "train", "label"].unique())
+    untrained = sorted(set(rows["label"].unique()) - trained)
+    if untrained:
+        label = untrained[0]
+        reason = ", because images never change their split" if label in stuck else ""
+        remedy = ", or choose another data.split_seed" if reason else ", or remove the class"
+        raise DataError(
+            f"Class '{label}' has images in {_where(rows, label)}, but none to train on{reason}. "
+            f"Add some for training{remedy}."
+        )
+
+
+def _where(rows: pd.DataFrame, label: str) -> str:
+    return " and ".join(sorted(set(rows.loc[rows["label"] == label, "split"])))

@@ -1,0 +1,128 @@
+"""Earlier assignments to splits: `.patchline/splits/…`, one file for each way of splitting.
+
+A file is addressed by the version of the rule, the split seed, and the shares of the splits. So
+datasets that share images agree about them, and another `data.split_seed` starts from scratch. It
+holds content digests and group names, each with its split; names of groups belong to the dataset
+(`flowers/plant 7`), because another one may use the same for other groups. A file is written
+atomically, under a lock that dies with its holder; existing entries never change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pandas as pd
+import pyarrow.parquet
+
+from pipeline.data.manifests import manifest as manifests
+from pipeline.data.manifests.same_images import PIXELS
+from pipeline.data.splits import split
+from pipeline.data.splits.split_gaps import SPLITS
+from pipeline.errors import DataError, StorageError
+from pipeline.files.atomic_files import replacing
+from pipeline.files.file_locks import try_lock
+
+_LOCK_SECONDS = 600
+"""How long to wait for another run to assign its images."""
+
+
+class SplitMemory:
+    """The remembered assignments of one way of splitting, while its lock is held.
+
+    Args:
+        file: holds them.
+        scope: of the names of groups, such as the name of the data.
+    """
+
+    def __init__(self, file: Path, scope: str = "") -> None:
+        self.file, self._scope = file, scope
+        self.is_new = not file.exists()
+        self.table = pd.DataFrame(columns=split.REMEMBERED, dtype=object)
+        if not self.is_new:
+            self.table = _read(file)
+
+    def take_over(self, manifest: pd.DataFrame) -> None:
+        """Add the splits of an earlier run for images without an entry, without saving."""
+        self._add(split.learned(manifest[manifest["split"].isin(SPLITS)], self._scope))
+
+    def remember(self, rows: pd.DataFrame) -> bool:
+        """Save the splits of images beside those already remembered; return if any was new."""
+        if not self.is_new and split.all_known(rows, self.table, self._scope):
+            return False
+        before = 0 if self.is_new else len(self.table)
+        self._add(split.learned(rows, self._scope))
+        if len(self.table) > before:
+            with replacing(self.file) as temporary:
+                self.table.to_parquet(temporary, index=False)
+        return len(self.table) > before
+
+    def _add(self, table: pd.DataFrame) -> None:
+        both = pd.concat([self.table, table], ignore_index=True)
+        self.table = both[~both.duplicated(["kind", "key"])]
+
+
+def file_of(workspace: Path, wanted: dict[str, float], seed: int) -> Path:
+    """Return the file that remembers one way of splitting; see `opened`."""
+    shares = "-".join(f"{name}-{share!r}" for name, share in sorted(wanted.items()))
+    return workspace / "splits" / f"rule-{split.RULE}-seed-{seed}-{shares}.parquet"
+
+
+@contextmanager
+def opened(
+    workspace: Path,
+    wanted: dict[str, float],
+    seed: int,
+    earlier: Callable[[], list[pd.DataFrame]],
+    scope: str = "",
+) -> Iterator[SplitMemory]:
+    """Yield the memory of one way of splitting, under an exclusive lock.
+
+    Args:
+        workspace: the folder `.patchline`.
+        wanted: shares of the splits to split off, by name.
+        seed: the split seed.
+        earlier: returns manifests of earlier runs for a new memory, the most trusted first.
+        scope: of the names of groups, such as the name of the data.
+
+    Raises:
+        DataError: if the file is damaged.
+        StorageError: if it cannot be written, or another process holds the lock for too long.
+    """
+    file = file_of(workspace, wanted, seed)
+    with try_lock(file.with_suffix(".lock"), _LOCK_SECONDS) as locked:
+        if not locked:
+            raise StorageError(
+                f"Another process has held {file.with_suffix('.lock')} for {_LOCK_SECONDS // 60} "
+                "minutes. Stop the run that holds it, and try again."
+            )
+        memory = SplitMemory(file, scope)
+        if memory.is_new:
+            for manifest in [*earlier(), *_of_first_rule(workspace, wanted, seed)]:
+                memory.take_over(manifest)
+        yield memory
+
+
+def _read(file: Path) -> pd.DataFrame:
+    try:
+        return pd.read_parquet(file, columns=split.REMEMBERED)
+    except (OSError, ValueError, KeyError) as error:  # pyarrow's own errors derive from these
+        raise DataError(
+            f"{file}, which records the split of each image, is damaged. Restore it, or delete it; "
+            "images may then move to another split."
+        ) from error
+
+
+def _of_first_rule(workspace: Path, wanted: dict[str, float], seed: int) -> Iterator[pd.DataFrame]:
+    """Yield the manifests that were split by the first version of the rule, newest first."""
+    files = (workspace / "manifests").glob("*.parquet")
+    for file in sorted(files, key=lambda file: file.stat().st_mtime_ns, reverse=True):
+        try:
+            if PIXELS in pyarrow.parquet.read_schema(file).names:
+                continue  # made by a later version, which remembered it
+            manifest = manifests.load(file)
+        except (OSError, ValueError):
+            continue  # damaged, so its content is unknown
+        if split.follows_first_rule(manifest, wanted, seed):
+            yield manifest

@@ -1,0 +1,1 @@
+"""The prepared store: every image read once, in the size of the model, in shards with digests."""

@@ -1,0 +1,108 @@
+"""Decode images into a prepared store in child processes, which write to its mapped file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from pipeline.data.manifests.describing import FEW_PIXELS
+from pipeline.data.pixel_values.pixel_mapping import PixelMapping
+from pipeline.data.reading.child_processes import ChildProcesses, answer_parent
+from pipeline.data.store.store_decoding import LargeImageError, StoreSpec, WantedImage, read_image
+from pipeline.data.store.store_shards import Pixels
+from pipeline.errors import DataError
+
+_BATCH = 50
+_LARGE = "large"
+
+
+def decode_into(
+    images: Pixels,
+    root: Path,
+    wanted: WantedImage,
+    spec: StoreSpec,
+    most_pixels: int | None = None,
+) -> None:
+    """Decode an image into its row.
+
+    Args:
+        images: uint8 (N, H, W, C).
+        root: the folder or archive that its path is relative to.
+        wanted: the image.
+        spec: how it is decoded and becomes H x W.
+        most_pixels: larger images raise an error instead.
+
+    Raises:
+        DataError: if the file has changed since it was described.
+        LargeImageError: if the image is larger than that.
+    """
+    with read_image(root, wanted, spec, most_pixels) as image:
+        images[wanted.row] = image.resized_HWC
+
+
+class DecodingProcesses:
+    """Child processes that decode into one store.
+
+    Args:
+        images_file: the store's array, which has its full size.
+        root: the folder or archive that the paths are relative to.
+        spec: how an image becomes a row.
+    """
+
+    def __init__(self, images_file: Path, root: Path, spec: StoreSpec) -> None:
+        self._root, self._spec = root, spec
+        self._images: Pixels = np.load(images_file, mmap_mode="r+", allow_pickle=False)
+        self._children = ChildProcesses(
+            __name__, [str(images_file), str(root), spec.resize, spec.mapping.json()]
+        )
+
+    def __enter__(self) -> Self:
+        self._children.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._children.__exit__()
+
+    def decode(self, wanted: Sequence[WantedImage]) -> Iterator[None]:
+        """Decode images into their rows; yields for each that is done.
+
+        Raises:
+            DataError: if a file has changed since it was described.
+        """
+        batches = [wanted[first : first + _BATCH] for first in range(0, len(wanted), _BATCH)]
+        answers = self._children.answers(batches, lambda batch: [_LARGE] * len(batch))
+        for batch, results in zip(batches, answers, strict=True):
+            for each, result in zip(batch, results, strict=True):
+                if result == _LARGE:
+                    decode_into(self._images, self._root, each, self._spec)
+                elif result:
+                    raise DataError(result)
+                yield
+
+
+def _result(images: Pixels, root: Path, spec: StoreSpec, wanted: WantedImage) -> str:
+    """Decode an image; return what went wrong, or an empty text."""
+    try:
+        decode_into(images, root, wanted, spec, FEW_PIXELS)
+    except LargeImageError:
+        return _LARGE
+    except DataError as error:
+        return str(error)
+    return ""
+
+
+def _prepared(job: list[Any]) -> Callable[[Any], Any]:
+    file, root, resize, mapping = job
+    images = np.load(file, mmap_mode="r+", allow_pickle=False)
+    _, height, width, channels = images.shape
+    spec = StoreSpec(channels, height, width, resize, PixelMapping.of(mapping))
+    result = partial(_result, images, Path(root), spec)
+    return lambda question: [result(WantedImage(*each)) for each in question]
+
+
+if __name__ == "__main__":
+    answer_parent(_prepared)

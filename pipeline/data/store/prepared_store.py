@@ -1,0 +1,119 @@
+"""The prepared store: every image read once, in the size that the model takes.
+
+A store is addressed by its content: the images, their order, the size, and the decoder's version,
+source and libraries. So runs with the same data share one store. Images are decoded as uint8 in one
+memory-mapped array, or, where that would not fit the disk, packed as image files, which are decoded
+when they are used. Both hold the same pixels.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+
+from pipeline.data.manifests.manifest import Progress
+from pipeline.data.reading.child_processes import FEWEST_FILES
+from pipeline.data.store.decoded_files import IMAGES_FILE
+from pipeline.data.store.earlier_stores import lock_of
+from pipeline.data.store.packed_files import PACKED_FILE, PackedImages
+from pipeline.data.store.store_builds import DecodedBuild, PackedBuild, StoreBuild
+from pipeline.data.store.store_decoding import StoreSpec
+from pipeline.data.store.store_shards import Pixels
+from pipeline.files import file_locks
+from pipeline.files.atomic_files import storage_errors
+from pipeline.files.stored_images import StoredImages
+from pipeline.workspace import make_folder
+
+logger = logging.getLogger(__name__)
+
+__all__ = ["StoreKind", "StoreSpec", "open_images", "prepare"]
+
+StoreKind = Literal["auto", "decoded", "packed"]
+
+
+def prepare(
+    rows: pd.DataFrame,
+    root: Path,
+    spec: StoreSpec,
+    stores: Path,
+    on_progress: Progress | None = None,
+    *,
+    kind: StoreKind = "auto",
+    fresh: bool = False,
+    fewest: int = FEWEST_FILES,
+) -> tuple[Path, bool]:
+    """Read the usable rows of a manifest into a store, unless an intact one exists.
+
+    Args:
+        rows: the usable rows of the manifest.
+        root: the folder or archive that their paths are relative to.
+        spec: the format of the decoded images.
+        stores: the folder of all stores.
+        on_progress: called with the number of images that are ready.
+        kind: whether images are kept decoded or packed; `auto` packs them if they would take more
+            than nine tenths of the free space decoded.
+        fresh: decode every image again, whatever exists.
+        fewest: child processes are used for so many images or more.
+
+    Returns:
+        The store's folder, and whether it existed already.
+
+    Raises:
+        DataError: if a file changed since it was scanned.
+        StorageError: if the disk is full or read-only.
+    """
+    decoded = DecodedBuild(rows, root, spec, stores, on_progress, fewest)
+    if kind != "packed" and not fresh and decoded.is_intact():
+        return decoded.store, True
+    with storage_errors(stores):
+        make_folder(stores)
+    build: StoreBuild = decoded
+    if kind == "packed" or (kind == "auto" and not _fits(decoded)):
+        build = PackedBuild(rows, root, spec, stores, on_progress, fewest)
+        if not fresh and build.is_intact():
+            return build.store, True
+    with storage_errors(build.store):
+        with file_locks.try_lock(lock_of(build.store)) as free:
+            if free:
+                return build.store, build.finish(fresh=fresh)
+        logger.warning("another process is decoding these images; waiting for it")
+        with file_locks.locked(lock_of(build.store)):
+            return build.store, build.finish(fresh=fresh)
+
+
+def _fits(build: DecodedBuild) -> bool:
+    """Return whether the disk has space for decoded images, and log it if not."""
+    begun = build.store if build.store.is_dir() else build.building
+    files = build.files(begun)
+    if files.fit_the_disk():
+        return True
+    logger.warning(
+        "the decoded images would take %s, but only %s of disk space is free, so the image files "
+        "are packed and decoded on every use, which is slower",
+        _size(files.bytes_to_allocate()),
+        _size(shutil.disk_usage(build.stores).free),
+    )
+    return False
+
+
+def _size(count: int) -> str:
+    """Return a number of bytes for people."""
+    return f"{count / 1e9:,.1f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"  # noqa: PLR2004
+
+
+def open_images(store: Path, threads: int | None = None) -> StoredImages:
+    """Return the images (N, H, W, C), mapped from disk and read-only.
+
+    Args:
+        store: the folder.
+        threads: that decode packed images; by default one for each processor.
+    """
+    if (store / PACKED_FILE).exists():
+        return PackedImages(store, threads)
+    images: Pixels = np.load(store / IMAGES_FILE, mmap_mode="r", allow_pickle=False)
+    return images

@@ -1,0 +1,242 @@
+"""Build, continue or repair a prepared store, decoded or packed.
+
+A store is complete when it appears: it is built under another name, shard by shard. Before each use
+the digest of every shard is computed and compared; only damaged shards are made again. What an
+earlier store of the same format holds is copied.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from pipeline.data.manifests.manifest import Progress
+from pipeline.data.reading.child_processes import pay_off, threads
+from pipeline.data.reading.decoder_version import decoder_version
+from pipeline.data.store.decoded_files import DecodedFiles
+from pipeline.data.store.decoding_processes import DecodingProcesses, decode_into
+from pipeline.data.store.earlier_stores import (
+    BUILDING,
+    EarlierStores,
+    remove_drafts,
+)
+from pipeline.data.store.packed_files import PackedFiles, packed
+from pipeline.data.store.store_decoding import StoreSpec, WantedImage, read_image
+from pipeline.data.store.store_shards import SHARDS_FILE, Contents, Pixels, Shard, StoreShards
+from pipeline.errors import StorageError
+
+logger = logging.getLogger(__name__)
+
+Decode = Callable[[Sequence[WantedImage]], Iterator[None]]
+"""Decodes images into their rows; yields for each that is done."""
+_PACKED = "-packed"
+
+
+@dataclass(frozen=True)
+class StoreBuild(ABC):
+    """What a store is built from."""
+
+    rows: pd.DataFrame
+    root: Path
+    spec: StoreSpec
+    stores: Path
+    on_progress: Progress | None
+    fewest: int
+    """Child processes decode so many images or more."""
+
+    @abstractmethod
+    def key_of(self, contents: Contents) -> str:
+        """Return the name of a store of files with these digests."""
+
+    @abstractmethod
+    def files(self, folder: Path, count: int | None = None) -> StoreShards:
+        """Return the files of a store, of this one's number of images if none is given."""
+
+    @abstractmethod
+    def _write(self, folder: Path, incomplete: list[Shard], *, fresh: bool) -> None:
+        """Write the incomplete shards one after another; the others are left as they are."""
+
+    @cached_property
+    def contents(self) -> Contents:
+        """The digests of the files, in their order."""
+        return np.frombuffer(bytes.fromhex("".join(self.rows["sha256"])), np.uint8).reshape(-1, 32)
+
+    @cached_property
+    def store(self) -> Path:
+        """The folder of the store once it is complete."""
+        return self.stores / self.key_of(self.contents)
+
+    @property
+    def building(self) -> Path:
+        """The folder of the store until then."""
+        return self.stores / f"{BUILDING}{self.store.name}"
+
+    def is_intact(self) -> bool:
+        """Return whether the store is there, undamaged."""
+        return not self.files(self.store).incomplete()
+
+    def finish(self, *, fresh: bool) -> bool:
+        """Build, continue or repair the store, and return whether nothing had to be done."""
+        store, building = self.store, self.building
+        if not fresh and store.is_dir():
+            files = self.files(store)
+            incomplete = files.incomplete()
+            if incomplete:
+                logger.warning(
+                    "%d of the %d shards of the images decoded before are damaged; these are "
+                    "decoded again",
+                    len(incomplete),
+                    len(files.shards()),
+                )
+                self._write(store, incomplete, fresh=False)
+            return not incomplete
+        if fresh:
+            shutil.rmtree(building, ignore_errors=True)
+        building.mkdir(exist_ok=True)
+        files = self.files(building)
+        try:
+            self._write(building, files.incomplete(), fresh=fresh)
+        except Exception as error:
+            nothing_to_keep = len(files.incomplete()) == len(files.shards())
+            if nothing_to_keep or isinstance(error, (OSError, StorageError)):  # such as a full disk
+                shutil.rmtree(building, ignore_errors=True)
+            raise
+        _publish(building, store)
+        remove_drafts(self.stores)
+        return False
+
+    def _earlier(self, folder: Path, incomplete: list[Shard], *, fresh: bool) -> EarlierStores:
+        wanted = [self.contents[shard.first : shard.stop] for shard in incomplete]
+        missing = np.concatenate(wanted) if wanted and not fresh else self.contents[:0]
+        return EarlierStores(self.stores, self.key_of, self.files, missing, folder)
+
+    def _counter(self, incomplete: list[Shard]) -> Callable[[], None]:
+        """Return what is called for each image that is ready."""
+        total = len(self.rows)
+        done = total - sum(shard.stop - shard.first for shard in incomplete)
+
+        def count() -> None:
+            nonlocal done
+            done += 1
+            if self.on_progress:
+                self.on_progress(done, total)
+
+        return count
+
+    def _wanted(self, row: int) -> WantedImage:
+        return WantedImage(row, self._paths[row], self.contents[row].tobytes().hex())
+
+    @cached_property
+    def _paths(self) -> list[str]:
+        return list(self.rows["path"])
+
+
+class DecodedBuild(StoreBuild):
+    """Builds a store of decoded images."""
+
+    def key_of(self, contents: Contents) -> str:
+        """Return the name of a store of files with these digests."""
+        return _key(contents, self.spec)
+
+    def files(self, folder: Path, count: int | None = None) -> DecodedFiles:
+        """Return the files of a store, of this one's number of images if none is given."""
+        spec = self.spec
+        images = len(self.rows) if count is None else count
+        return DecodedFiles(folder, (images, spec.height, spec.width, spec.channels))
+
+    def _write(self, folder: Path, incomplete: list[Shard], *, fresh: bool) -> None:
+        files, count = self.files(folder), self._counter(incomplete)
+        earlier = self._earlier(folder, incomplete, fresh=fresh)
+        files.begin(self.contents, incomplete)
+        images: Pixels = np.load(files.images, mmap_mode="r+", allow_pickle=False)
+        left = sum(shard.stop - shard.first for shard in incomplete)
+        with self._decoder(files, images, left) as decode:
+            for shard in incomplete:
+                copied = set[int]()
+                for row, image_HWC in earlier.known(self.contents, shard):
+                    images[row] = image_HWC
+                    copied.add(row)
+                others = [row for row in range(*shard) if row not in copied]
+                for _ in chain(copied, decode([self._wanted(row) for row in others])):
+                    count()
+                files.seal(shard)
+
+    @contextmanager
+    def _decoder(self, files: DecodedFiles, images: Pixels, count: int) -> Iterator[Decode]:
+        """Return what decodes images into their rows, by processes if there are many."""
+        if pay_off(count, self.fewest):
+            with DecodingProcesses(files.images, self.root, self.spec) as children:
+                yield children.decode
+            return
+        with threads() as pool:
+
+            def decode(wanted: Sequence[WantedImage]) -> Iterator[None]:
+                one = partial(decode_into, images, self.root, spec=self.spec)
+                return pool.map(one, wanted)
+
+            yield decode
+
+
+class PackedBuild(StoreBuild):
+    """Builds a store of packed images, each read and decoded once to see which form is smaller."""
+
+    def key_of(self, contents: Contents) -> str:
+        """Return the name of a store of files with these digests."""
+        return _key(contents, self.spec) + _PACKED
+
+    def files(self, folder: Path, count: int | None = None) -> PackedFiles:
+        """Return the files of a store, of this one's number of images if none is given."""
+        return PackedFiles(folder, self.spec, len(self.rows) if count is None else count)
+
+    def _write(self, folder: Path, incomplete: list[Shard], *, fresh: bool) -> None:
+        files, count = self.files(folder), self._counter(incomplete)
+        earlier = self._earlier(folder, incomplete, fresh=fresh)
+        files.begin(self.contents, incomplete)
+        with threads() as pool:
+            for shard in incomplete:
+                images = dict[int, bytes]()
+                for row, image in earlier.known(self.contents, shard):
+                    images[row] = bytes(image)  # a view would keep the whole shard in memory
+                    count()
+                others = [row for row in range(*shard) if row not in images]
+                for row, image in zip(others, pool.map(self._packed, others), strict=True):
+                    images[row] = image
+                    count()
+                files.write(shard, [images[row] for row in range(*shard)])
+                files.seal(shard)
+
+    def _packed(self, row: int) -> bytes:
+        with read_image(self.root, self._wanted(row), self.spec) as image:
+            return packed(image, keep_file=self.spec.mapping.is_plain)
+
+
+def _key(contents: Contents, spec: StoreSpec) -> str:
+    formatted = [spec.channels, spec.height, spec.width, spec.resize]
+    mapping = [] if spec.mapping.is_plain else [spec.mapping.json()]
+    described = json.dumps([*decoder_version(), *formatted, *mapping])
+    digest = hashlib.sha256(described.encode())
+    digest.update(contents.tobytes().hex().encode())
+    return digest.hexdigest()[:32]
+
+
+def _publish(building: Path, store: Path) -> None:
+    """Move a new store to its place; readers of a replaced file keep their open copy."""
+    if not store.is_dir():
+        building.rename(store)
+        return
+    (store / SHARDS_FILE).unlink(missing_ok=True)
+    for file in sorted(building.iterdir(), key=lambda file: file.name == SHARDS_FILE):
+        file.replace(store / file.name)
+    building.rmdir()

@@ -1,0 +1,92 @@
+"""Read one image of a store: the file that was described, decoded, in the store's format."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from pipeline.data.pixel_values.pixel_mapping import PLAIN, PixelMapping
+from pipeline.data.reading.decoding import UndecodableImageError, decoded
+from pipeline.data.reading.image_root import root_image_bytes
+from pipeline.data.reading.jpeg_decoding import decode_jpeg
+from pipeline.data.reading.resizing import Pixels, ResizePolicy, resize_image
+from pipeline.errors import DataError
+
+
+@dataclass(frozen=True)
+class StoreSpec:
+    """The format of every image of a store."""
+
+    channels: int
+    height: int
+    width: int
+    resize: ResizePolicy
+    mapping: PixelMapping = PLAIN
+    """What becomes of values that are not of 8 bits."""
+
+
+class WantedImage(NamedTuple):
+    """An image of a store."""
+
+    row: int
+    path: str
+    sha256: str
+    """Of its file when it was described."""
+
+
+class ReadImage(NamedTuple):
+    """An image in two forms."""
+
+    file: bytes
+    """What the image was decoded from."""
+    pixels_in_file: int
+    """Height times width before resizing."""
+    resized_HWC: Pixels
+
+
+class LargeImageError(Exception):
+    """The image has more pixels than asked for."""
+
+
+@contextmanager
+def read_image(
+    root: Path, wanted: WantedImage, spec: StoreSpec, most_pixels: int | None = None
+) -> Iterator[ReadImage]:
+    """Read, decode and resize an image, whose memory is reserved while the block runs.
+
+    Args:
+        root: the folder or archive that its path is relative to.
+        wanted: the image.
+        spec: the format that it gets.
+        most_pixels: larger images raise an error instead.
+
+    Raises:
+        DataError: if the file has changed since it was described.
+        LargeImageError: if the image is larger than that.
+    """
+
+    def check(header: tuple[int, int, str]) -> None:
+        if most_pixels and header[0] * header[1] > most_pixels:
+            raise LargeImageError
+
+    try:
+        with root_image_bytes(root, wanted.path) as data:
+            if hashlib.sha256(data).hexdigest() != wanted.sha256:
+                raise DataError(f"{wanted.path} changed while it was being read. Run again.")
+            with decoded(
+                data,
+                spec.channels,
+                known_whole=True,
+                on_header=check,
+                jpeg_decoder=decode_jpeg,
+                mapping=spec.mapping,
+            ) as pixels_HWC:
+                height, width = pixels_HWC.shape[:2]
+                resized_HWC = resize_image(pixels_HWC, spec.height, spec.width, spec.resize)
+                yield ReadImage(data, height * width, resized_HWC)
+    except UndecodableImageError as error:
+        raise DataError(f"{wanted.path}: {error}. Restore it, or run again.") from error

@@ -1,0 +1,1 @@
+"""Whether a mirrored, turned or otherwise changed image still shows its class."""

@@ -1,0 +1,223 @@
+"""Decide whether a mirrored image still shows its class, before anything makes use of it.
+
+The user's setting counts first, then what the data source declares, and else a measurement on
+images of the training split (`mirror_probe`). What is not known is not used: no image is mirrored.
+An answer is kept in `.patchline/symmetries/`, by the content and the labels of those images.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import cv2
+import numpy as np
+import pandas as pd
+from pydantic import ValidationError
+
+from pipeline.config import RunConfig
+from pipeline.data.manifests.same_images import FILE, GROUP, PIXELS, known, united
+from pipeline.data.near_duplicates.thumbnails import shrunk
+from pipeline.data.pixel_values.pixel_mapping import PixelMapping
+from pipeline.data.reading.decoding import UndecodableImageError, decoded
+from pipeline.data.reading.image_root import root_image_bytes
+from pipeline.data.reading.jpeg_decoding import decode_jpeg
+from pipeline.data.symmetry.assumed_symmetries import mirroring_settings
+from pipeline.data.symmetry.mirror_answer import MirrorSymmetry
+from pipeline.data.symmetry.mirror_probe import FEWEST, SIDE, Measured, Share, measured
+from pipeline.files.atomic_files import storage_errors, write_text
+from pipeline.workspace import make_folder
+
+FORMAT = 1
+"""Increase it when the measurement finds something else in the same images."""
+OPTION = "mirror_symmetric"
+_FEWEST_IMAGES, _IMAGES, _MOST_IMAGES = 200, 1000, 5000
+_PER_CLASS = 10
+_PIXELS = 400_000_000
+"""Of all images that are decoded for the measurement, unless these are too few."""
+_THREADS = 4
+_NAMED = 2
+Array = np.ndarray[Any, Any]
+
+
+class Files(NamedTuple):
+    """Where images are, and what becomes of values that are not of 8 bits."""
+
+    root: Path
+    mapping: PixelMapping
+
+
+def mirror_symmetry(
+    config: RunConfig, declared: bool | None, rows: pd.DataFrame, files: Files, workspace: Path
+) -> MirrorSymmetry:
+    """Return the answer for some data.
+
+    Args:
+        config: may set it.
+        declared: what the data source says; None if it does not know.
+        rows: usable rows of a manifest with its splits.
+        files: where the images are, and how they are decoded.
+        workspace: the folder `.patchline`.
+    """
+    setting, key = config.data.mirror_symmetric, "data.mirror_symmetric"
+    if setting is None and isinstance(option := config.data.options.get(OPTION), bool):
+        setting, key = option, f"data.options.{OPTION}"
+    is_set = setting is not None
+    how = f"{key} is {str(setting).lower()}" if is_set else f"{config.data.source} declares so"
+    stated = setting if is_set else declared
+    origin: Literal["set", "declared"] = "set" if is_set else "declared"
+    flips = mirroring_settings(config)
+    if stated is False and not flips:
+        return MirrorSymmetry(answer="asymmetric", origin=origin, why=f"{_THEY_DIFFER} ({how})")
+    found = measured_symmetry(rows[rows["split"] == "train"], files, workspace)
+    contradicted = found.answer == "asymmetric" and bool(flips or stated)
+    cause = flips[0] if flips else how
+    if contradicted:
+        note = f"{cause}, but {found.note}"
+        found = found.model_copy(update={"note": note, "is_contradicted": True})
+    elif flips and found.answer == "unknown":
+        note = found.note.replace(_NONE_USED, f"but {cause}, so they are used")
+        found = found.model_copy(update={"note": note})
+    if stated is None:
+        return found
+    return MirrorSymmetry(
+        answer="symmetric" if stated else "asymmetric",
+        origin=origin,
+        note=found.note if contradicted else "",
+        is_contradicted=contradicted,
+        why="" if stated else f"{_THEY_DIFFER} ({how})",
+        classes=found.classes if contradicted else (),
+    )
+
+
+def measured_symmetry(rows: pd.DataFrame, files: Files, workspace: Path) -> MirrorSymmetry:
+    """Measure it on training images, or return what was measured on the same ones before."""
+    chosen = _sample(rows)
+    file = workspace / "symmetries" / f"{_digest(chosen, files.mapping)}.json"
+    try:
+        return MirrorSymmetry.model_validate_json(file.read_bytes())
+    except (OSError, ValidationError):
+        pass  # none, or another version's
+    if len(chosen) < FEWEST:
+        return _unknown(f"{len(chosen)} training images are too few to measure it")
+    thumbnails = _thumbnails(chosen, files)
+    if thumbnails is None:
+        return _unknown("an image changed while it was measured")
+    names, labels = np.unique(known(chosen, "label").to_numpy(str), return_inverse=True)
+    units = united(known(chosen, FILE), known(chosen, PIXELS), known(chosen, GROUP))
+    found = _in_words(measured(thumbnails, labels, units), names.tolist())
+    with storage_errors(file):
+        make_folder(file.parent)
+    write_text(file, found.model_dump_json())
+    return found
+
+
+def _sample(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the training images to measure: the same ones for the same data, of each class."""
+    rows = rows.sort_values(["label", FILE], kind="stable")
+    rank = rows.groupby("label").cumcount()
+    classes = int(rows["label"].nunique())
+    pixels = (rows["width"] * rows["height"]).median() if len(rows) else 1
+    wanted = max(_IMAGES, min(_PER_CLASS * classes, _MOST_IMAGES))
+    most = int(min(wanted, max(_FEWEST_IMAGES, _PIXELS / max(1, pixels))))
+    order = rank.sort_values(kind="stable").index[:most]
+    return rows.loc[rows.index.isin(order)]
+
+
+def _digest(rows: pd.DataFrame, mapping: PixelMapping) -> str:
+    content = rows[["label", FILE]].assign(group=known(rows, GROUP)).to_csv(index=False)
+    return hashlib.sha256(f"{FORMAT} {mapping!r} {content}".encode()).hexdigest()[:32]
+
+
+def _thumbnails(rows: pd.DataFrame, files: Files) -> Array | None:
+    """Return small RGB images (N, S, S, 3); None if one cannot be read any more."""
+
+    def thumbnail(path: str) -> Array:
+        with (
+            root_image_bytes(files.root, path) as data,
+            decoded(
+                data, 3, known_whole=True, jpeg_decoder=decode_jpeg, mapping=files.mapping
+            ) as image_HWC,
+        ):
+            small = shrunk(image_HWC)
+        how = cv2.INTER_AREA if min(small.shape[:2]) >= SIDE else cv2.INTER_LINEAR
+        return cv2.resize(small, (SIDE, SIDE), interpolation=how)
+
+    try:
+        with ThreadPoolExecutor(_THREADS) as pool:
+            return np.stack(list(pool.map(thumbnail, rows["path"])))
+    except UndecodableImageError:
+        return None
+
+
+# -- in words ----------------------------------------------------------------------------------
+
+_DIFFER = "mirrored images do not show the same classes"
+_THEY_DIFFER = "they do not show the same classes"
+_NONE_USED = "so none are used"
+_UNSKILLED = "a linear probe cannot tell the classes apart"
+
+
+def _unknown(reason: str, images: int = 0) -> MirrorSymmetry:
+    of = f"on {images:,} training images, " if images else ""
+    return MirrorSymmetry(
+        answer="unknown",
+        origin="measured",
+        note=(
+            f"whether mirrored images show the same classes is not known, {_NONE_USED}: "
+            f"{of}{reason}; set data.mirror_symmetric if you know"
+        ),
+        why=f"whether they show the same classes is not known ({reason})",
+    )
+
+
+def _in_words(found: Measured, names: list[str]) -> MirrorSymmetry:
+    labelled = len(names) > 1
+    told = f"tells {_interval(found.told_apart)} of held-out images from their mirror images"
+    evidence = f"a linear probe {told}, where 50% is chance"
+    if labelled:
+        evidence = (
+            f"a linear probe recognises {found.accuracy.value:.0%} of held-out images and "
+            f"{_interval(found.mirrored)} of their mirror images, and {told}, where 50% is chance"
+        )
+    if found.answer == "unknown":
+        skilled = found.is_skilled or not labelled
+        reason = f"{evidence}: no evidence either way" if skilled else _UNSKILLED
+        return _unknown(reason, found.images)
+    of = f"measured on {found.images:,} training images"
+    if found.answer == "symmetric":
+        note = f"mirrored images show the same classes, {of}: {evidence}"
+        return MirrorSymmetry(answer="symmetric", origin="measured", note=note)
+    certain = [each.label for each in found.classes] + [label for label, _ in found.sides]
+    if labelled:
+        evidence = _differences(found, names) or evidence
+    return MirrorSymmetry(
+        answer="asymmetric",
+        origin="measured",
+        note=f"{_DIFFER}, {of}: {evidence}",
+        why=f"{_THEY_DIFFER} ({of})",
+        classes=tuple(names[label] for label in dict.fromkeys(certain)) if labelled else (),
+    )
+
+
+def _differences(found: Measured, names: list[str]) -> str:
+    """Return how mirror images of the clearest classes differ; empty if no class is certain."""
+    parts = [
+        f"of '{names[each.label]}', a linear probe recognises {each.originals:.0%} of held-out "
+        f"images and {each.mirrored:.0%} of their mirror images; it takes "
+        f"{_interval(each.as_other)} of these for '{names[each.other]}'"
+        for each in found.classes[:_NAMED]
+    ]
+    if not parts:
+        parts = [
+            f"of '{names[label]}', a linear probe tells {value:.0%} of held-out images from "
+            "their mirror images, where 50% is chance"
+            for label, value in found.sides[:_NAMED]
+        ]
+    return "; ".join(parts)
+
+
+def _interval(value: Share) -> str:
+    return f"{value.value:.0%} ({value.low:.0%} to {value.high:.0%})"

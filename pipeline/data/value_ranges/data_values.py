@@ -1,0 +1,274 @@
+"""Decide once for a data set what becomes of the values and the bands of its images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+
+from pipeline.data.config import DataConfig
+from pipeline.data.pixel_values.file_summary import FileSummary
+from pipeline.data.pixel_values.pixel_mapping import EIGHT_BITS, PixelMapping, kind_words, number
+from pipeline.data.value_ranges.range_choice import ChosenRange, Observed, choose_range, loss_words
+from pipeline.data.value_ranges.value_sample import value_sample
+from pipeline.errors import ConfigError, DataError, PipelineError
+from pipeline.plugin_api import PixelValues, ValueRange
+
+_LIKE_OPACITY = 0.25
+"""An opacity is whole or none in at least this share of the pixels; a near-infrared band is not."""
+_MODE_BANDS = {"1": 1, "L": 1, "LA": 2, "RGBA": 4}
+"""Bands of the color modes of Pillow; all others are read as RGB."""
+_GREY_MODES = {"1", "L", "LA"}
+_SIDE_BY_SIDE = 3
+_LEAST_HOUNSFIELD, _MOST_HOUNSFIELD = -4096, 32767
+"""Values that computed tomography may have, metal and what is outside of the scan included."""
+
+
+class DataValues(NamedTuple):
+    """What becomes of the values and the bands of a data set."""
+
+    spec: PixelValues
+    """For the store, the package, and everything else that decodes an image."""
+    is_grey: bool
+    """Whether all images are without color then."""
+    notes: tuple[str, ...]
+    """What a person should know, in sentences."""
+    losses: tuple[str, ...]
+    """Those of the notes that say what training may miss."""
+    problem: PipelineError | None
+    """Why a run cannot use the images as they are."""
+
+    @property
+    def mapping(self) -> PixelMapping:
+        """The same for the decoder."""
+        return PixelMapping.of(self.spec.model_dump())
+
+
+class _File(NamedTuple):
+    path: str
+    sha256: str
+    mode: str
+    summary: FileSummary
+
+    @property
+    def bands(self) -> int:
+        return self.summary.bands or _MODE_BANDS.get(self.mode, 3)
+
+
+def summaries(rows: pd.DataFrame) -> list[FileSummary]:
+    """Return what the manifest notes about the values of each file."""
+    texts = rows["values"] if "values" in rows else [""] * len(rows)
+    known = {text: FileSummary.read(text or "") for text in set(texts)}
+    return [known[text] for text in texts]
+
+
+def band_counts(rows: pd.DataFrame) -> list[int]:
+    """Return the number of bands of each file."""
+    pairs = zip(rows["mode"], summaries(rows), strict=True)
+    return [summary.bands or _MODE_BANDS.get(mode, 3) for mode, summary in pairs]
+
+
+def choose_values(rows: pd.DataFrame, root: Path, settings: DataConfig) -> DataValues:
+    """Decide what becomes of the values and bands of a data set.
+
+    All usable images count, whatever their split: a range is two numbers, and the splits of images
+    that are added later are not known yet.
+
+    Args:
+        rows: the usable images of a manifest.
+        root: the folder or archive that their paths are relative to.
+        settings: may fix the range and the bands.
+    """
+    columns = (rows["path"], rows["sha256"], rows["mode"], summaries(rows))
+    files = [_File(*each) for each in zip(*columns, strict=True)]
+    problem = _problem(files, settings)
+    bands = _stand_in(files) if problem and files else settings.bands or ()
+    opacity, opacity_notes = _opacity(files, bands)
+    ranges, notes, losses = list[ValueRange](), list[str](), list[str]()
+    deep: dict[str, list[_File]] = {}
+    for file in files:
+        if file.summary.kind != EIGHT_BITS:
+            deep.setdefault(file.summary.kind, []).append(file)
+    for kind, group in sorted(deep.items()):
+        chosen = _range(kind, group, root, settings, bands)
+        ranges.append(ValueRange(kind=kind, low=chosen.low, high=chosen.high, found=chosen.found))
+        note = _range_note(kind, len(group), len(files), chosen)
+        notes.append(note)
+        losses += [note] if loss_words(chosen) else []
+    spec = PixelValues(
+        ranges=tuple(ranges),
+        bands=bands,
+        opacity=opacity,
+        eight_bit=not files or any(file.summary.kind == EIGHT_BITS for file in files),
+    )
+    return DataValues(
+        spec=spec,
+        is_grey=len(bands) == 1 if bands else all(map(_is_grey, files)),
+        notes=(
+            *notes,
+            *opacity_notes,
+            *_notes_on_white(deep),
+            *_notes_on_bands(files, settings),
+            *_other_notes(files),
+            *_unused(bool(deep), settings),
+        ),
+        losses=(*losses, *opacity_notes),
+        problem=problem,
+    )
+
+
+def _is_grey(file: _File) -> bool:
+    return file.summary.colors == 1 if file.summary.is_deep else file.mode in _GREY_MODES
+
+
+def _problem(files: Sequence[_File], settings: DataConfig) -> PipelineError | None:
+    """Return why nothing says which bands are used; None if something does."""
+    if settings.bands:
+        named = " ".join(map(str, settings.bands))
+        few = [file for file in files if file.bands < max(settings.bands)]
+        return _too_few(few, named) if few else None
+    unknown = [file for file in files if file.summary.unknown_bands]
+    if unknown:
+        count = max(file.bands for file in unknown)
+        choice = "--data.bands 1 2 3" if count >= _SIDE_BY_SIDE else "--data.bands 1"
+        return DataError(
+            f"{_counted(unknown)} {count} bands, and nothing says which of them are used. Choose "
+            f"three as red, green and blue ({choice}), or a single one (--data.bands {count})."
+            if count >= _SIDE_BY_SIDE
+            else f"{_counted(unknown)} {count} bands, and nothing says which of them is used. "
+            f"Choose one ({choice})."
+        )
+    doubtful = [file for file in files if 0 <= file.summary.clear < _LIKE_OPACITY]
+    if doubtful and 2 * len(doubtful) > sum(file.summary.clear >= 0 for file in files):
+        count = doubtful[0].bands
+        rest = " ".join(map(str, range(1, count)))
+        return DataError(
+            f"{_counted(doubtful)} a band {count} that is declared as opacity, but does not look "
+            f"like one: few of its pixels are wholly opaque or transparent. Leave it out with "
+            f"--data.bands {rest}, or choose bands with it."
+        )
+    return None
+
+
+def _too_few(few: Sequence[_File], named: str) -> ConfigError:
+    there = few[0].bands
+    return ConfigError(
+        f"data.bands is {named}, but {_counted(few)} only {there} band{'' if there == 1 else 's'}. "
+        "Choose bands that every image has, or leave out the others with data.exclude."
+    )
+
+
+def _stand_in(files: Sequence[_File]) -> tuple[int, ...]:
+    """Return the bands that an inspection shows although it is not known which are used."""
+    least = min(file.bands for file in files)
+    return (1, 2, 3) if least >= _SIDE_BY_SIDE else (1,)
+
+
+def _counted(files: Sequence[_File]) -> str:
+    """Return how many files there are, and an example: `3 images, such as a.tif, have`."""
+    if len(files) == 1:
+        return f"the image {files[0].path} has"
+    return f"{len(files):,} images, such as {files[0].path}, have"
+
+
+def _opacity(files: Sequence[_File], bands: tuple[int, ...]) -> tuple[bool, list[str]]:
+    """Return whether opacity is applied, and a note if it would hide the images."""
+    with_opacity = [file for file in files if file.summary.clear >= 0]
+    hidden = [file for file in with_opacity if file.summary.hidden]
+    if bands or 2 * len(hidden) <= len(with_opacity):
+        return True, []
+    note = (
+        f"{len(hidden):,} of {len(with_opacity):,} images with opacity are wholly transparent and "
+        "would show nothing, so opacity is ignored"
+    )
+    return False, [note]
+
+
+def _range(
+    kind: str, group: Sequence[_File], root: Path, settings: DataConfig, bands: tuple[int, ...]
+) -> ChosenRange:
+    lows, highs, declared = list[float](), list[float](), list[float]()
+    for file in group:
+        low, high = file.summary.extremes(bands)
+        lows.append(low)
+        highs.append(high)
+        declared.append(file.summary.declared)
+    most = max(bands, default=0)
+    listed = [(file.path, file.sha256) for file in group if most <= file.bands]
+    seen = Observed(
+        kind=kind,
+        low=min(lows),
+        high=max(highs),
+        declared=max(declared) if all(declared) else 0.0,
+        sample=value_sample(root, listed, bands),
+    )
+    return choose_range(seen, settings.value_range, settings.value_range_percentiles)
+
+
+def _range_note(kind: str, count: int, total: int, chosen: ChosenRange) -> str:
+    many = f"all {total:,}" if count == total else f"{count:,} of {total:,}"
+    words = (
+        f"{many} images have {kind_words(kind)} values: {number(chosen.low)} to "
+        f"{number(chosen.high)} become 256 grey levels ({chosen.found})"
+    )
+    losses = loss_words(chosen)
+    may_be_ct = _LEAST_HOUNSFIELD <= chosen.low < 0 < chosen.high <= _MOST_HOUNSFIELD
+    window = "; for CT, set a window such as --data.value-range -160 240" if may_be_ct else ""
+    return f"{words}{'; ' if losses else ''}{losses}{window or '; data.value_range sets another'}"
+
+
+def _notes_on_bands(files: Sequence[_File], settings: DataConfig) -> Iterator[str]:
+    if settings.bands:
+        most = max((file.bands for file in files), default=0)
+        named = " and ".join(map(str, settings.bands[-2:]))
+        named = ", ".join([*map(str, settings.bands[:-2]), named])
+        plural = "band" if len(settings.bands) == 1 else "bands"
+        yield f"{plural} {named} of up to {most} are used; the others are dropped"
+
+
+def _notes_on_white(deep: dict[str, list[_File]]) -> Iterator[str]:
+    """Say that files of one type declare different values of white, although one range maps all."""
+    for kind, group in sorted(deep.items()):
+        whites = sorted({file.summary.declared for file in group} - {0.0})
+        if len(whites) > 1:
+            darker = [file for file in group if file.summary.declared == whites[0]]
+            many = f"{len(darker):,} of {len(group):,}, such as {darker[0].path}"
+            yield (
+                f"images of {kind_words(kind)} values declare different values of white, "
+                f"{number(whites[0])} ({many}) to {number(whites[-1])}; one range maps all of them"
+            )
+
+
+def _other_notes(files: Sequence[_File]) -> Iterator[str]:
+    """Say which files have more than is used of them."""
+    several = [file for file in files if file.summary.pages > 1]
+    if several:
+        one = len(several) == 1
+        yield (
+            f"{len(several):,} file{' has' if one else 's have'} several pages, such as "
+            f"{several[0].path}; the first page is used"
+        )
+    reduced = [file for file in files if file.summary.reduced]
+    if reduced:
+        one = len(reduced) == 1
+        most = max(file.summary.reduced for file in reduced)
+        yield (
+            f"{len(reduced):,} image{' has' if one else 's have'} up to {most} bits per color, "
+            f"such as {reduced[0].path}, which the decoder of {'its' if one else 'their'} format "
+            "reduces to 8; grey and RGB images keep all bits in 16-bit PNG and TIFF files"
+        )
+    missing = [file for file in files if file.summary.missing]
+    if missing:
+        one = len(missing) == 1
+        yield (
+            f"{len(missing):,} image{' has' if one else 's have'} pixels without a known value, "
+            f"such as {missing[0].path}; they become black"
+        )
+
+
+def _unused(deep: bool, settings: DataConfig) -> Iterator[str]:
+    for name in ("value_range", "value_range_percentiles"):
+        if getattr(settings, name) is not None and not deep:
+            yield f"data.{name} has no effect, because all images are decoded to 8 bits per color"

@@ -1,0 +1,52 @@
+"""What changed between two data sets."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pandas as pd
+from PIL import Image
+
+from pipeline.config import RunConfig
+from pipeline.data.ingestion import scan
+from pipeline.data.manifests.data_diff import Moved, Relabelled, compare
+from tests.conftest import draw_photo, write_photos
+
+
+def manifest_of(folder: Path) -> pd.DataFrame:
+    """Return the manifest of a folder."""
+    config = RunConfig.model_validate({"data": {"path": str(folder)}})
+    return scan(config, folder.parent / "work").manifest
+
+
+def test_every_change_is_named_once(tmp_path: Path) -> None:
+    """Added, removed, changed, moved and relabelled images are told apart."""
+    before = write_photos(tmp_path / "before", classes=2, images=6)
+    after = tmp_path / "after"
+    shutil.copytree(before, after)
+    Image.fromarray(draw_photo(0, 77)).save(after / "across/new.png")
+    shutil.copy(after / "down/000.png", after / "down/copy.png")
+    (after / "across/001.png").unlink()
+    Image.fromarray(draw_photo(0, 78)).save(after / "across/002.png")
+    (after / "across/003.png").rename(after / "across/renamed.png")
+    (after / "across/004.png").rename(after / "down/moved.png")
+    Image.open(after / "across/005.png").save(after / "across/005.png", compress_level=1)
+    found = compare(manifest_of(before), manifest_of(after))
+    assert found.added == ("across/new.png", "down/copy.png")
+    assert found.removed == ("across/001.png",)
+    assert found.changed == ("across/002.png",)
+    assert found.moved == (Moved(path="across/renamed.png", before="across/003.png"),)
+    change = {"path": "down/moved.png", "before": "across/004.png"}
+    assert found.relabelled == (Relabelled(**change, label="down", label_before="across"),)
+    assert (found.images_before, found.images, found.unchanged) == (12, 13, 8)
+    assert not found.same
+
+
+def test_copy_elsewhere_is_the_same(tmp_path: Path) -> None:
+    """The place of a folder does not matter."""
+    before = write_photos(tmp_path / "before", classes=2, images=3)
+    shutil.copytree(before, tmp_path / "elsewhere" / "after")
+    found = compare(manifest_of(before), manifest_of(tmp_path / "elsewhere" / "after"))
+    assert found.same
+    assert found.unchanged == 6

@@ -1,0 +1,138 @@
+"""What is remembered of files that have not changed, and when they are opened again."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from PIL import Image
+
+from pipeline.config import RunConfig
+from pipeline.data import ingestion
+from pipeline.data.manifests import manifest as manifests
+from pipeline.data.manifests.scan_memory import ScanMemory
+from pipeline.plugin_api import ImageListing, ListedImage
+from tests.conftest import draw_photo, write_photos
+from tests.pipeline.data.manifests.test_manifest import listed
+from tests.plugins.test_webdataset_source import listed as listed_shards
+from tests.plugins.test_webdataset_source import samples, shard_of
+
+REMEMBERED = "remembered"
+"""Written into the memory's column `mode`, so that a row shows where it comes from."""
+
+
+def marked(memory: ScanMemory) -> None:
+    """Mark every row of a memory."""
+    pd.read_parquet(memory.file).assign(mode=REMEMBERED).to_parquet(memory.file)
+
+
+def scanned(listing: ImageListing, work: Path, *, fresh: bool = False) -> pd.DataFrame:
+    """Scan with the memory of a workspace."""
+    memory = ScanMemory(listing.root, work, fresh=fresh)
+    return manifests.scan(listing, memory=memory).set_index("path")
+
+
+@pytest.mark.usefixtures("later")
+def test_only_what_changed_is_opened_again(tmp_path: Path) -> None:
+    """A file with other bytes of the same size and time, a new one and a damaged one."""
+    root, work = write_photos(tmp_path / "photos", classes=2, images=3), tmp_path / "work"
+    (root / "across" / "bad.png").write_bytes(b"\x89PNG\r\n\x1a\nno image")
+    first = scanned(listed(root), work)
+    assert first.equals(manifests.scan(listed(root)).set_index("path"))
+    marked(ScanMemory(root, work))
+    changed = root / "across" / "000.png"
+    times, content = changed.stat(), bytearray(changed.read_bytes())
+    content[-20] ^= 255  # in a checksum
+    changed.write_bytes(content)
+    os.utime(changed, ns=(times.st_atime_ns, times.st_mtime_ns))
+    (root / "down" / "new.png").write_bytes((root / "down" / "000.png").read_bytes())
+    second = scanned(listed(root), work)
+    assert dict(second["mode"] == REMEMBERED) == {
+        "across/000.png": False,
+        "across/001.png": True,
+        "across/002.png": True,
+        "across/bad.png": False,
+        "down/000.png": True,
+        "down/001.png": True,
+        "down/002.png": True,
+        "down/new.png": False,
+    }
+    assert str(second.loc["across/000.png", "sha256"]) != str(first.loc["across/000.png", "sha256"])
+    assert second.loc["across/bad.png", "status"] == "damaged"
+    assert second.dtypes.equals(first.dtypes)
+    assert not (scanned(listed(root), work, fresh=True)["mode"] == REMEMBERED).any()
+
+
+@pytest.mark.usefixtures("later")
+def test_images_of_shards_that_did_not_change_are_not_opened_again(tmp_path: Path) -> None:
+    """A shard is written again, and one is added; the members of the third are known."""
+    photos, place = write_photos(tmp_path / "photos", classes=2, images=3), tmp_path / "shards"
+    for name in ("0.tar", "1.tar"):
+        shard_of(place / name, samples(photos))
+    work = tmp_path / "work"
+    first = scanned(listed_shards(place, tmp_path / "index"), work)
+    marked(ScanMemory(listed_shards(place, tmp_path / "index").root, work))
+    for name in ("1.tar", "2.tar"):
+        shard_of(place / name, samples(photos))
+    second = scanned(listed_shards(place, tmp_path / "index"), work)
+    assert len(second) == len(first) + 6
+    remembered = second["mode"] == REMEMBERED
+    assert remembered.equals(pd.Series(second.index.str.startswith("0.tar/"), second.index))
+
+
+def test_a_file_that_was_just_written_is_not_remembered(tmp_path: Path) -> None:
+    """Its next change might have the same time."""
+    root, work = write_photos(tmp_path / "photos", classes=1, images=2), tmp_path / "work"
+    scanned(listed(root), work)
+    assert len(pd.read_parquet(ScanMemory(root, work).file)) == 0
+    assert list(scanned(listed(root), work)["status"]) == ["ok", "ok"]
+
+
+@pytest.mark.usefixtures("later")
+@pytest.mark.parametrize("damage", [b"", b"PAR1", None])
+def test_a_damaged_memory_is_written_again(tmp_path: Path, damage: bytes | None) -> None:
+    """It costs time, not the run; None is a table with other columns."""
+    root, work = write_photos(tmp_path / "photos", classes=1, images=2), tmp_path / "work"
+    first, file = scanned(listed(root), work), ScanMemory(root, work).file
+    if damage is None:
+        pd.DataFrame({"path": ["across/000.png"]}).to_parquet(file)
+    else:
+        file.write_bytes(damage)
+    assert scanned(listed(root), work).equals(first)
+    marked(ScanMemory(root, work))
+    assert (scanned(listed(root), work)["mode"] == REMEMBERED).all()
+
+
+@pytest.mark.usefixtures("later")
+def test_files_without_a_label_stay_foreign(tmp_path: Path) -> None:
+    """What is known of an image does not give it a class."""
+    root, work = write_photos(tmp_path / "photos", classes=1, images=1), tmp_path / "work"
+    image = ListedImage("across/000.png", "")
+    unlabelled = ImageListing("photos", root, [image])
+    manifests.scan(unlabelled, labelled=False, memory=ScanMemory(root, work))
+    assert list(scanned(unlabelled, work)["status"]) == ["foreign"]
+
+
+@pytest.mark.usefixtures("later")
+def test_an_archive_is_read_again_when_it_is_another_file(tmp_path: Path) -> None:
+    """The members of an unchanged archive are remembered; the images are the same."""
+    archive, work = tmp_path / "photos.zip", tmp_path / "work"
+
+    def write(first: int) -> None:
+        with zipfile.ZipFile(archive, "w") as opened:
+            for number in range(12):
+                name = f"{('across', 'down')[number % 2]}/{number}.png"
+                with opened.open(name, "w") as member:
+                    Image.fromarray(draw_photo(number % 2, first + number)).save(member, "PNG")
+
+    write(1)
+    config = RunConfig.model_validate({"data": {"path": str(archive)}})
+    first = ingestion.ingest(config, work)
+    [file] = (work / "scans").iterdir()
+    assert len(pd.read_parquet(file)) == 12
+    assert ingestion.ingest(config, work).fingerprint == first.fingerprint
+    write(100)
+    assert ingestion.ingest(config, work).fingerprint != first.fingerprint

@@ -1,0 +1,156 @@
+"""Files described and decoded by child processes: the same, whatever happens to a child."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from PIL import Image
+
+from pipeline.data.manifests import manifest as manifests
+from pipeline.data.manifests.describing_processes import KeptImages, rows_of
+from pipeline.data.reading.child_processes import processors
+from pipeline.data.store.prepared_store import StoreSpec, open_images, prepare
+from pipeline.errors import DataError
+from pipeline.plugin_api import ListedImage
+from tests.conftest import write_photos
+from tests.patience import until
+from tests.pipeline.data.manifests.test_manifest import listed
+
+MANY = 10**9
+Files = list[tuple[ListedImage, bool]]
+
+
+def files_of(root: Path, times: int = 1) -> Files:
+    """Return the PNG files below a folder, each several times."""
+    found = sorted(root.rglob("*.png"))
+    images = [ListedImage(each.relative_to(root).as_posix(), each.parent.name) for each in found]
+    return [(image, True) for image in images] * times
+
+
+def _kept(file: Path, count: int) -> KeptImages:
+    """Return what keeps so many images in 8 x 8 pixels."""
+    np.save(file, np.zeros((count, 8, 8, 3), np.uint8))
+    return KeptImages(file, "squash")
+
+
+@pytest.mark.skipif(processors() == 1, reason="needs two processors")
+def test_processes_and_threads_return_the_same_rows(tmp_path: Path) -> None:
+    """Whole, damaged, foreign, missing, large and oddly named files, in their order."""
+    root = write_photos(tmp_path / "photos", classes=2, images=3)
+    (root / "across" / "bad.png").write_bytes(b"\x89PNG\r\n\x1a\nno image")
+    Image.new("L", (4200, 4200), 9).save(root / "across" / "large.png", compress_level=1)
+    files = files_of(root)
+    files += [(ListedImage("down/000.png", "", None, "a group"), False)]
+    files += [(ListedImage(name, "down", "test"), True) for name in ("gone.png", "a\nb", "\udcff")]
+    kept = [_kept(tmp_path / name, len(files)) for name in ("threads.npy", "processes.npy")]
+    by_threads = list(rows_of(root, files, fewest=MANY, kept=kept[0]))
+    by_processes = list(rows_of(root, files, fewest=1, kept=kept[1]))
+    assert by_processes == by_threads
+    images = [np.load(each.file) for each in kept]
+    assert np.array_equal(*images)
+    assert [bool(image.any()) for image in images[0]] == [r["status"] == "ok" for r in by_threads]
+    statuses = [row["status"] for row in by_processes]
+    assert (statuses.count("ok"), statuses.count("foreign")) == (7, 1)
+
+
+@pytest.mark.skipif(processors() == 1, reason="needs two processors")
+def test_killed_processes_cost_no_row(tmp_path: Path) -> None:
+    """The parent describes what a child was asked for, and what nobody is left to ask for."""
+    root = write_photos(tmp_path / "photos", classes=2, images=3)
+    files = files_of(root, times=200)
+    rows = rows_of(root, files, fewest=1)
+    first = next(rows)
+    children = psutil.Process().children()
+    for child in children:
+        if "pipeline.data.manifests.describing_processes" in child.cmdline():
+            os.kill(child.pid, signal.SIGKILL)
+    found = [first, *rows]
+    assert [row["path"] for row in found] == [image.path for image, _ in files]
+    assert {row["status"] for row in found} == {"ok"}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(processors() == 1, reason="needs two processors")
+def test_processes_end_with_a_killed_parent(tmp_path: Path) -> None:
+    """Nobody is left behind when a run is killed while it reads the images."""
+    root = write_photos(tmp_path / "photos", classes=2, images=3)
+    code = f"""
+from pathlib import Path
+from pipeline.data.manifests.describing_processes import KeptImages, rows_of
+from tests.pipeline.data.reading.test_child_processes import files_of
+root = Path({str(root)!r})
+rows = rows_of(root, files_of(root, times=20000), fewest=1)
+next(rows)
+print("began", flush=True)
+for _ in rows:
+    pass
+"""
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    assert parent.stdout.readline() == "began\n"
+    children = psutil.Process(parent.pid).children()
+    assert len(children) >= 2
+    parent.kill()
+    parent.wait()
+    until(lambda: not any(map(_lives, children)), "a child process lives on")
+
+
+def _lives(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+def test_a_reader_that_stops_early_leaves_no_process(tmp_path: Path) -> None:
+    """An error while the rows are used ends the children."""
+    root = write_photos(tmp_path / "photos", classes=2, images=3)
+    rows = rows_of(root, files_of(root, times=300), fewest=1)
+    assert len(list(itertools.islice(rows, 3))) == 3
+    mine = [child for child in psutil.Process().children() if _describes(child)]
+    rows.close()  # type: ignore[attr-defined]
+    assert not any(map(_lives, mine))
+
+
+def _describes(process: psutil.Process) -> bool:
+    return "pipeline.data.manifests.describing_processes" in process.cmdline()
+
+
+def test_processes_decode_the_same_store(tmp_path: Path) -> None:
+    """Also a large image, which this process decodes, and after children were killed."""
+    root = write_photos(tmp_path / "photos", classes=2, images=40)
+    Image.new("L", (4200, 4200), 99).save(root / "across" / "large.png", compress_level=1)
+    rows = manifests.usable(manifests.scan(listed(root)))
+    spec = StoreSpec(3, 20, 24, "pad")
+    by_threads, _ = prepare(rows, root, spec, tmp_path / "threads", fewest=MANY)
+    by_processes, _ = prepare(rows, root, spec, tmp_path / "processes", fewest=1)
+
+    def kill_all(done: int, _total: int) -> None:
+        for child in psutil.Process().children() if done == 1 else ():
+            if "pipeline.data.store.decoding_processes" in child.cmdline():
+                child.kill()
+
+    by_nobody, _ = prepare(rows, root, spec, tmp_path / "killed", kill_all, fewest=1)
+    expected = open_images(by_threads)[:]
+    assert expected[:, 0].any()
+    for store in (by_processes, by_nobody):
+        assert np.array_equal(open_images(store)[:], expected)
+        assert prepare(rows, root, spec, store.parent) == (store, True)
+
+
+def test_processes_name_a_file_that_changed(tmp_path: Path) -> None:
+    """The error is that of threads, and nothing is left."""
+    root = write_photos(tmp_path / "photos", classes=2, images=40)
+    rows = manifests.usable(manifests.scan(listed(root)))
+    (root / "down" / "003.png").write_bytes((root / "down" / "004.png").read_bytes())
+    with pytest.raises(DataError, match=r"down/003\.png changed while it was being read"):
+        prepare(rows, root, StoreSpec(3, 20, 24, "crop"), tmp_path / "stores", fewest=1)
+    gone = [
+        each for each in psutil.Process().children() if "decoding_processes" in str(each.cmdline())
+    ]
+    assert not any(map(_lives, gone))

@@ -1,0 +1,165 @@
+"""Damaged, foreign and oversized files: one image's failure, within bounds, and named."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from benchmarks.image_fuzz import MAPPING, fuzz
+from benchmarks.mutated_images import whole_files
+from pipeline.data.manifests import manifest as manifests
+from pipeline.data.reading.decoding import UndecodableImageError, decode_image
+from pipeline.data.reading.resizing import resize_image
+from pipeline.plugin_api import ImageListing, ListedImage
+from tests.patience import patient
+from tests.pipeline.data.reading.test_decoding import encoded, photo, png_of_zeros
+
+ROOT = Path(__file__).resolve().parents[4]
+EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n"
+SEQUENTIAL: list[dict[str, Any]] = [
+    {"quality": 85},
+    {"quality": 95, "subsampling": 0, "optimize": True},
+    {"quality": 60, "restart_marker_blocks": 2},
+]
+PROGRESSIVE: list[dict[str, Any]] = [{"quality": 85, "progressive": True}]
+
+
+@pytest.mark.parametrize("options", [*SEQUENTIAL, *PROGRESSIVE], ids=str)
+@pytest.mark.parametrize("kind", ["photo", "grey", "flat"])
+def test_every_part_of_a_jpeg_with_an_end_marker_is_refused(
+    kind: str, options: dict[str, Any]
+) -> None:
+    """A JPEG cut anywhere in its data is refused although an end marker follows."""
+    picture = Image.fromarray(photo())
+    if kind == "grey":
+        picture = picture.convert("L")
+    if kind == "flat":
+        picture = Image.new("RGB", (32, 24), (128, 128, 128))
+    data = encoded(picture, "JPEG", **options)
+    reference = decode_image(data, 3)
+    for length in range(data.index(b"\xff\xda") + 14, len(data) - 2):
+        try:
+            decoded = decode_image(data[:length] + b"\xff\xd9", 3)
+        except UndecodableImageError:
+            continue
+        assert np.array_equal(decoded, reference), f"cut at {length} of {len(data)}"
+
+
+def test_every_whole_file_is_read() -> None:
+    """An undamaged file of every format, mode and coding that the fuzz test changes is read."""
+    for data in whole_files():
+        assert decode_image(data, 3, mapping=MAPPING).shape == (28, 40, 3)
+
+
+def test_a_few_hundred_damaged_files_are_answered() -> None:
+    """Mutated files of all formats give pixels or a reason: nothing else, and no process."""
+    found, failures = fuzz(300, seed=1)
+    assert failures == []
+    assert found["decoded"] > 20
+    assert found["refused with a reason"] > 1000
+
+
+@pytest.mark.slow
+def test_many_thousand_damaged_files_are_answered() -> None:
+    """The same for more files than a person has time for."""
+    assert fuzz(20_000, seed=2)[1] == []
+
+
+def test_a_format_that_is_not_read_is_named(tmp_path: Path) -> None:
+    """PostScript in a file that is called .png is refused by name, and nothing is started."""
+    with pytest.raises(UndecodableImageError, match="PostScript files are not supported; convert"):
+        decode_image(EPS, 3)
+    (tmp_path / "a.png").write_bytes(EPS)
+    row = scanned(tmp_path, "a.png")
+    assert (row["status"], row["reason"]) == (
+        "damaged",
+        "PostScript files are not supported; convert the file to PNG or JPEG",
+    )
+
+
+def test_only_regular_files_are_opened(tmp_path: Path) -> None:
+    """A pipe, a device and a directory of an image's name are named, and nothing waits for them."""
+    os.mkfifo(tmp_path / "pipe.png")
+    (tmp_path / "zero.png").symlink_to("/dev/zero")
+    (tmp_path / "folder.png").mkdir()
+    for name in ("pipe.png", "zero.png", "folder.png"):
+        row = scanned(tmp_path, name)
+        assert (row["status"], row["reason"]) == ("damaged", "not a regular file"), name
+
+
+@pytest.mark.parametrize("name", ["video.mp4", "large.png"])
+def test_a_file_of_gigabytes_is_never_read_whole(tmp_path: Path, name: str) -> None:
+    """A sparse file of 600 MB is described in little memory."""
+    with (tmp_path / name).open("wb") as file:
+        file.write(b"\x89PNG\r\n\x1a\n" if name == "large.png" else b"\0\0\0\x18ftypmp42")
+        file.truncate(600_000_000)
+    peak = peak_of(
+        "from pathlib import Path;"
+        "from tests.pipeline.data.reading.test_damaged_images import scanned;"
+        f"print(scanned(Path({str(tmp_path)!r}), {name!r}).status)"
+    )
+    assert peak < 400
+
+
+def test_extreme_images_take_little_memory() -> None:
+    """A strip of 100,000 pixels, one of a million and 16 bits of depth take no gigabytes."""
+    peak = peak_of(
+        "import io, numpy as np; from PIL import Image;"
+        "from pipeline.data.reading.decoding import decode_image;"
+        "from pipeline.data.reading.resizing import resize_image;"
+        "from tests.pipeline.data.reading.test_decoding import png_of_zeros;"
+        "[resize_image(decode_image(png_of_zeros(w, h), 3), 64, 64, r).shape"
+        " for w, h in ((100_000, 1), (1, 13_000), (1_000_000, 1))"
+        " for r in ('crop', 'squash', 'pad')];"
+        "b = io.BytesIO(); Image.fromarray(np.zeros((6000, 6000), np.uint16)).save(b, 'PNG');"
+        "decode_image(b.getvalue(), 3)"
+    )
+    assert peak < 500
+
+
+def test_a_stretched_image_shows_its_middle() -> None:
+    """What is cut from a long strip is the same as if the strip had been enlarged whole."""
+    strip = np.random.default_rng(0).integers(0, 256, (2, 100, 3), np.uint8)
+    whole = resize_image(strip, 32, 1600, "squash")
+    assert np.array_equal(resize_image(strip, 32, 32, "crop"), whole[:, 784:816])
+
+
+def scanned(root: Path, name: str) -> Any:
+    """Return the manifest's row of a file."""
+    listing = ImageListing(
+        name="x", root=root, images=[ListedImage(name, "a")], mirror_symmetric=True
+    )
+    return manifests.scan(listing).iloc[0]
+
+
+def peak_of(code: str) -> int:
+    """Return the MiB of memory that code takes at most in a process of its own.
+
+    The process reads its own high-water mark: what a parent is told includes its own, from before.
+    """
+    if not Path("/proc/self/status").exists():
+        pytest.skip("only Linux tells a process's high-water mark")
+    ending = "from pathlib import Path; print(Path('/proc/self/status').read_text())"
+    told = subprocess.check_output(
+        [sys.executable, "-c", f"{code}\n{ending}"], timeout=patient(200), cwd=ROOT, text=True
+    )
+    [kibibytes] = re.findall(r"VmHWM:\s+(\d+) kB", told)
+    return int(kibibytes) // 1024
+
+
+def test_the_largest_strip_is_refused_in_a_sentence() -> None:
+    """An image with more than a million pixels on a side is refused with its size."""
+    file = io.BytesIO()
+    Image.new("1", (1_000_001, 1)).save(file, "PNG")
+    with pytest.raises(UndecodableImageError, match="1000001x1 pixels, but at most 1000000 per"):
+        decode_image(file.getvalue(), 1)
+    assert decode_image(png_of_zeros(1_000_000, 1), 1).shape == (1, 1_000_000, 1)

@@ -1,0 +1,38 @@
+"""Files are read whole, within their limit, and without memory for the limit."""
+
+from __future__ import annotations
+
+import io
+import tracemalloc
+
+import pytest
+
+from pipeline.data.reading.decoding import UndecodableImageError
+from pipeline.data.reading.image_file import MAX_FILE_BYTES, content_of
+
+
+@pytest.mark.parametrize("size", [0, 3, 7, 10, 20])
+def test_a_file_of_any_known_size_is_read_whole(size: int) -> None:
+    """It may have grown or shrunk since its size was looked up, or its size may be unknown."""
+    with content_of(io.BytesIO(b"0123456789"), size, limit=10) as data:
+        assert data == b"0123456789"
+
+
+@pytest.mark.parametrize("size", [0, 10, 11])
+def test_a_file_beyond_the_limit_is_refused(size: int) -> None:
+    """What is there counts, not the size that was looked up."""
+    with (
+        pytest.raises(UndecodableImageError, match="more than"),
+        content_of(io.BytesIO(b"0123456789+"), size, limit=10),
+    ):
+        pass
+
+
+def test_a_small_file_takes_little_memory() -> None:
+    """Memory is allocated for the file, not for the largest one that would be read."""
+    opened = io.BufferedReader(io.BytesIO(bytes(10_000)))
+    tracemalloc.start()
+    with content_of(opened, 10_000, MAX_FILE_BYTES) as data:
+        peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(data) <= peak < 100_000

@@ -1,0 +1,183 @@
+"""Packed images: the same pixels as decoded ones, in less space, whatever happens to the store."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pipeline.config import PluginChoice
+from pipeline.data.batches.batch_order import BatchOrder
+from pipeline.data.batches.loader import TrainingImages, training_batches
+from pipeline.data.store import decoded_files, store_shards
+from pipeline.data.store.packed_files import PackedImages, packed
+from pipeline.data.store.prepared_store import StoreSpec, open_images, prepare
+from pipeline.data.store.store_decoding import ReadImage
+from pipeline.errors import DataError, StorageError
+from pipeline.plugin_api import ImageSpec
+from tests.conftest import draw_photo
+from tests.pipeline.data.store.test_prepared_store import rows_of, stores_in
+from tests.small_disks import small_disk
+
+SPEC = StoreSpec(channels=3, height=16, width=16, resize="crop")
+
+
+@pytest.fixture(autouse=True)
+def _small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a shard hold two images."""
+    monkeypatch.setattr(store_shards, "SHARD_BYTES", 2 * 16 * 16 * 3)
+
+
+def pack(rows: Any, root: Path, stores: Path, spec: StoreSpec = SPEC) -> tuple[Path, bool]:
+    """Return the packed store, and whether it existed."""
+    return prepare(rows, root, spec, stores, kind="packed")
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [SPEC, StoreSpec(1, 24, 20, "squash"), StoreSpec(3, 20, 24, "pad"), StoreSpec(1, 8, 8, "crop")],
+)
+def test_packed_and_decoded_images_are_equal(root: Path, tmp_path: Path, spec: StoreSpec) -> None:
+    """To the last pixel, however they are indexed, and whoever decodes them."""
+    rows, stores = rows_of(root), tmp_path / "stores"
+    expected = open_images(prepare(rows, root, spec, stores, kind="decoded")[0])
+    store, reused = pack(rows, root, stores, spec)
+    assert not reused
+    for threads in (None, 1):
+        images = open_images(store, threads)
+        assert (images.shape, len(images)) == (expected.shape, 7)
+        for key in (
+            0, -1, np.int64(3), slice(None), slice(1, 6, 2), slice(5, 5), [6, 0, 0, -2],
+            np.array([4, 1]), np.arange(7) % 2 == 0, np.zeros(0, np.int64),
+        ):  # fmt: skip
+            found, wanted = images[key], np.asarray(expected[key])
+            assert found.shape == wanted.shape, key
+            assert np.array_equal(found, wanted), key
+        for outside in (7, -8, [0, 7]):
+            with pytest.raises(IndexError):
+                images[outside]
+
+
+def test_the_smaller_of_file_and_png_is_kept() -> None:
+    """A small JPEG stays as it is, and a photograph becomes a PNG of the resized pixels."""
+    photo = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
+    resized = np.ascontiguousarray(photo[::8, ::8])
+    small, large = b"a" * 40, b"a" * 90_000
+    assert packed(ReadImage(small, 64 * 64, np.zeros((64, 64, 3), np.uint8))) == small
+    png = packed(ReadImage(large, 64 * 64, resized))
+    assert np.array_equal(np.array(Image.open(io.BytesIO(png))), resized)
+    costly = packed(ReadImage(small, 17 * 8 * 8, resized))  # many pixels in a small file
+    assert np.array_equal(np.array(Image.open(io.BytesIO(costly))), resized)
+
+
+def test_batches_do_not_depend_on_the_kind_of_store(root: Path, tmp_path: Path) -> None:
+    """Training sees the same augmented images, with a data-loader worker, too."""
+    rows, stores = rows_of(root), tmp_path / "stores"
+    image = ImageSpec(
+        channels=3, height=16, width=16, mean=(0.5,) * 3, std=(0.2,) * 3, resize="crop"
+    )
+    batches = []
+    for kind, workers in (("decoded", 0), ("packed", 0), ("packed", 1)):
+        store, _ = prepare(rows, root, SPEC, stores, kind=kind)  # type: ignore[arg-type] # a literal
+        source = TrainingImages(
+            store, np.arange(7), np.arange(7) % 3, PluginChoice(name="light"), image, seed=3
+        )
+        stream = training_batches(BatchOrder(source.rows, 3, 3, 0), source, workers)
+        batches.append(np.concatenate([next(stream)[0].numpy() for _ in range(4)]))
+    assert np.array_equal(batches[0], batches[1])
+    assert np.array_equal(batches[0], batches[2])
+
+
+def test_images_are_packed_only_where_they_would_not_fit(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By default the free space decides, and the choice is told; what exists is used."""
+    rows, stores = rows_of(root), tmp_path / "stores"
+    monkeypatch.setattr(decoded_files, "_MOST_OF_THE_DISK", 1e-15)
+    store, _ = prepare(rows, root, SPEC, stores)
+    assert isinstance(open_images(store), PackedImages)
+    assert "the image files are packed" in caplog.text
+    assert prepare(rows, tmp_path / "gone", SPEC, stores) == (store, True)
+    decoded, _ = prepare(rows, root, SPEC, stores, kind="decoded")
+    assert isinstance(open_images(decoded), np.memmap)
+    assert prepare(rows, tmp_path / "gone", SPEC, stores) == (decoded, True)
+    monkeypatch.setattr(decoded_files, "_MOST_OF_THE_DISK", 0.9)
+    assert prepare(rows, tmp_path / "gone", SPEC, stores) == (decoded, True)
+
+
+def test_a_small_disk_holds_the_packed_images(tmp_path: Path) -> None:
+    """Images that would need 3.6 MB decoded are packed on a real disk of 2 MiB."""
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for number in range(6):
+        Image.fromarray(draw_photo(number % 4, number, 60)).save(folder / f"{number}.jpg")
+    spec = StoreSpec(channels=3, height=448, width=448, resize="crop")
+    with small_disk(tmp_path / "disk", 2) as disk:
+        store, _ = prepare(rows_of(folder), folder, spec, disk / "stores")
+        assert (store / "packed.json").exists()
+        assert open_images(store)[:].shape == (6, 448, 448, 3)
+        with pytest.raises(StorageError, match="no space"):
+            prepare(rows_of(folder), folder, spec, disk / "stores", kind="decoded")
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut", "gone", "no shape"])
+def test_a_damaged_packed_store_is_repaired(root: Path, tmp_path: Path, damage: str) -> None:
+    """Only the damaged shard is packed again; the other images' files need not be there."""
+    rows, stores = rows_of(root), tmp_path / "stores"
+    store, _ = pack(rows, root, stores)
+    expected = open_images(store)[:]
+    last = max(store.glob("packed-*"))
+    before = last.read_bytes()
+    if damage == "flipped":
+        last.write_bytes(before[:-9] + bytes([before[-9] ^ 1]) + before[-8:])
+    elif damage == "cut":
+        os.truncate(last, len(before) - 5)
+    elif damage == "gone":
+        last.unlink()
+    else:
+        (store / "packed.json").unlink()
+    for path in [] if damage == "no shape" else rows["path"][:6]:
+        (root / path).unlink()
+    assert pack(rows, root, stores) == (store, False)
+    assert last.read_bytes() == before
+    assert np.array_equal(open_images(store)[:], expected)
+    assert pack(rows, root, stores) == (store, True)
+
+
+@pytest.mark.parametrize("left", [24, 16, 3, 0])
+def test_damage_in_use_is_told(root: Path, tmp_path: Path, left: int) -> None:
+    """An image that cannot be decoded any more is an error with the remedy, not a wrong picture."""
+    store, _ = pack(rows_of(root), root, tmp_path / "stores")
+    shard = min(store.glob("packed-*"))
+    zeros = bytes(shard.stat().st_size - 24) if left == 24 else b""
+    shard.write_bytes(shard.read_bytes()[:left] + zeros)
+    with pytest.raises(DataError, match=r"is damaged .* Run again"):
+        open_images(store)[0]
+
+
+def test_a_packed_build_continues_and_copies(root: Path, tmp_path: Path) -> None:
+    """Shards that an interrupted build left are used, and so are images of an earlier store."""
+    rows, stores = rows_of(root), tmp_path / "stores"
+    expected = open_images(pack(rows, root, tmp_path / "whole")[0])[:]
+
+    class _KilledError(Exception):
+        pass
+
+    def stop(done: int, _total: int) -> None:
+        if done == 5:
+            raise _KilledError
+
+    with pytest.raises(_KilledError):
+        prepare(rows, root, SPEC, stores, stop, kind="packed")
+    assert [each.name[:10] for each in stores_in(stores)] == [".building-"]
+    for path in rows["path"][:4]:
+        (root / path).unlink()
+    store, _ = pack(rows, root, stores)
+    assert np.array_equal(open_images(store)[:], expected)
+    backwards, _ = pack(rows.iloc[::-1], tmp_path / "gone", stores)
+    assert np.array_equal(open_images(backwards)[:], expected[::-1])

@@ -1,0 +1,91 @@
+"""One range for a data set: which value is black, which is white, and what is lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.data.value_ranges.range_choice import Observed, choose_range, loss_words
+
+Values = np.ndarray[Any, Any]
+RNG = np.random.default_rng(0)
+
+
+def seen(kind: str, values: Values, declared: float = 0.0) -> Observed:
+    sample = np.sort(values.astype(np.float64).ravel())
+    return Observed(kind, float(sample[0]), float(sample[-1]), declared, sample)
+
+
+def whole(low: int, high: int) -> Values:
+    return RNG.integers(low, high + 1, 20_000)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "declared", "expected"),
+    [
+        ("uint16", whole(0, 1023), 0, (0, 1023)),
+        ("uint16", whole(3, 3071), 0, (0, 4095)),
+        ("uint16", whole(0, 60_000), 0, (0, 65535)),
+        ("uint16", whole(0, 200), 0, (0, 255)),
+        ("uint16", whole(0, 3000), 16383, (0, 16383)),
+        ("uint32", whole(0, 900_000), 0, (0, 1_048_575)),
+        ("int16", whole(0, 4000), 0, (0, 4095)),
+        ("float", RNG.uniform(0, 1, 20_000), 0, (0, 1)),
+        ("float", RNG.uniform(-1, 1, 20_000), 0, (-1, 1)),
+        ("float", RNG.uniform(0, 250, 20_000), 0, (0, 255)),
+        ("float", whole(0, 4000).astype(float), 0, (0, 4095)),
+    ],
+)
+def test_values_that_fill_a_usual_range_get_it(
+    kind: str, values: Values, declared: float, expected: tuple[float, float]
+) -> None:
+    """A full number of bits, what the files declare, or a usual range of floating-point numbers."""
+    chosen = choose_range(seen(kind, values, declared), None, None)
+    assert (chosen.low, chosen.high) == expected
+    assert chosen.clipped == 0
+    assert loss_words(chosen) == ""
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        ("uint16", whole(29_000, 29_300)),  # a thermal camera, in hundredths of a kelvin
+        ("uint16", np.append(whole(0, 900), whole(20_000, 65_535)[:5])),  # hot pixels
+        ("uint16", np.append(whole(0, 900), np.full(9000, 65_535))),  # no data
+        ("int16", np.append(whole(-900, 900), np.full(5000, -32_768))),
+        ("int32", whole(-1000, 0)),
+        ("int32", whole(-1024, 3071)),
+        ("float", RNG.uniform(0, 3e-3, 20_000)),
+        ("float", np.append(RNG.uniform(280, 310, 20_000), np.full(4000, -9999.0))),
+        ("float", RNG.normal(0, 1e6, 20_000)),
+    ],
+)
+def test_other_values_still_get_most_of_the_grey_levels(kind: str, values: Values) -> None:
+    """An offset, a sign, hot pixels or missing ones do not leave a few grey levels for the rest."""
+    chosen = choose_range(seen(kind, values), None, None)
+    assert chosen.levels > 150
+    assert chosen.low < chosen.high
+
+
+def test_what_the_user_sets_is_taken_and_its_loss_is_said() -> None:
+    """A window clips what is outside, a wide range leaves few levels, percentiles are measured."""
+    values = seen("int16", whole(-1000, 1000))
+    window = choose_range(values, (-160, 240), None)
+    assert (window.low, window.high, window.found) == (-160, 240, "set by data.value_range")
+    assert window.clipped == pytest.approx(0.8, abs=0.02)
+    assert loss_words(window) == "about 80 % of the pixels lie outside and are clipped"
+    wide = choose_range(values, (-30_000, 30_000), None)
+    assert "99 % of the pixels have only 10 grey levels for 1,98" in loss_words(wide)
+    percentiles = choose_range(values, None, (10, 90))
+    assert (percentiles.low, percentiles.high) == pytest.approx((-800, 800), abs=20)
+
+
+@pytest.mark.parametrize("values", [np.zeros(0), np.zeros(50), np.full(50, 7.5)])
+def test_constant_and_missing_values_have_a_range_too(values: Values) -> None:
+    """Nothing is divided by zero where all values are the same, or none is known."""
+    sample = Observed("float", *(7.5, 7.5) if len(values) else (np.inf, -np.inf), 0.0, values)
+    chosen = choose_range(sample, None, None)
+    assert chosen.high > chosen.low
+    assert np.isfinite([chosen.low, chosen.high]).all()
