@@ -269,7 +269,7 @@ def test_a_run_that_is_alive_is_not_continued(
     tmp_path: Path, run_here: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither one whose owner holds its lock, nor one that beats elsewhere, nor one in doubt."""
-    monkeypatch.setattr(liveness, "BEAT_SECONDS", 0.2)
+    monkeypatch.setattr(liveness, "BEAT_SECONDS", patient(0.5))
     monkeypatch.setattr(liveness, "STALE_SECONDS", patient(2.0))
     runs = tmp_path / ".patchline/runs"
     with tracked_run.owned_run(RunConfig(name="alive"), runs, {}, _request(RunConfig())) as run:
