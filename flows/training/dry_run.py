@@ -46,8 +46,7 @@ def dry_run(config: RunConfig, workspace: Path) -> DryRun:
     stages = line_of(config).stages
     stages = stages[: stages.index(DECODE)]
     prewarm.at_start(engine.workers(stages, config))
-    for _ in engine.check(stages, config, workspace):
-        pass
+    list(engine.check(stages, config, workspace))
     context = Context(config, StageMemory(workspace), reporting(), workspace, remembers=False)
     engine.run_stages(stages, context)
     data = context.get(IngestedData)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Finished
+from tests.conftest import PREFECT_DATABASE, Finished
 from tests.patience import patient
 
 STAGE = '''"""Taste the model."""
@@ -87,9 +88,15 @@ main()
 
 def run(folder: Path, *arguments: str) -> Finished:
     """Run `patchline run` with the additional stage."""
-    command = [sys.executable, "entry.py", "run", *arguments]
+    database = {PREFECT_DATABASE: f"sqlite+aiosqlite:///{folder / 'prefect.db'}"}
     done = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, timeout=patient(300.0), check=False
+        [sys.executable, "entry.py", "run", *arguments],
+        cwd=folder,
+        env={**os.environ, **database},
+        capture_output=True,
+        text=True,
+        timeout=patient(300.0),
+        check=False,
     )
     return Finished(done.returncode, done.stdout, done.stderr)
 
@@ -124,6 +131,6 @@ def test_an_added_stage_is_a_task_reused_rehearsed_and_resumed(
     again = run(tmp_path, *flags, "--json")
     assert again.code == 0, again.err
     assert json.loads(again.out)["reused"]["taste"] == first["run_id"]
-    with closing(sqlite3.connect(tmp_path / ".patchline/prefect.db")) as prefect:
+    with closing(sqlite3.connect(tmp_path / "prefect.db")) as prefect:
         states = dict(prefect.execute("SELECT name, state_name FROM task_run ORDER BY rowid"))
     assert states["Taste photos"] == "Cached"
