@@ -209,7 +209,7 @@ def inspect_data(
     Args:
         data: as for `run`.
         check_labels: registered model, such as `flowers`, that searches for likely label errors.
-        preset: also plan a training; the plan is in the page and in `plan`.
+        preset: also plan a training run; the plan is in the page and in `plan`.
         out: folder for the page and the table of findings, by default below .patchline/inspections.
         config: YAML file with settings.
         settings: as for `run`, such as `data={"exclude": "findings.csv"}`.
@@ -345,14 +345,14 @@ def promote(
 ) -> Decision:
     """Make a version champion if it passes the gates, as `patchline promote` does.
 
-    A refusal is an answer, not an error: see `Decision.promoted` and `Decision.reason`.
+    A failed gate is a result, not an error: see `Decision.promoted` and `Decision.reason`.
 
     Args:
         name: the registered model.
         version: which version; by default the challenger, which is the newest one.
         config: YAML file whose section `promotion` holds the gates; by default those of the
             version's own run.
-        force: promote although a gate refuses; the history shows it, with the reason.
+        force: promote although a gate fails; the history shows it, with the reason.
         reason: why the gates are overruled.
         promotion: gates that override the file, those of the section `promotion` of a run.
 

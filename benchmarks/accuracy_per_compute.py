@@ -71,7 +71,7 @@ def flops_per_image(recipe: dict[str, Any]) -> tuple[int, int]:
 
 
 def flops_of(steps: int, recipe: dict[str, Any]) -> int:
-    """Return the operations of a training with a number of steps."""
+    """Return the operations of a training run with a number of steps."""
     training = TrainingConfig.model_validate(recipe["training"])
     small, full = flops_per_image(recipe)
     small_steps = sum((step + 0.5) / steps < training.full_size_from for step in range(steps))

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _FITTING = {
     "FINISHED": {"Completed"},
-    "FAILED": {"Failed", "Server away"},
+    "FAILED": {"Failed", "Server unavailable"},
     "KILLED": {"Crashed", "Cancelled"},
     "RUNNING": {"Running", "Cancelling"},
 }

@@ -125,7 +125,7 @@ class Harness:
         return kill
 
     def check_next_run(self) -> list[str]:
-        """Run a training to its end; return what is wrong with it."""
+        """Run a training run to its end; return what is wrong with it."""
         self._start(seed=10_000 + len(self.done))
         before = len(self.done)
         if not kill_targets.wait_for(self._quiet_with_new_run, _END_SECONDS):
@@ -278,7 +278,7 @@ def _finding_by_itself() -> dict[str, str]:
 
 def _resumes_itself(flow_run: Any) -> bool:
     """Return whether it is an interrupted run of the schedule, which resumes by itself."""
-    names = {"Crashed", "Resuming", "Server away"}
+    names = {"Crashed", "Resuming", "Server unavailable"}
     return flow_run.deployment_id is not None and flow_run.state_name in names
 
 

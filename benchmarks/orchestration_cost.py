@@ -1,9 +1,9 @@
-"""What `patchline up` costs and how soon it acts: start, a training of a minute, new data.
+"""What `patchline up` costs and how soon it acts: start, a training run of a minute, new data.
 
     python -m benchmarks.orchestration_cost
 
 Four measurements: the seconds until `patchline up` is ready, in a fresh and in a used folder;
-the seconds that a training of 60 s takes in addition to its 60 s, from the command to the
+the seconds that a training run of 60 s takes in addition to its 60 s, from the command to the
 registered version, with the servers up; and the seconds from a new image in a watched folder to the
 start of the run.
 """
@@ -53,7 +53,7 @@ def main() -> None:
         version = client().get_model_version(summary["name"], summary["version"])
         registered = version.creation_timestamp / 1000 - summary["began"]
         print(
-            f"a training of {trained:.1f} s: registered {registered:.1f} s after the command was "
+            f"{trained:.1f} s of training: registered {registered:.1f} s after the command was "
             f"given, {registered - trained:.1f} s more; the command ended after "
             f"{summary['wall_seconds']:.1f} s; by stage {summary['seconds']}"
         )

@@ -91,7 +91,7 @@ _SUPERVISED: dict[str, Any] = {
     },
     "training": {"batch_size": 128, "ema_decay": 0.0},
 }
-"""As the presets plan short trainings on small images."""
+"""As the presets plan short training runs on small images."""
 _MANY: dict[str, Any] = {
     "optimizer": {"learning_rate": 12e-3, "weight_decay": 0.8},
     "training": {"batch_size": 256, "initial_image_scale": 0.75, "full_size_from": 0.6},

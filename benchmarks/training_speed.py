@@ -171,7 +171,7 @@ def settings(folder: Path, steps: int, precision: str) -> RunConfig:
 
 
 def make_job(config: RunConfig, folder: Path) -> TrainingJob:
-    """Read and decode the images, and return the job of a training on them."""
+    """Read and decode the images, and return the job of a training run on them."""
     workspace = folder / "work"
     data = ingestion.ingest(config, workspace)
     config = ingestion.resolve(config, data)

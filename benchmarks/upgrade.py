@@ -194,7 +194,7 @@ def _take_over(workspace: Workspace) -> None:
 
 
 def _trainings_under_way(folder: Path) -> list[Path]:
-    """Return the folders of trainings that have written a checkpoint and no result."""
+    """Return the folders of training runs that have written a checkpoint and no result."""
     checkpoints = folder.glob(f"{WORKSPACE}/runs/*/training/{_CHECKPOINT}")
     return [file.parent for file in checkpoints if not (file.parent / "result.json").exists()]
 

@@ -5,7 +5,7 @@ python -m benchmarks.warm_start [SEEDS] [--data FOLDER --images N --recipe FILE]
 A first run trains on ten elevenths of the images. Then all of them are trained on twice: from
 random weights, and from the first run's weights with the settings of a warm start. The images are
 the built-in digits, or N (500) of each class folder of FOLDER, such as CIFAR-10's train; FILE has
-settings for all three trainings.
+settings for all three training runs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The command `patchline`.
 
 Results go to standard output, everything else to standard error. Exit codes: 0 success; 1 a failure
-at run time; 2 invalid input; 3 a gate refused.
+at run time; 2 invalid input; 3 a gate failed.
 """
 
 from __future__ import annotations

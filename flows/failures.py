@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from prefect.client.schemas.objects import State
 
 
-SERVER_AWAY = "Server away"
+SERVER_UNAVAILABLE = "Server unavailable"
 """Name of the state of a flow that failed because MLflow did not answer."""
 
 
@@ -49,10 +49,10 @@ def failed(error: PipelineError) -> State[Any]:
     as a traceback. If a server did not answer, the state's name says so; the run can be resumed.
     """
     if isinstance(error, ServerAwayError):
-        return Failed(name=SERVER_AWAY, message=str(error), data=error)
+        return Failed(name=SERVER_UNAVAILABLE, message=str(error), data=error)
     return Failed(message=str(error), data=error)
 
 
 def was_interrupted(state: State[Any]) -> bool:
     """Return whether a run can be resumed: its process was killed, or a server did not answer."""
-    return state.is_crashed() or (state.is_failed() and state.name == SERVER_AWAY)
+    return state.is_crashed() or (state.is_failed() and state.name == SERVER_UNAVAILABLE)

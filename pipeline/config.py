@@ -128,7 +128,7 @@ class RunConfig(Section):
     """The optimizer and its schedule."""
 
     training: TrainingConfig = TrainingConfig()
-    """Length, batch size and precision of the training."""
+    """Length, batch size and precision of training."""
 
     evaluation: EvaluationConfig = EvaluationConfig()
     """Contents of the report."""

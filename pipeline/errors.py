@@ -13,7 +13,7 @@
         ├── TakenOverError        another process continues the run
         ├── OrchestrationError    Prefect, the local servers, a schedule
         ├── DamagedFileError      damaged weights or a damaged checkpoint
-        ├── WorkerError           a training, evaluation or packaging process
+        ├── WorkerError           a training run, evaluation or packaging process
         └── PackagingError        the package differs from the model
 
 An error's text is shown to the user and is clear without a traceback.

@@ -37,16 +37,16 @@ from pipeline.tracking.tracking_store import client as registry
 from pipeline.workspace import WORKSPACE
 
 PROMOTED, ALREADY = "Promoted", "Already champion"
-GONE = "Refused: the version is gone"
+GONE = "Not promoted: the version was deleted"
 _ENDINGS = {
-    "rejected": "Refused",
-    "expired": "Refused: nobody answered",
-    "superseded": "Refused: superseded by a newer version",
-    "approved": "Refused by the gates",
+    "rejected": "Not promoted: rejected",
+    "expired": "Not promoted: no answer in time",
+    "superseded": "Not promoted: superseded by a newer version",
+    "approved": "Not promoted: a gate failed",
 }
 """Names of the flow run's final states where a version is not promoted, by the request's state."""
 _GRACE_SECONDS = 366 * 24 * 3600
-"""Prefect fails a flow run that is suspended for too long; `expiry` refuses it long before."""
+"""Prefect fails a flow run that is suspended for too long; `expiry` closes it long before."""
 
 
 @task(
@@ -67,11 +67,11 @@ def compare(reference: ModelReference, champion: str | None, config: PromotionCo
     **RETRYING,
 )
 def carry_out(request: Request) -> Promotion | None:
-    """Promote or refuse; none if the champion is not the one that the approver saw."""
+    """Evaluate the gates and promote; none if the champion is not the one that the approver saw."""
     return promotion.promote(request, promotion.decision_folder(request.reference))[0]
 
 
-@flow(name="Ask a person about a promotion")
+@flow(name="Request approval of a promotion")
 def approve_promotion(name: str, version: str, config: PromotionConfig) -> State[Any]:
     """Compare a version with the champion, wait for a person's answer, and carry it out."""
     flow_run_id = str(flow_run.id)

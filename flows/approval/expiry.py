@@ -22,10 +22,10 @@ _cancelled: set[UUID] = set()
 
 
 def expire_overdue() -> None:
-    """Refuse overdue requests, and retry the flow runs of those whose process was killed.
+    """Close overdue requests, and retry the flow runs of those whose process was killed.
 
     Time counts by the clock, also while no server runs: a request that became overdue then is
-    refused once the servers run again, unless an answer comes first.
+    closed once the servers run again, unless an answer comes first.
 
     Raises:
         OrchestrationError: if the server does not respond.

@@ -111,7 +111,7 @@ COMMANDS = (
     Command(
         "promote",
         "promote:promote",
-        "Promote a version to champion if it passes the gates; exits with code 3 if one refuses.",
+        "Promote a version to champion if it passes the gates; exits with code 3 if one fails.",
     ),
     Command("rollback", "promote:rollback", "Roll back to the previous champion."),
     Command(

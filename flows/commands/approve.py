@@ -78,13 +78,17 @@ def _find(run: str) -> ApprovalRequest:
     found = [each for each in pending if run == each.reference] or [
         each for each in pending if was_made_by(each.name, each.version, run)
     ]
-    listed = ", ".join(each.reference for each in found or pending) or "none"
+    listed = ", ".join(each.reference for each in found or pending)
     if not found:
         if "/" in run:
             refuse_closed(resolve(run))  # or report an unknown model or version
+        if not pending:
+            raise ModelReferenceError(
+                f"No approval request is open for '{run}': no versions are pending approval."
+            )
         raise ModelReferenceError(
-            f"No approval request is open for '{run}'. Pending: {listed}. Pass NAME/VERSION, or "
-            "the run that made the version."
+            f"No approval request is open for '{run}'. Pending approval: {listed}. Pass one of "
+            "these, or the run that made it."
         )
     if len(found) > 1:
         raise ModelReferenceError(

@@ -48,7 +48,7 @@ def build(arguments: list[str]) -> Callable[..., None]:
         check_labels
             Registered model, such as flowers@champion, that searches for likely label errors.
         preset
-            Also plan a training for the data and this machine: quick, balanced or best.
+            Also plan a training run for the data and this machine: quick, balanced or best.
         out
             Folder for the page and the table of findings, by default below .patchline/inspections.
         config
@@ -178,7 +178,7 @@ def _print(found: Inspected, folder: Path, own_model: str | None) -> None:
         f"Table of findings:    {visible(table)}",
     ]
     if not found.result.plan:
-        lines.append("Plan of a training:   add --preset balanced")
+        lines.append("Training plan:        add --preset balanced")
     if own_model:
         lines.append(f"Likely label errors:  add --check-labels {pasted_path(own_model)}")
     if found.result.findings:

@@ -1,4 +1,4 @@
-"""`patchline plugins show schedule NAME`: the learning rate over a training, without training."""
+"""`patchline plugins show schedule NAME`: the learning rate over a training run."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def build(kind: Kind, name: str) -> Callable[..., None]:
         as_json: Json = False,
         settings: Annotated[OptimizerSettings | None, Parameter(name="*")] = None,
     ) -> None:
-        """Draw the learning rate of a schedule over a training.
+        """Draw the learning rate of a schedule over a training run.
 
         Parameters
         ----------
@@ -78,7 +78,7 @@ def build(kind: Kind, name: str) -> Callable[..., None]:
 
 
 def learning_rates(config: OptimizerConfig, points: int) -> list[float]:
-    """Return the learning rate at equally distant moments of a training."""
+    """Return the learning rate at equally distant moments of a training run."""
     return [learning_rate(config, (point + 0.5) / points) for point in range(points)]
 
 
@@ -109,5 +109,5 @@ def _save_picture(config: OptimizerConfig, file: Path) -> None:
     figure = Figure(figsize=(6, 3), layout="constrained")
     axes = figure.subplots()
     axes.plot([(point + 0.5) / points for point in range(points)], learning_rates(config, points))
-    axes.set(xlabel="progress of the training", ylabel="learning rate", ylim=(0, None))
+    axes.set(xlabel="training progress", ylabel="learning rate", ylim=(0, None))
     figure.savefig(file)

@@ -161,7 +161,7 @@ def _package(reference: ModelReference) -> PackagedModel:
 def _answers(
     model: PackagedModel, images: Sequence[Path], top_k: int
 ) -> tuple[list[dict[str, Any]], str]:
-    """Return the answers, and a warning on images unlike those of the training; empty for none."""
+    """Return the answers, and a warning on images unlike the training images; empty for none."""
     answers: list[dict[str, Any]] = []
     files = list(find_images(images))
     with shown():

@@ -42,7 +42,7 @@ def promote(
     as_json: Json = False,
     promotion: PromotionConfig | None = None,
 ) -> int:
-    """Promote a version to champion if it passes the gates; exits with code 3 if one refuses.
+    """Promote a version to champion if it passes the gates; exits with code 3 if one fails.
 
     Parameters
     ----------
@@ -54,18 +54,20 @@ def promote(
         YAML file with the gates in its section `promotion`; default: the config of the
         version's own run.
     force
-        Promote even if a gate refuses; the history records it. Requires --reason.
+        Promote even if a gate fails; the history records it. Requires --reason.
     reason
         Reason for overruling the gates.
     ask
-        Request a person's approval instead of deciding; answer it with `patchline approve` or in
+        Request approval instead of promoting at once; answer it with `patchline approve` or in
         the Prefect UI. Needs `patchline up`.
     promotion
         Gates; flags override the file.
     """
     if ask:
         if force or reason is not None:
-            raise ConfigError("--ask leaves the decision to a person. Omit --force and --reason.")
+            raise ConfigError(
+                "--ask requests approval, so --force and --reason do not apply. Omit them."
+            )
         return _request_approval(_version(name, version), config, promotion, as_json=as_json)
     with shown():
         decision = promote_version(
@@ -123,7 +125,7 @@ def _request_approval(
     *,
     as_json: bool,
 ) -> int:
-    """Request a person's approval; return 0 if it is pending, or not needed."""
+    """Request approval; return 0 if it is pending, or not needed."""
     from flows import prefect_session
 
     gates = gates_for(reference, config, promotion)

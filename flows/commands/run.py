@@ -169,7 +169,7 @@ def _start(began: float, config: RunConfig, *, fresh: bool, as_json: bool) -> No
 
 
 def _train(training: Callable[[], RunSummary], began: float, *, as_json: bool) -> None:
-    """Run or resume a training, and print its summary."""
+    """Train or resume a run, and print its summary."""
     with shown():
         summary = training()
     if as_json:

@@ -83,10 +83,10 @@ def _train_if_enough(
 def _interrupted_training(data: IngestedData, workspace: Path) -> InterruptedRun | None:
     """Return this flow run's killed training if it can resume with the same data."""
     with asking() as client:
-        trainings = flow_runs(client, {"parent_flow_run_id": {"any_": [flow_run.id]}})
-    for training in trainings:
+        training_runs = flow_runs(client, {"parent_flow_run_id": {"any_": [flow_run.id]}})
+    for training_run in training_runs:
         with contextlib.suppress(ConfigError):  # its folder was deleted
-            begun = interrupted_runs.of_flow_run(str(training.id), workspace / "runs")
+            begun = interrupted_runs.of_flow_run(str(training_run.id), workspace / "runs")
             if begun is None or begun.finished or begun.owner is not Liveness.DEAD:
                 continue
             if begun.request.data_fingerprint == data.fingerprint:

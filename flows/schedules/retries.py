@@ -15,7 +15,7 @@ from prefect.client.schemas.objects import State
 from prefect.states import Scheduled
 
 MAX_FAILURES = 4
-"""After this many failures a flow run is left to a person."""
+"""After this many failures a flow run is not retried."""
 LOOK_BACK = dt.timedelta(days=7)
 """Flow runs that ended earlier are not retried."""
 _FIRST_PAUSE_SECONDS, _PAUSE_FACTOR = 5.0, 6.0

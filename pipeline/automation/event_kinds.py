@@ -96,7 +96,7 @@ KINDS: Mapping[str, Kind] = {
         "Version {version} of {name} is now champion: {reason}",
     ),
     MODEL_REFUSED: Kind(
-        "A gate or a person refused to promote a version",
+        "A version was not promoted: a gate failed or approval was rejected",
         "patchline.model.NAME",
         ("name", "version", "champion", "reason"),
         "Version {version} of {name} was not promoted: {reason}",
@@ -114,13 +114,13 @@ KINDS: Mapping[str, Kind] = {
         "Version {version} of {name} is waiting for approval until {expires}.",
     ),
     APPROVAL_ANSWERED: Kind(
-        "A person approved or rejected a promotion",
+        "A promotion was approved or rejected",
         "patchline.model.NAME",
         ("name", "version", "answer", "reason", "flow_run_id"),
         "The promotion of version {version} of {name} was answered: {reason}.",
     ),
     APPROVAL_EXPIRED: Kind(
-        "Nobody answered before the deadline, so the promotion was refused",
+        "An approval request expired without an answer, so the version was not promoted",
         "patchline.model.NAME",
         ("name", "version", "flow_run_id"),
         "The approval of version {version} of {name} has expired; the champion is unchanged.",

@@ -86,7 +86,7 @@ def scheme_and_host(webhook: str) -> str:
 def nearest(word: str, known: Sequence[str]) -> str:
     """Return the remedy for an unknown name: the closest one, and all that exist."""
     if not known:
-        return "None exists yet."
+        return "No notifications exist yet."
     word = word.removeprefix(event_kinds.PREFIX)
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     meant = f"Did you mean {close[0]}? " if close else ""

@@ -115,7 +115,7 @@ def _promotion_lines(summary: RunSummary) -> list[str]:
     if "champion" in summary.aliases or not _is_classifier(summary):
         return []
     if decision is None:
-        who = "approval is pending" if summary.approval else "you decide whether to promote it"
+        who = "approval is pending" if summary.approval else "promotion requires your approval"
         lines = [f"               the champion has not changed; {who}"]
     else:
         lines = [f"Not promoted   {decision.reason}"]

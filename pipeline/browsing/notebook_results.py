@@ -122,7 +122,7 @@ class Decision:
     version: str
     promoted: bool
     forced: bool
-    """Whether gates that refused were overruled."""
+    """Whether failed gates were overruled."""
     champion: str | None
     """The champion before the decision; None if there was none."""
     reason: str
@@ -142,7 +142,7 @@ class Decision:
     def _verdict(self) -> str:
         if self.forced:
             return "promoted by force"
-        return "promoted" if self.promoted else "refused"
+        return "promoted" if self.promoted else "not promoted"
 
     def _repr_html_(self) -> str:
         gates = {gate.name: f"{_passed(gate)}: {gate.sentence}" for gate in self.gates}
@@ -165,7 +165,7 @@ class Run:
     """By name, such as `test/accuracy`; each has `value`, `low`, `high` and `n`."""
     report: Report
     promotion: Decision | None
-    """The decision about the champion; None if it was left to a person."""
+    """The decision about the champion; None if it requires approval."""
     approval: str
     """The approval that was requested; empty unless `promotion.approval` is set."""
     seconds: Mapping[str, float]
@@ -289,8 +289,8 @@ def _own_links(page: str) -> str:
 
 def _passed(gate: GateResult) -> str:
     if not gate.passed:
-        return "refused"
-    return "passed" if gate.value is not None else "not judged"
+        return "failed"
+    return "passed" if gate.value is not None else "not checked"
 
 
 def _facts(facts: Mapping[str, str]) -> str:

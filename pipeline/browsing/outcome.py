@@ -37,7 +37,7 @@ class Outcome:
     registered: Registered
     aliases: tuple[str, ...]
     promotion: Promotion | None
-    """None where a person has to decide."""
+    """None where it requires approval."""
     flow_page: str = ""
     """Address of the flow run in the Prefect UI; empty if there is none."""
 
@@ -107,7 +107,7 @@ def _errors(number: int) -> str:
 def promotion_sentence(promotion: Promotion | None) -> str:
     """Return the promotion decision, in words that stay true when the champion changes."""
     if promotion is None:
-        return "At the end of the run, the promotion was left to a person."
+        return "At the end of the run, it was not promoted: promotion required approval."
     decided = "promoted to champion" if promotion.promoted else "not promoted"
     return f"At the end of the run, it was {decided}: {escaped(promotion.reason)}."
 

@@ -44,7 +44,7 @@ class RunSummary(Section):
     """Why the test metrics may be optimistic because of the initial weights; empty if they are not.
     """
     promotion: Promotion | None
-    """The decision about the champion; None if it is left to a person."""
+    """The decision about the champion; None if it requires approval."""
     approval: str = ""
     """The approval that was requested, or why it could not be; empty unless the config asks."""
     reused: dict[str, str] = Field(default_factory=dict)

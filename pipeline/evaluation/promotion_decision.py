@@ -34,7 +34,7 @@ class Decision(Section):
     """The champion it was compared with; None if there was none."""
     promoted: bool
     forced: bool = False
-    """Whether a person overruled failed gates."""
+    """Whether failed gates were overruled."""
     reason: str
     """The reason in one sentence."""
     gates: tuple[GateResult, ...]

@@ -247,7 +247,7 @@ def _pixel_values(values: PixelValues) -> Iterator[str]:
             f"({each.found})"
         )
     if not values.eight_bit:
-        yield "no image of the training had 8 bits per color"
+        yield "no training image had 8 bits per color"
     if values.bands:
         yield f"bands {', '.join(map(str, values.bands))}, counted from 1"
     if not values.opacity:

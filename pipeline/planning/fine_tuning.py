@@ -76,8 +76,8 @@ def _fitting_epochs(facts: PlanFacts, asked: Asked, cost: _Cost | None) -> int:
     if cost is None:
         return _MOST_EPOCHS
     left = _seconds(facts, asked) - (0.0 if asked.seconds else cost.features)
-    trainings = sum(images_by_training(facts, asked)) / max(1, facts.data.training_images)
-    return min(_MOST_EPOCHS, int(max(0.0, left) / (cost.epoch * trainings)))
+    fits = sum(images_by_training(facts, asked)) / max(1, facts.data.training_images)
+    return min(_MOST_EPOCHS, int(max(0.0, left) / (cost.epoch * fits)))
 
 
 def _enough_images(facts: PlanFacts) -> bool:
@@ -94,7 +94,7 @@ def _repeated(asked: Asked) -> str:
 
 
 def _needs_all(asked: Asked) -> str:
-    """Return the setting that only a training of all weights has, if there is one."""
+    """Return the setting that only a training run of all weights has, if there is one."""
     settings = ("training.average_last", "training.ensemble")
     return next((name for name in settings if asked.get(name)), "")
 
@@ -140,7 +140,7 @@ def _reasons(
     if "training.trainable" in asked:
         return [f"{known}: training.trainable as set"]
     if needed := _needs_all(asked):
-        return [f"{known}: {needed} needs a training of all weights"]
+        return [f"{known}: {needed} needs a training run of all weights"]
     if cost is None:
         return [f"{known}: the speed is not known, so only the head is trained"]
     every = data.training_images + data.validation_images + data.test_images

@@ -27,7 +27,7 @@ from pipeline.planning.tiers import (
 )
 from pipeline.presets import PRESETS
 from pipeline.terminal_words import duration
-from pipeline.training.part import images_of_trainings
+from pipeline.training.part import images_of_fits
 
 Settings = dict[str, Any]
 TRAINING_SHARE = 0.9
@@ -193,7 +193,7 @@ def _chosen(facts: PlanFacts, asked: Asked) -> tuple[Candidate, Length]:
 
 def images_by_training(facts: PlanFacts, asked: Asked) -> list[float]:
     """Return the images in an epoch of each training: one, or the folds and the last one."""
-    return images_of_trainings(
+    return images_of_fits(
         max(1, facts.data.training_images),
         facts.data.validation_images,
         folds=asked.get("training.folds"),
@@ -204,8 +204,8 @@ def images_by_training(facts: PlanFacts, asked: Asked) -> list[float]:
 
 def _length(facts: PlanFacts, candidate: Candidate, asked: Asked) -> Length:
     """Return the length of the first training, which shares its time with all others."""
-    trainings = images_by_training(facts, asked)
-    images, share = trainings[0], trainings[0] / sum(trainings)
+    fits = images_by_training(facts, asked)
+    images, share = fits[0], fits[0] / sum(fits)
     tiers = _tiers(facts, asked)
     rate = speed.images_per_second(facts, candidate.tier, tiers, candidate.name)
     knots = asked.get("training.step_plan")
@@ -301,8 +301,8 @@ def _why_length(facts: PlanFacts, chosen: Candidate, length: Length, asked: Aske
     busy = f"; other programs used {facts.busy_cores:.1f} CPU cores" * is_busy(facts)
     known = f"{verb} {_number(length.images_per_second)} images/s ({where}{vector}{busy})"
     limit, epochs = asked.get("training.time_limit"), _number(length.epochs)
-    trainings = images_by_training(facts, asked)
-    each = f" for each of {len(trainings)} trainings" if len(trainings) > 1 else ""
+    fits = images_by_training(facts, asked)
+    each = f" for each of {len(fits)} fits" if len(fits) > 1 else ""
     if limit:
         return f"{known}: {limit}, including validation, is about {epochs} epochs{each}"
     ambition = PRESETS[facts.preset]
@@ -312,7 +312,7 @@ def _why_length(facts: PlanFacts, chosen: Candidate, length: Length, asked: Aske
             f"{known}: about {epochs} of at most {most} epochs{each} fit into the "
             f"{duration(ambition.minutes * 60)} of {facts.preset}, so that is the time limit"
         )
-    whole = length.seconds / TRAINING_SHARE * sum(trainings) / trainings[0]
+    whole = length.seconds / TRAINING_SHARE * sum(fits) / fits[0]
     took = f"{epochs} epochs{each} take about {duration(whole)}"
     if length_is_set(asked.values):
         return f"{known}: {took}"

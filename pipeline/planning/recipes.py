@@ -37,7 +37,7 @@ _ERASED = 0.25
 """Share of the small images of which a part is erased from `_STRONGER_EPOCHS` on."""
 _FEW_IMAGES, _PLAIN_SIDE = 5_000, 24
 _SMALL_PAD = 0.0625
-"""2 pixels at 32, which short trainings on CIFAR-10 do best with."""
+"""2 pixels at 32, which short runs on CIFAR-10 do best with."""
 _SMALLER, _FULL_SIZE_FROM = 0.75, 0.6
 _HELD_TIERS, _HELD_FACTOR = ("small", "medium"), 3.0
 _HELD_IMAGES, _HELD_STEPS = 5_000, 150

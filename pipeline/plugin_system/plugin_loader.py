@@ -162,8 +162,9 @@ def find(kind: Kind, name: str) -> PluginEntry:
         names = sorted(entry.name for entry in installed(kind))
         close = difflib.get_close_matches(name, names, n=1)
         hint = f" Did you mean '{close[0]}'?" if close else ""
+        installed_names = f"Installed: {', '.join(names)}" if names else "None is installed"
         raise PluginError(
-            f"There is no {kind} plugin '{name}'.{hint} Installed: {', '.join(names) or 'none'}. "
+            f"There is no {kind} plugin '{name}'.{hint} {installed_names}. "
             "To use a plugin from a file, add --plugin FILE.py."
         )
     return matches[0]

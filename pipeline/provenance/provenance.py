@@ -116,7 +116,7 @@ class Provenance:
         return united([self.own, self.inherited]) if self.inherited else self.own
 
     def from_initial(self, initial: Provenance) -> Provenance:
-        """Return the provenance of a training that started from weights."""
+        """Return the provenance of a training run that started from weights."""
         return Provenance(self.own, initial.seen, initial.published, initial.unknown)
 
     @property

@@ -43,13 +43,13 @@ class PromotionConfig(Section):
     """Gates that a version has to pass before it becomes champion."""
 
     automatic: bool = False
-    """Promote at the end of a run if every gate passes; if false, a person decides."""
+    """Promote at the end of a run if every gate passes; if false, promotion requires approval."""
 
     approval: bool = False
-    """Request a person's approval at the end of a run; needs `patchline up`."""
+    """Request approval at the end of a run; needs `patchline up`."""
 
     approval_hours: Annotated[float, Field(gt=0, le=8760)] = 72
-    """Hours until an unanswered approval request expires and the promotion is refused."""
+    """Hours until an unanswered approval request expires and the version is not promoted."""
 
     minimum: Annotated[dict[str, float], AfterValidator(_minima)] = Field(default_factory=dict)
     """Minimum values of test metrics where higher is better: promotion.minimum.accuracy 0.9."""

@@ -56,11 +56,11 @@ class Request:
     reference: ModelReference
     config: PromotionConfig
     force_reason: str | None = None
-    """Why refusing gates are overruled; none if they are respected."""
+    """Why failed gates are overruled; none if they are respected."""
     only_first: bool = False
     """Promote only if there is no champion, as a run does unless `automatic` is set."""
     answer: Answer | None = None
-    """Of the approver; a rejection is recorded like a refusal by a gate."""
+    """Of the approver; a rejection is recorded like a failed gate."""
     answered_against: str | None = None
     """The champion that the approver saw; an approval holds against no other one."""
 
@@ -190,7 +190,7 @@ def assign_aliases(
     Its package was compared with the trained model just before, so it is not checked again.
 
     Returns:
-        The decision; none if a person has to decide.
+        The decision; none if it requires approval.
     """
     make_challenger(reference.name, reference.version, on_note)
     if config.automatic:
@@ -257,15 +257,15 @@ def _decide(
     request: Request, champion: str | None, evaluation: GateEvaluation, folder: Path
 ) -> Promotion:
     version, gates = request.reference.version, evaluation.gates
-    refused = [gate for gate in gates if not gate.passed]
-    forced = bool(refused) and request.force_reason is not None and not request.rejected
+    failed = [gate for gate in gates if not gate.passed]
+    forced = bool(failed) and request.force_reason is not None and not request.rejected
     decision = Decision(
         name=request.reference.name,
         version=version,
         champion=champion,
-        promoted=champion == version or (not request.rejected and (forced or not refused)),
+        promoted=champion == version or (not request.rejected and (forced or not failed)),
         forced=forced,
-        reason=_reason(request, champion, gates, refused),
+        reason=_reason(request, champion, gates, failed),
         gates=tuple(gates),
         provenance=evaluation.provenance,
         decided_at=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
@@ -275,7 +275,7 @@ def _decide(
 
 
 def _reason(
-    request: Request, champion: str | None, gates: list[GateResult], refused: list[GateResult]
+    request: Request, champion: str | None, gates: list[GateResult], failed: list[GateResult]
 ) -> str:
     version, answer = request.reference.version, request.answer
     if champion == version:
@@ -283,11 +283,11 @@ def _reason(
     if request.rejected and answer:
         return answer.text
     said = f"{answer.text}; " if answer else ""
-    if refused and request.force_reason is not None:
-        names = ", ".join(gate.name for gate in refused)
+    if failed and request.force_reason is not None:
+        names = ", ".join(gate.name for gate in failed)
         return f"{said}forced despite failing {names}: {request.force_reason}"
-    if refused:
-        why = "; ".join(gate.sentence for gate in refused)
+    if failed:
+        why = "; ".join(gate.sentence for gate in failed)
         return f"{why} (although {answer.text})" if answer else why
     if champion is None:
         return f"{said}there was no champion, and every configured gate passed"

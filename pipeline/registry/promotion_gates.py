@@ -17,7 +17,7 @@ from pipeline.provenance.provenance import ProvenanceSummary
 from pipeline.registry.config import PromotionConfig
 
 PROVENANCE = "provenance"
-"""The gate that no setting turns off: a person overrules it with a reason."""
+"""The gate that no setting turns off: it is overruled only with a reason."""
 
 
 def provenance_gate(name: str, provenance: ProvenanceSummary) -> GateResult:

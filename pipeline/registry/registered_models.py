@@ -142,7 +142,8 @@ def _names() -> list[str]:
 
 def _check_known(name: str, names: list[str]) -> None:
     if name not in names:
-        raise _unknown(f"There is no registered model '{name}'.", name, names)
+        what = f"There is no registered model '{name}'."
+        raise _unknown(what, name, names, "Registered models", "No models are registered yet.")
 
 
 def resolve(reference: str) -> ModelReference:
@@ -168,7 +169,8 @@ def resolve(reference: str) -> ModelReference:
     if not version:
         alias = match["alias"] or CHAMPION
         if alias not in aliases:
-            raise _unknown(f"'{name}' has no alias '{alias}'.", alias, sorted(aliases))
+            what = f"'{name}' has no alias '{alias}'."
+            raise _unknown(what, alias, sorted(aliases), "Its aliases", "It has no aliases.")
         version = aliases[alias]
     return ModelReference(name, version, _source(name, version))
 
@@ -358,10 +360,13 @@ def metrics_of_run(store: MlflowClient, run_id: str | None) -> dict[str, float]:
     return {key: value for key, value in metrics.items() if key.startswith("test/")}
 
 
-def _unknown(what: str, name: str, known: list[str]) -> ModelReferenceError:
-    close = difflib.get_close_matches(name, known, n=1)
+def _unknown(
+    what: str, name: str, choices: list[str], title: str, if_empty: str
+) -> ModelReferenceError:
+    close = difflib.get_close_matches(name, choices, n=1)
     hint = f" Did you mean '{close[0]}'?" if close else ""
-    return ModelReferenceError(f"{what}{hint} There are: {', '.join(known) or 'none yet'}.")
+    listed = f"{title}: {', '.join(choices)}." if choices else if_empty
+    return ModelReferenceError(f"{what}{hint} {listed}")
 
 
 def _few(names: list[str], limit: int = 5) -> str:

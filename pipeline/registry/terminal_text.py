@@ -56,12 +56,12 @@ def decision_text(decision: Promotion) -> str:
 def _verdict(*, promoted: bool, forced: bool) -> str:
     if forced:
         return "promoted by force"
-    return "promoted" if promoted else "refused"
+    return "promoted" if promoted else "not promoted"
 
 
 def _gate_verdict(gate: GateResult) -> str:
     if not gate.passed:
-        return "REFUSED"
+        return "FAILED"
     return "passed" if gate.value is not None else "not checked"
 
 

@@ -200,9 +200,11 @@ def _of_split(rows: pd.DataFrame, wanted: SplitChoice) -> tuple[pd.DataFrame, st
         return rows, "all"
     split = "test" if wanted == "auto" else wanted
     if split not in there:
-        named = ", ".join(there) or "none"
+        if not there:
+            raise DataError(f"The data has no splits, so not '{split}'. Set --split to all.")
         raise DataError(
-            f"The data has no split '{split}'; it has {named}. Choose another --split, or all."
+            f"The data has no split '{split}'. Its splits: {', '.join(there)}. Choose another "
+            "--split, or all."
         )
     return rows[rows["split"] == split], split
 
@@ -216,8 +218,8 @@ def _of_classes(
     if strange and not choices.common_classes:
         raise DataError(
             "The data and the model have different classes. Only in the data: "
-            f"{_listed([f'{name} ({counts[name]} images)' for name in strange])}. Only in the "
-            f"model: {_listed(absent) if absent else 'none'}. "
+            f"{_listed([f'{name} ({counts[name]} images)' for name in strange])}. "
+            f"{f'Only in the model: {_listed(absent)}. ' if absent else ''}"
             f"{_remedy(len(set(classes) & set(counts)))}"
         )
     if strange:

@@ -26,10 +26,10 @@ from pipeline.tracking.tracking_store import all_runs, store_exists
 STORES, FEATURES, RUNS = "prepared", "features", "runs"
 """Folders of the workspace: decoded images, features of frozen models, and what each run wrote."""
 FEATURES_FILE = "features.json"
-"""In the folder of a training: which features it has used."""
+"""In the folder of a training run: which features it has used."""
 LAST_CHECKPOINT, PREVIOUS_CHECKPOINT = "last.safetensors", "previous.safetensors"
 CHECKPOINTS = (LAST_CHECKPOINT, PREVIOUS_CHECKPOINT, "restart-*.safetensors")
-"""In the folder of a training; a finished one needs them only if it is extended."""
+"""In the folder of a training run; a finished one needs them only if it is extended."""
 _LOCKS = ".locks"
 _FINISHED = "FINISHED"
 

@@ -10,7 +10,7 @@ from pipeline.tracking import tracked_run
 
 
 class Challenge(Stage[PromoteInputs, Promoted]):
-    """Leaves no decision: a person promotes encoders."""
+    """Leaves no decision: promoting an encoder requires approval."""
 
     name = "promote"
     task = "Assign the version's alias"

@@ -68,7 +68,7 @@ class Train(Stage[TrainInputs, TrainResult]):
         training, note = context.config.training, context.reporting.note
         prewarm.while_others_compute(context.next_workers)
         if training.folds or training.refit:
-            note("folds and a refit repeat this training and are not rehearsed")
+            note("folds and a refit repeat this fit and are not rehearsed")
         length = {"time_limit": None, "step_plan": ((0, 0.0, _REHEARSED_STEPS),)}
         config = context.config.model_copy(update={"training": training.model_copy(update=length)})
         folder = inputs.run.folder / "training"

@@ -88,7 +88,7 @@ class Checkpoints:
     def resume(self, state: TrainState) -> str:
         """Restore the newest intact state and describe what was done; empty without checkpoints."""
         why = ""
-        self.mark(state)  # a training that has not been validated restarts from its beginning
+        self.mark(state)  # a training run that has not been validated restarts from its beginning
         for file in (self._last, self._previous):
             if not file.exists():
                 continue

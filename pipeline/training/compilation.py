@@ -21,7 +21,7 @@ from pipeline.training.memory import BeforeGradients, DividingBatches
 from pipeline.training.train_step import TrainStep
 
 _FEWEST_STEPS, _FEWEST_SECONDS = 5_000, 1_200.0
-"""Of a training that repays its compilation on a GPU."""
+"""Of a training run that repays its compilation on a GPU."""
 _MOST_GRAPHS = 64
 _LONGEST_REASON = 200
 _CACHE = "TORCHINDUCTOR_CACHE_DIR"
@@ -33,7 +33,7 @@ def is_wanted(config: TrainingConfig, device: torch.device, steps: int) -> bool:
     Args:
         config: sets it, or leaves the choice.
         device: compiling for a CPU takes longer than a usual training gains.
-        steps: planned number of steps; that of a training with a time limit is not known yet.
+        steps: planned number of steps; that of a training run with a time limit is not known yet.
     """
     if config.compile is not None:
         return config.compile

@@ -83,7 +83,7 @@ class OptimizerConfig(Section):
     falls to zero (arXiv 2405.18392), constant does not fall."""
 
     decay_fraction: Annotated[float, Field(gt=0, le=1)] = 0.2
-    """Fraction of the training with a falling learning rate, at the end; for wsd."""
+    """Fraction of training with a falling learning rate, at the end; for wsd."""
 
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.95
     """Momentum of muon and sgd."""
@@ -103,7 +103,7 @@ class OptimizerConfig(Section):
     rate, the embedding the lowest (arXiv 2106.08254, appendix). 1 for equal rates."""
 
     warmup_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    """Fraction of the training with a linearly rising learning rate."""
+    """Fraction of training with a linearly rising learning rate."""
 
     gradient_clip: Annotated[float, Field(gt=0)] | None = 1.0
     """Maximum global norm of the gradient; null for no clipping."""
@@ -124,7 +124,7 @@ class OptimizerConfig(Section):
 
 
 class TrainingConfig(Section):
-    """Length, batch size and precision of the training."""
+    """Length, batch size and precision of training."""
 
     recorded: ClassVar[tuple[str, ...]] = (
         "step_plan",
@@ -142,7 +142,7 @@ class TrainingConfig(Section):
 
     time_limit: Duration | None = None
     """Training time including validation, instead of a number of epochs: 90s, 20m, 2h. With folds
-    or refit, the time of all trainings of the run together. Features of frozen weights are not
+    or refit, the time of all fits of the run together. Features of frozen weights are not
     included."""
 
     max_epochs: Annotated[int, Field(ge=1, le=100_000)] | None = None
@@ -156,7 +156,7 @@ class TrainingConfig(Section):
     """Recorded (step, images) of each validation of a run with a time limit, to reproduce it."""
 
     extends: str | None = None
-    """MLflow id of a finished run on the same data whose training is extended to more epochs; set
+    """MLflow id of a finished run on the same data that is trained further, up to more epochs; set
     by `patchline run --extend`."""
 
     trainable: Literal["all", "head", "head_then_all"] | None = None
@@ -193,14 +193,14 @@ class TrainingConfig(Section):
     are faster to learn coarse structure from (arXiv 2405.08768)."""
 
     full_size_from: Annotated[float, Field(ge=0.05, lt=1)] = 0.6
-    """Fraction of the training after which images have their full size, if initial_image_scale is
+    """Fraction of training after which images have their full size, if initial_image_scale is
     less than 1."""
 
     stochastic_depth_ramp: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Fraction of the training over which the model's stochastic depth rises linearly from 0."""
+    """Fraction of training over which the model's stochastic depth rises linearly from 0."""
 
     patch_dropout_until: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """Fraction of the training after which the model's patch dropout ends, so that the last steps
+    """Fraction of training after which the model's patch dropout ends, so that the last steps
     see whole images."""
 
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -209,7 +209,7 @@ class TrainingConfig(Section):
 
     compile: bool | None = None
     """Whether to compile the model with torch.compile, which takes a minute or more; by default on
-    a GPU for a long training. Affects the results."""
+    a GPU for a long training run. Affects the results."""
 
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Device to train on; auto uses a CUDA device if there is one."""
@@ -284,7 +284,7 @@ class TrainingConfig(Section):
         for name, value in several.items():
             if self.extends is not None and value:
                 raise ValueError(
-                    f"training.{name} is {value}, but training.extends continues a single training "
+                    f"training.{name} is {value}, but training.extends continues a single fit "
                     f"to a number of epochs. Leave out training.{name}"
                 )
         return self

@@ -21,7 +21,7 @@ from pipeline.training.train_result import TrainResult
 from pipeline.workers.worker_process import JOB_FILE, RESULT_FILE, reported
 
 _OPEN_SECTIONS = ("name", "optimizer", "training", "augmentation", "evaluation", "promotion")
-"""Settings that may change when a training is extended."""
+"""Settings that may change when a run is extended."""
 _OF_THE_LENGTH = (
     "time_limit",
     "max_epochs",
@@ -55,7 +55,7 @@ def requested(reference: str, flags: dict[str, Any], runs: Path) -> RunConfig:
     request = _read(RunRequest, folder / REQUEST_FILE, run_id)
     if request.config.training.folds or request.config.training.refit:
         raise ConfigError(
-            f"The run {run_id[:8]} has folds or a refit, and only a single training can be "
+            f"The run {run_id[:8]} has folds or a refit, and only a single fit can be "
             "extended. Start a new run with more epochs."
         )
     training = _training_of(run_id, folder)

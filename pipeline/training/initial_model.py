@@ -21,7 +21,7 @@ from pipeline.workers.event_log import EventWriter
 
 TABLE_FILE = "initial_weights.csv"
 HEAD_FOLDER = "head"
-"""In the folder of a training that fits the head first: the fitted model."""
+"""In the folder of a training run that fits the head first: the fitted model."""
 
 
 def initial_model(job: TrainingJob, data: TrainingData, events: EventWriter) -> nn.Module:

@@ -36,7 +36,7 @@ class TrainingJob(Section):
     workspace: Path | None = None
     """Remembers what was measured on this machine; None measures again."""
     part: TrainingPart = TrainingPart()
-    """Which of the trainings of the run this is."""
+    """Which of the fits of the run this is."""
     initial_weights: Path | None = None
     """Folder of the weights that the training starts from; None for random weights."""
     extends: ExtendedTraining | None = None

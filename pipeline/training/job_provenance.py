@@ -37,7 +37,7 @@ def provenance_of_job(job: TrainingJob) -> Provenance:
 def _provenance(
     manifest_file: Path, part: str, split_seed: int, initial_weights: Path | None
 ) -> Provenance:
-    """Return the provenance of a training; its weights are saved many times."""
+    """Return the provenance of a training run; its weights are saved many times."""
     rows = manifests.usable(manifests.load(manifest_file))
     training_N, validation_N = TrainingPart.model_validate_json(part).rows(rows, split_seed)
     own = Provenance(SeenImages.of(rows.iloc[training_N], rows.iloc[validation_N]))

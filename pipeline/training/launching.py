@@ -42,7 +42,7 @@ Result = TypeVar("Result", bound=Section)
 
 @dataclass(frozen=True)
 class TrainingInputs:
-    """What the trainings of a run need.
+    """What the fits of a run need.
 
     Attributes:
         config: resolved.
@@ -61,7 +61,7 @@ class TrainingInputs:
     on_event: OnEvent
 
     def folder_of(self, part: TrainingPart) -> Path:
-        """Return the folder of a training in the run's folder."""
+        """Return the folder of a training run in the run's folder."""
         return self.run.folder / part.folder
 
 
@@ -71,7 +71,7 @@ def train(inputs: TrainingInputs) -> TrainResult:
 
 
 def train_part(part: TrainingPart, result_class: type[Result], inputs: TrainingInputs) -> Result:
-    """Do one of the trainings that a run consists of, unless its result is known; see `train`."""
+    """Do one of the fits that a run consists of, unless its result is known; see `train`."""
     memory, folder = inputs.memory, inputs.folder_of(part)
     asked = _ingredients_of(part, inputs)
     begun = bool(earlier_events(folder))  # then it is resumed, whatever other runs have done since

@@ -1,4 +1,4 @@
-"""One of the trainings that a run consists of: the ordinary one, one fold, the refit, the ensemble.
+"""One of the fits that a run consists of: the ordinary one, one fold, the refit, the ensemble.
 
 All parts of a run share its settings. They differ in the images that they use, and later parts
 follow the plan of the first one.
@@ -90,7 +90,7 @@ class TrainingPart(Section):
         return tuple((moved(step, steps_per_epoch, before), images) for step, images in steps)
 
 
-def images_of_trainings(
+def images_of_fits(
     train: int, validation: int, *, folds: int | None, refit: bool, ensemble: bool
 ) -> list[float]:
     """Return the number of images that each training of a run has in an epoch.

@@ -33,7 +33,7 @@ FILE = "precision.json"
 STAGE = "precision"
 MOST_SECONDS = 2.0
 _LONGEST_SECONDS, _SHARE_OF_LIMIT = 10.0, 0.005
-"""Of a measurement before a training with a time limit, on top of the limit."""
+"""Of a measurement before a training run with a time limit, on top of the limit."""
 _WORTH_CASTING = 1.15
 """How many times faster bfloat16 has to be; with less, float32 is the more exact choice."""
 _FEWEST_IMAGES, _MOST_IMAGES = 8, 256
@@ -44,7 +44,7 @@ _X86 = {"x86_64", "amd64"}
 
 
 class Precision(Section):
-    """The precision of a training, and why it has that one."""
+    """The precision of a training run, and why it has that one."""
 
     name: str
     """float32 or bfloat16."""
@@ -129,7 +129,7 @@ class Chooser:
 
 
 def choose_for_training(chooser: Chooser, folder: Path, events: EventWriter) -> Precision:
-    """Return the precision of a training; a training that resumes keeps its own.
+    """Return the precision of a training run; a training run that resumes keeps its own.
 
     Args:
         chooser: asked when the training begins.

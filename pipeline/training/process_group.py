@@ -2,7 +2,7 @@
 
 The leader, rank 0, runs the training loop: it alone reads the clock, decides, validates, and writes
 events and files. The other processes follow its announcements (`followers.py`), so the processes
-cannot disagree. In a training of one process, everything here does nothing.
+cannot disagree. In a training run of one process, everything here does nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Keys = list[tuple[int, int]]
 
 
 class ProcessGroup:
-    """The only process of a training; `several_processes.py` has the other form."""
+    """The only process of a training run; `several_processes.py` has the other form."""
 
     rank = 0
     size = 1

@@ -1,4 +1,4 @@
-"""The current rate of a training, for its progress line."""
+"""The current rate of a training run, for its progress line."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Refit(Training):
         )
 
     def _validate(self, *, last: bool = False) -> None:  # noqa: ARG002 - as the loop calls it
-        """Report the end of an epoch; called by the loop where other trainings validate.
+        """Report the end of an epoch; called by the loop where other fits validate.
 
         It is no restart point: a refit that diverges restarts from the beginning.
         """

@@ -1,6 +1,6 @@
-"""The whole training stage of a run: the ordinary training, or folds, then a refit or an ensemble.
+"""The whole training stage of a run: the ordinary fit, or folds, then a refit or an ensemble.
 
-Each part is a training with a worker process, a folder and a record in the stage memory of its own.
+Each part is a fit with a worker process, a folder and a record in the stage memory of its own.
 So a run that is killed repeats no finished part and resumes the interrupted one. A time limit is
 the time of all parts together: the first part gets its share of it, and every later part takes as
 many epochs, on the same plan.
@@ -24,7 +24,7 @@ from pipeline.training import launching
 from pipeline.training.config import duration_seconds
 from pipeline.training.launching import OnEvent, TrainingInputs, replayable
 from pipeline.training.machine import MODULE
-from pipeline.training.part import TrainingPart, images_of_trainings
+from pipeline.training.part import TrainingPart, images_of_fits
 from pipeline.training.train_result import (
     EnsembleResult,
     FoldRecord,
@@ -57,7 +57,7 @@ class RunParts:
     on_last_event: OnEvent | None = None
 
     def train(self) -> TrainResult:
-        """Do all trainings that the config asks for, and return the final weights."""
+        """Do all fits that the config asks for, and return the final weights."""
         training = self.inputs.config.training
         if training.folds is not None:
             return self._with_folds(training.folds)
@@ -234,7 +234,7 @@ class RunParts:
 def images_of_parts(config: RunConfig, data: IngestedData) -> list[float]:
     """Return the number of images that each training of a run has in an epoch."""
     training = config.training
-    return images_of_trainings(
+    return images_of_fits(
         data.counts["train"],
         data.counts["validation"],
         folds=training.folds,

@@ -187,7 +187,7 @@ class SeveralProcesses(ProcessGroup):
             if self.shared_batch_norm:
                 raise RunError(
                     "The device is out of memory, and batch norm is synchronised, so the batch "
-                    "cannot be divided during the training. Increase training.accumulation, or "
+                    "cannot be divided during training. Increase training.accumulation, or "
                     "choose a smaller model or image size."
                 ) from error
             raised = error

@@ -1,4 +1,4 @@
-"""Start a training from the final state of a finished one, as if it had been planned longer."""
+"""Start a training run from the final state of a finished one, as if it had been planned longer."""
 
 from __future__ import annotations
 

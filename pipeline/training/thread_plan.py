@@ -1,4 +1,4 @@
-"""How many torch threads a training on a CPU uses: fewer while other programs need the cores.
+"""How many torch threads a training run on a CPU uses: fewer while other programs need the cores.
 
 The threads of an operation wait for each other. Where other programs use the cores, one of them
 waits for a core most of the time, and all others wait for it: then fewer threads are several times
@@ -179,7 +179,7 @@ def measured_rates(
 
 
 def trial_of(config: RunConfig, image: ImageSpec, num_classes: int, precision: str) -> Trial:
-    """Return steps of a model like that of a training, with other weights and random images."""
+    """Return steps of a model like that of a training run, with other weights and random images."""
     plain = config.model_copy(update={"augmentation": PluginChoice(name="none")})
 
     def steps(images: int) -> Iterator[float]:

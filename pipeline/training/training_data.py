@@ -42,7 +42,7 @@ class TrainingData:
     classes: tuple[str, ...]
 
     def order(self, settings: TrainingConfig, seed: int) -> BatchOrder:
-        """Return the batches of a training, from its first step."""
+        """Return the batches of a training run, from its first step."""
         rows, size = self.training.rows, settings.batch_size
         if settings.sampling == "balanced":
             return BalancedOrder(rows, size, seed, 0, self.labels)

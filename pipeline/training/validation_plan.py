@@ -101,7 +101,7 @@ class Timed:
     def restore(
         self, history: Sequence[EpochRecord], spent_seconds: float, elapsed_seconds: float
     ) -> None:
-        """Take up what a training that is resumed, or restarts, has already validated."""
+        """Take up what a training run that is resumed, or restarts, has already validated."""
         images = sum(record.validation_images for record in history)
         self._part = min(record.validation_images for record in history) if history else None
         if images:

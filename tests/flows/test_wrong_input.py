@@ -72,7 +72,7 @@ def _nothing_left(folder: Path) -> None:
         (["run", "--plugin", "none.py"], ["none.py", "does not exist"]),
         (["rum"], ["rum", "run"]),
         (["plugins", "show", "vitt"], ["vitt"]),
-        (["models", "roses"], ["roses", "none yet"]),
+        (["models", "roses"], ["roses", "No models are registered yet."]),
         (["predict", "roses", "a.png"], ["a.png", "Check the path"]),
         (["predict", "roses@", "."], ["roses@", "NAME@ALIAS"]),
         (["predict"], ["MODEL"]),

@@ -27,6 +27,12 @@ def test_no_banned_phrase_is_left() -> None:
         ("the test figures flatter", "flatter"),
         ("Run something again and again; needs `patchline up`.", "again and again"),
         ("class _Line:", "_Line"),
+        ("A gate refuses, so nothing changes.", "gate refuses"),
+        ("If false, a person decides.", "a person decides"),
+        ("The time of all trainings together.", "trainings"),
+        ("The plan of a training for this data.", "a training"),
+        ("There are: none yet.", "There are: "),
+        ("The flow run ends in the state Server away.", "Server away"),
     ],
 )
 def test_a_banned_phrase_is_found(tmp_path: Path, line: str, phrase: str) -> None:
@@ -39,6 +45,7 @@ def test_a_banned_phrase_is_found(tmp_path: Path, line: str, phrase: str) -> Non
 def test_plain_sentences_pass(tmp_path: Path) -> None:
     """Terms that only resemble a banned phrase are left alone."""
     text = "Contributions are welcome. The head goes on the token. A figure shows it.\n"
+    text += "A training run has a training image. There are no models. The server refuses a host.\n"
     (tmp_path / "page.md").write_text(text, encoding="utf-8")
     assert list(stumbles([tmp_path], tmp_path)) == []
     assert len(BANNED) >= 30

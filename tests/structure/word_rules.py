@@ -47,6 +47,15 @@ BANNED: dict[str, str] = {
     r"\bmade up for\b": "caught up",
     r"\bone time and another\b|\bby and by\b|\bfrom now on\b": "plain words",
     r"\bruns_at_once\b|\bruns-at-once\b": "max_concurrent_runs",
+    r"\b[Gg]ates? (that )?refus\w+|\brefus\w+ by (a|the) gates?\b": "a gate fails",
+    r"\b[Aa] person (decides|has to decide)\b|\bleft to a person\b": "requires approval",
+    r"\btrainings\b": "training runs; fits, of one run",
+    r"\ba training(?=[.,;:)]| (that|of|with|in|for|is|was|has|on|from|to|and|or|which)\b)": (
+        "a training run; a fit, of one run"
+    ),
+    r"\bThere are: ": "say what the list holds, and one sentence for an empty list",
+    r"\b[Nn]one exists? yet\b|\bor 'none yet'": "one sentence: No models are registered yet.",
+    r"\bServer away\b": "Server unavailable",
 }
 
 _SUFFIXES = (".py", ".md", ".j2", ".yaml", ".yml", ".toml")
@@ -58,7 +67,14 @@ _SKIPPED = (
 """`renamed` lists former names."""
 _OLD_SPELLING = {
     # The former name of an option still works, so it is written somewhere.
-    "CHANGELOG.md": ("runs-at-once", "rising_rates", "grid_places", "forbidden_NN"),
+    "CHANGELOG.md": (
+        "runs-at-once",
+        "rising_rates",
+        "grid_places",
+        "forbidden_NN",
+        "a training",
+        "trainings",
+    ),
     "flows/commands/up.py": ("runs-at-once",),
     "flows/services/startup_plan.py": ("runs_at_once",),
     "tests/flows/services/test_services.py": ("runs-at-once", "runs_at_once"),

@@ -138,9 +138,10 @@ def _reasons(text: str, setting: str) -> dict[str, str]:
     names, rows = table_of(text)
     for needed in (PATH, EXCLUDE):
         if needed not in names:
+            columns = f"its columns: {', '.join(names)}" if names else "it is empty"
             raise DataError(
-                f"{setting}, which has no column '{needed}' (its columns: "
-                f"{', '.join(names) or 'none'}). Use the findings.csv of `patchline data inspect`."
+                f"{setting}, which has no column '{needed}' ({columns}). Use the findings.csv "
+                "of `patchline data inspect`."
             )
     reasons: dict[str, str] = {}
     for number, row in rows:

@@ -47,7 +47,7 @@ class Answer(Section):
     reason: str = Field(default="", max_length=LONGEST_REASON)
     """Why, recorded in the model's history. Give a reason if you overrule gates."""
     force: bool = False
-    """Approve even if a gate refuses; the history records it."""
+    """Approve even if a gate fails; the history records it."""
 
     @property
     def approves(self) -> bool:

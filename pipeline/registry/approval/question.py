@@ -42,8 +42,8 @@ class Question(Section):
     """Address of the comparison among the run's artifacts; none if there is no comparison."""
 
     @property
-    def refusing(self) -> tuple[GateResult, ...]:
-        """The gates that refuse."""
+    def failed_gates(self) -> tuple[GateResult, ...]:
+        """The gates that fail."""
         return tuple(gate for gate in self.gates if not gate.passed)
 
 

@@ -17,15 +17,15 @@ _NAMES_SHOWN = 20
 
 def headline(question: Question) -> str:
     """Return the outcome of the gates in one sentence."""
-    refusing, count = question.refusing, len(question.gates)
+    failed, count = question.failed_gates, len(question.gates)
     if not count:
         return "No gates are configured, so your answer alone decides."
-    if not refusing:
+    if not failed:
         return f"Every gate passes ({count} of {count}). The promotion needs only your approval."
-    names = ", ".join(f"`{gate.name}`" for gate in refusing)
-    verb = "refuses" if len(refusing) == 1 else "refuse"
+    names = ", ".join(f"`{gate.name}`" for gate in failed)
+    verb = "fails" if len(failed) == 1 else "fail"
     return (
-        f"{len(refusing)} of {count} gates {verb}: {names}. To approve it anyway, set force "
+        f"{len(failed)} of {count} gates {verb}: {names}. To approve it anyway, set force "
         "and give a reason."
     )
 
@@ -63,7 +63,7 @@ def _how_to_answer(question: Question, hours: float) -> str:
     return (
         "Answer with **Resume** on this flow run's page, or on the command line: "
         f"`patchline approve {version}` or `patchline reject {version}`. Without an answer within "
-        f"{hours:g} hours, the request expires and the version is refused."
+        f"{hours:g} hours, the request expires and the version is not promoted."
     )
 
 
@@ -128,7 +128,7 @@ def _gates(gates: tuple[GateResult, ...]) -> str:
         return ""
     lines = ["### Gates", ""]
     for gate in gates:
-        verdict = "passed" if gate.passed else "REFUSED"
+        verdict = "passed" if gate.passed else "FAILED"
         lines.append(f"- **{verdict}** `{gate.name}`: {' '.join(gate.sentence.split())}")
     return "\n".join(lines)
 

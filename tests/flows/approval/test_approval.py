@@ -113,7 +113,7 @@ def test_a_rejection_is_recorded_like_a_refusal_by_a_gate(here: Path) -> None:
     assert approval_form.submit(asked, NO)
     assert not approval_form.submit(asked, YES)
     ended = carry_on(asked)
-    assert (ended.state, ended.message) == ("Refused", "rejected by Ada: blurry")
+    assert (ended.state, ended.message) == ("Not promoted: rejected", "rejected by Ada: blurry")
     assert champion("lilies") == "1"
     decision = summary(better).decision
     assert decision is not None
@@ -131,7 +131,7 @@ def test_gates_refuse_what_is_approved_without_force(here: Path) -> None:
     asked = asked_about(equal)
     assert approval_form.submit(asked, YES)
     ended = carry_on(asked)
-    assert (ended.state, champion("tulips")) == ("Refused by the gates", "1")
+    assert (ended.state, champion("tulips")) == ("Not promoted: a gate failed", "1")
     assert ended.message.startswith("of 200 images")
     assert ended.message.endswith("(although approved by Ada: looks good)")
     with pytest.raises(ModelReferenceError, match=r"tulips/2 is closed: approved by Ada"):
@@ -156,7 +156,7 @@ def test_approval_is_requested_again_if_the_champion_changed(here: Path) -> None
     again = carry_on(asked)
     assert (again.waits, champion("asters")) == (True, second.version)
     assert approval_form.submit(again, NO)
-    assert carry_on(again).state == "Refused"
+    assert carry_on(again).state == "Not promoted: rejected"
     assert champion("asters") == second.version != first.version
 
 
@@ -170,7 +170,7 @@ def test_an_overdue_request_is_refused(here: Path) -> None:
     expiry.expire_overdue()
     assert requests.refreshed(waiting).waits
     ended = carry_on(overdue)
-    assert (ended.state, champion("irises")) == ("Refused: nobody answered", "1")
+    assert (ended.state, champion("irises")) == ("Not promoted: no answer in time", "1")
     assert ended.message == "nobody answered within 1e-06 hours"
     approval = summary(better).approval
     assert approval is not None
@@ -227,14 +227,14 @@ def test_a_request_killed_while_it_was_opened_can_be_answered(here: Path) -> Non
         key = approval_form.key_against("1")
         approval_form.clear(prefect, asked.flow_run_id, key)
     assert approval_form.submit(asked, NO)
-    assert carry_on(asked).state == "Refused"
+    assert carry_on(asked).state == "Not promoted: rejected"
     again = asked_about(better)
     kill(again)
     expiry.retry(requests.refreshed(again), dt.datetime.now(dt.UTC) + dt.timedelta(minutes=1))
     again = carry_on(again)
     assert again.waits
     assert approval_form.submit(again, NO)
-    assert carry_on(again).state == "Refused"
+    assert carry_on(again).state == "Not promoted: rejected"
 
 
 @pytest.mark.slow
@@ -244,7 +244,7 @@ def test_a_newer_version_supersedes_an_older_one(here: Path) -> None:
     older = asked_about(second)
     newer = start(third)
     assert start(third).flow_run_id == newer.flow_run_id
-    assert carry_on(older).state == "Refused: superseded by a newer version"
+    assert carry_on(older).state == "Not promoted: superseded by a newer version"
     assert "the newer version daisies/3 is pending" in str(requests.request_approval(second, QUICK))
     assert approval_form.submit(carry_on(newer), NO)
 
@@ -267,7 +267,9 @@ def test_of_two_answers_at_once_one_counts(here: Path) -> None:
     for thread in threads:
         thread.join()
     [counting] = [number for number, counts in told.items() if counts]
-    assert carry_on(asked).state == ("Promoted" if given[counting] == YES else "Refused")
+    assert carry_on(asked).state == (
+        "Promoted" if given[counting] == YES else "Not promoted: rejected"
+    )
 
 
 @pytest.mark.slow
@@ -278,7 +280,7 @@ def test_a_deleted_version_closes_the_request_with_a_message(here: Path) -> None
     client().delete_model_version("cosmos", better.version)
     assert approval_form.submit(asked, YES)
     ended = carry_on(asked)
-    assert ended.state == "Refused: the version is gone"
+    assert ended.state == "Not promoted: the version was deleted"
     assert "'cosmos' has no version 2" in ended.message
 
 

@@ -130,7 +130,7 @@ def test_approve_and_reject_on_the_command_line(here: Path) -> None:
     _suspended(best)
     done = patchline("reject", "roses/3", "--reason", "blurry", cwd=here)
     assert done.code == 0, done.err
-    assert "roses, version 3: refused" in done.out
+    assert "roses, version 3: not promoted" in done.out
     assert "blurry" in done.out
     assert champion("roses") == "2"
     done = patchline("approve", "roses/3", cwd=here)
@@ -138,7 +138,7 @@ def test_approve_and_reject_on_the_command_line(here: Path) -> None:
     assert "roses/3 is closed: rejected by" in done.err
 
 
-def test_a_gate_that_refuses_in_the_end_is_exit_code_3(here: Path) -> None:
+def test_a_gate_that_fails_in_the_end_is_exit_code_3(here: Path) -> None:
     """The command reports it as `promote` does."""
     _, equal = versions("tulips", here, range(60), range(60))
     done = patchline(
@@ -190,5 +190,5 @@ def test_a_deadline_while_the_servers_are_down(
         assert requests.refreshed(asked).waits
         expiry.expire_overdue()
         ended = carry_on(asked)
-        assert ended.state == "Refused: nobody answered"
+        assert ended.state == "Not promoted: no answer in time"
         assert champion("irises") == "1"

@@ -307,7 +307,7 @@ def test_a_name_belongs_to_one_watch_or_schedule(run_here: Command, folder: Path
 
 
 def _train_for_show(config: RunConfig) -> None:
-    """Leave behind what a training of the folder as it is leaves: a finished run and its data."""
+    """Leave behind what a training run of the folder as it is leaves: a run and its data."""
     data = ingestion.ingest(config, Path(".patchline").resolve())
     named = ingestion.resolve(config, data)
     with tracked_run.owned_run(named, Path(".patchline/runs"), {}) as run:

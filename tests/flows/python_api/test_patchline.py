@@ -106,7 +106,7 @@ def test_a_promotion_returns_the_decision() -> None:
     assert refused.version == "2"
     assert refused.champion == "1"
     assert [gate.name for gate in refused.gates if not gate.passed] == ["better_than_champion"]
-    assert "refused" in refused._repr_html_()
+    assert "not promoted" in refused._repr_html_()
     assert refused.report
     assert "<iframe" in refused.report._repr_html_()
     again = patchline.promote("stripes", version=1, promotion=GATES)

@@ -189,7 +189,7 @@ def test_a_run_that_failed_because_of_a_server_is_resumed(
     flow_run_id = deployments.start(killed[0])
     away = failed(ServerAwayError("The MLflow store cannot be used (it refuses connections)."))
     client.set_flow_run_state(flow_run_id, away.model_copy(update={"data": None}), force=True)
-    assert client.read_flow_run(flow_run_id).state_name == "Server away"
+    assert client.read_flow_run(flow_run_id).state_name == "Server unavailable"
     missed_runs.continue_interrupted()
     state = client.read_flow_run(flow_run_id).state
     assert state

@@ -428,7 +428,7 @@ def test_a_server_that_is_stuck_is_started_again(tmp_path: Path) -> None:
 def test_runs_before_during_and_after_are_one_history(tmp_path: Path) -> None:
     """What was run before `up` is in both servers; what was run meanwhile is usable after `down`.
 
-    Three trainings of one epoch, on the same photos: without servers, with them, without.
+    Three training runs of one epoch, on the same photos: without servers, with them, without.
     """
     from prefect.client.orchestration import get_client
 

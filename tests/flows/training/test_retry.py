@@ -72,7 +72,7 @@ def _tried_twice(tried: Any, photos: Path, between: Callable[[], object]) -> Non
         assert ended.is_completed()
 
 
-def _trainings() -> dict[str, int]:
+def _fits() -> dict[str, int]:
     """Return when each training ended, by the folder of its run."""
     results = Path(".patchline/runs").glob("*/training/result.json")
     return {file.parts[2]: file.stat().st_mtime_ns for file in results}
@@ -92,11 +92,11 @@ def test_a_flow_run_that_is_tried_again_continues_its_mlflow_run(
     """The evaluation is killed, Prefect tries again: one MLflow run, trained once, one version."""
     photos = write_photos(tmp_path / "photos", images=8)
     before: list[dict[str, int]] = []
-    _tried_twice(tried, photos, between=lambda: before.append(_trainings()))
+    _tried_twice(tried, photos, between=lambda: before.append(_fits()))
     store, [run] = tracking_store.client(), _mlflow_runs()
     assert run.info.status == "FINISHED"
     assert len(store.search_model_versions()) == 1
-    assert before == [_trainings()]
+    assert before == [_fits()]
     assert len(before[0]) == 1
     assert len(store.get_metric_history(run.info.run_id, "train/loss")) == 2
     assert len(store.get_metric_history(run.info.run_id, "test/accuracy")) == 1
@@ -109,7 +109,7 @@ def test_a_flow_run_that_is_tried_again_on_other_data_starts_anew(tmp_path: Path
     _tried_twice(training_flow, photos, lambda: write_photos(photos, images=9))
     assert sorted(run.info.status for run in _mlflow_runs()) == ["FAILED", "FINISHED"]
     assert len(tracking_store.client().search_model_versions()) == 1
-    assert len(_trainings()) == 2
+    assert len(_fits()) == 2
 
 
 @pytest.mark.usefixtures("prefect")

@@ -153,7 +153,11 @@ def test_every_figure_is_on_the_page(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("promoted", "forced", "word"),
-    [(True, False, "✓ Promoted"), (True, True, "⚠ Promoted by force"), (False, False, "✗ Refused")],
+    [
+        (True, False, "✓ Promoted"),
+        (True, True, "⚠ Promoted by force"),
+        (False, False, "✗ Not promoted"),
+    ],
 )
 def test_the_verdict_comes_first(tmp_path: Path, promoted: bool, forced: bool, word: str) -> None:
     """Verdict and reason are above all metrics, in words and not in colour alone."""

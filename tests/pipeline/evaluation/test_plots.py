@@ -65,7 +65,7 @@ def test_a_class_without_test_images_is_drawn(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("epochs", [1, 2, 30])
-def test_the_curves_of_short_and_long_trainings(tmp_path: Path, epochs: int) -> None:
+def test_the_curves_of_short_and_long_runs(tmp_path: Path, epochs: int) -> None:
     """A picture with both curves is written for one epoch as for many."""
     drawn = _pixels(plots.plot_training_curves(_history(epochs), tmp_path / "curves.png"))
     assert _share_of_blue(drawn) > 1e-4

@@ -94,7 +94,7 @@ def test_without_a_measurement_the_head_alone_is_trained() -> None:
 
 
 def test_folds_and_a_refit_share_the_time() -> None:
-    """Six trainings of all weights have a sixth of the time each, two have about half of it."""
+    """Six fits of all weights have a sixth of the time each, two have about half of it."""
     every: dict[str, Any] = {"training__trainable": "all"}
     one, two, six = (
         made(60.0, **every, **repeated).settings["training"]["epochs"]
@@ -110,7 +110,7 @@ def test_what_needs_all_weights_gets_them(needs: dict[str, Any]) -> None:
     """A head alone is one fit, without validations to average and without members."""
     plan = made(10.0, **needs)
     assert plan.settings["training"]["trainable"] == "all"
-    assert "needs a training of all weights" in plan.reasons[0]
+    assert "needs a training run of all weights" in plan.reasons[0]
 
 
 def test_a_file_and_a_preset_are_planned_with_the_real_model(

@@ -140,14 +140,14 @@ def test_small_images_are_changed_little_for_many_passes(
 
 
 @pytest.mark.parametrize(
-    ("repeated", "trainings"),
+    ("repeated", "fits"),
     [
         ({"training.folds": 5}, 6),
         ({"training.folds": 5, "training.ensemble": True}, 5),
         ({"training.refit": True}, 2),
     ],
 )
-def test_trainings_of_one_run_share_the_time(repeated: dict[str, Any], trainings: int) -> None:
+def test_fits_of_one_run_share_the_time(repeated: dict[str, Any], fits: int) -> None:
     """The plan is that of the time which each of them gets, and says how many there are."""
     given = facts(rate=1_000.0, validation_images=7_500)
     asked = {"training.time_limit": "24h", "model.size": "mini"}
@@ -157,8 +157,8 @@ def test_trainings_of_one_run_share_the_time(repeated: dict[str, Any], trainings
         reason = next(each for each in made.reasons if " epochs" in each)
         return float(reason.partition(" epochs")[0].split()[-1].replace(",", ""))
 
-    assert epochs(alone) / epochs(shared) == pytest.approx(trainings, rel=0.2)
-    assert any(f"for each of {trainings} trainings" in reason for reason in shared.reasons)
+    assert epochs(alone) / epochs(shared) == pytest.approx(fits, rel=0.2)
+    assert any(f"for each of {fits} fits" in reason for reason in shared.reasons)
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
@@ -259,7 +259,7 @@ def test_photographs_shrink_and_give_25_to_81_tokens() -> None:
     ("epochs", "augmentation"), [(3, "standard"), (40, "resized_crop"), (500, "randaugment")]
 )
 def test_photographs_are_shown_in_crops_of_random_size(epochs: int, augmentation: str) -> None:
-    """Only the longest trainings mix images; Muon's larger rate pays from some steps on."""
+    """Only the longest runs mix images; Muon's larger rate pays from some steps on."""
     user = {"training.epochs": epochs}
     made = plan(facts(training_images=2_945, median_side=128), user)
     assert made.settings["augmentation"]["name"] == augmentation

@@ -167,7 +167,7 @@ def test_too_many_images_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_not_known_is_inherited() -> None:
-    """Through any number of trainings, and by every model made from several."""
+    """Through any number of training runs, and by every model made from several."""
     unknown, upstream = Provenance.without_record("x.pth"), Provenance(published=(PUBLISHED,))
     first, second = Provenance(seen([1], [2])), Provenance(seen([3], [4]))
     for initial, state in ((unknown, "unknown"), (upstream, "upstream corpus unknown")):

@@ -88,14 +88,17 @@ def test_the_question_has_metrics_gates_and_links(tmp_path: Path) -> None:
     metrics = {"accuracy": 0.7, "accuracy_low": 0.6, "accuracy_high": 0.8}
     worse = make_version("roses", tmp_path, wrong=range(60), metrics=metrics)
     question = prepare_question(worse, "1", QUICK, tmp_path / "20261121")
-    assert [gate.name for gate in question.refusing] == ["better_than_champion", "no_class_worse"]
+    assert [gate.name for gate in question.failed_gates] == [
+        "better_than_champion",
+        "no_class_worse",
+    ]
     words = question_text.page_text(question, 72)
-    assert "2 of 3 gates refuse: `better_than_champion`, `no_class_worse`" in words
+    assert "2 of 3 gates fail: `better_than_champion`, `no_class_worse`" in words
     assert "| accuracy on 200 common images | 90.0% (" in words
     assert "| correct only here | 40 images | 0 images |" in words
     assert "| Accuracy, own test images | 0.9 | 0.7 (0.6 to 0.8) |" in words
     assert "### Largest losses of recall" in words
-    assert "- **REFUSED** `better_than_champion`: of 200 images" in words
+    assert "- **FAILED** `better_than_champion`: of 200 images" in words
     assert "patchline approve roses/2" in words
     form = question_text.form_text(question, 72)
     assert "Correct only now: 0; correct only before: 40." in form

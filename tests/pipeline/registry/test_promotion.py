@@ -169,7 +169,7 @@ def test_a_class_that_loses_too_much_refuses(tmp_path: Path) -> None:
 def test_limits_on_its_own_metrics(
     tmp_path: Path, settings: dict[str, dict[str, float]], passes: bool
 ) -> None:
-    """A first version becomes champion only within the limits; a missing metric refuses."""
+    """A first version becomes champion only within the limits; a missing metric fails."""
     config = PromotionConfig.model_validate({**QUICK.model_dump(), **settings})
     metrics = {"accuracy": 0.9, "log_loss": 0.2, "ece": 0.03}
     reference = make_version("roses", tmp_path, metrics=metrics, config=config)
@@ -180,7 +180,7 @@ def test_limits_on_its_own_metrics(
 
 
 def test_force_needs_a_reason_and_shows(tmp_path: Path) -> None:
-    """A person can overrule the gates; the history records why, and which gates refused."""
+    """Force overrules the gates; the history records why, and which gates failed."""
     make_version("roses", tmp_path, wrong=range(10))
     worse = make_version("roses", tmp_path, wrong=range(60))
     request = Request(worse, QUICK, force_reason="the old one has a bug")
@@ -238,7 +238,7 @@ def test_unknown_images_refuse_until_a_person_overrules(tmp_path: Path) -> None:
 def test_a_comparison_does_not_claim_what_is_not_known(
     tmp_path: Path, champion: Provenance | None, challenger: Provenance | None, words: str
 ) -> None:
-    """A champion that may have seen the images only looks better than it is, so it does not refuse.
+    """A champion that may have seen the images only looks better than it is, so it does not fail.
 
     Published weights do not refuse either. Both are said, and no image is called unused.
     """
@@ -271,7 +271,7 @@ def test_images_that_only_a_package_knows_are_not_compared(tmp_path: Path) -> No
 
 
 def test_automatic_promotion_is_a_setting(tmp_path: Path) -> None:
-    """By default a better version waits for a person; with `automatic` it does not."""
+    """By default a better version waits for approval; with `automatic` it does not."""
     make_version("roses", tmp_path, wrong=range(60))
     make_version("roses", tmp_path, wrong=range(30))
     assert _champion() == "1"
@@ -366,7 +366,9 @@ def test_a_version_without_records_cannot_be_compared(tmp_path: Path) -> None:
         promote(Request(second, QUICK), tmp_path / "promotion")
     shutil.rmtree(_package(resolve("roses/1")))
     automatic = QUICK.model_copy(update={"automatic": True})
-    make_version("roses", tmp_path, config=automatic)  # the run continues, and a person decides
+    make_version(
+        "roses", tmp_path, config=automatic
+    )  # the run continues, and promotion requires approval
     assert _champion() == "1"
 
 

@@ -96,11 +96,14 @@ def test_a_reference_names_a_version(
 @pytest.mark.parametrize(
     ("reference", "sentence"),
     [
-        ("pest", "There is no registered model 'pest'. Did you mean 'pets'? There are: flowers, p"),
-        ("zebra/1", "There is no registered model 'zebra'. There are: flowers, pets."),
+        (
+            "pest",
+            "There is no registered model 'pest'. Did you mean 'pets'? Registered models: flow",
+        ),
+        ("zebra/1", "There is no registered model 'zebra'. Registered models: flowers, pets."),
         ("pets@champoin", "'pets' has no alias 'champoin'. Did you mean 'champion'?"),
         ("pets/12", "'pets' has no version 12. It has: 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11."),
-        ("flowers", "'flowers' has no alias 'champion'. There are: none yet."),
+        ("flowers", "'flowers' has no alias 'champion'. It has no aliases."),
     ],
 )
 def test_what_is_not_there_is_named_with_the_nearest(reference: str, sentence: str) -> None:

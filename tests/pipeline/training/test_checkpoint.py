@@ -1,4 +1,4 @@
-"""A checkpoint gives back the whole state of a training, bit for bit."""
+"""A checkpoint gives back the whole state of a training run, bit for bit."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def test_a_ramp_of_stochastic_depth_is_not_compiled(make_job: MakeJob, tmp_path:
 
 
 class _Stop(Exception):  # noqa: N818 - stands for a kill, not for an error
-    """Ends a training in the middle of a step's report."""
+    """Ends a training run in the middle of a step's report."""
 
 
 class _StoppingWriter(EventWriter):

@@ -62,7 +62,7 @@ def _run(
 def recovered(
     make_job: MakeJob, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[TrainingJob, TrainResult]:
-    """Return a training that diverged at its seventh step and recovered; epochs have 4 steps."""
+    """Return a run that diverged at its seventh step and recovered; epochs have 4 steps."""
     job = make_job(tmp_path_factory.mktemp("recovered"), **EXPLOSIVE)
     return job, _run(job, step=6)
 

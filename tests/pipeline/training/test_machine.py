@@ -1,4 +1,4 @@
-"""What a machine decides in a training, and who looks at it."""
+"""What a machine decides in a training run, and who looks at it."""
 
 from __future__ import annotations
 

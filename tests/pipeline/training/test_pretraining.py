@@ -29,7 +29,7 @@ MAE = {
 
 
 class _Stop(Exception):  # noqa: N818 - stands for a kill, not for an error
-    """Ends a training in the middle of a step's report."""
+    """Ends a training run in the middle of a step's report."""
 
 
 class _StoppingWriter(EventWriter):

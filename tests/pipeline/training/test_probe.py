@@ -63,7 +63,7 @@ def with_weights(job: TrainingJob, folder: Path, *, blind: bool = False) -> Trai
 
 
 def events_of(job: TrainingJob, kind: str) -> list[dict[str, Any]]:
-    """Return the events of a training of one kind."""
+    """Return the events of a training run of one kind."""
     found = read_events(job.folder / "events.jsonl")
     return [event for event in found if event["kind"] == kind]
 

@@ -58,7 +58,7 @@ _SECONDS = patient(240.0)
 
 
 def train_parts(folder: Path, **training: Any) -> tuple[tracked_run.TrackedRun, TrainResult, Any]:
-    """Do the trainings of a run of the folder; continue the run that is there."""
+    """Do the fits of a run of the folder; continue the run that is there."""
     os.chdir(folder)
     workspace = folder / ".patchline"
     config = config_files.validated(config_files.merged(_SETTINGS, {"training": training}))
@@ -105,7 +105,7 @@ def _text(file: Path) -> str:
 
 
 def _killed_in(part: str, folder: Path) -> None:
-    """Start the trainings in a process of their own, and kill it in one of the parts."""
+    """Start the fits in a process of their own, and kill it in one of the parts."""
     root = str(Path(__file__).resolve().parents[3])
     process = subprocess.Popen([sys.executable, "-c", _PARENT.format(root=root), str(folder)])
     deadline = time.monotonic() + _SECONDS

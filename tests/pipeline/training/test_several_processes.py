@@ -160,7 +160,7 @@ def test_more_processes_than_gpus_are_an_error(make_job: MakeJob, tmp_path: Path
 
 
 def _ranks(folder: Path) -> list[psutil.Process]:
-    """Return the living processes of a training, but not its worker process."""
+    """Return the living processes of a training run, but not its worker process."""
     found = []
     for process in psutil.process_iter():
         try:
