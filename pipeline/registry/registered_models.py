@@ -207,8 +207,9 @@ def _source(name: str, version: str) -> str:
         numbers = version_numbers(name)
         if version in numbers:
             raise
-        there = ", ".join(sorted(numbers, key=int)) or "none"
-        raise ModelReferenceError(f"'{name}' has no version {version}. It has: {there}.") from error
+        there = ", ".join(sorted(numbers, key=int))
+        listed = f"Its versions: {there}." if there else "It has no versions."
+        raise ModelReferenceError(f"'{name}' has no version {version}. {listed}") from error
 
 
 def version_numbers(name: str) -> set[str]:

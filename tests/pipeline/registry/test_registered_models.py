@@ -102,7 +102,7 @@ def test_a_reference_names_a_version(
         ),
         ("zebra/1", "There is no registered model 'zebra'. Registered models: flowers, pets."),
         ("pets@champoin", "'pets' has no alias 'champoin'. Did you mean 'champion'?"),
-        ("pets/12", "'pets' has no version 12. It has: 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11."),
+        ("pets/12", "'pets' has no version 12. Its versions: 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11."),
         ("flowers", "'flowers' has no alias 'champion'. It has no aliases."),
     ],
 )
@@ -137,8 +137,8 @@ def test_a_model_without_versions_is_named(tmp_path: Path, monkeypatch: pytest.M
     client().create_registered_model("empty")
     [summary] = summaries()
     assert summary.versions == ()
-    for reference in ("empty", "empty/1"):
-        with pytest.raises(ModelReferenceError, match=r"'empty' has no .* none"):
+    for reference, what in (("empty", "aliases"), ("empty/1", "versions")):
+        with pytest.raises(ModelReferenceError, match=rf"'empty' has no .* It has no {what}\."):
             resolve(reference)
     check_classes("empty", PETS)
 
