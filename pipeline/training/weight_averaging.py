@@ -98,7 +98,7 @@ class LastWeights:
     ) -> None:
         """Save the average over the validations after some steps, unless it is there already.
 
-        It is saved before the single files are deleted, so a training that is killed in between
+        It is saved before the single files are deleted, so a run that is killed in between
         comes to the same result.
 
         Args:
