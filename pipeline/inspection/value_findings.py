@@ -27,14 +27,14 @@ def findings_on_values(rows: pd.DataFrame, values: DataValues) -> list[Finding]:
     if values.problem:
         findings.append(
             finding_on_files(
-                "bands",
+                values.problem_kind,
                 "error",
                 files or tuple(rows["path"]),
                 str(values.problem).partition(". ")[0] + ".",
                 f"Stops a run. {str(values.problem).partition('. ')[2]}",
             )
         )
-    if values.notes:
+    if values.notes and not (values.problem and values.problem_kind == "value_range"):
         findings.append(
             finding_on_files(
                 "value_range",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import pandas as pd
 
@@ -39,6 +39,8 @@ class DataValues(NamedTuple):
     """Those of the notes that say what training may miss."""
     problem: PipelineError | None
     """Why a run cannot use the images as they are."""
+    problem_kind: Literal["bands", "value_range"] = "bands"
+    """What the problem is about."""
 
     @property
     def mapping(self) -> PixelMapping:
@@ -84,9 +86,11 @@ def choose_values(rows: pd.DataFrame, root: Path, settings: DataConfig) -> DataV
     columns = (rows["path"], rows["sha256"], rows["mode"], summaries(rows))
     files = [_File(*each) for each in zip(*columns, strict=True)]
     problem = _problem(files, settings)
+    no_values: PipelineError | None = None
     bands = _stand_in(files) if problem and files else settings.bands or ()
     opacity, opacity_notes = _opacity(files, bands)
     ranges, notes, losses = list[ValueRange](), list[str](), list[str]()
+    is_set = settings.value_range is not None
     deep: dict[str, list[_File]] = {}
     for file in files:
         if file.summary.kind != EIGHT_BITS:
@@ -94,7 +98,8 @@ def choose_values(rows: pd.DataFrame, root: Path, settings: DataConfig) -> DataV
     for kind, group in sorted(deep.items()):
         chosen = _range(kind, group, root, settings, bands)
         ranges.append(ValueRange(kind=kind, low=chosen.low, high=chosen.high, found=chosen.found))
-        note = _range_note(kind, len(group), len(files), chosen)
+        note = _range_note(kind, len(group), len(files), chosen, is_set)
+        no_values = no_values or (_flat(group, kind, chosen, bands) if is_set else None)
         notes.append(note)
         losses += [note] if loss_words(chosen) else []
     spec = PixelValues(
@@ -115,7 +120,8 @@ def choose_values(rows: pd.DataFrame, root: Path, settings: DataConfig) -> DataV
             *_unused(bool(deep), settings),
         ),
         losses=(*losses, *opacity_notes),
-        problem=problem,
+        problem=problem or no_values,
+        problem_kind="bands" if problem or not no_values else "value_range",
     )
 
 
@@ -207,7 +213,23 @@ def _range(
     return choose_range(seen, settings.value_range, settings.value_range_percentiles)
 
 
-def _range_note(kind: str, count: int, total: int, chosen: ChosenRange) -> str:
+def _flat(
+    group: Sequence[_File], kind: str, chosen: ChosenRange, bands: tuple[int, ...]
+) -> ConfigError | None:
+    """Return why images cannot be used whose values all lie on one side of the range."""
+    extremes = [file.summary.extremes(bands) for file in group]
+    low, high = min(low for low, _ in extremes), max(high for _, high in extremes)
+    if low == high or (chosen.low < high and low < chosen.high):
+        return None
+    color = "black" if high <= chosen.low else "white"
+    return ConfigError(
+        f"data.value_range is {number(chosen.low)} {number(chosen.high)}, but {_counted(group)} "
+        f"{kind_words(kind)} values from {number(low)} to {number(high)} and would be wholly "
+        f"{color}. Choose a range that contains values of the images, or leave it out."
+    )
+
+
+def _range_note(kind: str, count: int, total: int, chosen: ChosenRange, is_set: bool) -> str:
     many = f"all {total:,}" if count == total else f"{count:,} of {total:,}"
     words = (
         f"{many} images have {kind_words(kind)} values: {number(chosen.low)} to "
@@ -215,8 +237,9 @@ def _range_note(kind: str, count: int, total: int, chosen: ChosenRange) -> str:
     )
     losses = loss_words(chosen)
     may_be_ct = _LEAST_HOUNSFIELD <= chosen.low < 0 < chosen.high <= _MOST_HOUNSFIELD
-    window = "; for CT, set a window such as --data.value-range -160 240" if may_be_ct else ""
-    return f"{words}{'; ' if losses else ''}{losses}{window or '; data.value_range sets another'}"
+    window = "; for CT, set a window such as --data.value-range -160 240"
+    hint = "" if is_set else window if may_be_ct else "; data.value_range sets another"
+    return f"{words}{'; ' if losses else ''}{losses}{hint}"
 
 
 def _notes_on_bands(files: Sequence[_File], settings: DataConfig) -> Iterator[str]:

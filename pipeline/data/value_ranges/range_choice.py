@@ -27,6 +27,8 @@ _ALMOST_ALL = 99.95
 _STRAY_BITS = 2
 _MOST_ENDS = 4
 _SAID_SHARE = 1e-4
+_WHOLE_PERCENT = 10
+"""From which on a share is written without decimals."""
 _FLOAT_RANGES = ((0.0, 1.0), (-1.0, 1.0), (0.0, 255.0))
 
 
@@ -135,7 +137,8 @@ def loss_words(chosen: ChosenRange) -> str:
     """Return what a range loses, beside the rounding to 256 levels; empty if nothing."""
     words = []
     if chosen.clipped >= _SAID_SHARE:
-        share = f"{100 * chosen.clipped:.2g} %"
+        percent = 100 * chosen.clipped
+        share = f"{percent:.2g} %" if percent < _WHOLE_PERCENT else f"{percent:.0f} %"
         words.append(f"about {share} of the pixels lie outside and are clipped")
     if chosen.levels < _FEW_LEVELS and chosen.values > chosen.levels:
         words.append(

@@ -146,6 +146,25 @@ def test_a_mixed_data_set_has_a_range_for_each_type(tmp_path: Path) -> None:
     assert min(spread) > 50
 
 
+@pytest.mark.parametrize(
+    ("value_range", "color"), [((50_000, 60_000), "black"), ((-10, -5), "white")]
+)
+def test_a_range_without_any_value_of_the_images_is_refused(
+    tmp_path: Path, value_range: tuple[int, int], color: str
+) -> None:
+    """A run stops, and an inspection says why; another range of the same images is fine."""
+    root = write_files(tmp_path / "deep", *of_type("u2", 300, 4000, ".png"))
+    words = f"16-bit values from 300 to 4,000 and would be wholly {color}"
+    with pytest.raises(ConfigError, match=words):
+        ingested(root, value_range=value_range)
+    found = inspect_data(config_of(root, value_range=value_range), tmp_path / "inspection").result
+    errors = [each.kind for each in found.findings if each.severity == "error"]
+    assert errors == ["value_range"]
+    (note, *_) = ingested(root, value_range=(300, 500)).notes
+    assert "300 to 500 become 256 grey levels (set by data.value_range)" in note
+    assert "sets another" not in note
+
+
 def test_the_range_that_is_set_is_used_and_is_part_of_the_data_version(tmp_path: Path) -> None:
     """A window by the user changes the pixels, the store and the fingerprint, not the digests."""
     root = write_files(tmp_path / "deep", *of_type("i2", -1000, 1000))
@@ -323,7 +342,9 @@ def test_values_of_another_kind_than_those_of_the_training_are_said_with_counts(
     assert notes[0].startswith(
         "2 of 4 images have 8-bit values, such as a, and the model was trained on images of 16-bit "
     )
-    assert "2 of 4 images have 16-bit values of at most 4,000, and the model was" in notes[1]
+    assert notes[1].startswith(
+        "2 of 4 images have 16-bit values of at most 4,000, such as b, and the model was "
+    )
     assert "1 of 4 images has 10 bits per color, such as d, which the decoder" in notes[2]
     both = PixelMapping((("uint16", 0.0, 4095.0),), eight_bit=True)
     assert notes_on_fit(rows[:3], both) == []

@@ -7,7 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.data.value_ranges.range_choice import Observed, choose_range, loss_words
+from pipeline.data.value_ranges.range_choice import (
+    ChosenRange,
+    Observed,
+    choose_range,
+    loss_words,
+)
 
 Values = np.ndarray[Any, Any]
 RNG = np.random.default_rng(0)
@@ -76,6 +81,9 @@ def test_what_the_user_sets_is_taken_and_its_loss_is_said() -> None:
     assert (window.low, window.high, window.found) == (-160, 240, "set by data.value_range")
     assert window.clipped == pytest.approx(0.8, abs=0.02)
     assert loss_words(window) == "about 80 % of the pixels lie outside and are clipped"
+    assert loss_words(ChosenRange(0, 1, "", 0.9996, 255, 255)) == (
+        "about 100 % of the pixels lie outside and are clipped"
+    )
     wide = choose_range(values, (-30_000, 30_000), None)
     assert "99 % of the pixels have only 10 grey levels for 1,98" in loss_words(wide)
     percentiles = choose_range(values, None, (10, 90))
