@@ -43,11 +43,13 @@ def check(arguments: list[str]) -> None:
         StorageError: if the command writes.
     """
     words = [argument for argument in arguments if not argument.startswith("-")]
-    dry = "--dry-run" in arguments
+    removes = any(argument.split("=")[0] == "--yes" for argument in arguments)
+    dry = "--dry-run" in arguments or (words[:1] == ["clean"] and not removes)
     if not words or dry or words[0] in READERS or " ".join(words[:2]) in READERS:
         return
     known = words[0] in {"schedule", "data", "notify"}
-    raise refused(f"patchline {' '.join(words[:2] if known else words[:1])}")
+    command = " ".join(words[:2] if known else words[:1])
+    raise refused(f"patchline {command}{' --yes' if command == 'clean' else ''}")
 
 
 def refused(call: str) -> StorageError:

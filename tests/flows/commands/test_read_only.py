@@ -67,6 +67,20 @@ def test_models_are_listed_and_used(reading: Command, copied: Path) -> None:
     assert _everything(copied) == before
 
 
+def test_clean_lists_what_may_go_and_only_its_removal_is_refused(
+    reading: Command, copied: Path
+) -> None:
+    """Without --yes the command only reads."""
+    listed = reading("clean", "--json")
+    assert listed.code == 0, listed.err
+    assert listed.json["removed"] is False
+    assert {each["kind"] for each in listed.json["items"]} == {"checkpoint"}
+    refused = reading("clean", "--yes")
+    assert refused.code == 1
+    assert "may not be written, and `patchline clean --yes` writes to it" in refused.err
+    assert list(copied.rglob("last.safetensors"))
+
+
 def test_a_command_that_writes_is_refused_in_one_sentence(reading: Command) -> None:
     """It names the command and the remedy, before any work."""
     for words in (("promote", "photos"), ("run", "photos")):
