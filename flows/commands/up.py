@@ -6,9 +6,6 @@ import json
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated
-
-from cyclopts import Parameter
 
 from flows.commands.switches import Json, Switch
 from flows.progress import display, shown
@@ -20,15 +17,12 @@ from pipeline.local_services import Services
 from pipeline.redaction import without_credentials
 from pipeline.server_access import sign_in_links
 
-_OLD_FLAG = "--runs-at-once"
-
 
 def up(
     *,
     prefect_port: int = 4200,
     mlflow_port: int = 5000,
     max_concurrent_runs: int = 2,
-    renamed: Annotated[int | None, Parameter(name=_OLD_FLAG, show=False)] = None,
     as_json: Json = False,
 ) -> None:
     """Start a Prefect server, an MLflow server and a runner for the schedules of this folder.
@@ -41,16 +35,7 @@ def up(
         Port for the MLflow UI; the next free port if it is taken.
     max_concurrent_runs
         Maximum concurrent runs of schedules and watches.
-    renamed
-        Deprecated name of `max_concurrent_runs`.
     """
-    if renamed is not None:
-        print(
-            f"{_OLD_FLAG} is deprecated and will be removed in the next release. Use "
-            "--max-concurrent-runs.",
-            file=sys.stderr,
-        )
-        max_concurrent_runs = renamed
     folder = Path.cwd().resolve()
     with shown():
         if local_services.running(folder) is None:

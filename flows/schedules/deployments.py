@@ -19,7 +19,6 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import (
     DeploymentCreate,
     DeploymentScheduleCreate,
-    DeploymentUpdate,
     WorkPoolCreate,
 )
 from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterTags
@@ -51,14 +50,6 @@ NAME = "patchline.name"
 WATCH_FOLDER = "patchline.watch_folder"
 NAMED_KINDS = frozenset({"schedule", "watch"})
 """The kinds that a person has named and that `patchline schedule` manages."""
-
-_MOVED = {
-    "flows.training_flow.training_flow": "flows.training.training_flow.training_flow",
-    "flows.promotion.approval_flow.approve_promotion": (
-        "flows.approval.approval_flow.approve_promotion"
-    ),
-}
-"""The present entry points of flows that deployments of earlier versions store."""
 
 _PREPARING_SECONDS = 600
 """How long a run may take to start before another one may take its concurrency slot."""
@@ -218,19 +209,6 @@ def is_paused(deployment: DeploymentResponse) -> bool:
     """Return whether a deployment is paused: as a whole, or all its times in the Prefect UI."""
     times = deployment.schedules
     return deployment.paused or (bool(times) and not any(each.active for each in times))
-
-
-def follow_moved_flows() -> None:
-    """Update the entry points of deployments that an earlier version created in this folder.
-
-    Raises:
-        OrchestrationError: if the server does not answer.
-    """
-    found = deployments()
-    with asking() as client:
-        for each in found:
-            if moved := _MOVED.get(each.entrypoint or ""):
-                client.update_deployment(each.id, DeploymentUpdate(entrypoint=moved))
 
 
 def active_run(deployment_id: UUID) -> FlowRun | None:

@@ -19,7 +19,6 @@ from prefect.settings import PREFECT_API_URL
 from prefect.utilities.processutils import command_to_string
 from prefect.workers.process import ProcessJobConfiguration, ProcessWorker
 
-from flows.schedules import deployments
 from flows.services import service_processes, stopping
 from pipeline.local_services import POOL, answers
 from pipeline.supervision import heartbeat, supervised_main
@@ -73,7 +72,6 @@ def _main() -> None:
     _, _, [max_concurrent_runs] = supervised_main.begin()
     while not answers(f"{PREFECT_API_URL.value()}/health"):
         time.sleep(_POLL_SECONDS)
-    deployments.follow_moved_flows()
     asyncio.run(_work(int(max_concurrent_runs)))
 
 

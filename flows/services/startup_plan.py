@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import AliasChoices, Field
-
 from pipeline.local_services import services_folder
 from pipeline.section import Section
 
@@ -20,10 +18,8 @@ class Plan(Section):
     """The first port to try."""
     mlflow_port: int
     """The first port to try."""
-    max_concurrent_runs: int = Field(
-        validation_alias=AliasChoices("max_concurrent_runs", "runs_at_once")
-    )
-    """Flow runs that the runner executes at the same time; older versions used the second name."""
+    max_concurrent_runs: int
+    """Flow runs that the runner executes at the same time."""
     prefect_api_url: str | None
     """The user's own Prefect server; none to start one."""
     mlflow_url: str | None

@@ -202,7 +202,7 @@ def _envelope(view: SavedView, moment: int) -> str:
 
 
 def _is_old(saved: str | None, view: SavedView) -> bool:
-    """Return whether a view is missing, or an unchanged one of an earlier Patchline version."""
+    """Return whether a view is missing, or unchanged since another Patchline version wrote it."""
     if saved is None:
         return True
     try:

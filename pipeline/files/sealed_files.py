@@ -1,8 +1,8 @@
 """safetensors files that contain their own SHA-256, so that no changed byte is read as a weight.
 
 The digest is in the metadata of the file's header. It covers the whole file, with zeros in place of
-the digest itself, so that no second file is needed, which could be newer or older. Files of earlier
-versions have no digest and are read without this check.
+the digest itself, so that no second file is needed, which could be newer or older. Files that
+another program has written have no digest and are read without this check.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pipeline.files.atomic_files import replacing
 if TYPE_CHECKING:
     import torch
 
-_KEY, _HEADER, _PROGRESS = "sha256", "__metadata__", "progress"
+_KEY, _HEADER = "sha256", "__metadata__"
 _ZEROS = b"0" * 64
 _MARK = f'"{_KEY}":"'.encode()
 _LENGTH = struct.Struct("<Q")
@@ -81,7 +81,7 @@ def read_metadata(file: Path) -> dict[str, str]:
 
 
 def verify(file: Path) -> None:
-    """Compare a file with its digest; a file of an earlier version has none.
+    """Compare a file with its digest; one that another program has written has none.
 
     Raises:
         DamagedFileError: if the file has changed, is truncated, or cannot be read.
@@ -95,7 +95,7 @@ def verify(file: Path) -> None:
                 expected = opened.read(len(_ZEROS))
                 if _digest(opened, place) != expected:
                     raise _damaged(file, "its content does not match its SHA-256")
-            elif not _is_of_earlier_version(header):
+            elif not _is_of_another_program(header):
                 raise _damaged(file, "its header has changed")
     except (OSError, ValueError) as error:
         raise _damaged(file, str(error)) from error
@@ -132,11 +132,11 @@ def _place_of_digest(header: bytes) -> int:
     return _LENGTH.size + found + len(_MARK) if found >= 0 else 0
 
 
-def _is_of_earlier_version(header: bytes) -> bool:
-    """Return whether a header without a digest was written by an earlier version."""
+def _is_of_another_program(header: bytes) -> bool:
+    """Return whether a header without a digest has none of Patchline's metadata either."""
     parsed = json.loads(header)
     metadata = parsed.get(_HEADER, {}) if isinstance(parsed, dict) else None
-    return isinstance(metadata, dict) and set(metadata) <= {_PROGRESS, "format"}
+    return isinstance(metadata, dict) and set(metadata) <= {"format"}
 
 
 def _digest(opened: BinaryIO, place: int) -> bytes:

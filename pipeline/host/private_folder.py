@@ -31,7 +31,7 @@ def private_folder() -> Path:
     found = folder.lstat()
     if os.name == "posix":
         _check(folder, found)
-        if stat.S_IMODE(found.st_mode) != _MODE:  # ours, by an unusual umask or an earlier version
+        if stat.S_IMODE(found.st_mode) != _MODE:  # ours, by an unusual umask or by hand
             folder.chmod(_MODE)
     return folder
 

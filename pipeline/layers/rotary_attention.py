@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from pipeline.layers.attention import MultiHeadSelfAttention
-from pipeline.layers.renamed import old_names
 
 
 class RotarySelfAttention(MultiHeadSelfAttention):
@@ -112,6 +111,3 @@ def grid_positions(grid: tuple[int, int], device: torch.device | None = None) ->
         torch.arange(rows, device=device), torch.arange(columns, device=device), indexing="ij"
     )
     return torch.stack([x, y], dim=-1).reshape(-1, 2).float()
-
-
-__getattr__ = old_names(__name__)

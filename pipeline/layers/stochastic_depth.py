@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from pipeline.layers.renamed import old_names
-
 
 class StochasticDepth(nn.Module):
     """Zero the whole branch of a sample with the given probability; scale up the others."""
@@ -27,6 +25,3 @@ class StochasticDepth(nn.Module):
 def drop_path_rates(last: float, depth: int) -> list[float]:
     """Return the drop probability of each block, increasing linearly from 0 (section 3)."""
     return [last * block / max(1, depth - 1) for block in range(depth)]
-
-
-__getattr__ = old_names(__name__)

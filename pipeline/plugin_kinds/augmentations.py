@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias
 
-from pipeline.plugin_kinds.plugin_config import API_VERSION, C, PluginConfig, accepts_exceptions
+from pipeline.plugin_kinds.plugin_config import API_VERSION, C, PluginConfig
 
 if TYPE_CHECKING:
     import torch
@@ -75,7 +75,6 @@ def _no_image_transform(_config: PluginConfig, _context: AugmentationContext) ->
     """Build nothing, for a plugin that transforms only whole batches."""
 
 
-@accepts_exceptions
 @dataclass(frozen=True)
 class AugmentationPlugin(Generic[C]):
     """An augmentation: random transforms of training images.

@@ -11,7 +11,7 @@ from typing import Generic, Literal, NamedTuple, Protocol
 from pipeline.files.data_names import Split
 from pipeline.files.ignored_files import IgnoredFiles
 from pipeline.labels.reading_rules import ReadingRules
-from pipeline.plugin_kinds.plugin_config import API_VERSION, C, accepts_exceptions
+from pipeline.plugin_kinds.plugin_config import API_VERSION, C
 
 
 class ListedImage(NamedTuple):
@@ -95,7 +95,6 @@ class DataSource(Protocol):
         ...
 
 
-@accepts_exceptions
 @dataclass(frozen=True)
 class DataSourcePlugin(Generic[C]):
     """A data source: lists images and their labels."""

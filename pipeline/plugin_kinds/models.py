@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, runtime_checkable
 
-from pipeline.plugin_kinds.plugin_config import API_VERSION, C, ImageSpec, accepts_exceptions
+from pipeline.plugin_kinds.plugin_config import API_VERSION, C, ImageSpec
 
 if TYPE_CHECKING:
     import torch
@@ -50,7 +50,6 @@ class ModelContext:
     """
 
 
-@accepts_exceptions
 @dataclass(frozen=True)
 class ModelPlugin(Generic[C]):
     """A model: `images_BCHW` (normalised float) to `logits_BK`."""
@@ -66,7 +65,6 @@ class ModelPlugin(Generic[C]):
     api_version: int = API_VERSION
 
 
-@accepts_exceptions
 @dataclass(frozen=True)
 class PatchEmbeddingPlugin(Generic[C]):
     """A patch embedding: `images_BCHW` to `PatchTokens`.

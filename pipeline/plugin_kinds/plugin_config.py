@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-import warnings
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Self, TypeVar
+from typing import Literal, Self, TypeVar
 
 from pipeline.section import Section
 
@@ -96,33 +93,3 @@ class PluginConfig(Section):
 
 
 C = TypeVar("C", bound=PluginConfig)
-P = TypeVar("P")
-
-
-def accepts_exceptions(plugin_class: type[P]) -> type[P]:
-    """Accept `exceptions=`, the former name of `expected_failed_checks=`, for one release."""
-    initialise: Callable[..., None] = plugin_class.__init__
-
-    @functools.wraps(initialise)
-    def accept(
-        self: P, *args: Any, exceptions: Mapping[str, str] | None = None, **named: Any
-    ) -> None:
-        if exceptions is not None:
-            warnings.warn(_RENAMED, DeprecationWarning, stacklevel=2)
-            named["expected_failed_checks"] = exceptions
-        initialise(self, *args, **named)
-
-    def exceptions(plugin: Any) -> Mapping[str, str]:
-        warnings.warn(_RENAMED, DeprecationWarning, stacklevel=2)
-        expected: Mapping[str, str] = plugin.expected_failed_checks
-        return expected
-
-    setattr(plugin_class, "__init__", accept)  # noqa: B010 - mypy refuses the assignment
-    setattr(plugin_class, "exceptions", property(exceptions))  # noqa: B010 - the same
-    return plugin_class
-
-
-_RENAMED = (
-    "exceptions is now called expected_failed_checks. The old name will stop working in the next "
-    "release; rename it."
-)

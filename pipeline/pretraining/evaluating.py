@@ -80,7 +80,7 @@ def evaluate_encoder(
         facts={
             **about_run(run),
             "Best weights": f"epoch {trained.best_epoch:.4g}, validation loss "
-            f"{trained.best_validation_loss or 0:.4g}",
+            f"{trained.best_validation_loss:.4g}",
         },
         notes=data.notes,
         settings=config.flat(),

@@ -6,7 +6,7 @@ removes it. A change made outside Patchline gets an entry when it is noticed. Fu
 here require the lock of `promotion.changing`.
 
 The MLflow UI hides tags whose names begin with `mlflow.`, so the entries are stored under such
-names. Earlier versions of Patchline used visible ones, which are still read.
+names.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 CHAMPION, CHALLENGER = "champion", "challenger"
 HISTORY_PREFIX = "mlflow.patchline.history."
-EARLIER_PREFIX = "patchline.history."
 Action = Literal["registered", "promoted", "forced", "rolled back", "changed outside Patchline"]
 _LONGEST_REASON = 2000
 
@@ -74,7 +73,7 @@ def _entries(store: MlflowClient, name: str) -> list[tuple[str, AliasChange]]:
     tags = store.get_registered_model(name).tags
     found = []
     for key in sorted(tags):
-        if key.startswith((HISTORY_PREFIX, EARLIER_PREFIX)):
+        if key.startswith(HISTORY_PREFIX):
             with contextlib.suppress(ValidationError):  # by a newer Patchline, or by hand
                 found.append((key, AliasChange.model_validate_json(tags[key])))
     return sorted(found, key=lambda entry: entry[1].sequence)

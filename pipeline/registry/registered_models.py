@@ -271,14 +271,8 @@ def champion_of(name: str) -> str | None:
 
 
 def write_record(reference: ModelReference, name: str, content: str) -> None:
-    """Write a record on a version, in a tag that the MLflow UI hides.
-
-    Earlier versions of Patchline wrote it in a visible tag, which is removed.
-    """
-    store = client()
-    store.set_model_version_tag(reference.name, reference.version, HIDDEN + name, content)
-    if name in store.get_model_version(reference.name, reference.version).tags:
-        store.delete_model_version_tag(reference.name, reference.version, name)
+    """Write a record on a version, in a tag that the MLflow UI hides."""
+    client().set_model_version_tag(reference.name, reference.version, HIDDEN + name, content)
 
 
 def aliases(name: str, version: str) -> tuple[str, ...]:
@@ -325,14 +319,12 @@ def _moment(milliseconds: int) -> str:
 
 
 def _record(tags: Mapping[str, str], name: str) -> dict[str, Any] | None:
-    """Return the latest record with this name, from its tag or the visible tag used earlier."""
-    found = []
-    for key in (HIDDEN + name, name):
-        with contextlib.suppress(ValueError):  # written by hand
-            content = json.loads(tags.get(key, "null"))
-            if isinstance(content, dict):
-                found.append(content)
-    return max(found, key=lambda content: str(content.get("at")), default=None)
+    """Return the record with this name; None without one, or if its tag was written by hand."""
+    with contextlib.suppress(ValueError):
+        content = json.loads(tags.get(HIDDEN + name, "null"))
+        if isinstance(content, dict):
+            return content
+    return None
 
 
 def metrics_tag(metrics: Mapping[str, float]) -> dict[str, str]:

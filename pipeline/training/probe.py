@@ -96,6 +96,7 @@ def probe(job: TrainingJob, events: EventWriter, *, is_first: bool = False) -> T
         best_step=record.step,
         best_epoch=record.epoch,
         best_validation_accuracy=record.validation_accuracy,
+        best_validation_loss=record.validation_loss,
         steps=record.step,
         epochs=record.epoch,
         seconds=time.monotonic() - began,

@@ -153,8 +153,7 @@ class TrainResult(Section):
     best_epoch: float = 0.0
     best_validation_accuracy: float | None
     """None if the objective uses no labels."""
-    best_validation_loss: float | None = None
-    """None if an earlier version trained."""
+    best_validation_loss: float
     steps: int
     epochs: float
     seconds: float
@@ -213,7 +212,7 @@ class TrainResult(Section):
         if accuracy is not None:
             quality = f"validation accuracy {accuracy:.1%}"
         else:
-            quality = "lowest validation loss" if loss is None else f"validation loss {loss:.4g}"
+            quality = f"validation loss {loss:.4g}"
         stopped = f"stopped at epoch {self.epochs:.4g}: {self.stopped_because}"
         if self.averaged is not None:
             count = self.averaged.validations

@@ -107,22 +107,20 @@ class TrainState:
         self.model.load_state_dict(weights)
         self.average.model.load_state_dict(averages)
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": moments})
-        # Checkpoints of earlier versions lack what was added since.
         groups = self.optimizer.param_groups
-        for group, saved in zip(groups, numbers.get("optimizer_groups", groups), strict=True):
+        for group, saved in zip(groups, numbers["optimizer_groups"], strict=True):
             group.update(saved)
         self.plan.knots = StepPlan(numbers["plan"]).knots
         self.step = numbers["step"]
         self.training_seconds = numbers["training_seconds"]
-        self.validation_seconds = numbers.get("validation_seconds", 0.0)
+        self.validation_seconds = numbers["validation_seconds"]
         self.elapsed_seconds = numbers["elapsed"]
         self.history = [EpochRecord.model_validate(record) for record in numbers["history"]]
         self.best = EpochRecord.model_validate(numbers["best"]) if numbers["best"] else None
         self.sums = RunningSums(**numbers["sums"])
-        self.rate_cuts = list(numbers.get("rate_cuts", ()))
-        self.halvings = list(numbers.get("halvings", ()))
-        changes = numbers.get("thread_changes", ())
-        self.thread_changes = [(int(step), int(threads)) for step, threads in changes]
+        self.rate_cuts = list(numbers["rate_cuts"])
+        self.halvings = list(numbers["halvings"])
+        self.thread_changes = [(int(at), int(threads)) for at, threads in numbers["thread_changes"]]
 
 
 def _numbers_of(group: dict[str, Any]) -> Numbers:

@@ -232,7 +232,7 @@ def test_a_step_plan_by_which_no_training_can_go_is_refused(plan: list[Any], rul
 
 
 def test_a_recorded_step_plan_is_accepted() -> None:
-    """Also one that ends at its last knot, or that an earlier version recorded."""
+    """Also one whose last knot is a single step."""
     plan = ((0, 0.0, 10**9), (2, 2e-9, 40), (40, 1.0, 42), (41, 1.0, 41))
     settings = {"training": {"step_plan": [list(knot) for knot in plan]}}
     assert validated(settings).training.step_plan == plan

@@ -48,7 +48,7 @@ def test_a_store_makes_a_private_workspace(tmp_path: Path) -> None:
 
 
 def test_the_next_command_narrows_a_workspace_that_is_there(tmp_path: Path) -> None:
-    """An earlier version has made it wider."""
+    """Somebody has made it wider."""
     (tmp_path / ".patchline").mkdir()
     (tmp_path / ".patchline").chmod(0o755)
     assert run_command_line(["plugins", "list"]) == 0

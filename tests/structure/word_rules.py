@@ -59,26 +59,7 @@ BANNED: dict[str, str] = {
 }
 
 _SUFFIXES = (".py", ".md", ".j2", ".yaml", ".yml", ".toml")
-_SKIPPED = (
-    "pipeline/layers/renamed.py",
-    "tests/structure/word_rules.py",
-    "tests/structure/test_words.py",
-)
-"""`renamed` lists former names."""
-_OLD_SPELLING = {
-    # The former name of an option still works, so it is written somewhere.
-    "CHANGELOG.md": (
-        "runs-at-once",
-        "rising_rates",
-        "grid_places",
-        "forbidden_NN",
-        "a training",
-        "trainings",
-    ),
-    "flows/commands/up.py": ("runs-at-once",),
-    "flows/services/startup_plan.py": ("runs_at_once",),
-    "tests/flows/services/test_services.py": ("runs-at-once", "runs_at_once"),
-}
+_SKIPPED = ("tests/structure/word_rules.py", "tests/structure/test_words.py")
 
 
 def stumbles(paths: Sequence[Path], root: Path) -> Iterator[str]:
@@ -91,7 +72,7 @@ def stumbles(paths: Sequence[Path], root: Path) -> Iterator[str]:
         for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
             for rule, instead in rules:
                 found = rule.search(line)
-                if found and found[0] not in _OLD_SPELLING.get(name, ()):
+                if found:
                     yield f"{name}:{number}: '{found[0]}': write {instead}"
 
 

@@ -2,9 +2,8 @@
 
 Columns: path (relative, with forward slashes), label, split, group, sha256 (of the file), pixels
 (digest of the decoded image), width, height, mode, values (JSON of a `FileSummary`; empty for most
-images of 8 bits), bytes, status (`ok`, `damaged`, `foreign`, `excluded`), reason. Manifests of
-earlier versions have no columns `pixels` and `values`. Further columns of a table are kept as
-`column:NAME`.
+images of 8 bits), bytes, status (`ok`, `damaged`, `foreign`, `excluded`), reason. Further columns
+of a table are kept as `column:NAME`.
 """
 
 from __future__ import annotations

@@ -179,10 +179,12 @@ def _read(file: Path) -> pd.DataFrame:
 
 
 def _complete(manifest: pd.DataFrame) -> pd.DataFrame:
-    """Return a manifest with all columns; earlier versions had fewer."""
+    """Return a manifest if it has all columns.
+
+    Raises:
+        ValueError: otherwise.
+    """
     missing = [name for name in manifests.COLUMNS if name not in manifest]
-    needed = [name for name in missing if name not in ("pixels", "values")]
-    if needed:
-        raise ValueError(f"it has no column {needed[0]}")
-    added = manifest.assign(**dict.fromkeys(missing, ""))
-    return added[manifests.COLUMNS] if missing else manifest
+    if missing:
+        raise ValueError(f"it has no column {missing[0]}")
+    return manifest

@@ -1,7 +1,6 @@
 """Find images that are the same: those with the same pixels, or the same file.
 
-The same picture saved as PNG and as BMP has two file digests and one pixel digest. Manifests of
-earlier versions of Patchline have only the file digest, so their images are compared by that.
+The same picture saved as PNG and as BMP has two file digests and one pixel digest.
 """
 
 from __future__ import annotations

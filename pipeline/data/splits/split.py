@@ -135,28 +135,6 @@ def all_known(rows: pd.DataFrame, remembered: pd.DataFrame, scope: str = "") -> 
     return True
 
 
-def follows_first_rule(manifest: pd.DataFrame, wanted: dict[str, float], seed: int) -> bool:
-    """Return whether the splits of a manifest are those of the first version of the rule.
-
-    It identified a unit by its group name, else by its file digest, and remembered nothing.
-
-    Args:
-        manifest: as saved after its images were assigned.
-        wanted: shares of the splits that were split off, by name.
-        seed: the split seed.
-    """
-    rows = manifest[(manifest["status"] == "ok") & manifest["split"].isin(["train", *wanted])]
-    if rows.empty:
-        return False
-    keys = known(rows, GROUP).where(lambda group: group != "", known(rows, FILE))
-    units, names = keys.factorize()
-    try:
-        codes, _ = _of_new(rows["label"], units, list(names), wanted, seed)
-    except DataError:
-        return False
-    return bool((np.array(SPLITS, dtype=object)[codes] == rows["split"]).all())
-
-
 def _empty() -> pd.DataFrame:
     return pd.DataFrame(columns=REMEMBERED, dtype=object)
 
@@ -276,16 +254,15 @@ def _of_new(
     names: list[str],
     wanted: dict[str, float],
     seed: int,
-    row_codes: Array | None = None,
+    fixed: Array,
 ) -> tuple[Array, list[Gap]]:
     """Return the split of each row, and what is lacking; rows with `NEW` are decided here.
 
-    All rows of a unit are new, or none is. By default all are.
+    All rows of a unit are new, or none is.
 
     Raises:
         DataError: if a class has fewer units than there are splits.
     """
-    fixed = np.full(len(units), NEW) if row_codes is None else row_codes
 
     def decided(of_units: Iterable[int]) -> tuple[Array, Array]:
         numbers, codes = np.zeros(len(names)), np.full(len(names), NEW)

@@ -14,10 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pandas as pd
-import pyarrow.parquet
 
-from pipeline.data.manifests import manifest as manifests
-from pipeline.data.manifests.same_images import PIXELS
 from pipeline.data.splits import split
 from pipeline.data.splits.split_gaps import SPLITS
 from pipeline.errors import DataError, StorageError
@@ -99,7 +96,7 @@ def opened(
             )
         memory = SplitMemory(file, scope)
         if memory.is_new:
-            for manifest in [*earlier(), *_of_first_rule(workspace, wanted, seed)]:
+            for manifest in earlier():
                 memory.take_over(manifest)
         yield memory
 
@@ -112,17 +109,3 @@ def _read(file: Path) -> pd.DataFrame:
             f"{file}, which records the split of each image, is damaged. Restore it, or delete it; "
             "images may then move to another split."
         ) from error
-
-
-def _of_first_rule(workspace: Path, wanted: dict[str, float], seed: int) -> Iterator[pd.DataFrame]:
-    """Yield the manifests that were split by the first version of the rule, newest first."""
-    files = (workspace / "manifests").glob("*.parquet")
-    for file in sorted(files, key=lambda file: file.stat().st_mtime_ns, reverse=True):
-        try:
-            if PIXELS in pyarrow.parquet.read_schema(file).names:
-                continue  # made by a later version, which remembered it
-            manifest = manifests.load(file)
-        except (OSError, ValueError):
-            continue  # damaged, so its content is unknown
-        if split.follows_first_rule(manifest, wanted, seed):
-            yield manifest

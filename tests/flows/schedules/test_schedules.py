@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.actions import DeploymentUpdate
 from prefect.exceptions import PrefectHTTPStatusError
-from prefect.flows import load_flow_from_entrypoint
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Completed, Pending, Running
 
@@ -100,21 +98,6 @@ def test_a_schedule_keeps_the_settings_that_it_was_created_with(
     assert "changed since" not in run_here("schedule", "list")[1]
     config_file.unlink()
     assert "run.yaml was deleted since" in run_here("schedule", "list")[1]
-
-
-def test_a_schedule_of_an_earlier_version_follows_its_flow_to_its_new_module(
-    run_here: Command, config_file: Path, client: SyncPrefectClient
-) -> None:
-    """The runner rewrites the module that the deployment stores, and nothing else of it."""
-    run_here(*_NIGHTLY, "--config", str(config_file))
-    made = only_one()
-    old = DeploymentUpdate(entrypoint="flows.training_flow.training_flow")
-    client.update_deployment(made.id, old)
-    assert only_one().entrypoint == old.entrypoint
-    deployments.follow_moved_flows()
-    now = only_one()
-    assert load_flow_from_entrypoint(str(now.entrypoint)).name == training_flow.name
-    assert (now.parameters, now.schedules) == (made.parameters, made.schedules)
 
 
 def test_the_form_in_prefect_has_the_help_and_takes_a_plugins_settings(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -232,26 +231,6 @@ def test_a_wrong_number_is_refused(
     assert code == 2
     assert all(word in said for word in words), said
     assert not Path(".patchline").exists()
-
-
-def test_the_old_name_of_max_concurrent_runs_still_works(run_here: Command) -> None:
-    """It sets the same value, and one line on standard error names the new flag."""
-    code, _, said = run_here("up", "--runs-at-once", "0")
-    assert code == 2
-    assert said.count("--runs-at-once") == 1
-    assert "Use --max-concurrent-runs." in said
-    assert "--max-concurrent-runs 0 allows no run" in said
-    _, _, said = run_here("up", "--max-concurrent-runs", "0")
-    assert "--runs-at-once" not in said
-
-
-def test_the_plan_of_an_older_version_is_read() -> None:
-    """Older versions call the maximum of concurrent runs `runs_at_once`."""
-    known = {"prefect_port": 1, "mlflow_port": 2, "store": "sqlite:///a.db", "notes": []}
-    content = json.dumps({**known, "runs_at_once": 3, "prefect_api_url": None, "mlflow_url": None})
-    plan = Plan.model_validate_json(content)
-    assert plan.max_concurrent_runs == 3
-    assert Plan.model_validate_json(plan.model_dump_json()) == plan
 
 
 @pytest.mark.parametrize("variable", ["MLFLOW_TRACKING_URI", "PREFECT_API_URL"])

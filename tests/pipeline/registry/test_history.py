@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,7 @@ from mlflow import MlflowClient
 from pipeline.registry import history
 from pipeline.registry.history import AliasChange, Proposal
 from pipeline.registry.promotion import Request, changing, promote, rollback
-from pipeline.registry.registered_models import ModelReference, summaries
+from pipeline.registry.registered_models import ModelReference
 from pipeline.tracking.tracking_store import client
 from tests.pipeline.registry.made_versions import QUICK, make_version
 
@@ -202,38 +201,3 @@ def test_unreadable_entries_are_skipped(tmp_path: Path) -> None:
         )
         entry = history.change_alias(store, "roses", proposal, still_held)
     assert history.read(store, "roses")[-1] == entry
-
-
-@pytest.mark.usefixtures("own_store")
-def test_a_history_in_visible_tags_of_earlier_versions_continues(tmp_path: Path) -> None:
-    """Old entries are read and settled where they are; new ones go where the MLflow UI hides them.
-
-    The record of a decision moves to a hidden tag when it is written again.
-    """
-    reference = make_version("roses", tmp_path, wrong=range(60))
-    store = client()
-    for key, value in store.get_registered_model("roses").tags.items():
-        store.delete_registered_model_tag("roses", key)
-        entry = AliasChange.model_validate_json(value).model_copy(update={"state": "intended"})
-        store.set_registered_model_tag(
-            "roses", key.removeprefix("mlflow."), entry.model_dump_json()
-        )
-    at = "2020-11-01T00:00:00+00:00"
-    old = json.dumps({"promoted": False, "reason": "an old decision", "at": at})
-    before = _settled("roses")
-    assert [(entry.sequence, entry.state) for entry in before] == [(1, "done"), (2, "done")]
-    second = make_version("roses", tmp_path, wrong=range(10))
-    store.set_model_version_tag("roses", second.version, "patchline.decision", old)
-    assert (summaries("roses")[0].versions[0].decision or {})["reason"] == "an old decision"
-    promote(Request(second, QUICK), tmp_path / "promotion")
-    assert sorted(store.get_registered_model("roses").tags) == [
-        "mlflow.patchline.history.000003",
-        "mlflow.patchline.history.000004",
-        "patchline.history.000001",
-        "patchline.history.000002",
-    ]
-    assert history.read(store, "roses")[:2] == before
-    assert (summaries("roses")[0].versions[0].decision or {})["promoted"] is True
-    assert "patchline.decision" not in store.get_model_version("roses", second.version).tags
-    rollback("roses", None)
-    assert history.alias_of(store, "roses", history.CHAMPION) == reference.version

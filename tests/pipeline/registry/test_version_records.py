@@ -62,5 +62,5 @@ def test_images_of_the_initial_weights_are_seen() -> None:
 
 
 def test_a_version_without_recorded_predictions_has_no_verdicts() -> None:
-    """Such as one of an earlier version of Patchline."""
+    """Such as one that was trained without folds."""
     assert records(pd.DataFrame({"sha256": [], "probabilities": []}), MANIFEST).of_folds == {}

@@ -214,20 +214,15 @@ def small_and_grown(folder: Path) -> tuple[RunConfig, Path, Path]:
     pytest.fail("no seed moves an image")
 
 
-def test_data_of_the_first_rule_and_of_the_last_run_keep_their_split(tmp_path: Path) -> None:
-    """A manifest of an earlier version in the workspace, or of a run in the store, decides."""
+def test_data_of_the_last_run_keep_their_split(tmp_path: Path) -> None:
+    """In a new workspace, the manifest of the last run in the store decides."""
     config, small, grown = small_and_grown(tmp_path)
     seed = config.data.split_seed
     first = ingest(config, tmp_path / "first")
     before = splits_of(first)
-    old = manifests.load(first.manifest_file).drop(columns="pixels")
-    manifests.save(old, tmp_path / "old" / "manifests" / "of an earlier version.parquet")
-    now = config_of(grown, split_seed=seed)
-    after = splits_of(ingest(now, tmp_path / "old"))
-    assert {name: after[name] for name in before} == before
-
     with tracked_run.owned_run(config.model_copy(update={"name": "photos"}), tmp_path, {}) as run:
         tracked_run.log_data(run, "photos", first.fingerprint, first.manifest_file)
+    now = config_of(grown, split_seed=seed)
     after = splits_of(ingest(now, tmp_path / "another workspace"))
     assert {name: after[name] for name in before} == before
     assert small.name == grown.name == "photos"

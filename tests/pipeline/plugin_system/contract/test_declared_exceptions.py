@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,6 @@ from pydantic import ValidationError
 from pipeline.plugin_api import (
     AugmentationPlugin,
     ConfigError,
-    DataSourcePlugin,
-    ModelPlugin,
-    PatchEmbeddingPlugin,
     PluginConfig,
     PluginError,
 )
@@ -107,43 +103,6 @@ def test_an_exception_without_a_reason_is_refused(reason: str) -> None:
     """An exception says why."""
     with pytest.raises(PluginError, match=r"no reason for 'changes_something'\. Add the reason\."):
         checks_of(replace(STILL, expected_failed_checks={_CHANGES: reason}))
-
-
-_OLD_NAME = "exceptions is now called expected_failed_checks"
-
-
-@pytest.mark.parametrize(
-    ("plugin_class", "more"),
-    [
-        (ModelPlugin, {}),
-        (PatchEmbeddingPlugin, {}),
-        (DataSourcePlugin, {}),
-        (AugmentationPlugin, {}),
-        (ModelPlugin, {"patch_embedding": "none"}),
-    ],
-)
-def test_the_former_name_is_accepted_with_a_warning(plugin_class: Any, more: Any) -> None:
-    """`exceptions=` and the attribute `exceptions` work for one release, and say what to use."""
-    reasons = {_CHANGES: "still"}
-    named = {"summary": "For the tests", "paper": "", "config_class": NoSettings, "build": _still}
-    with pytest.warns(DeprecationWarning, match=_OLD_NAME) as warned:
-        plugin = plugin_class(**named, **more, exceptions=reasons)
-    assert warned[0].filename == __file__
-    assert plugin == plugin_class(**named, **more, expected_failed_checks=reasons)
-    with pytest.warns(DeprecationWarning, match=_OLD_NAME):
-        assert plugin.exceptions == reasons
-
-
-def test_the_former_name_replaces_what_was_declared() -> None:
-    """`dataclasses.replace` takes the former name too, and the current one without a warning."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        declared = replace(STILL, expected_failed_checks={_CHANGES: "still"})
-    with pytest.warns(DeprecationWarning, match=_OLD_NAME):
-        replaced = replace(declared, exceptions={_CHANGES: "other"})  # type: ignore[call-arg]  # the former name
-    assert replaced.expected_failed_checks == {_CHANGES: "other"}
-    [check] = [check for check in checks_of(replaced) if check.name == _CHANGES]
-    assert check.reason == "other"
 
 
 def test_wrong_settings_are_refused() -> None:
