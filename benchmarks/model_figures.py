@@ -1,13 +1,17 @@
-"""The cost of every built-in model and patch embedding, as the tables of docs/reference/models.md.
+"""The cost of every built-in model and patch embedding, and pictures of the embeddings.
 
-python -m benchmarks.model_figures                      print the tables
-python -m benchmarks.model_figures docs/reference/models.md       update the tables in the page
+    python -m benchmarks.model_figures tables                             print the tables
+    python -m benchmarks.model_figures tables docs/reference/models.md    update them in the page
+    python -m benchmarks.model_figures pictures FOLDER [PHOTO]
+
+`pictures` draws every built-in patch embedding on one photograph: a picture for each, and an
+overview.
 """
 
 from __future__ import annotations
 
+import argparse
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -15,6 +19,13 @@ from typing import Any, get_args
 from pipeline.config import ModelChoice
 from pipeline.models.model_cost import ModelCost, model_cost
 from pipeline.plugin_system.plugin_loader import installed, load_model
+from pipeline.visual_guide.patch_embedding_picture import (
+    draw_overview,
+    draw_view,
+    load_photo,
+    save_figure,
+    view,
+)
 
 LARGE, SMALL = 224, 32
 _HEADER = """\
@@ -27,18 +38,17 @@ _ADAPTED = {  # sizes of other libraries, by the names that they give them
 _ONLY_LARGE = {"ti", "s", "b", "l", "h", "14"}  # sizes that nobody trains on 32 pixels
 
 
-def main() -> None:
+def write_tables(given: argparse.Namespace) -> None:
     """Print the tables, or replace those of a page."""
     tables = {name: "\n".join(lines) for name, lines in _tables()}
-    if len(sys.argv) == 1:
+    if given.page is None:
         for name, table in tables.items():
             print(f"\n{name}\n\n{table}")
         return
-    page = Path(sys.argv[1])
-    text = page.read_text(encoding="utf-8")
+    text = given.page.read_text(encoding="utf-8")
     for name, table in tables.items():
         text = replaced(text, name, table)
-    page.write_text(text, encoding="utf-8")
+    given.page.write_text(text, encoding="utf-8")
 
 
 def replaced(text: str, name: str, table: str) -> str:
@@ -94,6 +104,36 @@ def _row(first: str, figures: ModelCost) -> str:
         f"{figures.activation_bytes / 2**20:.1f} MiB",
     )
     return f"| {' | '.join(cells)} |"
+
+
+_OWNER = "patchline"
+_OVERVIEW = "overview.png"
+
+
+def write_pictures(given: argparse.Namespace) -> None:
+    """Write the pictures, and print a line for each."""
+    photo = load_photo(given.photo)
+    names = [entry.name for entry in installed("patch_embedding") if entry.distribution == _OWNER]
+    views = [view(name, {}) for name in names]
+    for shown in views:
+        file = save_figure(draw_view(shown, photo), given.folder / f"{shown.name}.png")
+        print(f"{file}: {' '.join(shown.caption.split())}")
+    print(save_figure(draw_overview(views, photo), given.folder / _OVERVIEW))
+
+
+def main() -> None:
+    """Write what the command names."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    commands = parser.add_subparsers(required=True)
+    tables = commands.add_parser("tables")
+    tables.add_argument("page", type=Path, nargs="?")
+    tables.set_defaults(write=write_tables)
+    pictures = commands.add_parser("pictures")
+    pictures.add_argument("folder", type=Path)
+    pictures.add_argument("photo", type=Path, nargs="?")
+    pictures.set_defaults(write=write_pictures)
+    given = parser.parse_args()
+    given.write(given)
 
 
 if __name__ == "__main__":

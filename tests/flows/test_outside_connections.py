@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.outside_connections import BARE, measured
-from benchmarks.recorded_connections import (
+from benchmarks.outside_connections import (
+    BARE,
     Recording,
     as_a_stranger,
+    measured,
     missing_tracer,
     read_trace,
     record,

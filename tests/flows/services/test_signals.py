@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from benchmarks.kill_targets import has_work
+from benchmarks.kills import has_work
 from tests.conftest import PATCHLINE, patchline, write_photos
 from tests.patience import patient
 

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from mlflow.entities import Run
 
-from benchmarks.kill_targets import has_work
+from benchmarks.kills import has_work
 from flows.new_data.watch_flow import retrain_when_new
 from flows.training.training_flow import training_flow
 from pipeline import config_files

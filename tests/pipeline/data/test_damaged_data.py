@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.data_fuzz import fuzz
+from benchmarks.fuzz import fuzz_data
 from benchmarks.mutated_data import KINDS, write_case
 from tests.patience import patient
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 def test_some_tens_of_damaged_data_sets_are_answered() -> None:
     """Whatever is packed, and however it is damaged, it is read or refused by name."""
-    found, failures = fuzz(60, seed=1)
+    found, failures = fuzz_data(60, seed=1)
     assert failures == []
     assert found["read"] > 10
     assert found["refused with a reason"] > 5
@@ -28,7 +28,7 @@ def test_some_tens_of_damaged_data_sets_are_answered() -> None:
 @pytest.mark.slow
 def test_thousands_of_damaged_data_sets_are_answered() -> None:
     """The same for 5,000 of them, each with several images."""
-    found, failures = fuzz(5000, seed=2)
+    found, failures = fuzz_data(5000, seed=2)
     assert failures == []
     assert found["cases"] == found["read"] + found["refused with a reason"] == 5000
     assert found["peak memory, MiB"] < 1000
@@ -53,7 +53,7 @@ def test_what_is_written_outside_counts(tmp_path: Path) -> None:
     code = f"""
 import os
 from pathlib import Path
-from benchmarks.fuzz_children import Range, answer_cases
+from benchmarks.fuzz import Range, answer_cases
 top = Path({str(tmp_path)!r})
 def answer(case, number):
     (top / "inside" / str(number)).write_text("")

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks.image_fuzz import MAPPING, fuzz
-from benchmarks.mutated_images import whole_files
+from benchmarks.fuzz import MAPPING, fuzz_images
+from benchmarks.mutated_data import whole_files
 from pipeline.data.manifests import manifest as manifests
 from pipeline.data.reading.decoding import UndecodableImageError, decode_image
 from pipeline.data.reading.resizing import resize_image
@@ -62,7 +62,7 @@ def test_every_whole_file_is_read() -> None:
 
 def test_a_few_hundred_damaged_files_are_answered() -> None:
     """Mutated files of all formats give pixels or a reason: nothing else, and no process."""
-    found, failures = fuzz(300, seed=1)
+    found, failures = fuzz_images(300, seed=1)
     assert failures == []
     assert found["decoded"] > 20
     assert found["refused with a reason"] > 1000
@@ -71,7 +71,7 @@ def test_a_few_hundred_damaged_files_are_answered() -> None:
 @pytest.mark.slow
 def test_many_thousand_damaged_files_are_answered() -> None:
     """The same for more files than a person has time for."""
-    assert fuzz(20_000, seed=2)[1] == []
+    assert fuzz_images(20_000, seed=2)[1] == []
 
 
 def test_a_format_that_is_not_read_is_named(tmp_path: Path) -> None:
