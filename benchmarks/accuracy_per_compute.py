@@ -32,7 +32,7 @@ from pipeline.models.model_building import build_model
 from pipeline.models.model_cost import resolved_choice
 from pipeline.plugin_api import DataTraits, ImageSpec
 from pipeline.training.config import TrainingConfig
-from pipeline.training.progressive_size import ProgressiveSize
+from pipeline.training.recipe.progressive_size import ProgressiveSize
 
 RECIPE = Path(__file__).parent / "recipes" / "small_images.yaml"
 _SIDE, _CLASSES = 32, 10

@@ -54,8 +54,8 @@ from pipeline.probing.features import features_of
 from pipeline.probing.linear_fit import fit_head
 from pipeline.probing.linear_head import linear_head
 from pipeline.training.config import duration_seconds
-from pipeline.training.launching import job_of
 from pipeline.training.machine import MODULE
+from pipeline.training.parts.launching import job_of
 from pipeline.training.train_result import TrainResult
 from pipeline.workers.event_log import Event
 from pipeline.workers.worker_process import run_worker

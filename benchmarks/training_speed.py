@@ -51,14 +51,14 @@ from pipeline import config_files, quiet_libraries
 from pipeline.config import RunConfig
 from pipeline.data import ingestion
 from pipeline.models.model_building import build_model
-from pipeline.training.compute_share import forward_flops, matrix_product_rate
 from pipeline.training.device import make_repeatable, wait_for
 from pipeline.training.job import TrainingJob
-from pipeline.training.launching import job_of
 from pipeline.training.machine import MODULE, choose_device, look
-from pipeline.training.precision import Chooser, certain_reason
+from pipeline.training.parts.launching import job_of
+from pipeline.training.speed.compute_share import forward_flops, matrix_product_rate
+from pipeline.training.speed.precision import Chooser, certain_reason
+from pipeline.training.speed.trial_steps import AUGMENTATION, trial_steps
 from pipeline.training.train_result import TrainResult
-from pipeline.training.trial_steps import AUGMENTATION, trial_steps
 from pipeline.workers.event_log import Event
 from pipeline.workers.worker_process import run_worker
 from pipeline.workers.worker_start import environment

@@ -15,7 +15,7 @@ from pipeline import config_files
 from pipeline.errors import ConfigError
 from pipeline.section import Section
 from pipeline.training.config import OptimizerConfig
-from pipeline.training.schedule import learning_rate
+from pipeline.training.recipe.schedule import learning_rate
 
 Kind = Literal["schedule", "optimizer"]
 KINDS: tuple[Kind, ...] = get_args(Kind)

@@ -151,7 +151,7 @@ def _extended(reference: str, flags: dict[str, Any], given: dict[str, Any]) -> R
                 f"{name} cannot be combined with --extend: the run keeps the settings of the one "
                 "that it extends. Leave it out, or start a new run."
             )
-    from pipeline.training import extended_run
+    from pipeline.training.start import extended_run
 
     return extended_run.requested(reference, flags, WORKSPACE.resolve() / "runs")
 

@@ -35,7 +35,7 @@ from pipeline.stages.context import Context
 from pipeline.stages.promote import Promoted
 from pipeline.tracking import addresses, tracking_store
 from pipeline.tracking.tracked_run import TrackedRun
-from pipeline.training.launching import CONFIG_FILE
+from pipeline.training.parts.launching import CONFIG_FILE
 from pipeline.training.train_result import TrainResult
 
 logger = logging.getLogger(__name__)

@@ -27,7 +27,7 @@ from pipeline.stages.lines import line_of
 from pipeline.terminal_words import duration
 from pipeline.tracking.tracked_run import TrackedRun
 from pipeline.training.config import duration_seconds
-from pipeline.training.run_parts import images_of_parts
+from pipeline.training.parts.run_parts import images_of_parts
 from pipeline.training.train_result import TrainResult
 from pipeline.workers import prewarm, worker_start
 from pipeline.workspace import WORKSPACE, make_folder

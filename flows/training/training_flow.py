@@ -45,7 +45,7 @@ from pipeline.stages.read import data_name
 from pipeline.stages.stage import AnyStage
 from pipeline.tracking import tracked_run
 from pipeline.tracking.tracked_run import TrackedRun
-from pipeline.training import launching
+from pipeline.training.parts import launching
 from pipeline.workers import prewarm, worker_start
 from pipeline.workspace import WORKSPACE
 

@@ -15,8 +15,8 @@ from pipeline.plugin_api import ImageSpec
 from pipeline.probing.features import seconds_per_image
 from pipeline.training.device import make_repeatable
 from pipeline.training.machine import choose_device, look
-from pipeline.training.precision import MOST_SECONDS, Chooser
-from pipeline.training.thread_plan import (
+from pipeline.training.speed.precision import MOST_SECONDS, Chooser
+from pipeline.training.speed.thread_plan import (
     BUSY_CORES,
     OtherPrograms,
     measured_rates,
@@ -24,7 +24,7 @@ from pipeline.training.thread_plan import (
     threads_are_set,
     trial_of,
 )
-from pipeline.training.trial_steps import trial_steps
+from pipeline.training.speed.trial_steps import trial_steps
 from pipeline.workers.event_log import EventWriter
 
 _BATCH, _LARGER_BATCH, _BATCH_ACCELERATOR = 32, 128, 256

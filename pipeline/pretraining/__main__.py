@@ -23,7 +23,7 @@ from pipeline.models.inference import normalised
 from pipeline.models.model_building import build_model
 from pipeline.plugin_api import ImageSpec, Objective
 from pipeline.pretraining.job import Picture, PicturedImage, PretrainingJob, PretrainingResult
-from pipeline.training.objectives import build_objective, load_trained
+from pipeline.training.recipe.objectives import build_objective, load_trained
 from pipeline.workers.event_log import EventWriter
 from pipeline.workers.worker_process import worker_main
 

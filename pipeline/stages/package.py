@@ -22,7 +22,7 @@ from pipeline.stages.context import Context
 from pipeline.stages.stage import Stage
 from pipeline.tracking import provenance
 from pipeline.tracking.tracked_run import TrackedRun
-from pipeline.training import run_parts
+from pipeline.training.parts import run_parts
 from pipeline.training.train_result import TrainResult
 from pipeline.workers.prewarm import Worker
 

@@ -9,10 +9,10 @@ from pipeline.data.ingested_data import IngestedData, PreparedData
 from pipeline.stages.context import Context
 from pipeline.stages.stage import Stage
 from pipeline.tracking.tracked_run import TrackedRun
-from pipeline.training import launching, run_parts
-from pipeline.training.launching import TrainingInputs, job_of
 from pipeline.training.machine import MODULE
-from pipeline.training.run_parts import RunParts
+from pipeline.training.parts import launching, run_parts
+from pipeline.training.parts.launching import TrainingInputs, job_of
+from pipeline.training.parts.run_parts import RunParts
 from pipeline.training.train_result import TrainResult
 from pipeline.workers import prewarm
 from pipeline.workers.event_log import Event
@@ -34,8 +34,8 @@ class TrainInputs:
 class Train(Stage[TrainInputs, TrainResult]):
     """Leaves the weights. The settings then say what the machine decided, so that they replay.
 
-    Each training of the run has a record of its own (`pipeline.training.launching`), so that a run
-    which is killed repeats no finished fold.
+    Each training of the run has a record of its own (`pipeline.training.parts.launching`), so that
+    a run which is killed repeats no finished fold.
     """
 
     name = run_parts.STAGE

@@ -5,14 +5,14 @@ from __future__ import annotations
 import importlib
 
 from pipeline.section import Section
-from pipeline.training.ensemble_members import combine_members
-from pipeline.training.fine_tuning import better_of_both, fit_head_first
 from pipeline.training.job import TrainingJob
-from pipeline.training.leading import lead
 from pipeline.training.machine import look
-from pipeline.training.probe import probe, refit_head
-from pipeline.training.process_group import ProcessGroup
-from pipeline.training.process_launch import train_in_processes
+from pipeline.training.parts.ensemble_members import combine_members
+from pipeline.training.parts.fine_tuning import better_of_both, fit_head_first
+from pipeline.training.parts.probe import probe, refit_head
+from pipeline.training.processes.leading import lead
+from pipeline.training.processes.process_group import ProcessGroup
+from pipeline.training.processes.process_launch import train_in_processes
 from pipeline.training.train_result import TrainResult
 from pipeline.workers.event_log import EventWriter
 from pipeline.workers.worker_process import worker_main

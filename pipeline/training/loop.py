@@ -13,36 +13,37 @@ from collections.abc import Iterator
 
 from pipeline.data.batches.loader import Batch, training_batches
 from pipeline.errors import RunError
-from pipeline.training import best_weights, data_workers
-from pipeline.training.checkpoint import Checkpoints
-from pipeline.training.compilation import compile_model
-from pipeline.training.compute_share import ComputeShare
+from pipeline.training.checkpoints import best_weights
+from pipeline.training.checkpoints.checkpoint import Checkpoints
 from pipeline.training.device import make_repeatable, wait_for
-from pipeline.training.divergence import Diverged, FiniteCheck, save_batch
-from pipeline.training.ema import MovingAverage
-from pipeline.training.initial_model import description_of, initial_model
+from pipeline.training.faults import data_workers
+from pipeline.training.faults.divergence import Diverged, FiniteCheck, save_batch
+from pipeline.training.faults.memory import DividingBatches, memory_named
 from pipeline.training.job import TrainingJob
 from pipeline.training.job_provenance import provenance_of_job
+from pipeline.training.length.run_length import planned_steps, planned_validations
+from pipeline.training.length.validation_plan import Timed
 from pipeline.training.machine import choose_device, look
-from pipeline.training.memory import DividingBatches, memory_named
-from pipeline.training.model_schedules import ModelSchedules
-from pipeline.training.objectives import build_objective, save_trained
-from pipeline.training.optimizer import averages_itself, build_optimizer
-from pipeline.training.precision import Chooser, Precision, choose_for_training
-from pipeline.training.process_group import ProcessGroup
-from pipeline.training.progressive_size import ProgressiveSize
-from pipeline.training.recent_rate import RecentRate
-from pipeline.training.run_length import planned_steps, planned_validations
-from pipeline.training.schedule import learning_rate
-from pipeline.training.starting_state import log_history, take_over
-from pipeline.training.thread_plan import ThreadPlan, trial_of
+from pipeline.training.processes.process_group import ProcessGroup
+from pipeline.training.recipe.ema import MovingAverage
+from pipeline.training.recipe.model_schedules import ModelSchedules
+from pipeline.training.recipe.objectives import build_objective, save_trained
+from pipeline.training.recipe.optimizer import averages_itself, build_optimizer
+from pipeline.training.recipe.progressive_size import ProgressiveSize
+from pipeline.training.recipe.schedule import learning_rate
+from pipeline.training.recipe.weight_averaging import LastWeights
+from pipeline.training.speed.compilation import compile_model
+from pipeline.training.speed.compute_share import ComputeShare
+from pipeline.training.speed.precision import Chooser, Precision, choose_for_training
+from pipeline.training.speed.recent_rate import RecentRate
+from pipeline.training.speed.thread_plan import ThreadPlan, trial_of
+from pipeline.training.start.initial_model import description_of, initial_model
+from pipeline.training.start.starting_state import log_history, take_over
 from pipeline.training.train_result import AverageRecord, EpochRecord, TrainResult
 from pipeline.training.train_state import TrainState
 from pipeline.training.train_step import TrainStep
 from pipeline.training.training_data import open_data
 from pipeline.training.validation import Validator
-from pipeline.training.validation_plan import Timed
-from pipeline.training.weight_averaging import LastWeights
 from pipeline.workers.event_log import EventWriter
 
 _LONG_RUN_SECONDS = 20.0

@@ -16,7 +16,7 @@ import pandas as pd
 
 from pipeline.data.splits import folds
 from pipeline.section import Section
-from pipeline.training.step_plan import Knot, StepPlan
+from pipeline.training.length.step_plan import Knot, StepPlan
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 

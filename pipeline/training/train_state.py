@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from pipeline.errors import DamagedFileError
-from pipeline.training.ema import MovingAverage
+from pipeline.training.length.step_plan import StepPlan
+from pipeline.training.recipe.ema import MovingAverage
 from pipeline.training.running_sums import RunningSums
-from pipeline.training.step_plan import StepPlan
 from pipeline.training.train_result import EpochRecord
 
 Numbers = dict[str, Any]

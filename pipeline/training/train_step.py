@@ -18,12 +18,12 @@ from pipeline.config import RunConfig
 from pipeline.data.batches.loader import Batch
 from pipeline.models.inference import normalised
 from pipeline.plugin_api import ImageSpec, Objective
-from pipeline.training.batch_parts import BatchPart
-from pipeline.training.mixing import dominant_labels, draw_mix, mixed_images, mixed_targets
-from pipeline.training.model_schedules import ModelSchedules
-from pipeline.training.optimizer import averages_itself
-from pipeline.training.process_group import ProcessGroup
-from pipeline.training.progressive_size import ProgressiveSize
+from pipeline.training.processes.batch_parts import BatchPart
+from pipeline.training.processes.process_group import ProcessGroup
+from pipeline.training.recipe.mixing import dominant_labels, draw_mix, mixed_images, mixed_targets
+from pipeline.training.recipe.model_schedules import ModelSchedules
+from pipeline.training.recipe.optimizer import averages_itself
+from pipeline.training.recipe.progressive_size import ProgressiveSize
 from pipeline.training.train_state import TrainState
 
 

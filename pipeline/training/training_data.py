@@ -16,7 +16,7 @@ from pipeline.data.store.prepared_store import open_images
 from pipeline.files.stored_images import StoredImages
 from pipeline.training.config import TrainingConfig
 from pipeline.training.job import TrainingJob
-from pipeline.training.losses import balanced_class_weights
+from pipeline.training.recipe.losses import balanced_class_weights
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 

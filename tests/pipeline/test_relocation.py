@@ -27,7 +27,7 @@ from pipeline.run_memory.stage_memory import StageMemory
 from pipeline.section import Section
 from pipeline.tracking import nested_runs, tracked_run, tracking_store
 from pipeline.tracking.tracked_run import REQUEST_FILE, NewRun
-from pipeline.training import extended_run
+from pipeline.training.start import extended_run
 from tests.patience import patient
 
 NEW = NewRun(experiment="roses", name="one", command="patchline run", params={}, tags={})

@@ -13,7 +13,7 @@ from pipeline.errors import ConfigError
 from pipeline.models.model_building import build_model
 from pipeline.plugin_api import DataTraits, ImageSpec
 from pipeline.plugin_system.plugin_settings import resolve_settings
-from pipeline.training.objectives import build_objective
+from pipeline.training.recipe.objectives import build_objective
 from plugins.objectives.mae_module import MaskedAutoencoder
 
 IMAGE = ImageSpec(

@@ -14,7 +14,7 @@ from pipeline.errors import ConfigError
 from pipeline.models.model_building import build_model, build_on_meta
 from pipeline.plugin_api import DataTraits, ImageSpec, PatchEmbeddingContext
 from pipeline.plugin_system.plugin_loader import load_patch_embedding
-from pipeline.training.initial_images import initialise_from_images
+from pipeline.training.start.initial_images import initialise_from_images
 from plugins.patch_embeddings.whitened_module import WhitenedStem, early_widths, stage_widths
 
 _SPEC = ImageSpec(channels=3, height=32, width=32, mean=(0.5,) * 3, std=(0.2,) * 3, resize="crop")

@@ -317,8 +317,8 @@ def train_here(folder: Path) -> tuple[str, Path]:
     from pipeline import config_files
     from pipeline.data import ingestion
     from pipeline.run_memory.stage_memory import StageMemory
-    from pipeline.training import launching
-    from pipeline.training.launching import TrainingInputs
+    from pipeline.training.parts import launching
+    from pipeline.training.parts.launching import TrainingInputs
 
     os.chdir(folder)
     workspace = folder / ".patchline"

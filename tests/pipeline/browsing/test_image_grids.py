@@ -8,7 +8,7 @@ from pipeline.browsing.image_grids import preview_steps
 from pipeline.config import PluginChoice
 from pipeline.data.batches.augmentation import SeededAugmentation
 from pipeline.plugin_api import ImageSpec
-from pipeline.training.augmentation_preview import preview_grid
+from pipeline.training.previews.augmentation_preview import preview_grid
 
 
 def test_each_step_of_the_augmentation_is_an_epoch_of_the_same_images() -> None:

@@ -21,8 +21,8 @@ from pipeline.run_memory.stage_memory import StageMemory
 from pipeline.stages import engine
 from pipeline.stages.context import Context, Reporting
 from pipeline.stages.plan import PLAN
-from pipeline.training import precision
-from pipeline.training.precision import Chooser
+from pipeline.training.speed import precision
+from pipeline.training.speed.precision import Chooser
 from pipeline.workers.event_log import EventWriter
 
 

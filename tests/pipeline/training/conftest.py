@@ -12,7 +12,7 @@ import torch
 from pipeline import config_files
 from pipeline.data import ingestion
 from pipeline.training.job import TrainingJob
-from pipeline.training.launching import job_of
+from pipeline.training.parts.launching import job_of
 from tests.conftest import write_photos
 
 SETTINGS: dict[str, Any] = {

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipeline.training import checkpoint
+from pipeline.training.checkpoints import checkpoint
 from pipeline.training.job import TrainingJob
 from pipeline.training.loop import Training
 from pipeline.workers.event_log import EventWriter, read_events

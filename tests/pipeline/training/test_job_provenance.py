@@ -17,10 +17,10 @@ from pipeline.models.model_description import WEIGHTS_FILE
 from pipeline.models.model_files import save_model
 from pipeline.provenance.provenance import Provenance, ProvenanceSummary
 from pipeline.provenance.weights_record import as_metadata, provenance_of
-from pipeline.training.initial_model import description_of
 from pipeline.training.job import TrainingJob
 from pipeline.training.job_provenance import provenance_of_job
 from pipeline.training.part import TrainingPart
+from pipeline.training.start.initial_model import description_of
 from tests.pipeline.registry.made_versions import made_manifest, seen_in
 from tests.pipeline.training.conftest import MakeJob
 

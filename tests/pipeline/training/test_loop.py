@@ -13,10 +13,12 @@ from safetensors.torch import load_file
 
 from pipeline.errors import RunError
 from pipeline.models.model_files import load_model
-from pipeline.training import checkpoint, launching, training_data
+from pipeline.training import training_data
+from pipeline.training.checkpoints import checkpoint
 from pipeline.training.job import TrainingJob
 from pipeline.training.loop import Training
-from pipeline.training.objectives import save_trained
+from pipeline.training.parts import launching
+from pipeline.training.recipe.objectives import save_trained
 from pipeline.training.train_result import EpochRecord, TrainResult
 from pipeline.workers.event_log import EventWriter, read_events
 from tests.patience import patient

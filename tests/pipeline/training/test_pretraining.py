@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 from pipeline.models.model_files import load_model
 from pipeline.pretraining.__main__ import evaluate_objective
 from pipeline.pretraining.job import PretrainingJob
-from pipeline.training import checkpoint
+from pipeline.training.checkpoints import checkpoint
 from pipeline.training.job import TrainingJob
 from pipeline.training.loop import Training
-from pipeline.training.objectives import REST_FILE
+from pipeline.training.recipe.objectives import REST_FILE
 from pipeline.training.train_result import TrainResult
 from pipeline.workers.event_log import EventWriter, read_events
 from tests.pipeline.training.conftest import MakeJob

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pipeline.config import RunConfig
 from pipeline.models.model_building import build_model
 from pipeline.plugin_api import ImageSpec
-from pipeline.training.trial_steps import trial_steps
+from pipeline.training.speed.trial_steps import trial_steps
 
 IMAGE = ImageSpec(channels=3, height=16, width=16, mean=(0.5,) * 3, std=(0.5,) * 3, resize="crop")
 WAITING = {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal"}

@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from pipeline.errors import ConfigError, WorkerError
-from pipeline.training.data_workers import dead_workers_named
+from pipeline.training.faults.data_workers import dead_workers_named
 from pipeline.training.job import TrainingJob
 from pipeline.training.train_result import TrainResult
 from pipeline.workers.event_log import Event

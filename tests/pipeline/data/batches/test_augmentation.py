@@ -14,7 +14,7 @@ from pipeline.data.batches.augmentation import SeededAugmentation
 from pipeline.errors import ConfigError, PluginError
 from pipeline.plugin_api import ImageSpec
 from pipeline.plugin_system.plugin_loader import FILES_VARIABLE, use_plugin_files
-from pipeline.training.augmentation_preview import preview_grid
+from pipeline.training.previews.augmentation_preview import preview_grid
 from tests.conftest import draw_photo
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]

@@ -1,0 +1,1 @@
+"""The training state on disk, from which training resumes bit for bit."""

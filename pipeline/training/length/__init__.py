@@ -1,0 +1,1 @@
+"""How long training takes: its steps by epochs or a time limit, and its validations."""

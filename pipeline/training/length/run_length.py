@@ -1,0 +1,54 @@
+"""The length of a training run: its steps and its validations, by epochs, a limit or a record."""
+
+from __future__ import annotations
+
+from pipeline.training.config import TrainingConfig, duration_seconds
+from pipeline.training.length.step_plan import StepPlan, TimePlanner
+from pipeline.training.length.validation_plan import EachEpoch, Recorded, Timed, ValidationPlan
+from pipeline.training.part import TrainingPart
+
+
+def planned_validations(
+    settings: TrainingConfig, part: TrainingPart, steps_per_epoch: int, images: int
+) -> ValidationPlan:
+    """Return when to validate.
+
+    Args:
+        settings: decide the length.
+        part: a refit has no validation, but reports each epoch.
+        steps_per_epoch: of the training split.
+        images: size of the validation split.
+    """
+    if settings.validation_plan is not None and not part.refit:
+        return Recorded(part.validations(settings.validation_plan, steps_per_epoch), images)
+    if settings.time_limit is None or settings.step_plan is not None:
+        return EachEpoch(steps_per_epoch, images)
+    limit = duration_seconds(settings.time_limit)
+    return Timed(limit, steps_per_epoch, images, settings.batch_size)
+
+
+def planned_steps(
+    settings: TrainingConfig,
+    part: TrainingPart,
+    steps_per_epoch: int,
+    images: int,
+    validations: ValidationPlan,
+) -> tuple[TimePlanner | None, StepPlan]:
+    """Return the plan of the steps, and with a time limit what changes it.
+
+    Args:
+        settings: decide the length.
+        part: may follow the plan of another training.
+        steps_per_epoch: of the training split.
+        images: size of the validation split.
+        validations: share the time limit with the steps.
+    """
+    if settings.step_plan is not None:
+        return None, StepPlan(part.plan(settings.step_plan, steps_per_epoch))
+    if settings.time_limit is None:
+        return None, StepPlan.of_steps(settings.epochs * steps_per_epoch)
+    limit, plan = duration_seconds(settings.time_limit), TimePlanner.opening_plan()
+    if not isinstance(validations, Timed):  # a recorded one; its cost is only estimated
+        validations = Timed(limit, steps_per_epoch, images, settings.batch_size)
+    most_steps = settings.max_epochs * steps_per_epoch if settings.max_epochs else None
+    return TimePlanner(plan, limit, validations, most_steps), plan

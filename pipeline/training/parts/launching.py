@@ -1,0 +1,272 @@
+"""One training of a run: start the training process, forward its events, return its result.
+
+Interrupted training resumes from its last checkpoint. Training that an earlier run has done already
+is not repeated: its events are logged again, so that the new run has the curves too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from pipeline import config_files
+from pipeline.config import RunConfig
+from pipeline.data.ingested_data import IngestedData, PreparedData
+from pipeline.files.file_digest import digest_of
+from pipeline.initial_weights.record import kept_folder
+from pipeline.run_memory import stage_keys
+from pipeline.run_memory.stage_memory import Ingredients, StageMemory, kept
+from pipeline.section import Section
+from pipeline.tracking import provenance, tracked_run
+from pipeline.tracking.exactly_once_metrics import MetricSender
+from pipeline.training.job import TrainingJob
+from pipeline.training.machine import MODULE, choose_device, seen
+from pipeline.training.part import TrainingPart
+from pipeline.training.start import extended_run
+from pipeline.training.train_result import TrainResult
+from pipeline.workers.event_log import Event
+from pipeline.workers.worker_process import JOB_FILE, earlier_events, run_worker
+
+logger = logging.getLogger(__name__)
+
+CONFIG_FILE = "config.yaml"
+CODE = (f"{MODULE}.__main__", "pipeline.layers")
+"""Where the code begins that decides the weights."""
+OnEvent = Callable[[Event], None]
+Result = TypeVar("Result", bound=Section)
+
+
+@dataclass(frozen=True)
+class TrainingInputs:
+    """What the fits of a run need.
+
+    Attributes:
+        config: resolved.
+        data: the manifest.
+        prepared: the store.
+        run: gets metrics and pictures during training.
+        memory: may know the weights.
+        on_event: called with every event, for a progress display.
+    """
+
+    config: RunConfig
+    data: IngestedData
+    prepared: PreparedData
+    run: tracked_run.TrackedRun
+    memory: StageMemory
+    on_event: OnEvent
+
+    def folder_of(self, part: TrainingPart) -> Path:
+        """Return the folder of a training run in the run's folder."""
+        return self.run.folder / part.folder
+
+
+def train(inputs: TrainingInputs) -> TrainResult:
+    """Train in a separate process, unless the weights are known."""
+    return train_part(TrainingPart(), TrainResult, inputs)
+
+
+def train_part(part: TrainingPart, result_class: type[Result], inputs: TrainingInputs) -> Result:
+    """Do one of the fits that a run consists of, unless its result is known; see `train`."""
+    memory, folder = inputs.memory, inputs.folder_of(part)
+    asked = _ingredients_of(part, inputs)
+    begun = bool(earlier_events(folder))  # then it is resumed, whatever other runs have done since
+    known = memory.recall(part.stage, asked, result_class, folder, own_only=begun)
+    if known is not None:
+        log_again(inputs.run, folder)
+        return known
+    trained = _trained(part, result_class, inputs)
+    keys = [asked]
+    if isinstance(trained, TrainResult):
+        replay = dataclasses.replace(inputs, config=replayable(inputs.config, trained))
+        keys.append(_ingredients_of(part, replay))
+    memory.remember(part.stage, trained, folder, *keys)
+    return trained
+
+
+def known_part(
+    part: TrainingPart, result_class: type[Result], inputs: TrainingInputs
+) -> Result | None:
+    """Return the result of a part that this run has finished before, or None; logs nothing."""
+    asked, folder = _ingredients_of(part, inputs), inputs.folder_of(part)
+    return inputs.memory.recall(part.stage, asked, result_class, folder, own_only=True)
+
+
+def job_of(
+    config: RunConfig,
+    data: IngestedData,
+    prepared: PreparedData,
+    folder: Path,
+    run_id: str,
+    workspace: Path | None = None,
+) -> TrainingJob:
+    """Return the job of an ordinary training.
+
+    Args:
+        config: resolved.
+        data: the manifest.
+        prepared: the store.
+        folder: of the training.
+        run_id: of the MLflow run; without one, any name.
+        workspace: keeps initial weights and measurements; None for neither.
+    """
+    sha256 = config.model.init_sha256
+    initial = kept_folder(workspace, sha256) if workspace and sha256 else None
+    return TrainingJob(
+        config=config,
+        manifest_file=data.manifest_file.resolve(),
+        store=prepared.store.resolve(),
+        image=prepared.image,
+        classes=data.classes,
+        data_fingerprint=data.fingerprint,
+        run_id=run_id,
+        folder=folder,
+        workspace=workspace,
+        initial_weights=initial,
+    )
+
+
+def _trained(part: TrainingPart, result_class: type[Result], inputs: TrainingInputs) -> Result:
+    run = inputs.run
+    workspace, folder = inputs.memory.workspace.resolve(), inputs.folder_of(part)
+    job = job_of(inputs.config, inputs.data, inputs.prepared, folder, run.run_id, workspace)
+    extends = extended_run.extended_training(job, run.folder.parent)
+    job = job.model_copy(update={"part": part, "extends": extends})
+    log = MetricSender(run)
+    for event in earlier_events(job.folder):
+        _log(event, log, send=False)
+    log.send()
+
+    def forward(event: Event) -> None:
+        inputs.on_event(event)
+        log.send()
+        _log(event, log)
+        if event["kind"] == "warning":
+            logger.warning(event["message"])
+
+    with tracked_run.system_metrics(run):
+        result = run_worker(MODULE, job.folder, job, result_class, forward)
+    log.flush()
+    return result
+
+
+def _ingredients_of(part: TrainingPart, inputs: TrainingInputs) -> Ingredients:
+    return ingredients(inputs.config, inputs.data, inputs.prepared, part)
+
+
+def log_again(run: tracked_run.TrackedRun, folder: Path) -> None:
+    """Log the events of the training whose results were copied to a folder of the run."""
+    job = TrainingJob.model_validate_json((folder / JOB_FILE).read_text(encoding="utf-8"))
+    log = MetricSender(run)
+    for event in earlier_events(folder):
+        if event["kind"] == "artifact":
+            path = Path(event["path"])
+            inside = path.is_relative_to(job.folder)
+            event["path"] = str(folder / path.relative_to(job.folder)) if inside else str(path)
+        _log(event, log, send=False)
+    log.flush()
+
+
+def _log(event: Event, log: MetricSender, *, send: bool = True) -> None:
+    if event["kind"] == "metrics":
+        log.add_metrics(event["values"], event["step"], event["time"], send=send)
+    elif event["kind"] == "artifact" and Path(event["path"]).is_file():
+        log.add_file(Path(event["path"]), send=send)
+
+
+def ingredients(
+    config: RunConfig,
+    data: IngestedData,
+    prepared: PreparedData,
+    part: TrainingPart = TrainingPart(),  # noqa: B008 - a frozen value
+) -> Ingredients:
+    """Return everything that decides the weights.
+
+    Raises:
+        ConfigError: if the machine does not have the requested device.
+    """
+    machine = seen()
+    sections = ("seed", "augmentation", "model", "objective", "optimizer", "training")
+    return {
+        "data": data.fingerprint,
+        "images": repr(prepared.image),
+        "classes": ", ".join(data.classes),
+        **_provenance(data),
+        **stage_keys.settings(config, *sections),
+        **_part_ingredients(config, part),
+        "code": stage_keys.code(*CODE),
+        **stage_keys.software(config, "augmentation", "model", "patch_embedding", "objective"),
+        "machine": f"{provenance.processor()}, {machine.cpu_capability}",
+        "device": machine.devices[choose_device(config.training, machine)],
+        "threads": str(config.training.threads or machine.threads),
+    }
+
+
+def _provenance(data: IngestedData) -> Ingredients:
+    """Return what the file of the weights says of its ancestors; nothing if all is recorded."""
+    provenance = data.seen_before.provenance
+    return {} if provenance.is_known else {"provenance": provenance.model_dump_json()}
+
+
+def _part_ingredients(config: RunConfig, part: TrainingPart) -> dict[str, str]:
+    """Return what distinguishes a part from the ordinary training; nothing for that itself."""
+    if part == TrainingPart():
+        return {}
+    files = [file for folder in part.members for file in kept(folder)]
+    return {
+        "part": part.model_dump_json(exclude={"members"}),
+        "data.split_seed": str(config.data.split_seed),
+        "members": ", ".join(digest_of(file).sha256 for file in files),
+    }
+
+
+def replayable(config: RunConfig, result: TrainResult) -> RunConfig:
+    """Return the config with everything that the machine decided, to reproduce the run."""
+    planned = config.training.time_limit is not None
+    training = config.training.model_copy(
+        update={
+            "precision": result.precision,
+            "compile": result.compiled,
+            "device": result.device,
+            "threads": result.threads,
+            "time_limit": None,
+            "step_plan": result.step_plan if planned else config.training.step_plan,
+            "validation_plan": (
+                result.validation_plan if planned else config.training.validation_plan
+            ),
+            "rate_cuts": result.rate_cuts,
+            "halvings": result.halvings,
+            "thread_changes": result.thread_changes,
+        }
+    )
+    return config.model_copy(update={"training": training})
+
+
+def machine_tags(result: TrainResult) -> dict[str, str]:
+    """Return tags that say what the machine decided, and how the training went."""
+    names = (
+        "precision",
+        "compiled",
+        "device",
+        "threads",
+        "parameters",
+        "stopped_because",
+        "steps",
+        "best_epoch",
+    )
+    tags = {f"training.{name}": str(getattr(result, name)) for name in names}
+    if result.precision_reason:
+        tags["training.precision_reason"] = result.precision_reason
+    return tags
+
+
+def log_config(config: RunConfig, run: tracked_run.TrackedRun) -> Path:
+    """Write the resolved config into the run's folder and log it."""
+    file = run.folder / CONFIG_FILE
+    config_files.save(config, file)
+    tracked_run.log_file(run, file)
+    return file

@@ -1,0 +1,291 @@
+"""Train only the head: a linear probe on the frozen features of the initial weights.
+
+Features are computed once for each image, test images included, and kept in the workspace. So an
+interrupted run continues with the next images, and a later run with the same weights and images
+begins with the fit. The evaluation needs no further pass of the model if the features are float32;
+with bfloat16, it computes the logits again as the package does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from pipeline.data.manifests import manifest as manifests
+from pipeline.data.reading.decoder_version import decoder_version
+from pipeline.errors import RunError
+from pipeline.files.atomic_files import write_text
+from pipeline.models.model_files import save_model
+from pipeline.models.stored_logits import save_logits
+from pipeline.probing.features import FeatureStore, seconds_per_image, suitable_batch_size
+from pipeline.probing.linear_fit import FittedHead, fit_head
+from pipeline.probing.linear_head import linear_head
+from pipeline.run_memory import stage_keys
+from pipeline.run_memory.cleaning import FEATURES, FEATURES_FILE
+from pipeline.terminal_words import duration
+from pipeline.training.checkpoints.best_weights import FINAL
+from pipeline.training.config import duration_seconds
+from pipeline.training.device import make_repeatable
+from pipeline.training.job import TrainingJob
+from pipeline.training.job_provenance import provenance_of_job
+from pipeline.training.machine import choose_device, look
+from pipeline.training.speed.precision import Chooser, Precision, choose_for_training
+from pipeline.training.start.initial_model import description_of, initial_model
+from pipeline.training.train_result import EpochRecord, ProbeRecord, RefitResult, TrainResult
+from pipeline.training.training_data import Integers, TrainingData, open_data
+from pipeline.training.validation import loss_and_accuracy
+from pipeline.workers.event_log import EventWriter
+
+_TOO_FEW_TO_MEASURE = 16
+_METRICS_OF_FIRST = ("validation/accuracy", "validation/loss", "train/accuracy")
+"""Images whose features take about as long as measuring how long they take."""
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class _Frozen:
+    """The model of a job with its initial weights, and the features of all images."""
+
+    data: TrainingData
+    model: nn.Module
+    head: nn.Linear
+    features_ND: Array
+    seconds: float
+    """To compute the features, or to find them."""
+    precision: Precision
+    device: torch.device
+    threads: int
+
+    def logits_with(self, fitted: FittedHead) -> Array:
+        """Return a head's logits (N, K) of all images."""
+        logits_NK: Array = self.features_ND @ fitted.weight_KD.T + fitted.bias_K
+        return logits_NK
+
+
+def probe(job: TrainingJob, events: EventWriter, *, is_first: bool = False) -> TrainResult:
+    """Fit the head of a job's model, and save the model.
+
+    Args:
+        job: the model and the data.
+        events: gets the metrics.
+        is_first: whether all weights are trained next, whose metrics have their own names.
+
+    Raises:
+        ConfigError: if the model has no linear head, or the initial weights do not fit it.
+    """
+    began = time.monotonic()
+    frozen = _frozen(job, events)
+    fitted = _fitted(job, frozen, events)
+    logits_NK = frozen.logits_with(fitted)
+    record = _record(frozen, logits_NK)
+    values = record.metric_values()
+    if is_first:
+        values = {f"head/{name}": values[name] for name in _METRICS_OF_FIRST if name in values}
+    values["probe/regularization"] = fitted.regularization
+    events.write("metrics", step=len(fitted.tried) + 1, values=values)
+    return TrainResult(
+        best=_saved(job, frozen, fitted, logits_NK),
+        best_step=record.step,
+        best_epoch=record.epoch,
+        best_validation_accuracy=record.validation_accuracy,
+        best_validation_loss=record.validation_loss,
+        steps=record.step,
+        epochs=record.epoch,
+        seconds=time.monotonic() - began,
+        images_per_second=record.images_per_second,
+        step_plan=((0, 0.0, record.step),),
+        precision=frozen.precision.name,
+        precision_reason=frozen.precision.reason,
+        device=frozen.device.type,
+        threads=frozen.threads,
+        parameters=sum(parameter.numel() for parameter in frozen.model.parameters()),
+        stopped_because=f"the head was fitted; regularization C {fitted.regularization:g}",
+        history=(record,),
+        probe=ProbeRecord(
+            regularization=fitted.regularization,
+            features=frozen.head.in_features,
+            images=len(frozen.features_ND),
+            features_seconds=frozen.seconds,
+        ),
+    )
+
+
+def refit_head(job: TrainingJob, events: EventWriter) -> RefitResult:
+    """Fit the head on the training and validation images together, with the C of the job's part.
+
+    The features are those that the earlier parts of the run have computed.
+    """
+    began = time.monotonic()
+    frozen = _frozen(job, events)
+    fitted, rows = _fitted(job, frozen, events), frozen.data.training.rows
+    logits_NK = frozen.logits_with(fitted)
+    loss, accuracy = _loss_and_accuracy(frozen.data, logits_NK, rows)
+    events.write("metrics", step=1, values={"refit/loss": loss, "refit/accuracy": accuracy})
+    seconds = max(time.monotonic() - began, 1e-9)
+    return RefitResult(
+        weights=_saved(job, frozen, fitted, logits_NK),
+        images=len(rows),
+        steps=1,
+        epochs=1.0,
+        seconds=seconds,
+        images_per_second=len(rows) / seconds,
+    )
+
+
+def _frozen(job: TrainingJob, events: EventWriter) -> _Frozen:
+    """Build the model of a job, and compute the features that are not stored yet."""
+    threads = make_repeatable(job.config.training.threads)
+    device = torch.device(choose_device(job.config.training, look()))
+    data = open_data(job)
+    model = initial_model(job, data, events).to(device).eval()
+    chooser = Chooser(job.config, job.image, len(job.classes), model, job.workspace, is_frozen=True)
+    precision = choose_for_training(chooser, job.folder, events)
+    head = linear_head(model, len(job.classes), job.image)
+    features_ND, seconds = _features(job, data, model, head, precision.name, events)
+    return _Frozen(data, model, head, features_ND, seconds, precision, device, threads)
+
+
+def _saved(job: TrainingJob, frozen: _Frozen, fitted: FittedHead, logits_NK: Array) -> Path:
+    """Save the model with its fitted head, and the logits if they are exact; return the folder."""
+    with torch.no_grad():
+        frozen.head.weight.copy_(torch.from_numpy(fitted.weight_KD))
+        frozen.head.bias.copy_(torch.from_numpy(fitted.bias_K))
+    folder = job.folder / FINAL
+    described = description_of(job).model_copy(update={"head_only": True})
+    save_model(folder, frozen.model, described, provenance_of_job(job))
+    precision, device = frozen.precision.name, frozen.device.type
+    save_logits(folder, logits_NK, precision=precision, device=device)
+    return folder
+
+
+def _features(
+    job: TrainingJob,
+    data: TrainingData,
+    model: nn.Module,
+    head: nn.Linear,
+    precision: str,
+    events: EventWriter,
+) -> tuple[Array, float]:
+    """Return the features of all images, test images included, and the seconds it took."""
+    rows: Integers = np.arange(len(data.images), dtype=np.int64)
+    device = next(model.parameters()).device
+    folder, network = _identities(job, model, head)
+    write_text(job.folder / FEATURES_FILE, json.dumps({"folders": [folder]}) + "\n")
+    store = FeatureStore(
+        model,
+        head,
+        data.images,
+        rows,
+        job.image,
+        (job.workspace or job.folder) / FEATURES / folder,
+        device,
+        precision,
+        suitable_batch_size(job.image, device),
+        contents=tuple(manifests.usable(manifests.load(job.manifest_file))["sha256"]),
+        network=network,
+    )
+    began, left = time.monotonic(), store.remaining()
+    if left:
+        images = f"computing the features of {left:,} image{'' if left == 1 else 's'}"
+        if left <= _TOO_FEW_TO_MEASURE:
+            events.write("note", message=images)
+        else:
+            each = seconds_per_image(model, data.images, rows, job.image, device, precision)
+            events.write("note", message=f"{images} takes about {duration(each * left)}")
+            if words := _beyond_limit(job.config.training.time_limit, each * left):
+                events.write("warning", message=words)
+    features_ND = store.features(lambda done, of: events.progress(done, of, "features"))
+    return features_ND, max(time.monotonic() - began, 1e-9)
+
+
+def _beyond_limit(limit: str | None, seconds: float) -> str:
+    """Return a sentence if features take longer than a time limit, which does not include them."""
+    if limit is None or seconds <= duration_seconds(limit):
+        return ""
+    return (
+        f"training.time_limit is {limit}, but does not include the features, which take about "
+        f"{duration(seconds)}: use fewer images or a smaller model, or leave out the limit"
+    )
+
+
+def _identities(job: TrainingJob, model: nn.Module, head: nn.Linear) -> tuple[str, str]:
+    """Return the name of the folder for the features, and a digest of what computes them.
+
+    The first is a digest of the model and all images, the second of the model, and of how an image
+    is decoded.
+    """
+    settings = job.config.model.architecture().model_dump_json()
+    plugins = stage_keys.plugins(job.config, "model", "patch_embedding")
+    parts = (settings, repr(job.image), repr(plugins), stage_keys.code("pipeline.layers"))
+    folder, network = (
+        hashlib.sha256("\n".join((*parts, each)).encode())
+        for each in (job.store.name, repr(decoder_version()))
+    )
+    of_head = {tensor.data_ptr() for tensor in head.state_dict().values()}
+    for name, tensor in sorted(model.state_dict().items()):
+        if tensor.data_ptr() not in of_head:
+            content = tensor.detach().cpu().contiguous().numpy().tobytes()
+            for digest in (folder, network):
+                digest.update(name.encode())
+                digest.update(content)
+    return folder.hexdigest()[:32], network.hexdigest()[:32]
+
+
+def _fitted(job: TrainingJob, frozen: _Frozen, events: EventWriter) -> FittedHead:
+    """Fit the head, and report the tried values of C."""
+    weights_K, data, features_ND = None, frozen.data, frozen.features_ND
+    training_config = job.config.training
+    if "balanced" in (training_config.class_weights, training_config.sampling):
+        weights_K = data.class_weights_K().numpy()
+    training, validation = data.training.rows, data.validation_rows
+    if not len(training):
+        raise RunError("There is no training image. Add images to the training split.")
+    fitted = fit_head(
+        np.asarray(features_ND[training]),
+        data.labels[training],
+        np.asarray(features_ND[validation]),
+        data.labels[validation],
+        len(job.classes),
+        class_weights_K=weights_K,
+        regularization=job.part.regularization,
+    )
+    for step, each in enumerate(fitted.tried, start=1):
+        values = {
+            "probe/regularization": each.regularization,
+            "probe/training_loss": each.training_loss,
+            "probe/validation_loss": each.validation_loss,
+            "probe/validation_accuracy": each.validation_accuracy,
+        }
+        events.write("metrics", step=step, values=values)
+    return fitted
+
+
+def _record(frozen: _Frozen, logits_NK: Array) -> EpochRecord:
+    """Return the metrics of the head as those of the only epoch."""
+    data = frozen.data
+    loss, accuracy = _loss_and_accuracy(data, logits_NK, data.training.rows)
+    validated = _loss_and_accuracy(data, logits_NK, data.validation_rows)
+    return EpochRecord(
+        epoch=1.0,
+        step=1,
+        train_loss=loss,
+        train_accuracy=accuracy,
+        validation_loss=validated[0],
+        validation_accuracy=validated[1],
+        validation_images=len(data.validation_rows),
+        learning_rate=0.0,
+        images_per_second=len(frozen.features_ND) / frozen.seconds,
+    )
+
+
+def _loss_and_accuracy(data: TrainingData, logits_NK: Array, rows: Integers) -> tuple[float, float]:
+    labels_N = torch.from_numpy(data.labels[rows])
+    return loss_and_accuracy(torch.from_numpy(logits_NK[rows]), labels_N)

@@ -1,0 +1,63 @@
+"""The refit: the training again, on the training and validation images together.
+
+It follows the plan of the first training, epoch for epoch, and ends where the best weights of the
+first training were. There is no image left to validate on, so the last weights are kept.
+"""
+
+from __future__ import annotations
+
+from pipeline.models.model_files import save_model
+from pipeline.training.checkpoints.checkpoint import PREVIOUS
+from pipeline.training.job_provenance import provenance_of_job
+from pipeline.training.loop import Training
+from pipeline.training.recipe.optimizer import averages_itself
+from pipeline.training.start.initial_model import description_of
+from pipeline.training.train_result import RefitResult
+
+_WEIGHTS = "weights"
+
+
+class Refit(Training):
+    """A training without validation, from a job to a result."""
+
+    def refit(self) -> RefitResult:
+        """Train to the end of the plan, and return the folder of the last weights."""
+        self.train_to_the_end()
+        state, folder = self.state, self.job.folder / _WEIGHTS
+        (self.job.folder / PREVIOUS).unlink(missing_ok=True)
+        if self.last_weights.count is None:
+            described, seen = description_of(self.job), provenance_of_job(self.job)
+            save_model(folder, state.average.model, described, seen)
+        else:
+            ends = range(self.order.steps_per_epoch, state.step, self.order.steps_per_epoch)
+            steps = [*ends, state.step][-self.last_weights.count :]
+            self.last_weights.save_average(steps, state.average.model, folder, self.data, self.job)
+        return RefitResult(
+            weights=folder,
+            images=len(self.data.training.rows),
+            steps=state.step,
+            epochs=state.step / self.order.steps_per_epoch,
+            seconds=self.elapsed,
+            images_per_second=state.sums.total_images / max(state.training_seconds, 1e-9),
+        )
+
+    def _validate(self, *, last: bool = False) -> None:  # noqa: ARG002 - as the loop calls it
+        """Report the end of an epoch; called by the loop where other fits validate.
+
+        It is no restart point: a refit that diverges restarts from the beginning.
+        """
+        self.finite.settle()
+        state = self.state
+        if averages_itself(state.optimizer):
+            state.average.take_averaged(state.model, state.optimizer)
+        values = {
+            "refit/loss": state.sums.mean_loss,
+            "refit/accuracy": state.sums.accuracy,
+            "refit/learning_rate": self.learning_rate,
+            "refit/epoch": state.step / self.order.steps_per_epoch,
+        }
+        state.sums.next_epoch()
+        self.last_weights.add(state.step, state.average.model)
+        self.events.write("metrics", step=state.step, values=values)
+        if self.checkpoints.is_due or not self.checkpoints.exist:
+            self._write_checkpoint()

@@ -1,0 +1,319 @@
+"""The whole training stage of a run: the ordinary fit, or folds, then a refit or an ensemble.
+
+Each part is a fit with a worker process, a folder and a record in the stage memory of its own.
+So a run that is killed repeats no finished part and resumes the interrupted one. A time limit is
+the time of all parts together: the first part gets its share of it, and every later part takes as
+many epochs, on the same plan.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import psutil
+
+from pipeline.config import RunConfig
+from pipeline.data.ingested_data import IngestedData
+from pipeline.metrics.intervals import mean_of_repeats
+from pipeline.tracking import nested_runs, tracked_run
+from pipeline.tracking.exactly_once_metrics import MetricSender
+from pipeline.training.config import duration_seconds
+from pipeline.training.machine import MODULE
+from pipeline.training.part import TrainingPart, images_of_fits
+from pipeline.training.parts import launching
+from pipeline.training.parts.launching import OnEvent, TrainingInputs, replayable
+from pipeline.training.train_result import (
+    EnsembleResult,
+    FoldRecord,
+    FoldsResult,
+    RefitResult,
+    TrainResult,
+)
+from pipeline.workers import worker_start
+from pipeline.workers.event_log import Event
+
+_ROOM_BYTES = 3 * 2**30
+"""Free memory with which the next process is started early; it takes 0.4 GB."""
+OnNote = Callable[[str], None]
+STAGE = "train"
+
+
+@dataclass(frozen=True)
+class RunParts:
+    """The training stage of one run.
+
+    Args:
+        inputs: what every training needs.
+        on_note: called with a sentence about each part.
+        on_last_event: called instead of the inputs' `on_event` with the events of the last
+            training.
+    """
+
+    inputs: TrainingInputs
+    on_note: OnNote
+    on_last_event: OnEvent | None = None
+
+    def train(self) -> TrainResult:
+        """Do all fits that the config asks for, and return the final weights."""
+        training = self.inputs.config.training
+        if training.folds is not None:
+            return self._with_folds(training.folds)
+        if training.extends:
+            self.on_note(
+                f"extending the training of run {training.extends[:8]} to {training.epochs} epochs"
+            )
+        seen = self._prepare_next if training.refit else self._last_seen
+        first = launching.train(replace(self.inputs, config=self._first(), on_event=seen))
+        if first.probe is None:  # a fit has said it
+            self.on_note(first.sentence())
+        if not training.refit:
+            return first
+        refit = self._refit(first, _best_epoch(first))
+        self._summarise_reuse(STAGE, "refit")
+        return first.model_copy(
+            update={"best": refit.weights, "selected": first.best, "refit": refit}
+        )
+
+    # -- folds ---------------------------------------------------------------------------------
+
+    def _with_folds(self, folds: int) -> TrainResult:
+        first, records = self._fold(1, folds, None)
+        found = [records]
+        for fold in range(2, folds + 1):
+            _, record = self._fold(fold, folds, first)
+            found.append(record)
+        counts = self.inputs.data.counts
+        images = counts["train"] + counts["validation"]
+        result = FoldsResult(
+            folds=tuple(found),
+            accuracy=mean_of_repeats([record.accuracy for record in found], (0.0, 1.0), images),
+            loss=mean_of_repeats([record.loss for record in found], (0.0, float("inf"))),
+        )
+        self._report(result)
+        stages = [f"fold-{record.fold}" for record in found]
+        summary = {"folds": result, "best_validation_accuracy": result.accuracy.value}
+        if self.inputs.config.training.ensemble:
+            ensemble = self._ensemble(first, result)
+            self._summarise_reuse(*stages, "ensemble")
+            final = {"best": ensemble.weights, "ensemble": ensemble}
+        else:
+            first = _with_median_regularization(first, found)
+            refit = self._refit(first, statistics.median(record.epoch for record in found))
+            self._summarise_reuse(*stages, "refit")
+            final = {"best": refit.weights, "refit": refit}
+        return first.model_copy(update={**summary, **final, "history": ()})
+
+    def _fold(
+        self, fold: int, folds: int, first: TrainResult | None
+    ) -> tuple[TrainResult, FoldRecord]:
+        """Train one fold in a nested run; later folds follow the plan of the first."""
+        self.on_note(f"fold {fold} of {folds}")
+        part, config = TrainingPart(fold=fold, folds=folds), self._first()
+        if first is not None:
+            config = _following(config, first)
+            if config.training.step_plan is not None:
+                part = part.model_copy(update={"plan_steps_per_epoch": first.steps_per_epoch})
+        inputs = replace(self.inputs, config=config, on_event=self._prepare_next)
+        finished = nested_runs.finished_fold(inputs.run, fold)
+        if finished is not None:
+            known = launching.known_part(part, TrainResult, replace(inputs, run=finished))
+            if known is not None:
+                return known, self._record(fold, finished, known)
+        with nested_runs.fold_run(inputs.run, fold, folds, config) as run:
+            trained = launching.train_part(part, TrainResult, replace(inputs, run=run))
+            record = self._record(fold, run, trained)
+        return trained, record
+
+    def _record(self, fold: int, run: tracked_run.TrackedRun, trained: TrainResult) -> FoldRecord:
+        best = next(each for each in trained.history if each.step == trained.best_step)
+        accuracy, loss = best.validation_accuracy, best.validation_loss
+        if trained.averaged is not None:
+            accuracy, loss = trained.averaged.accuracy, trained.averaged.loss
+        chosen = f"epoch {best.epoch:.4g}"
+        if trained.probe is not None:
+            chosen = f"regularization C {trained.probe.regularization:g}"
+        self.on_note(f"fold {fold}: validation accuracy {accuracy:.1%} ({chosen})")
+        return FoldRecord(
+            fold=fold,
+            run_id=run.run_id,
+            best=trained.best,
+            accuracy=accuracy,
+            loss=loss,
+            epoch=best.epoch,
+            regularization=trained.probe.regularization if trained.probe else None,
+        )
+
+    def _report(self, result: FoldsResult) -> None:
+        """Log the mean over the folds on the parent run."""
+        accuracy, loss = result.accuracy, result.loss
+        self.on_note(folds_sentence(result))
+        log = MetricSender(self.inputs.run)
+        values = {
+            "folds/accuracy": accuracy.value,
+            "folds/accuracy_low": accuracy.low,
+            "folds/accuracy_high": accuracy.high,
+            "folds/loss": loss.value,
+            "folds/loss_low": loss.low,
+            "folds/loss_high": loss.high,
+        }
+        log.add_metrics(values, 0, time.time())
+        log.flush()
+
+    # -- the final weights ---------------------------------------------------------------------
+
+    def _refit(self, first: TrainResult, epochs: float) -> RefitResult:
+        """Train on the training and validation images, on the plan of the first training.
+
+        A fitted head has its regularization instead.
+        """
+        config = _following(self._first(), first)
+        knots = first.step_plan
+        training = config.training.model_copy(update={"step_plan": knots})
+        part = TrainingPart(refit=True, plan_steps_per_epoch=first.steps_per_epoch, epochs=epochs)
+        images = self.inputs.data.counts["train"] + self.inputs.data.counts["validation"]
+        what = f"training on all {images:,} images for {epochs:.4g} epochs"
+        if first.probe is not None:
+            known = first.probe.regularization
+            part = part.model_copy(update={"regularization": known})
+            what = f"fitting the head on all {images:,} images with regularization C {known:g}"
+        self.on_note(f"refit: {what}")
+        config = config.model_copy(update={"training": training})
+        return launching.train_part(part, RefitResult, self._last_inputs(config))
+
+    def _ensemble(self, first: TrainResult, result: FoldsResult) -> EnsembleResult:
+        """Make one model of the models of all folds."""
+        members = tuple(record.best.resolve() for record in result.folds)
+        self.on_note(f"ensemble: averaging the probabilities of {len(members)} models")
+        inputs = self._last_inputs(replayable(self._first(), first))
+        return launching.train_part(TrainingPart(members=members), EnsembleResult, inputs)
+
+    def _last_inputs(self, config: RunConfig) -> TrainingInputs:
+        """Return the inputs of the last training, in which the run's system metrics continue."""
+        run = replace(self.inputs.run, continued=True)
+        return replace(self.inputs, config=config, run=run, on_event=self._last_seen)
+
+    def _last_seen(self, event: Event) -> None:
+        (self.on_last_event or self.inputs.on_event)(event)
+
+    def _prepare_next(self, event: Event) -> None:
+        """Show an event, and start the process of the next part while this one still trains."""
+        self.inputs.on_event(event)
+        room = psutil.virtual_memory().available >= _ROOM_BYTES
+        if event["kind"] == "progress" and room:
+            worker_start.prepare(MODULE)
+
+    def _first(self) -> RunConfig:
+        """Return the config of the first part, which knows nothing of the others."""
+        training = self.inputs.config.training
+        alone: dict[str, bool | str | None] = {"folds": None, "refit": False, "ensemble": False}
+        if training.time_limit is not None:
+            seconds = duration_seconds(training.time_limit) * self._first_share()
+            if seconds != duration_seconds(training.time_limit):
+                alone["time_limit"] = f"{seconds:.3f}s"
+        return self.inputs.config.model_copy(update={"training": training.model_copy(update=alone)})
+
+    def _first_share(self) -> float:
+        """Return the first part's share of a time limit: its share of the images of all parts."""
+        images = images_of_parts(self.inputs.config, self.inputs.data)
+        return images[0] / sum(images)
+
+    def _summarise_reuse(self, *stages: str) -> None:
+        """Tell the memory whether the stage as a whole was computed."""
+        if all(stage in self.inputs.memory.recalled for stage in stages):
+            self.inputs.memory.recalled.add(STAGE)
+            source = self.inputs.memory.reused.get(stages[-1])
+            if source:
+                self.inputs.memory.reused[STAGE] = source
+        else:
+            self.inputs.memory.recalled.discard(STAGE)
+
+
+def images_of_parts(config: RunConfig, data: IngestedData) -> list[float]:
+    """Return the number of images that each training of a run has in an epoch."""
+    training = config.training
+    return images_of_fits(
+        data.counts["train"],
+        data.counts["validation"],
+        folds=training.folds,
+        refit=training.refit,
+        ensemble=training.ensemble,
+    )
+
+
+def _following(config: RunConfig, first: TrainResult) -> RunConfig:
+    """Return the config of a later part: the first one's plan, but not its faults.
+
+    If a later part diverges or runs out of memory, it does so in steps of its own.
+    """
+    known = replayable(config, first)
+    own = {"rate_cuts": (), "halvings": (), "thread_changes": (), "threads": first.last_threads}
+    training = known.training.model_copy(update=own)
+    return known.model_copy(update={"training": training})
+
+
+def _with_median_regularization(first: TrainResult, folds: Sequence[FoldRecord]) -> TrainResult:
+    """Return the first fold's result with the median C of all folds, if heads were fitted.
+
+    Of two in the middle it is the stronger penalty.
+    """
+    found = [each.regularization for each in folds if each.regularization is not None]
+    if first.probe is None or not found:
+        return first
+    median = statistics.median_low(found)
+    return first.model_copy(
+        update={
+            "probe": first.probe.model_copy(update={"regularization": median}),
+            "stopped_because": f"the head was fitted; regularization C {median:g}",
+        }
+    )
+
+
+def _best_epoch(trained: TrainResult) -> float:
+    """Return the epoch of the best weights."""
+    return trained.best_step / trained.steps_per_epoch
+
+
+def tags(trained: TrainResult) -> dict[str, str]:
+    """Return tags that tell how the final weights were made; none for an ordinary training."""
+    found = {}
+    if trained.probe is not None:
+        found[tracked_run.REGULARIZATION_TAG] = f"{trained.probe.regularization:g}"
+    if trained.fine_tuning is not None:
+        found["training.fine_tuning"] = trained.fine_tuning.sentence()
+    if trained.averaged is not None:
+        found["training.averaged_validations"] = str(trained.averaged.validations)
+    if trained.folds is not None:
+        found["training.folds"] = str(len(trained.folds.folds))
+    if trained.refit is not None:
+        found["training.refit_images"] = str(trained.refit.images)
+        if trained.probe is None:
+            found["training.refit_epochs"] = f"{trained.refit.epochs:.4g}"
+            found["training.refit_steps"] = str(trained.refit.steps)
+    if trained.ensemble is not None:
+        found["training.ensemble"] = f"{len(trained.ensemble.calibrations)} models"
+    return found
+
+
+def length(trained: TrainResult) -> str:
+    """Return how long the final weights were trained, in a few words."""
+    on = f"on {trained.device}, {trained.precision}"
+    if trained.probe is not None:
+        both = ", fitted on train and validation together" if trained.refit is not None else ""
+        return f"a head on {trained.probe.features} frozen features{both}, {on}"
+    if trained.ensemble is not None:
+        return f"{len(trained.ensemble.calibrations)} models, one of each fold, {on}"
+    if trained.refit is not None:
+        return f"{trained.refit.steps} steps on train and validation together, {on}"
+    return f"{trained.steps} steps {on}"
+
+
+def folds_sentence(result: FoldsResult) -> str:
+    """Return the mean accuracy over the folds, with its interval."""
+    accuracy = result.accuracy
+    return (
+        f"validation accuracy {accuracy.value:.1%}, mean of {accuracy.n} folds (95% t interval "
+        f"{accuracy.low:.1%} to {accuracy.high:.1%})"
+    )

@@ -1,0 +1,1 @@
+"""Pictures of what augmentation and mixing do to training images."""

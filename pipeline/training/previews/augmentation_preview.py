@@ -1,0 +1,167 @@
+"""Pictures of training images before and after augmentation, with MixUp and CutMix if they are on.
+
+Each column after the first shows the images as training sees them in one epoch, except that they
+are mixed with each other instead of with the other images of their batch.
+
+Shapes: N images, H height, W width, C channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from pipeline.data.batches.augmentation import BuiltAugmentation
+from pipeline.files.fonts import font_showing
+from pipeline.files.stored_images import StoredImages
+from pipeline.training.config import TrainingConfig
+from pipeline.training.recipe.mixing import Mix, draw_mix, mixed_images
+
+if TYPE_CHECKING:
+    from PIL import Image
+    from PIL.ImageFont import FreeTypeFont, ImageFont
+
+    Font = FreeTypeFont | ImageFont
+
+Pixels = np.ndarray[Any, np.dtype[np.uint8]]
+Integers = np.ndarray[Any, Any]
+
+_GAP = 4
+_SMALLEST_CELL = 64
+_LABELLED_CELL = 96
+_FONT_SIZE = 13
+_LINE = 17
+_MARGIN = 10
+_LONGEST_NAME = 18
+
+
+@dataclass(frozen=True)
+class Column:
+    """The images of the preview in one epoch, or as they are stored."""
+
+    title: str
+    images_NHWC: Pixels
+    mix: str = ""
+    """How the images are mixed; empty if they are not."""
+
+
+def preview_columns(
+    augmentation: BuiltAugmentation,
+    originals_NHWC: Pixels,
+    rows: Sequence[int],
+    epochs: int,
+    mixing: TrainingConfig | None = None,
+) -> list[Column]:
+    """Return the stored images, then the images of each epoch.
+
+    Args:
+        augmentation: of the run.
+        originals_NHWC: the images, uint8.
+        rows: their rows in the store.
+        epochs: number of epochs to show.
+        mixing: settings of MixUp and CutMix; None for neither.
+    """
+    columns = [Column("original", originals_NHWC)]
+    rows_N = torch.tensor(rows)
+    for epoch in range(epochs):
+        loaded = augmentation.by_image(originals_NHWC.copy(), epoch, rows)
+        images = augmentation.by_batch(torch.from_numpy(loaded), epoch, rows_N)
+        height, width = images.shape[1:3]
+        mix = draw_mix(mixing, augmentation.seed, epoch, height, width) if mixing else None
+        if mix is not None:
+            mixed = mixed_images(images.permute(0, 3, 1, 2).float(), mix)
+            images = mixed.round().to(torch.uint8).permute(0, 2, 3, 1)
+        described = _described(mix) if mix else ""
+        columns.append(Column(f"epoch {epoch + 1}", images.numpy(), described))
+    return columns
+
+
+def _described(mix: Mix) -> str:
+    return f"{'MixUp' if mix.box is None else 'CutMix'} {mix.share:.0%}"
+
+
+def preview_grid(
+    augmentation: BuiltAugmentation,
+    images: StoredImages,
+    rows: Integers,
+    epochs: int = 8,
+    mixing: TrainingConfig | None = None,
+) -> Pixels:
+    """Return one picture (H, W, 3): originals in the first column, then a column per epoch."""
+    originals = np.array(images[rows])
+    indices = [int(row) for row in rows]
+    columns = preview_columns(augmentation, originals, indices, epochs, mixing)
+    return np.concatenate([_stacked(column) for column in columns], axis=1)
+
+
+def _stacked(column: Column) -> Pixels:
+    """Return the images of a column below each other, with a white margin right and below."""
+    cells = [
+        np.pad(
+            _enlarged(image, _SMALLEST_CELL), ((0, _GAP), (0, _GAP), (0, 0)), constant_values=255
+        )
+        for image in column.images_NHWC
+    ]
+    return np.concatenate(cells, axis=0)
+
+
+def _enlarged(image_HWC: Pixels, smallest_side: int) -> Pixels:
+    """Repeat each pixel, so that small images are visible and still sharp."""
+    factor = max(1, smallest_side // image_HWC.shape[0])
+    rgb = np.repeat(image_HWC, 3, axis=2) if image_HWC.shape[2] == 1 else image_HWC
+    return np.repeat(np.repeat(rgb, factor, axis=0), factor, axis=1)
+
+
+def labelled_picture(title: str, columns: Sequence[Column], names: Sequence[str]) -> Image.Image:
+    """Return the preview with a title, a heading for each column and a name for each line.
+
+    Args:
+        title: one line.
+        columns: from `preview_columns`.
+        names: the class of each image.
+    """
+    from PIL import Image, ImageDraw, ImageFont
+
+    font = ImageFont.load_default(_FONT_SIZE)
+    shown = [_shortened(name) if font_showing(name) else "?" for name in names]
+    fonts = [_font_of(name, font) for name in shown]
+    lengths = [each.getlength(name) for each, name in zip(fonts, shown, strict=True)]
+    left = 2 * _MARGIN + int(max(lengths))
+    mixed = any(column.mix for column in columns)
+    top = 2 * _MARGIN + (3 if mixed else 2) * _LINE
+    cells = [[_enlarged(i, _LABELLED_CELL) for i in column.images_NHWC] for column in columns]
+    cell_height, cell_width = cells[0][0].shape[:2]
+    width = left + len(columns) * (cell_width + _GAP) + _MARGIN
+    size = (
+        max(width, int(font.getlength(title)) + 2 * _MARGIN),
+        top + len(names) * (cell_height + _GAP) + _MARGIN,
+    )
+    picture = Image.new("RGB", size, "white")
+    draw = ImageDraw.Draw(picture)
+    draw.text((_MARGIN, _MARGIN), title, "black", font)
+    for number, column in enumerate(columns):
+        x = left + number * (cell_width + _GAP)
+        draw.text((x, _MARGIN + _LINE + 4), column.title, "black", font)
+        draw.text((x, _MARGIN + 2 * _LINE + 2), column.mix, "dimgrey", font)
+        for line, cell in enumerate(cells[number]):
+            picture.paste(Image.fromarray(cell), (x, top + line * (cell_height + _GAP)))
+    for line, name in enumerate(shown):
+        y = top + line * (cell_height + _GAP) + cell_height // 2
+        draw.text((_MARGIN, y), name, "black", fonts[line], anchor="lm")
+    return picture
+
+
+def _font_of(name: str, default: Font) -> Font:
+    """Return the font that shows a name: the default, which has Latin letters only, or another."""
+    from PIL import ImageFont
+
+    file = None if name.isascii() else font_showing(name)
+    return default if file is None else ImageFont.truetype(str(file), _FONT_SIZE)
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"

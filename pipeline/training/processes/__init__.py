@@ -1,0 +1,1 @@
+"""Training in several processes: how they start, share batches and agree."""

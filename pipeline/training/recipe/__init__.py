@@ -1,0 +1,1 @@
+"""Objective, loss, optimizer, schedules, mixed images, image sizes and averages of weights."""

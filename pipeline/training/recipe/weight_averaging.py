@@ -1,0 +1,163 @@
+"""The uniform average of the weights of the last validations (arXiv 1803.05407).
+
+The weights of each validation are written to a file of their own, and only the last ones are kept.
+A training that resumes from a checkpoint writes the same files again. Batch-norm statistics of an
+average are not the average of the statistics, so they are measured again.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from pipeline.files.sealed_files import read_tensors, write_tensors
+from pipeline.files.stored_images import StoredImages
+from pipeline.models.inference import normalised
+from pipeline.models.model_description import DESCRIPTION_FILE
+from pipeline.models.model_files import load_model, save_model
+from pipeline.plugin_api import ImageSpec
+from pipeline.training.job import TrainingJob
+from pipeline.training.job_provenance import provenance_of_job
+from pipeline.training.start.initial_model import description_of
+from pipeline.training.training_data import TrainingData
+
+_FOLDER = "last_weights"
+_MOST_IMAGES = 10_000
+"""Images on which batch-norm statistics are measured."""
+
+Integers = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class LastWeights:
+    """The weights of the last validations of one training, as files.
+
+    Args:
+        folder: of the training.
+        count: how many validations are averaged; None keeps nothing.
+    """
+
+    def __init__(self, folder: Path, count: int | None) -> None:
+        self._folder, self.count = folder / _FOLDER, count
+        self._checkpoints: tuple[int, ...] = ()  # steps of the last two
+
+    def add(self, step: int, model: nn.Module) -> None:
+        """Save the weights of a validation."""
+        if self.count is None:
+            return
+        write_tensors(self._file(step), model.state_dict())
+        steps = sorted(int(file.stem) for file in self._folder.glob("*.safetensors"))
+        # Training may resume from the older checkpoint, and end soon after it.
+        oldest = self._checkpoints[0] if len(self._checkpoints) > 1 else 0
+        before = [each for each in steps if each <= oldest]
+        for each in before[: -self.count]:
+            self._file(each).unlink()
+
+    def forget_after(self, step: int) -> None:
+        """Delete the weights of later steps, which an attempt has left that was killed.
+
+        With a time limit, training may not come to a validation after the same steps again.
+        """
+        for file in self._folder.glob("*.safetensors"):
+            if int(file.stem) > step:
+                file.unlink()
+
+    def checkpointed(self, step: int) -> None:
+        """Take note of a checkpoint, from which training may resume."""
+        self._checkpoints = (*self._checkpoints[-1:], step)
+
+    def load_average(self, steps: Sequence[int], model: nn.Module) -> None:
+        """Set a model's weights to the average over the validations after these steps.
+
+        Integer buffers are those of the last one.
+
+        Raises:
+            DamagedFileError: if a file is missing or damaged.
+        """
+        read = [read_tensors(self._file(step))[0] for step in steps]
+        averages = dict(read[-1])
+        for name, last in averages.items():
+            if last.is_floating_point():
+                parts = [tensors[name].double() for tensors in read]
+                averages[name] = torch.stack(parts).mean(0).to(last.dtype)
+        model.load_state_dict(averages)
+
+    def save_average(
+        self,
+        steps: Sequence[int],
+        model: nn.Module,
+        folder: Path,
+        data: TrainingData,
+        job: TrainingJob,
+    ) -> None:
+        """Save the average over the validations after some steps, unless it is there already.
+
+        It is saved before the single files are deleted, so a run that is killed in between
+        comes to the same result.
+
+        Args:
+            steps: of the validations.
+            model: has these weights afterwards.
+            folder: receives the average.
+            data: batch-norm statistics are those of its training images.
+            job: describes the model.
+
+        Raises:
+            DamagedFileError: if a file is missing or damaged.
+        """
+        if (folder / DESCRIPTION_FILE).exists():  # the last file that is written
+            model.load_state_dict(load_model(folder)[0].state_dict())
+        else:
+            self.load_average(steps, model)
+            rows, size = data.training.rows, job.config.training.batch_size
+            measure_batch_norm(model, data.images, rows, job.image, size, job.config.seed)
+            save_model(folder, model, description_of(job), provenance_of_job(job))
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _file(self, step: int) -> Path:
+        return self._folder / f"{step}.safetensors"
+
+
+@torch.no_grad()
+def measure_batch_norm(
+    model: nn.Module,
+    images: StoredImages,
+    rows: Integers,
+    image: ImageSpec,
+    batch_size: int,
+    seed: int,
+) -> None:
+    """Set the statistics of all batch-norm layers to those of the training images.
+
+    Args:
+        model: all other layers run as in evaluation; without batch norm, nothing is done.
+        images: the store.
+        rows: the training images; at most 10,000 of them are used.
+        image: how they are normalised.
+        batch_size: images in one batch.
+        seed: decides which images are used, and their order.
+    """
+    layers = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    layers = [layer for layer in layers if layer.track_running_stats]
+    if not layers:
+        return
+    device = next(model.parameters()).device
+    chosen = np.random.default_rng([seed, len(rows)]).permutation(rows)[:_MOST_IMAGES]
+    momenta = [layer.momentum for layer in layers]
+    model.eval()
+    for layer in layers:
+        layer.reset_running_stats()
+        layer.momentum = None  # a cumulative average
+        layer.train()
+    for start in range(0, max(1, len(chosen) - 1), batch_size):  # one image has no variance
+        batch_BHWC = torch.from_numpy(np.array(images[chosen[start : start + batch_size]]))
+        model(normalised(batch_BHWC.to(device), image))
+    for layer, momentum in zip(layers, momenta, strict=True):
+        layer.momentum = momentum
+    model.eval()

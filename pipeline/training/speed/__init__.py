@@ -1,0 +1,1 @@
+"""How fast training is, measured, and what follows: precision, threads, compilation."""

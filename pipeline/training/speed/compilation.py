@@ -1,0 +1,122 @@
+"""Compile the model with `torch.compile`, where that pays and a compiler works.
+
+A compiled model rounds differently, so whether it is compiled decides the weights and is recorded
+with the result. Every shape of a batch has a graph of its own: a graph for several shapes would
+depend on which of them came first, and a resumed training would not repeat it bit for bit.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from dataclasses import replace
+
+import torch
+
+from pipeline.data.batches.batch_order import BatchOrder
+from pipeline.errors import PipelineError, StorageError
+from pipeline.host.private_folder import private_folder
+from pipeline.training.config import TrainingConfig, duration_seconds
+from pipeline.training.faults.memory import BeforeGradients, DividingBatches
+from pipeline.training.train_step import TrainStep
+
+_FEWEST_STEPS, _FEWEST_SECONDS = 5_000, 1_200.0
+"""Of a training run that repays its compilation on a GPU."""
+_MOST_GRAPHS = 64
+_LONGEST_REASON = 200
+_CACHE = "TORCHINDUCTOR_CACHE_DIR"
+
+
+def is_wanted(config: TrainingConfig, device: torch.device, steps: int) -> bool:
+    """Return whether to compile, as set or because it pays: see the performance page.
+
+    Args:
+        config: sets it, or leaves the choice.
+        device: compiling for a CPU takes longer than a usual training gains.
+        steps: planned number of steps; that of a training run with a time limit is not known yet.
+    """
+    if config.compile is not None:
+        return config.compile
+    if device.type != "cuda" or config.stochastic_depth_ramp:
+        return False
+    if config.time_limit:
+        return duration_seconds(config.time_limit) >= _FEWEST_SECONDS
+    return steps >= _FEWEST_STEPS
+
+
+def compile_model(step: TrainStep, order: BatchOrder, dividing: DividingBatches) -> bool:
+    """Compile the model of a state in place, if wanted, and return whether it is compiled.
+
+    Its state dict keeps its names. Where it cannot be compiled, the reason becomes an event, and
+    training runs without compilation.
+
+    Args:
+        step: how gradients are computed.
+        order: of the training, for the sizes of its batches.
+        dividing: has the state, and divides batches that do not fit the device.
+    """
+    settings = step.config.training
+    if not is_wanted(settings, step.device, dividing.state.plan.last_step):
+        return False
+    if settings.stochastic_depth_ramp:
+        reason = "training.stochastic_depth_ramp changes it in every step; set that to 0"
+    else:
+        reason = _refused_cache() or _failure(step, order, dividing)
+    if reason:
+        message = f"The model is not compiled: {reason}. Training runs without compilation."
+        dividing.events.write("warning", message=message)
+    return not reason
+
+
+def _refused_cache() -> str:
+    """Let compiled code be kept where nobody else can put any; return what prevents it.
+
+    PyTorch's own default is a predictable name in the temporary directory, from which it loads code
+    that it finds there.
+    """
+    if os.environ.get(_CACHE):
+        return ""
+    try:
+        os.environ[_CACHE] = str(private_folder() / "torchinductor")
+    except (StorageError, OSError) as error:
+        return str(error).removesuffix(".")
+    return ""
+
+
+def _failure(step: TrainStep, order: BatchOrder, dividing: DividingBatches) -> str:
+    """Compile the model and try every shape of a batch; return what failed, or nothing."""
+    from torch._dynamo import config as dynamo
+    from torch._inductor import config as inductor
+
+    dynamo.recompile_limit = _MOST_GRAPHS
+    inductor.compile_threads = 1  # in this process, so that a kill leaves no other behind
+    model, before = dividing.state.model, BeforeGradients(dividing.state)
+    model.compile(dynamic=False)
+    try:
+        _try_all_shapes(step, order, dividing)
+    except PipelineError:
+        raise
+    except Exception as error:  # noqa: BLE001 - compilers fail in many ways
+        model._compiled_call_impl = None  # noqa: SLF001 - there is no public way back
+        line = " ".join(str(error).split())[:_LONGEST_REASON]
+        return f"{type(error).__name__}: {line}. Install a C++ compiler, such as g++"
+    finally:
+        before.restore()  # batch norm has seen the tried images
+    dynamo.suppress_errors = True  # what cannot be compiled from here on runs as it is
+    return ""
+
+
+def _try_all_shapes(step: TrainStep, order: BatchOrder, dividing: DividingBatches) -> None:
+    """Compute gradients of black images in the shapes of all batches; the weights stay.
+
+    If the device is out of memory, batches are divided as in a step.
+    """
+    image = step.image
+    last = len(order.rows) - (order.steps_per_epoch - 1) * order.batch_size
+    only_full = copy.copy(step.size)
+    only_full.small_size = only_full.full_size
+    for images in sorted({min(order.batch_size, len(order.rows)), last}, reverse=True):
+        shape = (images, image.height, image.width, image.channels)
+        batch = torch.zeros(shape, dtype=torch.uint8), torch.zeros(images, dtype=torch.int64)
+        for size in {step.size.small_size: step.size, only_full.full_size: only_full}.values():
+            dividing.gradients(replace(step, size=size), batch)

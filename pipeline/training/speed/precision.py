@@ -1,0 +1,201 @@
+"""Choose the precision of a training by a short measurement of real steps, or of predictions.
+
+The precision decides the weights. So it is measured once for a model on a machine and remembered in
+the workspace, and every later training of that model has the same.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import platform
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from pipeline.config import PluginChoice, RunConfig
+from pipeline.files.atomic_files import write_text
+from pipeline.plugin_api import ImageSpec
+from pipeline.run_memory import stage_keys
+from pipeline.run_memory.stage_memory import Ingredients, StageMemory
+from pipeline.section import Section
+from pipeline.tracking import provenance
+from pipeline.training.config import duration_seconds
+from pipeline.training.machine import look
+from pipeline.training.speed.trial_steps import trial_predictions, trial_steps
+from pipeline.workers.event_log import EventWriter
+
+FILE = "precision.json"
+STAGE = "precision"
+MOST_SECONDS = 2.0
+_LONGEST_SECONDS, _SHARE_OF_LIMIT = 10.0, 0.005
+"""Of a measurement before a training run with a time limit, on top of the limit."""
+_WORTH_CASTING = 1.15
+"""How many times faster bfloat16 has to be; with less, float32 is the more exact choice."""
+_FEWEST_IMAGES, _MOST_IMAGES = 8, 256
+"""Of a measured step."""
+_ROUNDS, _ENLARGED = 3, 2
+_NAMES = ("float32", "bfloat16")
+_X86 = {"x86_64", "amd64"}
+
+
+class Precision(Section):
+    """The precision of a training run, and why it has that one."""
+
+    name: str
+    """float32 or bfloat16."""
+    reason: str = ""
+    """Empty if it is set."""
+
+
+@dataclass(frozen=True)
+class Chooser:
+    """Chooses the precision of one model.
+
+    Attributes:
+        config: resolved.
+        image: the size of the images.
+        num_classes: number of classes.
+        model: on its device; it is not changed.
+        workspace: remembers what was measured; None measures again.
+        is_frozen: whether the model is in evaluation mode and only predicts.
+    """
+
+    config: RunConfig
+    image: ImageSpec
+    num_classes: int
+    model: nn.Module
+    workspace: Path | None
+    is_frozen: bool = False
+
+    def choose(self, seconds: float = MOST_SECONDS) -> Precision:
+        """Return the precision that is set, certain, remembered, or else faster."""
+        asked = self.config.training.precision
+        if asked != "auto":
+            return Precision(name=asked)
+        device = next(self.model.parameters()).device
+        if reason := certain_reason(device) or self._reason_of_folds():
+            return Precision(name="float32", reason=reason)
+        if self.workspace is None:
+            return self._measured(seconds)
+        memory, key = StageMemory(self.workspace), self._ingredients(device)
+        known = memory.recall(STAGE, key, Precision)
+        if known is None:
+            known = self._measured(seconds)
+            memory.remember(STAGE, known, self.workspace / STAGE, key)
+        return known
+
+    def _reason_of_folds(self) -> str:
+        """Return why features are computed in float32 if each image is predicted by a fold."""
+        if not self.is_frozen or self.config.training.folds is None:
+            return ""
+        return "the calibration on all folds needs the float32 features of all images"
+
+    def _measured(self, seconds: float) -> Precision:
+        plain = self.config.model_copy(update={"augmentation": PluginChoice(name="none")})
+
+        def steps(name: str, batch: int) -> Iterator[float]:
+            if self.is_frozen:
+                return trial_predictions(self.image, self.model, name, batch)
+            model = copy.deepcopy(self.model)
+            return trial_steps(plain, self.image, self.num_classes, model, name, batch)
+
+        most = min(_MOST_IMAGES, max(2, self.config.training.batch_size))
+        with torch.random.fork_rng():
+            while most > 1:
+                try:
+                    return faster(images_per_second(steps, most, seconds))
+                except torch.OutOfMemoryError:
+                    most //= 2
+        return Precision(name="float32", reason="there is not enough memory to measure bfloat16")
+
+    def _ingredients(self, device: torch.device) -> Ingredients:
+        """Return everything that decides which precision is faster."""
+        machine = look()
+        return {
+            **stage_keys.settings(self.config, "model"),
+            "batch": str(self.config.training.batch_size),
+            "image": f"{self.image.channels}x{self.image.height}x{self.image.width}",
+            "machine": f"{provenance.processor()}, {machine.cpu_capability}",
+            "device": machine.devices[device.type],
+            "threads": str(torch.get_num_threads()),
+            "torch": torch.__version__,
+            **({"measured": "predictions"} if self.is_frozen else {}),
+        }
+
+
+def choose_for_training(chooser: Chooser, folder: Path, events: EventWriter) -> Precision:
+    """Return the precision of a training run; a training run that resumes keeps its own.
+
+    Args:
+        chooser: asked when the training begins.
+        folder: of the training; a file in it keeps what was not set.
+        events: gets the reason.
+    """
+    file = folder / FILE
+    if chooser.config.training.precision == "auto" and file.exists():
+        return Precision.model_validate_json(file.read_text(encoding="utf-8"))
+    limit = chooser.config.training.time_limit
+    seconds = duration_seconds(limit) * _SHARE_OF_LIMIT if limit else 0.0
+    chosen = chooser.choose(min(_LONGEST_SECONDS, max(MOST_SECONDS, seconds)))
+    if chosen.reason:
+        write_text(file, chosen.model_dump_json(indent=2) + "\n")
+        events.write("note", message=f"precision: {chosen.name} ({chosen.reason})")
+    return chosen
+
+
+def certain_reason(device: torch.device) -> str:
+    """Return why bfloat16 cannot be faster on a device; empty if only measuring can tell."""
+    if device.type == "mps":
+        return "bfloat16 is untested on mps"
+    if device.type == "cuda":
+        has = torch.cuda.is_bf16_supported(including_emulation=False)
+        return "" if has else "this GPU does not support bfloat16 natively"
+    emulated = platform.machine().lower() in _X86 and not torch.cpu._is_avx512_bf16_supported()  # noqa: SLF001 - no public name
+    return "this CPU has no bfloat16 vector instructions" if emulated else ""
+
+
+def images_per_second(
+    steps: Callable[[str, int], Iterator[float]], most: int, seconds: float
+) -> dict[str, float]:
+    """Measure both precisions in turn, and return the best rate of each.
+
+    Args:
+        steps: yields the seconds of steps, for the name of a precision and a number of images.
+        most: images of a step, at most; on a slow machine, a step has fewer.
+        seconds: how long this should take; a few steps of a few images are always measured.
+    """
+    began, batch = None, min(_FEWEST_IMAGES, most)
+    while True:
+        running = {name: steps(name, batch) for name in _NAMES}
+        for each in running.values():
+            next(each)  # the first step warms up caches
+        if began is None:  # what the first steps of all load and compile says nothing
+            began = time.monotonic()
+        step = max(next(each) for each in running.values())
+        left = seconds - (time.monotonic() - began)
+        room = left / (step * len(_NAMES) * (2 + _ROUNDS))
+        if batch == most or room < _ENLARGED:
+            break
+        # The update of the weights takes the same for any number of images, so few do not tell.
+        # Each new number costs a step to warm up, so the next one is as large as the time allows.
+        batch = min(most, batch * 2 ** int(math.log2(room)))
+    best = dict.fromkeys(_NAMES, float("inf"))
+    for _ in range(_ROUNDS):
+        for name, each in running.items():
+            best[name] = min(best[name], next(each))
+    return {name: batch / taken for name, taken in best.items()}
+
+
+def faster(rates: dict[str, float]) -> Precision:
+    """Return bfloat16 if it is clearly faster, with both rates in the reason."""
+    ratio = rates["bfloat16"] / rates["float32"]
+    return Precision(
+        name="bfloat16" if ratio >= _WORTH_CASTING else "float32",
+        reason=f"measured {rates['float32']:,.0f} images/s in float32, {rates['bfloat16']:,.0f} in "
+        f"bfloat16, which must be at least {_WORTH_CASTING:g} times as fast",
+    )

@@ -1,0 +1,69 @@
+"""The model that training starts with: random weights, or those of an earlier training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from pipeline.files.atomic_files import write_text
+from pipeline.files.sealed_files import read_tensors
+from pipeline.initial_weights.loading import as_csv, load_into, summary
+from pipeline.initial_weights.record import load_record
+from pipeline.models.model_building import build_model
+from pipeline.models.model_description import WEIGHTS_FILE, ModelDescription, describe_plugins
+from pipeline.training.checkpoints.best_weights import FINAL
+from pipeline.training.job import TrainingJob
+from pipeline.training.start.initial_images import initialise_from_images
+from pipeline.training.training_data import TrainingData
+from pipeline.workers.event_log import EventWriter
+
+TABLE_FILE = "initial_weights.csv"
+HEAD_FOLDER = "head"
+"""In the folder of a training run that fits the head first: the fitted model."""
+
+
+def initial_model(job: TrainingJob, data: TrainingData, events: EventWriter) -> nn.Module:
+    """Build the model of a job, on the CPU, with its initial weights.
+
+    What happened to each initial weight becomes a table that is kept with the run.
+
+    Raises:
+        ConfigError: if the initial weights do not fit the model.
+    """
+    torch.manual_seed(job.config.seed)
+    model = build_model(job.config.model, job.image, len(job.classes))
+    rows, seed = data.training.rows, job.config.seed
+    initialise_from_images(model, data.images, rows, job.image, seed)
+    if job.initial_weights is None or _load_fitted(model, job.folder):
+        return model
+    found = load_record(job.initial_weights)
+    done = load_into(model, found, job.initial_weights, job.classes)
+    table = job.folder / TABLE_FILE
+    if not table.exists():
+        write_text(table, as_csv(done))
+        events.write("note", message=summary(found, done))
+        events.write("artifact", path=str(table), name=TABLE_FILE)
+    return model
+
+
+def _load_fitted(model: nn.Module, folder: Path) -> bool:
+    """Load the model with its fitted head, if there is one, and return whether there is."""
+    file = folder / HEAD_FOLDER / FINAL / WEIGHTS_FILE
+    if not file.exists():
+        return False
+    model.load_state_dict(read_tensors(file)[0])
+    return True
+
+
+def description_of(job: TrainingJob) -> ModelDescription:
+    """Return the description of the model that a job trains; without its initial weights."""
+    return ModelDescription(
+        model=job.config.model.architecture(),
+        plugins=describe_plugins(job.config.model),
+        classes=job.classes,
+        image=job.image,
+        data_fingerprint=job.data_fingerprint,
+        run_id=job.run_id,
+    )

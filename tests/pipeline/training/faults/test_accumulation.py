@@ -1,0 +1,147 @@
+"""Micro-batches: the gradients of the whole batch, and what happens when memory is short."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pipeline.errors import RunError
+from pipeline.training.loop import Training
+from pipeline.training.parts import launching
+from pipeline.training.processes.batch_parts import micro_batches
+from pipeline.workers.event_log import EventWriter, read_events
+from tests.pipeline.training.conftest import MakeJob
+
+
+def _training(make_job: MakeJob, folder: Path, **changes: Any) -> Training:
+    return Training(make_job(folder, **changes), EventWriter(folder / "events.jsonl"))
+
+
+@pytest.mark.parametrize("parts", [2, 3, 5])
+def test_micro_batches_have_the_gradients_of_the_batch(
+    make_job: MakeJob, tmp_path: Path, parts: int
+) -> None:
+    """Loss, clipped gradients and the number of correct images equal those of one pass."""
+    weighted = {"class_weights": "balanced"}
+    whole = _training(make_job, tmp_path / "whole", training=weighted)
+    divided = _training(
+        make_job, tmp_path / "divided", training={**weighted, "accumulation": parts}
+    )
+    batch = next(whole.batches())
+    one = whole.step.compute_gradients(whole.state, batch)
+    many = divided.step.compute_gradients(divided.state, batch)
+    assert float(many.loss) == pytest.approx(float(one.loss), abs=1e-6)
+    assert float(many.norm) == pytest.approx(float(one.norm), abs=1e-6)
+    assert (int(many.correct), many.images) == (int(one.correct), one.images)
+    pairs = zip(divided.state.model.parameters(), whole.state.model.parameters(), strict=True)
+    for ours, theirs in pairs:
+        torch.testing.assert_close(ours.grad, theirs.grad, atol=1e-6, rtol=0)
+
+
+def test_micro_batches_cover_the_batch() -> None:
+    """Every image once, nearly equal parts, and no single image for batch norm."""
+    for images in range(1, 40):
+        for parts in (1, 2, 3, 8, 64):
+            slices = list(micro_batches(images, parts))
+            assert [i for part in slices for i in range(images)[part]] == list(range(images))
+            sizes = [part.stop - part.start for part in slices]
+            assert max(sizes) - min(sizes) <= 1
+            assert min(sizes) >= min(2, images)
+
+
+class _SmallMemory(nn.Module):
+    """A model on a device with memory for a few images, from a step on."""
+
+    def __init__(self, model: nn.Module, images: int, good_calls: int = 0) -> None:
+        super().__init__()
+        self.model, self.images, self.good_calls = model, images, good_calls
+        self.seen: torch.Tensor
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, images_BCHW: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.seen += 1
+            self.good_calls -= 1
+            if len(images_BCHW) > self.images and self.good_calls < 0:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+        logits_BK: torch.Tensor = self.model(images_BCHW)
+        return logits_BK
+
+
+def _short_of_memory(training: Training, images: int, good_calls: int = 0) -> Training:
+    state = training.state
+    state.model = _SmallMemory(state.model, images, good_calls)
+    state.average.model = _SmallMemory(state.average.model, images)
+    return training
+
+
+def test_a_batch_that_does_not_fit_is_divided(make_job: MakeJob, tmp_path: Path) -> None:
+    """Halved until it fits, said once each time; the step is that of the same accumulation."""
+    training = _short_of_memory(_training(make_job, tmp_path / "short"), images=3)
+    batch = next(training.batches())
+    gradients = training.dividing.gradients(training.step, batch)
+    assert gradients.images == 12
+    assert training.state.halvings == [0, 0]
+    assert training.step.micro_batches_at(training.state) == 4
+    seen = training.state.model.get_buffer("seen")
+    assert float(seen) == 4, "failed attempts leave batch statistics alone"
+    said = [each["message"] for each in read_events(tmp_path / "short" / "events.jsonl")]
+    assert len(said) == 2
+    assert "divided into 4 micro-batches. The effective batch size is unchanged" in said[1]
+    divided = _training(make_job, tmp_path / "divided", training={"accumulation": 4})
+    expected = divided.step.compute_gradients(divided.state, batch)
+    assert torch.equal(gradients.loss, expected.loss)
+    assert torch.equal(gradients.norm, expected.norm)
+
+
+def test_two_images_that_do_not_fit_are_an_error(make_job: MakeJob, tmp_path: Path) -> None:
+    """There is nothing left to divide, so the error says what to change."""
+    training = _short_of_memory(_training(make_job, tmp_path), images=1)
+    with pytest.raises(RunError, match="out of memory even with two images"):
+        training.dividing.gradients(training.step, next(training.batches()))
+
+
+def test_an_optimizer_that_does_not_fit_is_one_sentence(make_job: MakeJob, tmp_path: Path) -> None:
+    """Dividing the batch would not help: the state of the optimizer has the size of the model."""
+    training = _training(make_job, tmp_path)
+
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError
+
+    training.state.optimizer.register_step_pre_hook(full)
+    with pytest.raises(RunError, match="too little memory"):
+        training.run()
+    assert not training.state.halvings
+
+
+def test_recorded_halvings_replay(make_job: MakeJob, tmp_path: Path) -> None:
+    """The recorded config divides the batches from the same step."""
+    job = make_job(tmp_path / "first", training={"epochs": 1, "halvings": [2]})
+    training = Training(job, EventWriter(tmp_path / "first" / "events.jsonl"))
+    assert training.step.micro_batches_at(training.state) == 1
+    training.state.step = 2
+    assert training.step.micro_batches_at(training.state) == 2
+    training.state.step = 0
+    result = training.run()
+    assert launching.replayable(job.config, result).training.halvings == (2,)
+
+
+def test_a_validation_that_does_not_fit_uses_smaller_batches(
+    make_job: MakeJob, tmp_path: Path
+) -> None:
+    """The metrics are those of the same images, predicted a few at a time."""
+    training = _training(make_job, tmp_path)
+    whole = training.validator.metrics(training.state.model, 20, 20)
+
+    def limited(_module: nn.Module, inputs: Any) -> None:
+        if len(inputs[0]) > 6:
+            raise torch.OutOfMemoryError
+
+    training.state.model.register_forward_pre_hook(limited)
+    parts = training.validator.metrics(training.state.model, 20, 20)
+    assert parts["validation_accuracy"] == whole["validation_accuracy"]
+    assert parts["validation_loss"] == pytest.approx(whole["validation_loss"])

@@ -1,0 +1,209 @@
+"""Step plans: progress from 0 to 1, planning against a clock, and replay from the knots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from pipeline.training.length.step_plan import StepPlan, TimePlanner
+from pipeline.training.length.validation_plan import Timed
+
+LIMIT = 100.0
+IMAGES = 10_000
+"""Of the validation split."""
+Speed = Callable[[float], float]
+"""Seconds that a step takes, by the share of the time limit that has passed."""
+
+
+class _TimedRun:
+    """A training with a time limit on a simulated clock, in the order of the real loop."""
+
+    def __init__(
+        self,
+        speed: Speed,
+        steps_per_epoch: int = 40,
+        validation: float = 0.5,
+        most_steps: int | None = None,
+    ) -> None:
+        self.plan = TimePlanner.opening_plan()
+        validations = Timed(LIMIT, steps_per_epoch, IMAGES, batch_size=32)
+        planner = TimePlanner(self.plan, LIMIT, validations, most_steps)
+        self.validated = 0.0
+        self.progress: list[float] = []
+        self.progress_of: list[float] = []
+        self.clock, training, step = 0.0, 0.0, 0
+        while step < self.plan.last_step:
+            self.progress.append(self.plan.progress(step))
+            seconds = speed(self.clock / LIMIT)
+            if step == 0:
+                planner.before_first_update(seconds)
+            self.progress_of.append(self.plan.progress_of(step))
+            training += seconds
+            self.clock += seconds
+            step += 1
+            planner.after_step(step, training, self.clock)
+            last = step >= self.plan.last_step
+            if last or validations.is_due(step, self.clock):
+                if not validations.is_measured:
+                    validations.measured(IMAGES, validation or 1e-9)
+                images = validations.images(step, last=last)
+                seconds = images * validation / IMAGES
+                self.clock += seconds
+                self.validated += seconds
+                validations.validated(images, seconds, self.clock)
+            assert self.clock < 2 * LIMIT + 8 * seconds, "the end is put off for ever"
+        self.steps = step
+
+
+speeds = st.sampled_from([0.02, 0.05, 0.3, 1.0])
+"""Seconds of a step; more than a fortieth of the limit has a test of its own."""
+drifts = st.floats(0.3, 2.5)
+"""How many times slower the machine becomes until the limit."""
+epochs = st.integers(1, 300)
+validations = st.floats(0.0, 300.0)
+"""Seconds of a validation of the whole split: up to three times the limit."""
+timed = settings(deadline=None, max_examples=60, derandomize=True)
+
+
+@given(steps=st.integers(1, 10_000))
+def test_a_plan_of_steps_goes_evenly_from_0_to_1(steps: int) -> None:
+    """Progress is the share of the steps that are done."""
+    plan = StepPlan.of_steps(steps)
+    assert plan.last_step == steps
+    assert plan.progress(0) == 0.0
+    assert plan.progress(steps) == 1.0
+    assert plan.progress(steps // 2) == pytest.approx((steps // 2) / steps)
+
+
+@given(steps=st.integers(1, 10_000))
+def test_a_step_has_the_progress_of_its_middle(steps: int) -> None:
+    """So no step is at the start or the end, where the learning rate is 0; one step is halfway."""
+    plan = StepPlan.of_steps(steps)
+    assert plan.progress_of(0) == pytest.approx(0.5 / steps)
+    assert plan.progress_of(steps - 1) == pytest.approx(1 - 0.5 / steps)
+
+
+def test_more_time_than_planned_leaves_progress_for_it() -> None:
+    """When a plan is put off at its very end, the further steps still have a learning rate."""
+    plan = StepPlan.of_steps(10)
+    plan.end_after(10, 5)
+    assert plan.progress_of(9) < plan.progress_of(10) < plan.progress_of(14) < 1.0
+
+
+@given(steps=st.integers(10, 500), moves=st.lists(st.tuples(st.floats(0, 1), st.integers(1, 300))))
+def test_progress_never_falls(steps: int, moves: list[tuple[float, int]]) -> None:
+    """However often the end is moved, progress goes from 0 to 1 and never back."""
+    plan, now = StepPlan.of_steps(steps), 0
+    for share, remaining in moves:
+        now += int(share * (plan.last_step - now))
+        plan.end_after(now, remaining)
+    progress = [plan.progress(step) for step in range(plan.last_step + 1)]
+    assert progress == sorted(progress)
+    assert (progress[0], progress[-1]) == (0.0, 1.0)
+
+
+@given(
+    steps=st.integers(10, 500), share=st.floats(0, 1, exclude_max=True), more=st.integers(1, 500)
+)
+def test_a_moved_end_keeps_the_past(steps: int, share: float, more: int) -> None:
+    """When the end is moved, every step that is done keeps exactly the progress that it had."""
+    plan = StepPlan.of_steps(steps)
+    step = int(share * steps)
+    before = [plan.progress(done) for done in range(step + 1)]
+    plan.end_after(step, more)
+    assert plan.last_step == step + more
+    assert [plan.progress(done) for done in range(step + 1)] == before
+
+
+@given(speed=speeds, drift=drifts, steps_per_epoch=epochs, validation=validations)
+@timed
+def test_a_timed_run_goes_from_0_to_1(
+    speed: float, drift: float, steps_per_epoch: int, validation: float
+) -> None:
+    """With a time limit too, progress starts at 0, never falls, and has come near 1 at the end."""
+    run = _TimedRun(lambda share: speed * drift**share, steps_per_epoch, validation)
+    assert run.progress == sorted(run.progress)
+    assert run.progress[0] == 0.0
+    assert run.progress[-1] > 0.9
+    assert run.plan.progress(run.steps) == 1.0
+    assert run.progress_of == sorted(run.progress_of)
+    assert 1e-6 < run.progress_of[0] <= 0.5 / 20
+    assert run.progress_of[-1] < 1.0
+
+
+@given(speed=speeds, drift=drifts, steps_per_epoch=epochs, validation=validations)
+@example(speed=0.05, drift=2.0, steps_per_epoch=40, validation=0.5)
+@timed
+def test_the_knots_replay_a_timed_run(
+    speed: float, drift: float, steps_per_epoch: int, validation: float
+) -> None:
+    """A plan of the recorded knots gives every step exactly the progress that it had."""
+    run = _TimedRun(lambda share: speed * drift**share, steps_per_epoch, validation)
+    replay = StepPlan(run.plan.knots)
+    assert replay.last_step == run.steps
+    assert [replay.progress(step) for step in range(run.steps)] == run.progress
+    assert [replay.progress_of(step) for step in range(run.steps)] == run.progress_of
+
+
+@given(speed=speeds, steps_per_epoch=epochs, validation=validations)
+@example(speed=0.05, steps_per_epoch=158, validation=2.0)
+@timed
+def test_a_steady_run_uses_its_time_and_no_more(
+    speed: float, steps_per_epoch: int, validation: float
+) -> None:
+    """At a steady speed the run ends by its limit, the last validation included, and not early."""
+    run = _TimedRun(lambda _: speed, steps_per_epoch, validation)
+    assert 0.9 * LIMIT <= run.clock <= LIMIT + 1e-6
+    assert run.validated <= 0.1 * LIMIT + 64 * validation / IMAGES
+
+
+@given(speed=speeds, drift=drifts, steps_per_epoch=epochs, validation=validations)
+@timed
+def test_a_drifting_run_ends_near_its_limit(
+    speed: float, drift: float, steps_per_epoch: int, validation: float
+) -> None:
+    """A machine that becomes slower or faster on the way misses the limit by a step or 3%."""
+    run = _TimedRun(lambda share: speed * drift**share, steps_per_epoch, validation)
+    last_step_seconds = speed * max(1.0, drift)
+    assert 0.9 * LIMIT <= run.clock <= LIMIT * 1.03 + last_step_seconds
+
+
+@pytest.mark.parametrize("seconds", [2.6, 7.0, 30.0, 150.0])
+def test_slow_steps_end_too(seconds: float) -> None:
+    """Steps that are long beside the limit end when the next one would not fit any more."""
+    run = _TimedRun(lambda _: seconds)
+    measured = 6  # the fewest steps that a run does
+    assert run.steps <= max(measured, LIMIT / seconds)
+    assert run.plan.progress(run.steps) == 1.0
+    assert run.progress_of[0] >= 0.01, "the only steps that there are have to count"
+
+
+def test_a_slow_beginning_is_not_taken_for_the_speed() -> None:
+    """The first steps, which warm up caches, do not end the run early."""
+    seconds = iter([0.05, 20.0, 5.0])  # the first is asked for the guess
+    run = _TimedRun(lambda _: next(seconds, 0.05))
+    assert 0.9 * LIMIT <= run.clock <= LIMIT + 1e-6
+    assert run.steps > 1000
+
+
+@pytest.mark.parametrize("most_steps", [1, 90, 5_000])
+def test_a_timed_run_does_no_more_than_its_maximum_of_steps(most_steps: int) -> None:
+    """Where there is less time, the limit ends it; either way the progress ends at 1."""
+    run = _TimedRun(lambda _: 0.1, most_steps=most_steps)
+    assert run.steps == min(most_steps, run.steps)
+    assert run.steps == most_steps or run.clock > 0.9 * LIMIT
+    assert run.plan.progress(run.steps) == 1.0
+
+
+def test_the_end_counts_as_settled_once_four_plans_agree() -> None:
+    """At first the planned end jumps; four plans within 5% of each other are worth showing."""
+    plan = StepPlan([(0, 0.0, 115), (10, 0.1, 142), (20, 0.2, 119), (30, 0.3, 120)])
+    planner = TimePlanner(plan, LIMIT, Timed(LIMIT, 40, IMAGES, 32))
+    assert not planner.is_settled
+    plan.end_after(40, 81)
+    assert not planner.is_settled
+    plan.end_after(50, 72)
+    assert planner.is_settled

@@ -1,0 +1,113 @@
+"""Validation takes at most a tenth of a time limit, and a replay validates the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.data.manifests import manifest as manifests
+from pipeline.training.length import validation_plan
+from pipeline.training.length.validation_plan import EachEpoch, Recorded, Timed
+from pipeline.training.loop import Training
+from pipeline.training.training_data import open_data
+from pipeline.workers.event_log import EventWriter
+from tests.pipeline.training.conftest import MakeJob
+
+
+def test_a_slow_validation_uses_a_part_of_the_split() -> None:
+    """7,443 images at 80 a second do not fit into 90 s: a sixth of 9 s is left for each."""
+    plan = Timed(90.0, steps_per_epoch=300, images=7443, batch_size=128)
+    plan.measured(64, 64 / 80)
+    assert plan.images(10, last=False) == plan.images(10, last=True) == 120
+    plan.validated(120, 1.5, 20.0)
+    plan.measured(64, 0.1)  # faster than before: what is compared stays
+    assert plan.images(20, last=False) == plan.compared() == 120
+    assert plan.images(20, last=True) == 120
+
+
+def test_the_whole_split_is_validated_at_the_end_if_it_fits() -> None:
+    """A validation of 3 s in a limit of 100 s is too long for each epoch, but not for the end."""
+    plan = Timed(100.0, steps_per_epoch=10, images=3000, batch_size=100)
+    plan.measured(100, 0.1)
+    assert plan.images(10, last=False) == pytest.approx(1400, abs=1)  # a fifth of 7 s
+    assert plan.images(10, last=True) == 3000
+
+
+def test_a_fast_validation_follows_each_epoch() -> None:
+    """Validations that take nearly nothing follow every epoch, on the whole split."""
+    plan = Timed(100.0, steps_per_epoch=10, images=3000, batch_size=100)
+    plan.measured(3000, 0.01)
+    clock = 2.0
+    for step in range(1, 101):
+        clock += 0.1
+        assert plan.is_due(step, clock) == (step % 10 == 0)
+        if step % 10 == 0:
+            assert plan.images(step, last=False) == 3000
+            plan.validated(3000, 0.01, clock)
+
+
+def test_a_run_of_less_than_an_epoch_is_validated_too() -> None:
+    """Each fifth of the limit there is one, as long as all stay below a tenth."""
+    plan, clock, due = Timed(100.0, 10_000, 100_000, 100), 0.0, []
+    for step in range(1, 1000):
+        clock += 0.1
+        if plan.is_due(step, clock):
+            if not plan.is_measured:
+                plan.measured(64, 0.064)
+            images = plan.images(step, last=False)
+            clock += images / 1000
+            plan.validated(images, images / 1000, clock)
+            due.append(round(clock))
+    assert len(due) == 4
+    assert due[0] == 22
+
+
+def test_what_was_validated_before_an_interruption_counts() -> None:
+    """Part, speed and time spent come from the history."""
+    plan = Timed(100.0, 10, 3000, 100)
+    plan.measured(100, 0.1)
+    plan.restore([], 0.0, 7.0)
+    assert plan.is_measured
+    assert not plan.is_due(9, 8.0)
+
+
+def test_a_record_decides_a_replay() -> None:
+    """The same steps with the same numbers of images, whatever the clock says."""
+    plan = Recorded([(3, 100), (7, 100), (9, 800)], images=800)
+    assert [step for step in range(12) if plan.is_due(step, 1e9)] == [3, 7, 9]
+    assert [plan.images(step, last=False) for step in (3, 9)] == [100, 800]
+    assert plan.compared() == 100
+    assert [step for step in range(9) if EachEpoch(4, 10).is_due(step, 0.0)] == [0, 4, 8]
+
+
+def test_a_part_of_the_split_depends_on_the_images_alone(make_job: MakeJob, tmp_path: Path) -> None:
+    """The validation split is in the order of the files' digests."""
+    job = make_job(tmp_path)
+    data, rows = open_data(job), manifests.usable(manifests.load(job.manifest_file))
+    digests = list(rows["sha256"][data.validation_rows])
+    assert digests == sorted(digests)
+    assert set(rows["split"][data.validation_rows]) == {"validation"}
+    assert np.array_equal(
+        np.sort(data.validation_rows), np.flatnonzero(rows["split"] == "validation")
+    )
+
+
+def test_the_best_is_chosen_by_images_that_all_validations_share(
+    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last validation sees the whole split, and is compared on the part of the others."""
+    monkeypatch.setattr(validation_plan, "_FEWEST_IMAGES", 4)
+    steps = ((2, 5), (4, 5), (6, 21))
+    job = make_job(
+        tmp_path, training={"step_plan": [[0, 0.0, 6]], "validation_plan": [list(s) for s in steps]}
+    )
+    result = Training(job, EventWriter(tmp_path / "events.jsonl")).run()
+    assert result.validation_plan == steps
+    *early, last = result.history
+    assert [record.compared_accuracy for record in early] == [None, None]
+    assert last.compared_accuracy is not None
+    assert last.compared_accuracy * 5 == pytest.approx(round(last.compared_accuracy * 5))
+    best = max(result.history, key=lambda record: record.score)
+    assert result.best_step == best.step

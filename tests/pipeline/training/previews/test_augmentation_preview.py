@@ -1,0 +1,76 @@
+"""The preview shows the images that training sees."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.data.batches.batch_order import BatchOrder
+from pipeline.data.batches.loader import training_batches
+from pipeline.training.config import TrainingConfig
+from pipeline.training.previews.augmentation_preview import (
+    Column,
+    labelled_picture,
+    preview_columns,
+    preview_grid,
+)
+from pipeline.training.recipe.mixing import draw_mix, mixed_images
+from pipeline.training.training_data import open_data
+from tests.pipeline.training.conftest import MakeJob
+
+
+@pytest.mark.parametrize("name", ["standard", "light"])
+def test_each_column_shows_what_the_loader_yields(
+    make_job: MakeJob, tmp_path: Path, name: str
+) -> None:
+    """The images of an epoch are, pixel by pixel, those that training sees in it."""
+    data = open_data(make_job(tmp_path, augmentation={"name": name}))
+    source, rows = data.training, data.preview_rows(5)
+    columns = preview_columns(
+        source.augment(), np.array(data.images[rows]), rows.tolist(), epochs=2
+    )
+    assert [column.title for column in columns] == ["original", "epoch 1", "epoch 2"]
+    assert np.array_equal(columns[0].images_NHWC, data.images[rows])
+    order = BatchOrder(source.rows, len(source.rows), source.seed, 0)
+    batches = zip(islice(order, 2), training_batches(order, source, workers=0), strict=False)
+    for column, (keys, (images, _)) in zip(columns[1:], batches, strict=True):
+        places = [[row for _, row in keys].index(row) for row in rows]
+        assert np.array_equal(column.images_NHWC, images[places].numpy())
+
+
+def test_mixed_images_are_shown_and_named(make_job: MakeJob, tmp_path: Path) -> None:
+    """With CutMix, the images of a column are mixed with each other, in the drawn ratio."""
+    job = make_job(tmp_path, augmentation={"name": "none"}, training={"cutmix": 1.0})
+    data, settings = open_data(job), TrainingConfig(cutmix=1.0)
+    rows = data.preview_rows(4)
+    originals = np.array(data.images[rows])
+    augment = data.training.augment()
+    column = preview_columns(augment, originals, rows.tolist(), epochs=1, mixing=settings)[1]
+    mix = draw_mix(settings, job.config.seed, 0, 16, 16)
+    assert mix is not None
+    mixed = mixed_images(torch.from_numpy(originals).permute(0, 3, 1, 2).float(), mix)
+    assert np.array_equal(column.images_NHWC, mixed.permute(0, 2, 3, 1).byte().numpy())
+    assert column.mix == f"CutMix {mix.share:.0%}"
+    grid = preview_grid(augment, data.images, rows, epochs=1, mixing=settings)
+    assert np.array_equal(grid[:64:4, 68:132:4], column.images_NHWC[0])
+
+
+def test_the_picture_holds_every_image_and_no_stretched_one() -> None:
+    """Small images are enlarged by a whole number, so that pixels stay sharp; text has room."""
+    generator = np.random.default_rng(0)
+    columns = [
+        Column(title, generator.integers(0, 200, (2, 30, 30, 3), dtype=np.uint8))
+        for title in ("original", "epoch 1")
+    ]
+    picture = np.asarray(labelled_picture("a title " * 30, columns, ["a", "class " * 20]))
+    for column in columns:
+        for image in column.images_NHWC:
+            enlarged = np.repeat(np.repeat(image, 3, axis=0), 3, axis=1)
+            windows = np.lib.stride_tricks.sliding_window_view(picture[:, :, 0], (1, 90))
+            found = (windows[:, :, 0] == enlarged[0, :, 0]).all(axis=2)
+            [[top, left]] = np.argwhere(found)[:1]
+            assert np.array_equal(picture[top : top + 90, left : left + 90], enlarged)

@@ -1,0 +1,57 @@
+"""The parts of a batch that the processes of a training compute."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from pipeline.data.batches.batch_order import BatchOrder
+from pipeline.training.processes.batch_parts import DividedOrder
+
+
+def _parts(images: int, size: int, *, mixing: bool = False) -> list[DividedOrder]:
+    order = BatchOrder(np.arange(images), images, seed=0, first_step=0)
+    return [DividedOrder(order, rank, size, mixing=mixing) for rank in range(size)]
+
+
+@pytest.mark.parametrize("size", [2, 3, 7])
+@pytest.mark.parametrize("images", [2, 3, 5, 14, 31])
+def test_parts_cover_the_batch_once(images: int, size: int) -> None:
+    """The parts that count are the batch in its order; the shares add up to 1."""
+    loaded, shares = [], 0.0
+    whole = next(iter(_parts(images, 1)[0]))
+    for divided in _parts(images, size):
+        part, keys = divided.at(0), next(iter(divided))
+        assert len(keys) == part.stop - part.start >= 2
+        loaded += keys if part.counts else []
+        shares += sum(share for _, share in part.micro_batches(1))
+    assert loaded == whole
+    assert shares == pytest.approx(1.0)
+
+
+def test_a_mixed_part_has_the_image_before_it() -> None:
+    """The first part follows the last image of the batch, as in one process."""
+    [whole] = [next(iter(divided)) for divided in _parts(11, 1)]
+    for divided in _parts(11, 3, mixing=True):
+        part, keys = divided.at(0), next(iter(divided))
+        assert part.has_image_before
+        assert keys == [whole[part.start - 1], *whole[part.start : part.stop]]
+
+
+def test_all_processes_have_as_many_micro_batches() -> None:
+    """Batch norm over all processes needs the same number of passes in each."""
+    for images, parts in itertools.product((5, 9, 16), (1, 2, 3, 8)):
+        counts = {len(list(divided.at(0).micro_batches(parts))) for divided in _parts(images, 3)}
+        assert len(counts) == 1
+
+
+def test_the_size_of_a_batch_is_known_before_it_is_loaded() -> None:
+    """`images_at` agrees with the batches, also with the smaller last one of an epoch."""
+    for images in (7, 12, 13, 25):
+        order = BatchOrder(np.arange(images), 6, seed=0, first_step=0)
+        batches = itertools.islice(order, 2 * order.steps_per_epoch)
+        assert [len(keys) for keys in batches] == [
+            order.images_at(step) for step in range(2 * order.steps_per_epoch)
+        ]

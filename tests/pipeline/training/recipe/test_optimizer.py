@@ -1,0 +1,200 @@
+"""Weight matrices decay, and nothing else does."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import pytest
+import torch
+from torch import nn
+
+from pipeline.config import ModelChoice
+from pipeline.errors import ConfigError
+from pipeline.models.model_building import build_model
+from pipeline.plugin_api import ImageSpec
+from pipeline.plugin_system import plugin_loader
+from pipeline.training.config import OptimizerConfig
+from pipeline.training.recipe.ema import MovingAverage
+from pipeline.training.recipe.optimizer import OPTIMIZERS, build_optimizer, rate_factors
+
+
+def _model(embedding: str) -> nn.Module:
+    image = ImageSpec(channels=1, height=8, width=8, mean=(0.5,), std=(0.5,), resize="crop")
+    choice = ModelChoice.model_validate(
+        {
+            "name": "vit",
+            "patch_embedding": {"name": embedding, "patch_size": 4},
+            "embed_dim": 12,
+            "depth": 2,
+            "mlp_dim": 8,
+        }
+    )
+    return build_model(choice, image, num_classes=3)
+
+
+def _decaying(model: nn.Module, optimizer: torch.optim.Optimizer) -> set[str]:
+    rates = {
+        id(parameter): group["weight_decay"]
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
+    return {name for name, parameter in model.named_parameters() if rates[id(parameter)] > 0}
+
+
+def test_weight_matrices_decay_and_nothing_else() -> None:
+    """Biases, norms, the class token and the position embeddings do not decay."""
+    for embedding in ("linear", "conv"):
+        model = _model(embedding)
+        block = ("attention.query_key_value", "attention.projection", "mlp.expand", "mlp.contract")
+        expected = {f"blocks.{index}.{name}.weight" for index in (0, 1) for name in block}
+        expected |= {"patch_embedding.projection.weight", "head.weight"}
+        assert _decaying(model, build_optimizer(OptimizerConfig(), model)) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (entry.kind, entry.name)
+        for kind in ("model", "patch_embedding")
+        for entry in plugin_loader.installed(kind)
+        if entry.target.startswith("plugins.")
+    ],
+)
+def test_the_rule_holds_for_every_built_in_model(kind: str, name: str) -> None:
+    """What multiplies features decays; norms, biases, scales, tokens and positions do not."""
+    choice = (
+        {"name": name} if kind == "model" else {"name": "vit", "patch_embedding": {"name": name}}
+    )
+    image = ImageSpec(
+        channels=3, height=32, width=32, mean=(0.5,) * 3, std=(0.5,) * 3, resize="crop"
+    )
+    model = build_model(ModelChoice.model_validate(choice), image, num_classes=3)
+    decaying = _decaying(model, build_optimizer(OptimizerConfig(), model))
+    multiplies = {
+        f"{path}.{own}"
+        for path, module in model.named_modules()
+        for own, parameter in module.named_parameters(recurse=False)
+        if parameter.ndim > 1
+        and (isinstance(module, nn.Linear | nn.modules.conv._ConvNd) or own == "kernel_DCKK")
+    }
+    assert decaying == multiplies
+    free = {name for name, parameter in model.named_parameters() if parameter.ndim > 1} - decaying
+    last_parts = {name.rpartition(".")[2] for name in free}
+    assert last_parts <= {
+        "token_11D", "positions_1ND", "registers_1RD", "frequencies_2HF", "cls_token", "pos_embed",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+def test_every_parameter_is_optimized_once(name: Any) -> None:
+    """The groups together hold each parameter of the model exactly once."""
+    model = _model("conv")
+    config = OptimizerConfig(name=name, schedule="constant", layer_decay=0.5)
+    optimizer = build_optimizer(config, model)
+    held = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
+    assert sorted(held) == sorted(id(parameter) for parameter in model.parameters())
+
+
+def test_a_step_without_gradient_shrinks_the_matrices_alone() -> None:
+    """With zero gradients, matrices lose learning rate times decay, everything else stays."""
+    model = _model("conv")
+    nn.init.normal_(model.get_parameter("class_token.token_11D"))
+    optimizer = build_optimizer(OptimizerConfig(learning_rate=0.1, weight_decay=0.5), model)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    decaying = _decaying(model, optimizer)
+    for name, parameter in model.state_dict().items():
+        factor = 1 - 0.1 * 0.5 if name in decaying else 1.0
+        torch.testing.assert_close(parameter, before[name] * factor)
+
+
+def test_the_settings_reach_the_optimizer() -> None:
+    """Learning rate, betas and decay are those of the config."""
+    config = OptimizerConfig(learning_rate=0.01, weight_decay=0.2, beta1=0.8, beta2=0.95)
+    decaying, free = build_optimizer(config, _model("conv")).param_groups
+    assert (decaying["lr"], decaying["weight_decay"]) == (0.01, 0.2)
+    assert (free["lr"], free["weight_decay"]) == (0.01, 0.0)
+    assert decaying["betas"] == free["betas"] == (0.8, 0.95)
+
+
+def test_every_accepted_name_has_an_optimizer() -> None:
+    """The names that the config accepts are those that can be built, no more and no fewer."""
+    assert set(get_args(OptimizerConfig.model_fields["name"].annotation)) == set(OPTIMIZERS)
+
+
+def test_the_name_decides_what_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The optimizer is the one that is registered under the name."""
+    monkeypatch.setitem(OPTIMIZERS, "adamw", lambda groups, _: torch.optim.SGD(groups, lr=1.0))
+    assert isinstance(build_optimizer(OptimizerConfig(), nn.Linear(2, 2)), torch.optim.SGD)
+
+
+def test_muon_trains_the_matrices_of_all_layers_but_the_last() -> None:
+    """The classifier, biases, norms, tokens and positions are left to AdamW."""
+    model = _model("conv")
+    optimizer = build_optimizer(OptimizerConfig(name="muon"), model)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    [matrices] = [group for group in optimizer.param_groups if group["matrices"]]
+    held = {names[id(parameter)] for parameter in matrices["params"]}
+    assert held == _decaying(model, optimizer) - {"head.weight"}
+    assert "patch_embedding.projection.weight" in held  # a convolution
+
+
+def test_layer_decay_lowers_the_rate_block_by_block() -> None:
+    """The head has the full rate, each block before it a part, embedding and tokens the least."""
+    model = _model("conv")
+    factors = rate_factors(0.5, model)
+    assert {name for name, factor in factors.items() if factor == 1.0} == {
+        "norm.weight", "norm.bias", "head.weight", "head.bias",
+    }  # fmt: skip
+    of_blocks = {name[:8]: factor for name, factor in factors.items() if name[:6] == "blocks"}
+    assert of_blocks == {"blocks.0": 0.25, "blocks.1": 0.5}
+    lowest = {name.partition(".")[0] for name, factor in factors.items() if factor == 0.125}
+    assert lowest == {"patch_embedding", "class_token", "position_embedding"}
+    assert set(rate_factors(1.0, model).values()) == {1.0}
+
+
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+def test_layer_decay_reaches_the_step(name: Any) -> None:
+    """The groups of every optimizer have the factors of their parameters."""
+    model = _model("conv")
+    config = OptimizerConfig(name=name, schedule="constant", layer_decay=0.5)
+    factors = rate_factors(0.5, model)
+    names = {id(parameter): key for key, parameter in model.named_parameters()}
+    for group in build_optimizer(config, model).param_groups:
+        assert {factors[names[id(each)]] for each in group["params"]} == {group["rate_factor"]}
+
+
+def test_layer_decay_needs_blocks() -> None:
+    """A model without numbered blocks is refused, with the remedy."""
+    with pytest.raises(ConfigError, match=r"layer_decay is 0\.5, .* Set it to 1"):
+        rate_factors(0.5, nn.Linear(2, 2))
+
+
+def test_schedule_free_needs_a_constant_rate() -> None:
+    """Another schedule would not be what trains, so it is refused."""
+    with pytest.raises(ValueError, match=r"Set optimizer\.schedule to constant"):
+        OptimizerConfig(name="schedule_free")
+
+
+def test_schedule_free_learns_and_its_average_is_validated() -> None:
+    """The average has the weights that the optimizer evaluates, and training keeps its own."""
+    model = nn.Linear(4, 1)
+    config = OptimizerConfig(name="schedule_free", schedule="constant", learning_rate=0.05)
+    optimizer: Any = build_optimizer(config, model)
+    average = MovingAverage(model, 0.9)
+    inputs = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
+    for _ in range(200):
+        optimizer.zero_grad()
+        loss = (model(inputs) - inputs.sum(1, keepdim=True)).square().mean()
+        loss.backward()
+        optimizer.step()
+    before = model.weight.detach().clone()
+    average.take_averaged(model, optimizer)
+    assert torch.equal(model.weight, before)
+    optimizer.eval()
+    assert torch.equal(average.model.get_parameter("weight"), model.weight)
+    assert not torch.equal(model.weight, before)
+    with torch.no_grad():
+        assert float((model(inputs) - inputs.sum(1, keepdim=True)).square().mean()) < 0.05

@@ -1,0 +1,65 @@
+"""Smaller training images at the start: their sizes, their pixels, and which models take them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torchvision.transforms import v2
+
+from pipeline.errors import ConfigError
+from pipeline.training.config import TrainingConfig
+from pipeline.training.loop import Training
+from pipeline.training.recipe.progressive_size import ProgressiveSize
+from pipeline.workers.event_log import EventWriter
+from tests.pipeline.training.conftest import MakeJob
+from tests.plugins.model_parity import built, image_spec
+
+
+def _sizes(scale: float, side: int = 32, *, full_size_from: float = 0.6) -> ProgressiveSize:
+    config = TrainingConfig(initial_image_scale=scale, full_size_from=full_size_from)
+    model = built("vit", side, depth=1, embedding={"name": "conv", "patch_size": 4})
+    return ProgressiveSize(config, image_spec(side), model)
+
+
+@pytest.mark.parametrize(
+    ("scale", "small"), [(1.0, 32), (0.75, 24), (0.7, 24), (0.65, 20), (0.01, 8), (0.99, 32)]
+)
+def test_the_small_size_is_a_whole_number_of_patches(scale: float, small: int) -> None:
+    """It is the nearest multiple of the patch size, and at least two patches."""
+    assert _sizes(scale).at(0.0) == (small, small)
+
+
+@pytest.mark.parametrize(("halvings", "small"), [(2, 24), (3, 24)])
+def test_without_padding_the_stride_is_that_of_the_pooling(halvings: int, small: int) -> None:
+    """A whitened stem has 7 or 3 tokens a side of 32 pixels, but steps of 4 or 8 pixels."""
+    embedding = {"name": "whitened", "num_halvings": halvings}
+    model = built("vit", 32, depth=1, embedding=embedding)
+    config = TrainingConfig(initial_image_scale=0.75)
+    assert ProgressiveSize(config, image_spec(32), model).at(0.0) == (small, small)
+
+
+def test_the_full_size_begins_at_its_progress() -> None:
+    """Images are small before `full_size_from`, and have their full size from there to the end."""
+    sizes = _sizes(0.5, full_size_from=0.25)
+    assert [sizes.at(progress)[0] for progress in (0.0, 0.249, 0.25, 1.0)] == [16, 16, 32, 32]
+
+
+def test_resizing_equals_torchvision() -> None:
+    """Small images are those of torchvision's antialiased bilinear resizing; full ones the same."""
+    sizes, images = _sizes(0.75), torch.randn(2, 3, 32, 32)
+    expected = v2.functional.resize(images, [24, 24], antialias=True)
+    torch.testing.assert_close(sizes.resized(images, 0.1), expected)
+    assert sizes.resized(images, 0.9) is images
+
+
+def test_a_model_of_one_size_is_refused(make_job: MakeJob, tmp_path: Path) -> None:
+    """The error names the setting, the size and the remedy, before the first step."""
+    job = make_job(
+        tmp_path,
+        model={"name": "timm", "architecture": "deit_tiny_patch16_224"},
+        training={"initial_image_scale": 0.5},
+    )
+    with pytest.raises(ConfigError, match=r"initial_image_scale is 0\.5, .* Set it to 1"):
+        Training(job, EventWriter(tmp_path / "events.jsonl"))

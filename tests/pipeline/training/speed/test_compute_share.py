@@ -1,0 +1,61 @@
+"""The share of the machine's matrix-product rate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pipeline.config import ModelChoice
+from pipeline.models.model_building import build_model
+from pipeline.plugin_api import ImageSpec
+from pipeline.training.config import TrainingConfig
+from pipeline.training.recipe.progressive_size import ProgressiveSize
+from pipeline.training.speed.compute_share import ComputeShare, forward_flops, matrix_product_rate
+
+CPU = torch.device("cpu")
+IMAGE = ImageSpec(channels=1, height=8, width=8, mean=(0.5,), std=(0.5,), resize="crop")
+
+
+def test_operations_are_two_per_multiplication() -> None:
+    """A matrix of 64 inputs and 10 outputs has 640 multiplications."""
+    model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 10))
+    assert forward_flops(model, IMAGE, CPU) == 2 * 640
+    assert model.training
+
+
+def test_training_has_one_view_of_an_image() -> None:
+    """A flip at test time does not count, and is there again afterwards."""
+    counts = []
+    for flip in (False, True):
+        choice = ModelChoice.model_validate({"name": "vit", "test_time_flip": flip})
+        model: Any = build_model(choice, IMAGE, 10)
+        counts.append(forward_flops(model, IMAGE, CPU))
+        assert model.test_time_flip is flip
+    assert counts[0] == counts[1] > 0
+
+
+def _sizes(model: nn.Module, **settings: float) -> ProgressiveSize:
+    return ProgressiveSize(TrainingConfig.model_validate(settings), IMAGE, model)
+
+
+def test_smaller_images_count_as_what_they_cost() -> None:
+    """Half the side for half of the training: a convolution costs 5/8 of the full size in all."""
+    model = nn.Sequential(nn.Conv2d(1, 4, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    settings = {"initial_image_scale": 0.5, "full_size_from": 0.5}
+    share = ComputeShare(model, IMAGE, _sizes(model, **settings), CPU, "float32")
+    always_full = share.at(1e6, 1e12)
+    assert share.at(1e6, 0.25) == pytest.approx(always_full / 4)
+    assert share.at(1e6, 1.0) == pytest.approx(always_full * 5 / 8)
+
+
+def test_the_share_grows_with_the_rate_and_leaves_random_numbers_alone() -> None:
+    """It is three passes per image over the measured rate."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    before = torch.get_rng_state()
+    share = ComputeShare(model, IMAGE, _sizes(model), CPU, "float32")
+    assert torch.equal(torch.get_rng_state(), before)
+    assert share.at(2e6, 0.5) == 2 * share.at(1e6, 0.5) > 0
+    assert matrix_product_rate(CPU, "float32") > 1e8

@@ -1,0 +1,174 @@
+"""The precision is measured once, remembered, kept by a resumed training, and in the result."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from pipeline.config import RunConfig
+from pipeline.models.model_building import build_model
+from pipeline.plugin_api import ImageSpec
+from pipeline.training.loop import Training
+from pipeline.training.parts import launching
+from pipeline.training.speed import precision
+from pipeline.training.speed.precision import Chooser, Precision, faster, images_per_second
+from pipeline.workers.event_log import EventWriter, read_events
+from tests.pipeline.training.conftest import MakeJob
+
+IMAGE = ImageSpec(channels=3, height=8, width=8, mean=(0.5,) * 3, std=(0.5,) * 3, resize="crop")
+SETTINGS = {
+    "model": {"name": "vit", "embed_dim": 8, "depth": 1, "num_heads": 1, "mlp_dim": 8},
+    "training": {"batch_size": 4},
+}
+
+
+@pytest.fixture
+def _no_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let nothing be certain, whatever this machine is."""
+    monkeypatch.setattr(precision, "certain_reason", lambda _: "")
+
+
+def chooser(workspace: Path | None, asked: str = "auto", batch: int = 4) -> Chooser:
+    """Return the chooser of a tiny model."""
+    changes = {"training": {"batch_size": batch, "precision": asked}}
+    config = RunConfig.model_validate({**SETTINGS, **changes})
+    return Chooser(config, IMAGE, 3, build_model(config.model, IMAGE, 3), workspace)
+
+
+@pytest.mark.usefixtures("_no_table")
+def test_a_frozen_model_only_predicts_while_it_is_measured(tmp_path: Path) -> None:
+    """A large one would take half a minute for steps that it never does."""
+    training = chooser(tmp_path)
+    frozen = dataclasses.replace(training, model=training.model.eval(), is_frozen=True)
+    before = [each.clone() for each in frozen.model.parameters()]
+    modes: list[bool] = []
+    frozen.model.register_forward_hook(lambda *_: modes.append(torch.is_grad_enabled()))
+    assert "images/s in float32" in frozen.choose(0.01).reason
+    assert modes
+    assert not any(modes)
+    assert all(map(torch.equal, before, frozen.model.parameters()))
+    frozen.choose(0.01)
+    count = len(modes)
+    assert frozen.choose(0.01).name in ("float32", "bfloat16")
+    assert len(modes) == count  # remembered
+
+
+@pytest.mark.parametrize("asked", ["float32", "bfloat16"])
+def test_a_precision_that_is_set_is_used(asked: str) -> None:
+    """No hardware changes it, and there is nothing to explain."""
+    assert chooser(None, asked).choose() == Precision(name=asked)
+
+
+@pytest.mark.parametrize("multiplies_bfloat16", [True, False])
+def test_only_a_cpu_that_multiplies_bfloat16_is_measured(
+    monkeypatch: pytest.MonkeyPatch, *, multiplies_bfloat16: bool
+) -> None:
+    """On an x86 CPU without the instructions bfloat16 is emulated, so float32 is certain."""
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: multiplies_bfloat16)
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    reason = precision.certain_reason(torch.device("cpu"))
+    assert reason == ("" if multiplies_bfloat16 else "this CPU has no bfloat16 vector instructions")
+
+
+@pytest.mark.parametrize(("ratio", "name"), [(1.2, "bfloat16"), (1.1, "float32"), (0.1, "float32")])
+def test_bfloat16_is_chosen_only_where_it_is_clearly_faster(ratio: float, name: str) -> None:
+    """The reason names both rates."""
+    found = faster({"float32": 1000.0, "bfloat16": 1000.0 * ratio})
+    assert found.name == name
+    assert "1,000 images/s in float32" in found.reason
+    assert f"{1000 * ratio:,.0f} in bfloat16" in found.reason
+
+
+def test_a_slow_machine_measures_fewer_images() -> None:
+    """Steps grow to what the time allows, and the best step of each precision counts."""
+    sizes: list[int] = []
+
+    def steps(name: str, batch: int) -> Iterator[float]:
+        sizes.append(batch)
+        while True:
+            yield batch * (0.002 if name == "float32" else 0.001)
+
+    assert images_per_second(steps, 64, 100.0) == pytest.approx({"float32": 500, "bfloat16": 1000})
+    assert max(sizes) == 64
+    sizes.clear()
+    images_per_second(steps, 64, 1.2)  # 10 steps of 32 images
+    assert max(sizes) == 32
+    sizes.clear()
+    images_per_second(steps, 64, 0.0)
+    assert max(sizes) == 8
+
+
+def test_what_each_step_costs_beside_its_images_does_not_decide() -> None:
+    """A slow update of the weights hides the difference in steps of few images."""
+
+    def steps(name: str, batch: int) -> Iterator[float]:
+        while True:
+            yield 0.04 + batch * (0.001 if name == "float32" else 0.0005)
+
+    assert faster(images_per_second(steps, 64, 10.0)).name == "bfloat16"
+    assert faster(images_per_second(steps, 8, 10.0)).name == "float32"
+
+
+@pytest.mark.usefixtures("_no_table")
+def test_a_measurement_is_remembered_for_model_and_batch(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Real steps are measured once; the model and the random numbers stay as they are."""
+    first = chooser(tmp_path)
+    weights = {name: value.clone() for name, value in first.model.state_dict().items()}
+    numbers = torch.get_rng_state()
+    found = first.choose(seconds=0.0)
+    assert "images/s in float32" in found.reason
+    assert torch.equal(torch.get_rng_state(), numbers)
+    assert all(torch.equal(weights[k], value) for k, value in first.model.state_dict().items())
+    other = Precision(name="bfloat16", reason="measured again")
+    monkeypatch.setattr(precision, "faster", lambda _: other)
+    assert chooser(tmp_path).choose() == found
+    assert chooser(tmp_path, batch=5).choose(seconds=0.0) == other
+    assert chooser(None).choose(seconds=0.0) == other
+
+
+def test_a_device_with_little_memory_measures_fewer_images(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A step that does not fit is halved, and without any room the exact choice remains."""
+    monkeypatch.setattr(precision, "certain_reason", lambda _: "")
+    tried: list[int] = []
+
+    def measured(_: object, most: int, __: float) -> dict[str, float]:
+        tried.append(most)
+        if most > room:
+            raise torch.OutOfMemoryError
+        return {"float32": 10.0, "bfloat16": 20.0}
+
+    monkeypatch.setattr(precision, "images_per_second", measured)
+    room = 3
+    assert chooser(None, batch=16).choose().name == "bfloat16"
+    assert tried == [16, 8, 4, 2]
+    room = 0
+    assert "not enough memory" in chooser(None, batch=16).choose().reason
+
+
+def test_a_training_keeps_its_precision_and_a_replay_has_it(
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What was chosen is said once, stands in the result, and is not chosen again on resume."""
+    chosen = Precision(name="bfloat16", reason="it was the faster one")
+    monkeypatch.setattr(Chooser, "choose", lambda *_: chosen)
+    job = make_job(tmp_path / "training", training={"epochs": 1, "precision": "auto"})
+    events = EventWriter(job.folder / "events.jsonl")
+    result = Training(job, events).run()
+    monkeypatch.setattr(Chooser, "choose", lambda *_: Precision(name="float32", reason="else"))
+    assert Training(job, events).precision == chosen
+    events.close()
+    notes = [e["message"] for e in read_events(job.folder / "events.jsonl") if e["kind"] == "note"]
+    assert notes == ["precision: bfloat16 (it was the faster one)"]
+    assert (result.precision, result.precision_reason) == ("bfloat16", "it was the faster one")
+    replay = launching.replayable(job.config, result)
+    assert replay.training.precision == "bfloat16"
+    assert replay.training.compile is False
