@@ -86,7 +86,7 @@ _IMPORTED_WHEN_USED = {
     "Rehearsal": "flows.training.rehearsal",
     "Model": "pipeline.prediction.loaded_model",
 }
-Section = Mapping[str, Any]
+FrozenModel = Mapping[str, Any]
 
 
 class Settings(TypedDict, total=False):
@@ -95,14 +95,14 @@ class Settings(TypedDict, total=False):
     name: str
     """Name of the experiment and of the registered model; by default the data's own name."""
     seed: int
-    data: Section
-    augmentation: Section
-    model: Section
-    objective: Section
-    optimizer: Section
-    training: Section
-    evaluation: Section
-    promotion: Section
+    data: FrozenModel
+    augmentation: FrozenModel
+    model: FrozenModel
+    objective: FrozenModel
+    optimizer: FrozenModel
+    training: FrozenModel
+    evaluation: FrozenModel
+    promotion: FrozenModel
 
 
 def __getattr__(name: str) -> object:
@@ -254,7 +254,7 @@ def evaluate(
     seen_images: bool = False,
     common_classes: bool = False,
     columns: Mapping[str, Any] | None = None,
-    evaluation: Section | None = None,
+    evaluation: FrozenModel | None = None,
 ) -> Evaluation:
     """Report on a registered model on any labelled images, as `patchline evaluate` does.
 
@@ -341,7 +341,7 @@ def promote(
     config: str | Path | None = None,
     force: bool = False,
     reason: str | None = None,
-    promotion: Section | None = None,
+    promotion: FrozenModel | None = None,
 ) -> Decision:
     """Make a version champion if it passes the gates, as `patchline promote` does.
 

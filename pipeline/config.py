@@ -9,10 +9,10 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_v
 
 from pipeline.data.config import DataConfig
 from pipeline.evaluation.config import EvaluationConfig
+from pipeline.frozen_model import FrozenModel
 from pipeline.plugin_api import NO_PATCH_EMBEDDING
 from pipeline.presets import PresetChoice
 from pipeline.registry.config import PromotionConfig
-from pipeline.section import Section
 from pipeline.training.config import OptimizerConfig, TrainingConfig
 
 AUTO = "auto"
@@ -39,7 +39,7 @@ def _as_choice(preset: Any) -> Any:
     return {"name": preset} if isinstance(preset, str) else preset
 
 
-class PluginChoice(Section):
+class PluginChoice(FrozenModel):
     """A plugin's name, with its settings next to it.
 
     The settings are a free object here, so that a form can be drawn without importing a plugin.
@@ -102,7 +102,7 @@ class ModelChoice(PluginChoice):
         return [self.name] if embedding == NO_PATCH_EMBEDDING else [self.name, embedding]
 
 
-class RunConfig(Section):
+class RunConfig(FrozenModel):
     """All settings of a run."""
 
     name: Annotated[str, AfterValidator(_checked_name)] | None = None

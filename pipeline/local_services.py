@@ -9,8 +9,8 @@ import urllib.request
 from pathlib import Path
 
 from pipeline.files.file_locks import is_held
+from pipeline.frozen_model import FrozenModel
 from pipeline.host import proxies
-from pipeline.section import Section
 from pipeline.workspace import WORKSPACE
 
 POOL = "patchline"
@@ -22,7 +22,7 @@ _OK = 200
 _RESTORING_SECONDS, _POLL_SECONDS = 5.0, 0.1
 
 
-class Services(Section):
+class Services(FrozenModel):
     """The servers of one folder, and the supervisor that keeps them running."""
 
     folder: Path

@@ -12,7 +12,7 @@ from typing import Literal
 from pydantic import Field
 
 from pipeline.errors import ConfigError
-from pipeline.section import Section
+from pipeline.frozen_model import FrozenModel
 
 PresetName = Literal["quick", "balanced", "best"]
 
@@ -34,7 +34,7 @@ PRESETS: dict[PresetName, Ambition] = {
 }
 
 
-class PresetChoice(Section):
+class PresetChoice(FrozenModel):
     """A preset, and the settings that its plan leaves unchanged."""
 
     name: PresetName

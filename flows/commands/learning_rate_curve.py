@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from flows.commands.switches import Json
 from pipeline import config_files
 from pipeline.errors import ConfigError
-from pipeline.section import Section
+from pipeline.frozen_model import FrozenModel
 from pipeline.training.config import OptimizerConfig
 from pipeline.training.recipe.schedule import learning_rate
 
@@ -23,7 +23,7 @@ _POINTS, _ROWS = 64, 10
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 
 
-class OptimizerSettings(Section):
+class OptimizerSettings(FrozenModel):
     """The settings that decide the learning rate."""
 
     optimizer: OptimizerConfig | None = None

@@ -17,10 +17,10 @@ from pydantic import BaseModel, create_model
 from pipeline import config_files
 from pipeline.config import RunConfig
 from pipeline.errors import ConfigError, PluginError
+from pipeline.frozen_model import FrozenModel
 from pipeline.plugin_system import plugin_loader
 from pipeline.plugin_system.composed_config import composed_config
 from pipeline.plugin_system.plugin_loader import KINDS, Kind, PluginEntry, installed
-from pipeline.section import Section
 
 _NAME_FLAGS: dict[Kind, tuple[str, ...]] = {
     "model": ("model", "name"),
@@ -207,4 +207,4 @@ def _part(section: type[BaseModel], *keys: str, **classes: type[BaseModel]) -> t
         key: (section.model_fields[key].annotation, section.model_fields[key]) for key in keys
     }
     fields |= {key: (value, section.model_fields[key]) for key, value in classes.items()}
-    return create_model(section.__name__, __base__=Section, **fields)
+    return create_model(section.__name__, __base__=FrozenModel, **fields)

@@ -18,20 +18,20 @@ from pydantic import Field
 from flows.failures import failed
 from flows.progress import display
 from pipeline.errors import DataError, PipelineError
+from pipeline.frozen_model import FrozenModel
 from pipeline.prediction.batch_prediction import PredictedTable, predict_images
 from pipeline.prediction.image_files import is_empty
 from pipeline.prediction.prediction_report import markdown
 from pipeline.registry.package_download import fetch
 from pipeline.registry.registered_models import ModelReference, resolve
 from pipeline.run_memory import live_runs
-from pipeline.section import Section
 from pipeline.workspace import WORKSPACE
 
 NOTHING = "Nothing to predict"
 """The state name of a run whose folder was empty."""
 
 
-class PredictionSummary(Section):
+class PredictionSummary(FrozenModel):
     """The result of a batch prediction."""
 
     model: str

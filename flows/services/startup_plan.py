@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pipeline.frozen_model import FrozenModel
 from pipeline.local_services import services_folder
-from pipeline.section import Section
 
 
-class Plan(Section):
+class Plan(FrozenModel):
     """Which servers to start, on which ports, and which servers of the user to use instead."""
 
     prefect_port: int
@@ -30,7 +30,7 @@ class Plan(Section):
     """What to print for the user."""
 
 
-class Failure(Section):
+class Failure(FrozenModel):
     """Why the supervisor gave up; `patchline up` raises this error."""
 
     error: str

@@ -19,8 +19,8 @@ from pipeline.config import RunConfig
 from pipeline.data.ingested_data import IngestedData
 from pipeline.data.manifests import manifest as manifests
 from pipeline.evaluation.cost import predicting_seconds
+from pipeline.frozen_model import FrozenModel
 from pipeline.run_memory.stage_memory import StageMemory
-from pipeline.section import Section
 from pipeline.stages import engine
 from pipeline.stages.context import Context
 from pipeline.stages.lines import line_of
@@ -39,7 +39,7 @@ _FEW = 16
 """Images of each split if only a head is trained."""
 
 
-class Rehearsal(Section):
+class Rehearsal(FrozenModel):
     """The result: how long the rehearsal took, and how long the run would take."""
 
     seconds: float

@@ -16,7 +16,7 @@ from prefect.utilities.annotations import opaque, quote
 
 from flows.failures import RETRYING
 from flows.progress import display
-from pipeline.section import Section
+from pipeline.frozen_model import FrozenModel
 from pipeline.stages.context import reads_of
 from pipeline.stages.engine import Computation
 from pipeline.stages.stage import AnyStage
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from prefect.client.schemas.objects import State
 
 
-def as_task(computation: Computation) -> Section:
+def as_task(computation: Computation) -> FrozenModel:
     """Compute the result of a stage in a task run of the current flow run.
 
     Prefect's graph shows one edge, from the stage that left the first of the inputs; with an edge
@@ -40,14 +40,16 @@ def as_task(computation: Computation) -> Section:
         cache_policy=NO_CACHE,
         **retrying,
     )(_function_of(stage))
-    result: Section | State[Section] = run(quote(computation), opaque(_first_input(computation)))
-    return result if isinstance(result, Section) else result.result()
+    result: FrozenModel | State[FrozenModel] = run(
+        quote(computation), opaque(_first_input(computation))
+    )
+    return result if isinstance(result, FrozenModel) else result.result()
 
 
-def _function_of(stage: AnyStage) -> Callable[[Computation, Any], Section | State[Section]]:
+def _function_of(stage: AnyStage) -> Callable[[Computation, Any], FrozenModel | State[FrozenModel]]:
     """Return a function of its own for a stage: Prefect tells tasks apart by its name."""
 
-    def compute(computation: Computation, earlier: Any) -> Section | State[Section]:  # noqa: ARG001 - an edge
+    def compute(computation: Computation, earlier: Any) -> FrozenModel | State[FrozenModel]:  # noqa: ARG001 - an edge
         result = computation()
         if not computation.reuse:
             return result

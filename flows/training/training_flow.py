@@ -29,6 +29,7 @@ from pipeline.config import RunConfig
 from pipeline.data.ingested_data import IngestedData
 from pipeline.errors import DataError, PipelineError, TakenOverError
 from pipeline.files.atomic_files import write_text
+from pipeline.frozen_model import FrozenModel
 from pipeline.planning.facts import Plan
 from pipeline.plugin_system import plugin_settings
 from pipeline.plugin_system.plugin_loader import plugin_files
@@ -36,7 +37,6 @@ from pipeline.registry.registration import Registered
 from pipeline.run_memory import interrupted_runs, live_runs
 from pipeline.run_memory.interrupted_runs import SUMMARY_FILE, InterruptedRun, RunRequest
 from pipeline.run_memory.stage_memory import StageMemory
-from pipeline.section import Section
 from pipeline.stages import engine
 from pipeline.stages.context import Context
 from pipeline.stages.lines import Line, line_of
@@ -143,7 +143,7 @@ class _Run:
         )
         return summary
 
-    def _after(self, _stage: AnyStage, result: Section) -> None:
+    def _after(self, _stage: AnyStage, result: FrozenModel) -> None:
         """Do what orchestration adds to the result of a stage: checks, events, approvals."""
         if isinstance(result, IngestedData) and self.interrupted:
             self._check_data_unchanged(self.interrupted, result)

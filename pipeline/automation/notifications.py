@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from pipeline.automation import event_kinds
 from pipeline.errors import ConfigError
-from pipeline.section import Section
+from pipeline.frozen_model import FrozenModel
 
 DEFAULT_EVENTS = (
     event_kinds.RUN_FAILED,
@@ -22,7 +22,7 @@ DEFAULT_EVENTS = (
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,59}")
 
 
-class Notification(Section):
+class Notification(FrozenModel):
     """A notification as it is shown, without the secret parts of its URL."""
 
     name: str

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline.section import Section
+from pipeline.frozen_model import FrozenModel
 
 Kind = Literal["train", "predict", "watch"]
 
 
-class LastRun(Section):
+class LastRun(FrozenModel):
     """The newest run of a schedule."""
 
     state: str
@@ -24,7 +24,7 @@ class LastRun(Section):
     """Why it did not complete, if so."""
 
 
-class ScheduleSummary(Section):
+class ScheduleSummary(FrozenModel):
     """One schedule or watch."""
 
     name: str

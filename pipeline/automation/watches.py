@@ -19,7 +19,7 @@ from pipeline.data.config import DataConfig
 from pipeline.errors import ConfigError, DataError
 from pipeline.files.atomic_files import write_text
 from pipeline.files.ignored_files import DEFAULT_IGNORED, IgnoredFiles
-from pipeline.section import Section
+from pipeline.frozen_model import FrozenModel
 from pipeline.workspace import WORKSPACE
 
 _IMAGE_FOLDER = "image_folder"
@@ -29,7 +29,7 @@ def _now() -> str:
     return dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
 
 
-class WatchState(Section):
+class WatchState(FrozenModel):
     """What the last run of a watch was started for, as stored in `.patchline/watches/`."""
 
     deployment_id: UUID

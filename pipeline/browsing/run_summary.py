@@ -8,16 +8,16 @@ from pydantic import Field
 
 from pipeline.browsing.outcome import Outcome
 from pipeline.data.seen_images import caveat_on_test_images
+from pipeline.frozen_model import FrozenModel
 from pipeline.metrics.intervals import MetricEstimate
 from pipeline.metrics.temperature import TemperatureFit
 from pipeline.provenance.provenance import UNKNOWN, ProvenanceSummary
 from pipeline.redaction import without_credentials
 from pipeline.registry.promotion import Promotion
-from pipeline.section import Section
 from pipeline.tracking import addresses, tracking_store
 
 
-class RunSummary(Section):
+class RunSummary(FrozenModel):
     """The results of a training run and where its files are."""
 
     run_id: str

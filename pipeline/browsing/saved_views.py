@@ -12,7 +12,7 @@ import time
 from typing import Any
 
 from pipeline.browsing.charts import comparing_charts
-from pipeline.section import Section
+from pipeline.frozen_model import FrozenModel
 from pipeline.tracking import addresses
 from pipeline.tracking.tracking_store import client
 
@@ -53,7 +53,7 @@ _COLUMNS = (
 )
 
 
-class SavedView(Section):
+class SavedView(FrozenModel):
     """A view that answers one question about the runs of an experiment."""
 
     key: str

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from pipeline.files.data_names import DataKind, data_kind
+from pipeline.frozen_model import FrozenModel
 from pipeline.labels.reading_rules import ReadingRules
-from pipeline.section import Section
 
 _SOURCES: dict[DataKind, str] = {
     "folder": "image_folder",
@@ -79,7 +79,7 @@ class TableColumns(ReadingRules):
     """Folder that relative paths start from; by default the table's folder."""
 
 
-class DataLocation(Section):
+class DataLocation(FrozenModel):
     """Where images come from."""
 
     source: str = "digits"

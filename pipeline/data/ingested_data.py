@@ -8,14 +8,14 @@ from pydantic import Field
 
 from pipeline.data.pixel_values.pixel_mapping import PixelMapping
 from pipeline.data.symmetry.mirror_answer import MirrorSymmetry
+from pipeline.frozen_model import FrozenModel
 from pipeline.plugin_api import ImageSpec, PixelValues
 from pipeline.provenance.provenance import KNOWN, ProvenanceSummary
-from pipeline.section import Section
 
 _NAMED_CLASSES = 20
 
 
-class SeenBefore(Section):
+class SeenBefore(FrozenModel):
     """What the initial weights of a run have seen of its images."""
 
     counts: dict[str, int] = Field(default_factory=dict)
@@ -26,7 +26,7 @@ class SeenBefore(Section):
     """Whether all images that they have seen are recorded; random weights have seen none."""
 
 
-class IngestedData(Section):
+class IngestedData(FrozenModel):
     """A manifest on disk and its statistics."""
 
     name: str
@@ -83,7 +83,7 @@ class IngestedData(Section):
         return [f"classes: {', '.join(named)}{f' and {more:,} more' if more else ''}"]
 
 
-class PreparedData(Section):
+class PreparedData(FrozenModel):
     """A prepared store on disk and the format of its images."""
 
     store: Path

@@ -24,15 +24,15 @@ from pipeline.data.splits import split
 from pipeline.data.symmetry.assumed_symmetries import mirroring_settings, unmeasured_symmetries
 from pipeline.files.atomic_files import storage_errors, write_text
 from pipeline.files.file_digest import digest_of
+from pipeline.frozen_model import FrozenModel
 from pipeline.plugin_api import ImageListing
-from pipeline.section import Section
 from pipeline.workspace import make_folder
 
 FORMAT = 3
 """Increase it when an ingestion finds something else in the same files."""
 
 
-class Kept(Section):
+class Kept(FrozenModel):
     """The result of an ingestion, and what it depends on beside the settings."""
 
     files: str

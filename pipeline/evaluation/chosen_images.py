@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pipeline.section import Section
+from pipeline.frozen_model import FrozenModel
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -18,7 +18,7 @@ TITLES = {
 """What the pages explain, by their name without `.html`."""
 
 
-class ChosenImage(Section):
+class ChosenImage(FrozenModel):
     """A test image whose prediction is explained."""
 
     page: str

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from pipeline.data.manifests.same_images import content_numbers
+from pipeline.frozen_model import FrozenModel
 from pipeline.metrics.intervals import MetricEstimate, proportion, proportions
 from pipeline.metrics.paired_test import PairedDifference, difference, paired_difference
 from pipeline.provenance.provenance import UNKNOWN, ProvenanceSummary, unused_words
 from pipeline.provenance.seen_images import CONTENT, SeenImages
-from pipeline.section import Section
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,7 +43,7 @@ class ComparableImages:
     """Number of test images left out, by the first reason that applies; zeros are omitted."""
 
 
-class ClassChange(Section):
+class ClassChange(FrozenModel):
     """The change in one class's recall."""
 
     name: str
@@ -56,7 +56,7 @@ class ClassChange(Section):
     """The challenger's recall minus the champion's, paired."""
 
 
-class FlippedImage(Section):
+class FlippedImage(FrozenModel):
     """An image that one model gets right and the other wrong."""
 
     position: int
@@ -69,7 +69,7 @@ class FlippedImage(Section):
     challenger_probability: float
 
 
-class Comparison(Section):
+class Comparison(FrozenModel):
     """The result of a comparison; differences are the challenger minus the champion."""
 
     champion: str

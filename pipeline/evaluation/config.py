@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from pipeline.data.config import OWN_COLUMN
-from pipeline.section import Section
+from pipeline.frozen_model import FrozenModel
 
 SplitChoice = Literal["auto", "all", "train", "validation", "test"]
 """Which images to evaluate; auto means the test split if the data has one, otherwise all."""
@@ -44,7 +44,7 @@ def _known_columns(columns: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(columns))
 
 
-class EvaluationConfig(Section):
+class EvaluationConfig(FrozenModel):
     """Contents of the report besides the metrics."""
 
     slices: Annotated[tuple[str, ...], AfterValidator(_known_columns)] = ("group", "mode", "size")

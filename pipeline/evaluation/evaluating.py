@@ -30,11 +30,11 @@ from pipeline.evaluation.predictions import save as save_predictions
 from pipeline.evaluation.report import EvaluationReport, evaluate, save
 from pipeline.evaluation.trained_run import TrainedRun
 from pipeline.files.file_digest import digest_of
+from pipeline.frozen_model import FrozenModel
 from pipeline.initial_weights.recipe import shown
 from pipeline.metrics.intervals import proportion
 from pipeline.metrics.temperature import by_member
 from pipeline.run_memory.stage_memory import Ingredients, kept
-from pipeline.section import Section
 from pipeline.training.train_result import TrainResult
 from pipeline.workers.event_log import Event
 from pipeline.workers.worker_process import run_worker
@@ -59,7 +59,7 @@ _COMPUTED_BY = (
 )
 
 
-class Evaluated(Section):
+class Evaluated(FrozenModel):
     """The report and its files."""
 
     report: EvaluationReport
@@ -263,7 +263,7 @@ def _held_out(run: TrainedRun) -> tuple[HeldOut, ...]:
     )
 
 
-def _job(run: TrainedRun, folder: Path) -> Section:
+def _job(run: TrainedRun, folder: Path) -> FrozenModel:
     data, trained = run.data, run.trained
     alone = trained.refit is None and trained.ensemble is None
     return PredictionJob(

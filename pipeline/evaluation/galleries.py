@@ -11,21 +11,21 @@ from typing import Any
 import numpy as np
 
 from pipeline.evaluation.predictions import Predictions
+from pipeline.frozen_model import FrozenModel
 from pipeline.metrics.row_pieces import row_slices
-from pipeline.section import Section
 
 Array = np.ndarray[Any, Any]
 _ANSWERS = 3
 
 
-class Answer(Section):
+class Answer(FrozenModel):
     """A class and its predicted probability."""
 
     name: str
     probability: float
 
 
-class GalleryImage(Section):
+class GalleryImage(FrozenModel):
     """An image and its prediction."""
 
     path: str

@@ -18,10 +18,10 @@ from pipeline.evaluation.report import EvaluationReport
 from pipeline.evaluation.slices import Slice
 from pipeline.evaluation.svg_charts import curve_charts, reliability_chart
 from pipeline.files.atomic_files import write_text
+from pipeline.frozen_model import FrozenModel
 from pipeline.metrics.classification import ClassMetrics
 from pipeline.metrics.intervals import MetricEstimate
 from pipeline.metrics.names import METRICS, MetricName
-from pipeline.section import Section
 from pipeline.visual_guide.covering_result import MapKind
 
 Array = np.ndarray[Any, Any]
@@ -40,7 +40,7 @@ _MAP_WORDS = {
 }
 
 
-class ReportPage(Section):
+class ReportPage(FrozenModel):
     """The text of the page besides the metrics."""
 
     title: str

@@ -9,13 +9,13 @@ import numpy as np
 import pandas as pd
 
 from pipeline.data.splits.folds import rows_of_fold
-from pipeline.section import Section
+from pipeline.frozen_model import FrozenModel
 from pipeline.visual_guide.covering_result import CoveringTest, MapKind
 
 Array = np.ndarray[Any, Any]
 
 
-class HeldOut(Section):
+class HeldOut(FrozenModel):
     """A model, and images of the training and validation splits that it was not trained on."""
 
     model_folder: Path
@@ -32,7 +32,7 @@ class HeldOut(Section):
         return rows_of_fold(table, self.fold, self.folds, self.seed)[1]
 
 
-class Explanations(Section):
+class Explanations(FrozenModel):
     """What was made, as far as it could be."""
 
     maps_file: Path | None = None
@@ -48,7 +48,7 @@ class Explanations(Section):
             return dict(zip(stored["positions"].tolist(), stored["maps"], strict=True))
 
 
-class ExplanationJob(Section):
+class ExplanationJob(FrozenModel):
     """What to find out about where a model looked."""
 
     name: str
@@ -62,7 +62,7 @@ class ExplanationJob(Section):
     """Receives the pages and the maps."""
 
 
-class PredictionJob(Section):
+class PredictionJob(FrozenModel):
     """Input of the prediction worker."""
 
     model_folder: Path
@@ -80,7 +80,7 @@ class PredictionJob(Section):
     """What to find out about where the model looked."""
 
 
-class PredictionResult(Section):
+class PredictionResult(FrozenModel):
     """The table that was written, and the duration in seconds."""
 
     file: Path

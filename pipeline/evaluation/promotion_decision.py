@@ -6,11 +6,11 @@ are in `pipeline/registry/promotion_gates.py`.
 
 from __future__ import annotations
 
+from pipeline.frozen_model import FrozenModel
 from pipeline.provenance.provenance import UNKNOWN, ProvenanceSummary
-from pipeline.section import Section
 
 
-class GateResult(Section):
+class GateResult(FrozenModel):
     """The result of one gate."""
 
     name: str
@@ -24,7 +24,7 @@ class GateResult(Section):
     """The result in words, with its values."""
 
 
-class Decision(Section):
+class Decision(FrozenModel):
     """Whether a version becomes champion, and why."""
 
     name: str

@@ -18,6 +18,7 @@ from pipeline.evaluation.galleries import GalleryImage
 from pipeline.evaluation.predictions import Predictions
 from pipeline.evaluation.slices import Slice, slices, undivided
 from pipeline.files.atomic_files import write_text
+from pipeline.frozen_model import FrozenModel
 from pipeline.metrics.calibration import (
     Answers,
     ReliabilityBin,
@@ -36,14 +37,13 @@ from pipeline.metrics.confusion_cells import ConfusionCells
 from pipeline.metrics.intervals import MetricEstimate
 from pipeline.metrics.temperature import TemperatureFit
 from pipeline.provenance.provenance import UNKNOWN, ProvenanceSummary
-from pipeline.section import Section
 from pipeline.visual_guide.covering_result import CoveringTest
 
 Array = np.ndarray[Any, Any]
 _MOST_INDENTED_CLASSES, _MOST_MATRIX_CLASSES = 100, 1000
 
 
-class EvaluationReport(Section):
+class EvaluationReport(FrozenModel):
     """The result of an evaluation."""
 
     name: str

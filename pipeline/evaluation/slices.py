@@ -11,8 +11,8 @@ import pandas as pd
 
 from pipeline.evaluation.config import EvaluationConfig
 from pipeline.evaluation.predictions import Predictions
+from pipeline.frozen_model import FrozenModel
 from pipeline.metrics.intervals import MetricEstimate, proportion
-from pipeline.section import Section
 
 Array = np.ndarray[Any, Any]
 _MOST_VALUES = 12
@@ -20,7 +20,7 @@ _QUARTERS = 4
 _UNITS = {"size": "px", "width": "px", "height": "px"}
 
 
-class Slice(Section):
+class Slice(FrozenModel):
     """A subset of the images, and the accuracy on it."""
 
     column: str

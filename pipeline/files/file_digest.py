@@ -7,12 +7,12 @@ import os
 from pathlib import Path
 from typing import BinaryIO
 
-from pipeline.section import Section
+from pipeline.frozen_model import FrozenModel
 
 _PIECE_BYTES = 1 << 20
 
 
-class FileDigest(Section):
+class FileDigest(FrozenModel):
     """Digest and size of a file's content."""
 
     sha256: str

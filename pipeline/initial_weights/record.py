@@ -8,10 +8,10 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from pipeline.errors import DamagedFileError
+from pipeline.frozen_model import FrozenModel
 from pipeline.initial_weights.recipe import shown
 from pipeline.provenance.provenance import UNKNOWN, Provenance, ProvenanceSummary
 from pipeline.provenance.weights_record import provenance_of
-from pipeline.section import Section
 
 FOLDER = "initial_weights"
 """In the workspace; each file's weights are in a folder named after the file's digest."""
@@ -20,7 +20,7 @@ RECORD_FILE, TENSORS_FILE = "initial_weights.json", "weights.safetensors"
 WeightsKind = Literal["file", "version", "run"]
 
 
-class InitialWeights(Section):
+class InitialWeights(FrozenModel):
     """Weights that training can start from, and the settings of the model that they belong to."""
 
     reference: str

@@ -7,9 +7,9 @@ from pathlib import Path
 from pipeline.config import RunConfig
 from pipeline.data.ingested_data import SeenBefore
 from pipeline.data.seen_images import seen_before
+from pipeline.frozen_model import FrozenModel
 from pipeline.initial_weights import finding, recipe, settings
 from pipeline.initial_weights.record import InitialWeights, kept_folder, provenance_of_kept
-from pipeline.section import Section
 from pipeline.tracking.tracked_run import INITIAL_RUN_TAG, LICENSE_TAG
 
 _TRAINED = {
@@ -20,7 +20,7 @@ _TRAINED = {
 REFERENCE_TAG = "patchline.initial_weights"
 
 
-class StartingPoint(Section):
+class StartingPoint(FrozenModel):
     """The settings of a run that starts from initial weights."""
 
     config: RunConfig

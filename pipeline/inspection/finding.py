@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import Field
 
-from pipeline.section import Section
+from pipeline.frozen_model import FrozenModel
 
 Kind = Literal[
     "foreign", "unreadable", "truncated", "wrong_extension", "unusual_mode", "size_outlier",
@@ -50,7 +50,7 @@ TITLES: dict[Kind, str] = {
 }
 
 
-class Finding(Section):
+class Finding(FrozenModel):
     """Everything of one kind that was found."""
 
     kind: Kind
@@ -129,7 +129,7 @@ def finding_on_files(
     )
 
 
-class Range(Section):
+class Range(FrozenModel):
     """The smallest, the median and the largest value, in pixels."""
 
     min: int
@@ -144,7 +144,7 @@ class Sizes(Range):
     height: Range
 
 
-class Inspection(Section):
+class Inspection(FrozenModel):
     """The result of an inspection; its JSON is what `patchline data inspect --json` prints."""
 
     name: str

@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator
 
 from pipeline.files.ignored_files import DEFAULT
+from pipeline.frozen_model import FrozenModel
 from pipeline.labels.path_template import PathTemplate
-from pipeline.section import Section
 
 AUTO, TOP, LEAF = "auto", "top", "leaf"
 _HEADERS = Literal["auto", "true", "false"]
@@ -36,7 +36,7 @@ def _is_encoding(value: str) -> str:
     return value
 
 
-class ReadingRules(Section):
+class ReadingRules(FrozenModel):
     """How the labels of a data source are read, and which of its files are skipped."""
 
     label: Annotated[str, AfterValidator(_is_label_rule)] = AUTO

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from pipeline.frozen_model import FrozenModel
 from pipeline.metrics.intervals import TAIL, MetricEstimate, proportions
 from pipeline.metrics.row_pieces import row_slices
-from pipeline.section import Section
 
 Array = np.ndarray[Any, Any]
 _BINS = 10
@@ -21,7 +21,7 @@ _ROUNDING = 1e-12
 _LEAST_PROBABILITY = 1e-300
 
 
-class ReliabilityBin(Section):
+class ReliabilityBin(FrozenModel):
     """The images whose highest probability lies between two bounds."""
 
     low: float

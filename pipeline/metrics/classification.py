@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import DataError
+from pipeline.frozen_model import FrozenModel
 from pipeline.metrics.averages import average_estimates
 from pipeline.metrics.calibration import expected_calibration_error
 from pipeline.metrics.class_areas import Areas
@@ -18,12 +19,11 @@ from pipeline.metrics.intervals import MetricEstimate, f1_scores, proportion, pr
 from pipeline.metrics.losses import log_loss
 from pipeline.metrics.names import METRICS
 from pipeline.metrics.row_pieces import row_slices
-from pipeline.section import Section
 
 Array = np.ndarray[Any, Any]
 
 
-class ClassMetrics(Section):
+class ClassMetrics(FrozenModel):
     """The metrics of one class."""
 
     name: str

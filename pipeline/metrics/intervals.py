@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.section import Section
+from pipeline.frozen_model import FrozenModel
 
 Array = np.ndarray[Any, Any]
 TAIL = 0.025
@@ -16,7 +16,7 @@ _HALVINGS = 30
 _TINY = float(np.finfo(np.float64).tiny)
 
 
-class MetricEstimate(Section):
+class MetricEstimate(FrozenModel):
     """A metric's value, its 95% confidence interval, and the number of samples."""
 
     value: float

@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.frozen_model import FrozenModel
 from pipeline.metrics.intervals import MetricEstimate
-from pipeline.section import Section
 
 Array = np.ndarray[Any, Any]
 _Z = 1.959963984540054
 
 
-class PairedDifference(Section):
+class PairedDifference(FrozenModel):
     """The paired comparison of two classifiers, a and b."""
 
     difference: MetricEstimate

@@ -11,8 +11,8 @@ from typing import Any, Literal, NamedTuple, Self
 import numpy as np
 
 from pipeline.errors import RunError
+from pipeline.frozen_model import FrozenModel
 from pipeline.metrics.row_pieces import row_slices
-from pipeline.section import Section
 
 Array = np.ndarray[Any, Any]
 LOWEST, HIGHEST = 0.05, 20.0
@@ -32,7 +32,7 @@ _MOST_PRECISE = 2**25
 """Logits up to which the likelihood is computed in float64; more of them say enough in float32."""
 
 
-class TemperatureFit(Section):
+class TemperatureFit(FrozenModel):
     """A temperature, and what the images say about it."""
 
     temperature: float

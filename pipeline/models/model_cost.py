@@ -16,18 +16,18 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pipeline.config import ModelChoice, PatchEmbeddingChoice
 from pipeline.errors import PluginError
+from pipeline.frozen_model import FrozenModel
 from pipeline.models.model_building import build_model, build_on_meta
 from pipeline.plugin_api import NO_PATCH_EMBEDDING, DataTraits, ImageSpec, PluginConfig
 from pipeline.plugin_system.plugin_loader import Kind, plugin_errors
 from pipeline.plugin_system.plugin_settings import named_patch_embedding, settings_of
-from pipeline.section import Section
 
 NUM_CLASSES = 1000
 logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
 _OTHER_NUM_CLASSES = 2
 
 
-class ModelCost(Section):
+class ModelCost(FrozenModel):
     """The cost of a model for one RGB image."""
 
     parameters: int

@@ -8,17 +8,17 @@ from pydantic import ValidationError
 
 from pipeline.config import ModelChoice
 from pipeline.errors import ModelReferenceError
+from pipeline.frozen_model import FrozenModel
 from pipeline.metrics.temperature import TemperatureFit
 from pipeline.plugin_api import NO_PATCH_EMBEDDING, ImageSpec
 from pipeline.plugin_system import plugin_loader
 from pipeline.plugin_system.plugin_settings import named_patch_embedding
-from pipeline.section import Section
 
 DESCRIPTION_FILE, WEIGHTS_FILE = "model.json", "model.safetensors"
 FORMAT_VERSION = 1
 
 
-class PluginRecord(Section):
+class PluginRecord(FrozenModel):
     """Which plugin, of which distribution and version, made a model."""
 
     kind: str
@@ -27,7 +27,7 @@ class PluginRecord(Section):
     version: str
 
 
-class ModelDescription(Section):
+class ModelDescription(FrozenModel):
     """Everything about a model except its weights."""
 
     format_version: int = FORMAT_VERSION

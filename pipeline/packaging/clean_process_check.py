@@ -19,9 +19,9 @@ import numpy as np
 
 from pipeline.errors import DamagedFileError
 from pipeline.files.sealed_files import verify
+from pipeline.frozen_model import FrozenModel
 from pipeline.packaging import clean_process_script
 from pipeline.packaging.packaged_model import PackagedModel
-from pipeline.section import Section
 
 TOLERANCE = 1e-4
 """Largest allowed difference in probability between the clean process and this one."""
@@ -38,7 +38,7 @@ _ENVIRONMENT = {
 }
 
 
-class PackageCheck(Section):
+class PackageCheck(FrozenModel):
     """The result of the check."""
 
     passed: bool

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pipeline.frozen_model import FrozenModel
 from pipeline.metrics.temperature import TemperatureFit
 from pipeline.packaging.model_card import CardFacts
-from pipeline.section import Section
 
 
-class PackagingJob(Section):
+class PackagingJob(FrozenModel):
     """A trained model, what is reported about it, and the output folder."""
 
     model_folder: Path
@@ -25,7 +25,7 @@ class PackagingJob(Section):
     """Facts for the model card that are not in the model's description."""
 
 
-class Package(Section):
+class Package(FrozenModel):
     """A package's folder, and how closely it matches what is reported about it."""
 
     folder: Path

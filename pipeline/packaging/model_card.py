@@ -12,6 +12,7 @@ from string import Template
 
 from pydantic import Field
 
+from pipeline.frozen_model import FrozenModel
 from pipeline.metrics.intervals import MetricEstimate
 from pipeline.metrics.names import METRICS
 from pipeline.metrics.temperature import UNRECORDED
@@ -19,7 +20,6 @@ from pipeline.models.model_description import ModelDescription
 from pipeline.plugin_api import NO_PATCH_EMBEDDING, PixelValues
 from pipeline.plugin_system.plugin_settings import named_patch_embedding
 from pipeline.provenance.provenance import UNKNOWN, ProvenanceSummary
-from pipeline.section import Section
 
 _LISTED_CLASSES = 200
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>|#~&$!])")
@@ -132,7 +132,7 @@ $classes
 """)
 
 
-class CardFacts(Section):
+class CardFacts(FrozenModel):
     """Facts about a model that are known to its training run but not in its description."""
 
     name: str = ""

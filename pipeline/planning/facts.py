@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from pipeline.frozen_model import FrozenModel
 from pipeline.presets import PresetName
-from pipeline.section import Section
 
 
-class DataFacts(Section):
+class DataFacts(FrozenModel):
     """The images to train on."""
 
     training_images: int
@@ -24,7 +24,7 @@ class DataFacts(Section):
     """How that is known, in a few words."""
 
 
-class MachineFacts(Section):
+class MachineFacts(FrozenModel):
     """The machine that trains."""
 
     device: str = "cpu"
@@ -46,7 +46,7 @@ class MachineFacts(Section):
         return f"{self.threads} CPU thread{'' if self.threads == 1 else 's'}"
 
 
-class Speed(Section):
+class Speed(FrozenModel):
     """How fast a candidate trains."""
 
     candidate: str
@@ -54,7 +54,7 @@ class Speed(Section):
     """Measured, with augmentation and update."""
 
 
-class PlanFacts(Section):
+class PlanFacts(FrozenModel):
     """Everything that decides a plan, apart from the user's settings."""
 
     preset: PresetName
@@ -66,7 +66,7 @@ class PlanFacts(Section):
     """CPU cores that other programs used while the speeds were measured."""
 
 
-class Plan(Section):
+class Plan(FrozenModel):
     """Settings, in words and in full, with the reasons for them."""
 
     settings: dict[str, Any]

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipeline.config import RunConfig
+from pipeline.frozen_model import FrozenModel
 from pipeline.planning.facts import Speed
-from pipeline.section import Section
 
 MODULE = "pipeline.planning"
 """Of the measuring process."""
 
 
-class MeasuredCandidate(Section):
+class MeasuredCandidate(FrozenModel):
     """A model to measure."""
 
     name: str
@@ -22,7 +22,7 @@ class MeasuredCandidate(Section):
     """Whether to measure passes without gradients instead of training steps."""
 
 
-class MeasuringJob(Section):
+class MeasuringJob(FrozenModel):
     """The candidates, the fastest first, and how long measuring them may take."""
 
     candidates: tuple[MeasuredCandidate, ...]
@@ -34,7 +34,7 @@ class MeasuringJob(Section):
     """Remembers the precision of each candidate."""
 
 
-class Measurement(Section):
+class Measurement(FrozenModel):
     """The measured speeds; slow candidates may be missing."""
 
     speeds: tuple[Speed, ...]

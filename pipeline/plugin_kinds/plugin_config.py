@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Self, TypeVar
 
-from pipeline.section import Section
+from pipeline.frozen_model import FrozenModel
 
 API_VERSION = 1
 """Incremented when plugins written for the previous API would no longer work."""
 
 
-class ValueRange(Section):
+class ValueRange(FrozenModel):
     """Which pixel values of one type become black and white."""
 
     kind: str
@@ -27,7 +27,7 @@ class ValueRange(Section):
     """How the range was found."""
 
 
-class PixelValues(Section):
+class PixelValues(FrozenModel):
     """What becomes of pixel values and bands that are not 8 bits of grey or RGB."""
 
     ranges: tuple[ValueRange, ...] = ()
@@ -43,7 +43,7 @@ class PixelValues(Section):
     """Whether images of 8 bits per color are among those of the training."""
 
 
-class ImageSpec(Section):
+class ImageSpec(FrozenModel):
     """The format of a model's input images, after decoding and resizing."""
 
     channels: Literal[1, 3]
@@ -80,7 +80,7 @@ class DataTraits:
     """Whether a mirrored image still shows its class (False for digits and letters)."""
 
 
-class PluginConfig(Section):
+class PluginConfig(FrozenModel):
     """Base class for the settings of a plugin."""
 
     def resolved_for(self, _traits: DataTraits) -> Self:

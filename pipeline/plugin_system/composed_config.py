@@ -19,9 +19,9 @@ from pipeline.config import ModelChoice, PatchEmbeddingChoice, PluginChoice, Run
 from pipeline.config_files import data_settings
 from pipeline.data.config import SHORT_OPTIONS, DataConfig, source_of
 from pipeline.files.data_names import data_kind
+from pipeline.frozen_model import FrozenModel
 from pipeline.plugin_api import NO_PATCH_EMBEDDING
 from pipeline.plugin_system.plugin_loader import Kind, config_class, patch_embedding_name
-from pipeline.section import Section
 from pipeline.training.config import TrainingConfig
 
 Settings = dict[str, Any]
@@ -29,7 +29,7 @@ _SWITCHES = ("--dry-run", "--rehearse", "--schema", "--fresh", "--json", "--debu
 """Flags without a value."""
 
 
-class _FlagValues(Section):
+class _FlagValues(FrozenModel):
     """Settings of the command line, which gives `null` as text; YAML reads it as None."""
 
     @model_validator(mode="before")
@@ -151,13 +151,13 @@ def _options_class(source: str) -> type[BaseModel]:
         annotation = _annotation(field)
         short = key in SHORT_OPTIONS
         fields[key] = (Annotated[annotation, Parameter(name=names)] if short else annotation, field)
-    return create_model(plugin_class.__name__, __base__=Section, **fields)
+    return create_model(plugin_class.__name__, __base__=FrozenModel, **fields)
 
 
 def _embedding_class(name: str) -> type[BaseModel]:
     if name == NO_PATCH_EMBEDDING:
         field = _documented(PatchEmbeddingChoice, "name", name)
-        return create_model(PatchEmbeddingChoice.__name__, __base__=Section, name=(str, field))
+        return create_model(PatchEmbeddingChoice.__name__, __base__=FrozenModel, name=(str, field))
     return _choice_class("patch_embedding", name, PatchEmbeddingChoice)
 
 
@@ -170,7 +170,7 @@ def _choice_class(
     fields |= inner
     for key, field in plugin_class.model_fields.items():
         fields[key] = (_annotation(field), field)
-    return create_model(f"{name}_{kind}", __base__=Section, **fields)
+    return create_model(f"{name}_{kind}", __base__=FrozenModel, **fields)
 
 
 def _replaced(section: type[BaseModel], **classes: type[BaseModel]) -> type[BaseModel]:

@@ -25,6 +25,7 @@ import pyarrow as pa
 
 from pipeline.data.reading.decoding import UndecodableImageError
 from pipeline.errors import ConfigError
+from pipeline.frozen_model import FrozenModel
 from pipeline.packaging.packaged_model import PackagedModel
 from pipeline.prediction.image_files import (
     ImageFile,
@@ -40,7 +41,6 @@ from pipeline.prediction.prediction_parts import (
     open_parts,
     parts_folder,
 )
-from pipeline.section import Section
 
 SUFFIXES = (".csv", ".parquet")
 _BATCH = 16
@@ -55,7 +55,7 @@ OnProgress = Callable[[int, int, float], None]
 """Called with the images done, the total, and images/s."""
 
 
-class PredictedTable(Section):
+class PredictedTable(FrozenModel):
     """The content of a finished table."""
 
     images: int

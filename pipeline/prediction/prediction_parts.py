@@ -24,8 +24,8 @@ from pipeline.errors import ConfigError, StorageError
 from pipeline.files.atomic_files import replacing, storage_errors, write_text
 from pipeline.files.file_locks import try_lock
 from pipeline.files.table_cells import table_cell
+from pipeline.frozen_model import FrozenModel
 from pipeline.prediction.image_files import ImageFile, Place, place
-from pipeline.section import Section
 
 _STATE_FILE, _LOCK_FILE, _MERGED_FILE = "state.json", "lock", "merged"
 _PART_SECONDS = 15.0
@@ -33,7 +33,7 @@ _ARGUMENT = pa.field("argument", pa.int32())
 _LISTED_ERRORS = 20
 
 
-class PredictionState(Section):
+class PredictionState(FrozenModel):
     """What the parts in a folder are predictions of; a different command may not add to them."""
 
     model: str

@@ -10,12 +10,12 @@ from pipeline.data.seen_images import about_test_images
 from pipeline.evaluation.evaluating import about_run
 from pipeline.evaluation.html_report import ReportPage
 from pipeline.evaluation.trained_run import TrainedRun
+from pipeline.frozen_model import FrozenModel
 from pipeline.metrics.intervals import MetricEstimate, mean_of_repeats
 from pipeline.pretraining.job import PretrainingJob, PretrainingResult
 from pipeline.pretraining.report import LOSS, PretrainingReport, write_report
 from pipeline.run_memory import stage_keys
 from pipeline.run_memory.stage_memory import Ingredients
-from pipeline.section import Section
 from pipeline.workers.event_log import Event
 from pipeline.workers.worker_process import run_worker
 
@@ -24,7 +24,7 @@ _PATHS: dict[str, Any] = {"best": True}
 _UNLIMITED = (0.0, float("inf"))
 
 
-class PretrainingEvaluated(Section):
+class PretrainingEvaluated(FrozenModel):
     """The report and its files."""
 
     report: PretrainingReport

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipeline.config import RunConfig
+from pipeline.frozen_model import FrozenModel
 from pipeline.plugin_api import ImageSpec
-from pipeline.section import Section
 
 
-class PretrainingJob(Section):
+class PretrainingJob(FrozenModel):
     """What was trained, the images to test it on, and the folder for the results."""
 
     config: RunConfig
@@ -25,7 +25,7 @@ class PretrainingJob(Section):
     folder: Path
 
 
-class Picture(Section):
+class Picture(FrozenModel):
     """The file of one view of one image."""
 
     title: str
@@ -33,7 +33,7 @@ class Picture(Section):
     """Name in the folder of the result."""
 
 
-class PicturedImage(Section):
+class PicturedImage(FrozenModel):
     """An image and its views."""
 
     path: str
@@ -41,7 +41,7 @@ class PicturedImage(Section):
     views: tuple[Picture, ...]
 
 
-class PretrainingResult(Section):
+class PretrainingResult(FrozenModel):
     """The losses of the test images, and pictures of the first ones."""
 
     losses: tuple[float, ...]

@@ -10,15 +10,15 @@ from pipeline.evaluation.html_page import picture, render
 from pipeline.evaluation.html_report import ReportPage
 from pipeline.evaluation.svg_charts import curve_charts
 from pipeline.files.atomic_files import write_text
+from pipeline.frozen_model import FrozenModel
 from pipeline.metrics.intervals import MetricEstimate
 from pipeline.pretraining.job import PicturedImage
-from pipeline.section import Section
 
 LOSS = "test/loss"
 HTML_FILE, JSON_FILE = "report.html", "report.json"
 
 
-class PretrainingReport(Section):
+class PretrainingReport(FrozenModel):
     """The result of a pre-training on the test images."""
 
     name: str

@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from pipeline.frozen_model import FrozenModel
 from pipeline.provenance.seen_images import SeenImages, united
-from pipeline.section import Section
 
 State = Literal["known", "upstream corpus unknown", "unknown"]
 UNUSED = "not used for training or model selection"
@@ -23,7 +23,7 @@ _SHOWN = 5
 _LONGEST = 300
 
 
-class Published(Section):
+class Published(FrozenModel):
     """Published weights, which were identified by their checksum."""
 
     name: str
@@ -34,7 +34,7 @@ class Published(Section):
     """As the library that published them states it; empty if it does not."""
 
 
-class ProvenanceSummary(Section):
+class ProvenanceSummary(FrozenModel):
     """What is known about the images that weights have seen, without the images themselves."""
 
     state: State

@@ -17,9 +17,9 @@ from pydantic import ValidationError
 
 from pipeline.errors import DamagedFileError
 from pipeline.files.sealed_files import read_metadata
+from pipeline.frozen_model import FrozenModel
 from pipeline.provenance.provenance import Provenance, Published, one_line
 from pipeline.provenance.seen_images import DIGEST_BYTES, Digests, SeenImages
-from pipeline.section import Section
 
 _RECORD = "patchline.seen.record"
 _PARTS = tuple(
@@ -31,7 +31,7 @@ _MOST_DIGESTS = 11_500_000
 """The header of a safetensors file has at most 100 MB, and a digest takes 8 bytes of it."""
 
 
-class _Record(Section):
+class _Record(FrozenModel):
     """What the metadata holds beside the digests."""
 
     format_version: int = 1

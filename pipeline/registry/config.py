@@ -7,8 +7,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
+from pipeline.frozen_model import FrozenModel
 from pipeline.metrics.names import METRICS
-from pipeline.section import Section
 
 
 def _named(metric: str) -> None:
@@ -39,7 +39,7 @@ def _maxima(limits: dict[str, float]) -> dict[str, float]:
     return limits
 
 
-class PromotionConfig(Section):
+class PromotionConfig(FrozenModel):
     """Gates that a version has to pass before it becomes champion."""
 
     automatic: bool = False

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, ValidationError
 
-from pipeline.section import Section
+from pipeline.frozen_model import FrozenModel
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -30,7 +30,7 @@ Action = Literal["registered", "promoted", "forced", "rolled back", "changed out
 _LONGEST_REASON = 2000
 
 
-class AliasChange(Section):
+class AliasChange(FrozenModel):
     """One change of an alias."""
 
     sequence: int
@@ -52,7 +52,7 @@ class AliasChange(Section):
     state: Literal["intended", "done"] = "done"
 
 
-class Proposal(Section):
+class Proposal(FrozenModel):
     """A change of an alias that was decided but not made yet."""
 
     alias: str

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipeline.errors import ConfigError, ModelReferenceError
+from pipeline.frozen_model import FrozenModel
 from pipeline.provenance.provenance import UNKNOWN
 from pipeline.registry import history
 from pipeline.registry.history import CHAMPION, AliasChange
-from pipeline.section import Section
 from pipeline.tracking.tracked_run import FLOW_RUN_TAG
 from pipeline.tracking.tracking_store import client, store_exists
 
@@ -47,7 +47,7 @@ _REFERENCE = re.compile(
 )
 
 
-class VersionSummary(Section):
+class VersionSummary(FrozenModel):
     """One version of a registered model."""
 
     version: str
@@ -71,7 +71,7 @@ class VersionSummary(Section):
     """The state of the latest approval request; see `approval.answer.Note`."""
 
 
-class ModelSummary(Section):
+class ModelSummary(FrozenModel):
     """A registered model, its versions, newest first, and the history of its aliases."""
 
     name: str

@@ -18,6 +18,7 @@ from typing import Protocol
 import yaml
 
 from pipeline.files.path_uris import artifact_uri
+from pipeline.frozen_model import FrozenModel
 from pipeline.metrics.intervals import MetricEstimate
 from pipeline.models.model_description import WEIGHTS_FILE, load_description
 from pipeline.packaging.job import Package
@@ -33,7 +34,6 @@ from pipeline.registry.registered_models import (
     metrics_of_run,
     metrics_tag,
 )
-from pipeline.section import Section
 from pipeline.tracking import provenance
 from pipeline.tracking.held_signals import signals_held
 from pipeline.tracking.tracked_run import TrackedRun, check_owner
@@ -42,7 +42,7 @@ from pipeline.tracking.tracking_store import client
 _ARTIFACTS = ("model.onnx", "model.json", "model.safetensors", "model_card.md")
 
 
-class Registered(Section):
+class Registered(FrozenModel):
     """A new version in the registry."""
 
     name: str

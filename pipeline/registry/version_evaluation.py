@@ -28,11 +28,11 @@ from pipeline.evaluation.html_report import ReportPage
 from pipeline.evaluation.predictions import Predictions, with_probabilities
 from pipeline.evaluation.report import EvaluationReport, evaluate
 from pipeline.files.stored_images import StoredImages
+from pipeline.frozen_model import FrozenModel
 from pipeline.metrics.temperature import recorded
 from pipeline.packaging.packaged_model import PackagedModel
 from pipeline.registry.registered_models import ModelReference
 from pipeline.registry.version_records import VersionRecords, available_records
-from pipeline.section import Section
 from pipeline.terminal_words import counted
 
 Array = np.ndarray[Any, Any]
@@ -41,7 +41,7 @@ _BATCH = 64
 _NAMED_CLASSES = 20
 
 
-class EvaluationChoices(Section):
+class EvaluationChoices(FrozenModel):
     """Which images are evaluated, and how."""
 
     split: SplitChoice = "auto"

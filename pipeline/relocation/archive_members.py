@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from pipeline.section import Section
+from pipeline.frozen_model import FrozenModel
 from pipeline.tracking.tracking_store import ARTIFACTS, DATABASE
 from pipeline.workspace import WORKSPACE
 
@@ -27,14 +27,14 @@ _TOPS = frozenset({DATABASE, ARTIFACTS, str(WORKSPACE)})
 _LONGEST = 4096
 
 
-class Member(Section):
+class Member(FrozenModel):
     """One file of an archive."""
 
     bytes: int
     sha256: str
 
 
-class Contents(Section):
+class Contents(FrozenModel):
     """What an archive holds."""
 
     format: int = FORMAT

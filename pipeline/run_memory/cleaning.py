@@ -18,8 +18,8 @@ from pipeline.errors import StorageError
 from pipeline.files import file_locks
 from pipeline.files.atomic_files import storage_errors, write_text
 from pipeline.files.workspace_identity import present_path
+from pipeline.frozen_model import FrozenModel
 from pipeline.run_memory import live_runs
-from pipeline.section import Section
 from pipeline.tracking.tracked_run import FOLDER_TAG, REQUEST_FILE
 from pipeline.tracking.tracking_store import all_runs, store_exists
 
@@ -34,7 +34,7 @@ _LOCKS = ".locks"
 _FINISHED = "FINISHED"
 
 
-class Removable(Section):
+class Removable(FrozenModel):
     """A file or a folder that may go."""
 
     kind: str
@@ -45,7 +45,7 @@ class Removable(Section):
     """What its removal frees; a file that other runs share by hard links frees nothing."""
 
 
-class Cleaning(Section):
+class Cleaning(FrozenModel):
     """What may go from a workspace, and what has to stay."""
 
     removable: tuple[Removable, ...]

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from pipeline.config import RunConfig
 from pipeline.errors import ConfigError
 from pipeline.files.access import is_readable
-from pipeline.section import Section
+from pipeline.frozen_model import FrozenModel
 from pipeline.tracking import liveness
 from pipeline.tracking.liveness import Liveness
 from pipeline.tracking.tracked_run import (
@@ -36,7 +36,7 @@ SUMMARY_FILE = "summary.json"
 _ID = re.compile(r"[0-9a-f]{4,32}")
 
 
-class RunRequest(Section):
+class RunRequest(FrozenModel):
     """The request for a run, resolved against its data."""
 
     config: RunConfig

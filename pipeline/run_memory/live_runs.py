@@ -37,7 +37,7 @@ from pipeline.errors import OrchestrationError, StorageError
 from pipeline.files import file_locks
 from pipeline.files.atomic_files import write_text
 from pipeline.files.file_locks import acquire, try_lock
-from pipeline.section import Section
+from pipeline.frozen_model import FrozenModel
 from pipeline.tracking import liveness
 from pipeline.tracking.liveness import Liveness
 
@@ -57,7 +57,7 @@ _ended_here: set[Path] = set()
 _touching: threading.Thread | None = None
 
 
-class LiveRun(Section):
+class LiveRun(FrozenModel):
     """A flow run and the process that executes it."""
 
     flow_run_id: str

@@ -28,10 +28,10 @@ from pydantic import ValidationError
 
 from pipeline.files.atomic_files import storage_errors, write_text
 from pipeline.files.file_digest import FileDigest, digest_of
-from pipeline.section import Section
+from pipeline.frozen_model import FrozenModel
 from pipeline.workspace import make_folder
 
-Result = TypeVar("Result", bound=Section)
+Result = TypeVar("Result", bound=FrozenModel)
 Ingredients = Mapping[str, str]
 """What determines a result, as text: `training.epochs` -> `60`."""
 OnNote = Callable[[str], None]
@@ -43,7 +43,7 @@ _APPENDED = {".jsonl", ".log"}
 _NOT_KEPT = {"worker.log", "worker.lock"}
 
 
-class StageRecord(Section):
+class StageRecord(FrozenModel):
     """One result of one stage."""
 
     stage: str
@@ -144,7 +144,7 @@ class StageMemory:
         self.remember(stage, result, folder, ingredients)
         return result
 
-    def remember(self, stage: str, result: Section, folder: Path, *keys: Ingredients) -> None:
+    def remember(self, stage: str, result: FrozenModel, folder: Path, *keys: Ingredients) -> None:
         """Record a result and the files of its folder, under each of the keys.
 
         Args:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config import RunConfig
-from pipeline.section import Section
+from pipeline.frozen_model import FrozenModel
 from pipeline.stages.context import Context
 from pipeline.stages.stage import AnyStage
 from pipeline.tracking import tracked_run
@@ -35,7 +35,7 @@ class Computation:
     context: Context
     inputs: Any
 
-    def __call__(self) -> Section:
+    def __call__(self) -> FrozenModel:
         """Return the result: that of an earlier run with the same key, or a new one."""
         stage, context, inputs = self.stage, self.context, self.inputs
         key = stage.key(context, inputs)
@@ -68,12 +68,12 @@ class Computation:
             return f"nothing changed since run {source[:8]}: {words}"
         return _EARLIER if memory.run_id else f"nothing changed: {words}"
 
-    def _compute(self) -> Section:
+    def _compute(self) -> FrozenModel:
         if self.context.rehearses:
             return self._checked(self.stage.rehearse(self.context, self.inputs))
         return self._checked(self.stage.compute(self.context, self.inputs))
 
-    def _checked(self, result: Any) -> Section:
+    def _checked(self, result: Any) -> FrozenModel:
         """Return the result, which leaves a value of the class that the stage has declared."""
         if type(result) is not self.stage.leaves:
             kind = type(result).__name__
@@ -81,11 +81,11 @@ class Computation:
         return result  # type: ignore[no-any-return]  # it was compared just now
 
 
-Call = Callable[[Computation], Section]
+Call = Callable[[Computation], FrozenModel]
 """Calls a computation; it may do so as a Prefect task."""
 
 
-def directly(computation: Computation) -> Section:
+def directly(computation: Computation) -> FrozenModel:
     """Call a computation in this process, and say if its result was known."""
     result = computation()
     if computation.reuse:
@@ -117,7 +117,7 @@ def run_stages(
     stages: Sequence[AnyStage],
     context: Context,
     call: Call = directly,
-    then: Callable[[AnyStage, Section], None] = lambda _stage, _result: None,
+    then: Callable[[AnyStage, FrozenModel], None] = lambda _stage, _result: None,
 ) -> None:
     """Go through stages in their order; each leaves its result in the context.
 
@@ -173,14 +173,14 @@ def enter(run: TrackedRun, stages: Iterable[AnyStage], context: Context) -> None
 
 def _with_results(
     stages: Iterable[AnyStage], context: Context
-) -> Iterator[tuple[AnyStage, Section]]:
+) -> Iterator[tuple[AnyStage, FrozenModel]]:
     for stage in stages:
         result = context.find(stage.leaves)
         if result is not None:
             yield stage, result
 
 
-def _log(stage: AnyStage, context: Context, result: Section, run: TrackedRun) -> None:
+def _log(stage: AnyStage, context: Context, result: FrozenModel, run: TrackedRun) -> None:
     inputs = context.inputs(stage.reads)
     tags = stage.tags(context, inputs, result)
     if tags:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pipeline.frozen_model import FrozenModel
 from pipeline.registry import promotion
 from pipeline.registry.promotion import Promotion
 from pipeline.registry.registration import Registered
-from pipeline.section import Section
 from pipeline.stages.context import Context
 from pipeline.stages.stage import Stage
 from pipeline.tracking import tracked_run
@@ -22,7 +22,7 @@ class PromoteInputs:
     run: TrackedRun
 
 
-class Promoted(Section):
+class Promoted(FrozenModel):
     """What was decided about the version."""
 
     promotion: Promotion | None

@@ -13,8 +13,8 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
+from pipeline.frozen_model import FrozenModel
 from pipeline.run_memory.stage_memory import Ingredients
-from pipeline.section import Section
 from pipeline.workers.prewarm import Worker
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pipeline.tracking.tracked_run import TrackedRun
 
 Inputs = TypeVar("Inputs")
-Result = TypeVar("Result", bound=Section)
+Result = TypeVar("Result", bound=FrozenModel)
 
 
 class Stage(ABC, Generic[Inputs, Result]):

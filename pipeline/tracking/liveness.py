@@ -31,7 +31,7 @@ from pipeline.errors import StorageError
 from pipeline.files import file_locks, workspace_identity
 from pipeline.files.atomic_files import write_text
 from pipeline.files.file_locks import LockState
-from pipeline.section import Section
+from pipeline.frozen_model import FrozenModel
 from pipeline.workspace import WORKSPACE
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Liveness(Enum):
     UNKNOWN = "unknown"
 
 
-class _Observation(Section):
+class _Observation(FrozenModel):
     """A heartbeat as this workspace first saw it."""
 
     beat: str
@@ -69,7 +69,7 @@ class _Observation(Section):
     seconds: float
 
 
-class _Observations(Section):
+class _Observations(FrozenModel):
     seen: dict[str, _Observation] = Field(default_factory=dict)
 
 

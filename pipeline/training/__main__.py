@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 
-from pipeline.section import Section
+from pipeline.frozen_model import FrozenModel
 from pipeline.training.job import TrainingJob
 from pipeline.training.machine import look
 from pipeline.training.parts.ensemble_members import combine_members
@@ -18,7 +18,7 @@ from pipeline.workers.event_log import EventWriter
 from pipeline.workers.worker_process import worker_main
 
 
-def train(job: TrainingJob, events: EventWriter) -> Section:
+def train(job: TrainingJob, events: EventWriter) -> FrozenModel:
     """Train in this process, or in several that this one starts; return the part's result."""
     if job.part.members:
         return combine_members(job, events)

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from pipeline.section import Section
+from pipeline.frozen_model import FrozenModel
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)")
 _SECONDS_PER_UNIT = {"s": 1.0, "m": 60.0, "h": 3600.0}
@@ -65,7 +65,7 @@ def _checked_plan(knots: StepPlanKnots) -> StepPlanKnots:
 ValidationPlanSteps = tuple[tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]], ...]
 
 
-class OptimizerConfig(Section):
+class OptimizerConfig(FrozenModel):
     """The optimizer and its learning-rate schedule."""
 
     name: Literal["adamw", "muon", "schedule_free", "sgd"] = "adamw"
@@ -123,7 +123,7 @@ class OptimizerConfig(Section):
         return self
 
 
-class TrainingConfig(Section):
+class TrainingConfig(FrozenModel):
     """Length, batch size and precision of training."""
 
     recorded: ClassVar[tuple[str, ...]] = (

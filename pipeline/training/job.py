@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipeline.config import RunConfig
+from pipeline.frozen_model import FrozenModel
 from pipeline.plugin_api import ImageSpec
-from pipeline.section import Section
 from pipeline.training.part import TrainingPart
 
 
-class ExtendedTraining(Section):
+class ExtendedTraining(FrozenModel):
     """A finished training that another one extends to more epochs."""
 
     run_id: str
@@ -20,7 +20,7 @@ class ExtendedTraining(Section):
     """That were done."""
 
 
-class TrainingJob(Section):
+class TrainingJob(FrozenModel):
     """Everything that decides the weights, and the folder for the results."""
 
     config: RunConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 
 from pipeline.errors import ConfigError
-from pipeline.section import Section
+from pipeline.frozen_model import FrozenModel
 from pipeline.training.config import TrainingConfig
 from pipeline.workers import worker_start
 
@@ -13,7 +13,7 @@ MODULE = "pipeline.training"
 """Of the training process."""
 
 
-class Machine(Section):
+class Machine(FrozenModel):
     """The machine as seen by torch."""
 
     cpu_capability: str

@@ -15,13 +15,13 @@ import numpy as np
 import pandas as pd
 
 from pipeline.data.splits import folds
-from pipeline.section import Section
+from pipeline.frozen_model import FrozenModel
 from pipeline.training.length.step_plan import Knot, StepPlan
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 
 
-class TrainingPart(Section):
+class TrainingPart(FrozenModel):
     """Which images one training of a run uses, and whose plan it follows."""
 
     fold: int | None = None

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+from pipeline.frozen_model import FrozenModel
 from pipeline.metrics.intervals import MetricEstimate
 from pipeline.metrics.temperature import TemperatureFit
-from pipeline.section import Section
 
 
-class EpochRecord(Section):
+class EpochRecord(FrozenModel):
     """The metrics of one validation."""
 
     epoch: float
@@ -52,7 +52,7 @@ class EpochRecord(Section):
         return {name: value for name, value in values.items() if value is not None}
 
 
-class RefitResult(Section):
+class RefitResult(FrozenModel):
     """The result of training again on the training and validation images together."""
 
     weights: Path
@@ -65,7 +65,7 @@ class RefitResult(Section):
     images_per_second: float
 
 
-class EnsembleResult(Section):
+class EnsembleResult(FrozenModel):
     """The models of all folds as one model."""
 
     weights: Path
@@ -74,7 +74,7 @@ class EnsembleResult(Section):
     seconds: float
 
 
-class AverageRecord(Section):
+class AverageRecord(FrozenModel):
     """The average of the weights of the last validations."""
 
     validations: int
@@ -84,7 +84,7 @@ class AverageRecord(Section):
     loss: float
 
 
-class ProbeRecord(Section):
+class ProbeRecord(FrozenModel):
     """A head that was fitted on frozen features."""
 
     regularization: float
@@ -96,7 +96,7 @@ class ProbeRecord(Section):
     features_seconds: float
 
 
-class FineTuningRecord(Section):
+class FineTuningRecord(FrozenModel):
     """The comparison of a fitted head with all weights trained from there, on validation images."""
 
     head_accuracy: float
@@ -115,7 +115,7 @@ class FineTuningRecord(Section):
         )
 
 
-class FoldRecord(Section):
+class FoldRecord(FrozenModel):
     """The training of one fold, at its best weights."""
 
     fold: int
@@ -132,7 +132,7 @@ class FoldRecord(Section):
     """C of a fitted head; None if all weights were trained."""
 
 
-class FoldsResult(Section):
+class FoldsResult(FrozenModel):
     """The result of a cross-validation: the mean over the folds, with t intervals."""
 
     folds: tuple[FoldRecord, ...]
@@ -140,7 +140,7 @@ class FoldsResult(Section):
     loss: MetricEstimate
 
 
-class TrainResult(Section):
+class TrainResult(FrozenModel):
     """Paths and numbers; large data stays in files.
 
     With a refit or folds, `best` is the folder of the final weights; the other values are those of

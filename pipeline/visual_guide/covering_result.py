@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pipeline.frozen_model import FrozenModel
 from pipeline.metrics.intervals import MetricEstimate
-from pipeline.section import Section
 
 MapKind = Literal["attention", "gradient"]
 
 
-class CoveredByMap(Section):
+class CoveredByMap(FrozenModel):
     """What covering the cells that one kind of map points at does."""
 
     kind: MapKind
@@ -25,7 +25,7 @@ class CoveredByMap(Section):
         return self.advantage.low > 0
 
 
-class CoveringTest(Section):
+class CoveringTest(FrozenModel):
     """The result of the test; probabilities are those of the predicted class, calibrated."""
 
     images: int

@@ -25,14 +25,14 @@ from pipeline import redaction
 from pipeline.errors import PipelineError, RunError, StorageError, WorkerError, error_class
 from pipeline.files.atomic_files import storage_errors, write_text
 from pipeline.files.file_locks import try_lock
-from pipeline.section import Section
+from pipeline.frozen_model import FrozenModel
 from pipeline.workers import worker_start
 from pipeline.workers.event_log import Event, EventReader, EventWriter, LineReader
 from pipeline.workers.worker_start import LOG_FILE
 from pipeline.workspace import make_folder
 
-Result = TypeVar("Result", bound=Section)
-Job = TypeVar("Job", bound=Section)
+Result = TypeVar("Result", bound=FrozenModel)
+Job = TypeVar("Job", bound=FrozenModel)
 OnEvent = Callable[[Event], None]
 
 JOB_FILE, EVENTS_FILE, RESULT_FILE, LOCK_FILE = (
@@ -49,7 +49,7 @@ _LAST_WORKER_SECONDS = 60.0
 
 
 def run_worker(
-    module: str, folder: Path, job: Section, result_class: type[Result], on_event: OnEvent
+    module: str, folder: Path, job: FrozenModel, result_class: type[Result], on_event: OnEvent
 ) -> Result:
     """Run a worker to its end and return its result; `on_event` gets every event once, in order.
 
@@ -140,7 +140,7 @@ def last_line(file: Path) -> str:
 
 def worker_main(
     job_class: type[Job],
-    work: Callable[[Job, EventWriter], Section],
+    work: Callable[[Job, EventWriter], FrozenModel],
     introduced: Callable[[], str] = lambda: "{}",
 ) -> NoReturn:
     """Do the job in the folder that the parent names, and write its result.
@@ -166,7 +166,7 @@ def worker_main(
     leave()
 
 
-def report(folder: Path, work: Callable[[], Section]) -> str:
+def report(folder: Path, work: Callable[[], FrozenModel]) -> str:
     """Do the work in a folder, and return its result or its error as a result file's content."""
     try:
         with storage_errors(folder):

@@ -19,12 +19,12 @@ from pipeline.errors import OrchestrationError
 from pipeline.files import workspace_identity
 from pipeline.files.file_locks import locked
 from pipeline.files.path_uris import sqlite_uri
+from pipeline.frozen_model import FrozenModel
 from pipeline.initial_weights import finding
 from pipeline.models.model_description import DESCRIPTION_FILE
 from pipeline.relocation import following, path_rewriting
 from pipeline.run_memory import live_runs
 from pipeline.run_memory.stage_memory import StageMemory
-from pipeline.section import Section
 from pipeline.tracking import nested_runs, tracked_run, tracking_store
 from pipeline.tracking.tracked_run import REQUEST_FILE, NewRun
 from pipeline.training.start import extended_run
@@ -33,7 +33,7 @@ from tests.patience import patient
 NEW = NewRun(experiment="roses", name="one", command="patchline run", params={}, tags={})
 
 
-class _Answer(Section):
+class _Answer(FrozenModel):
     file: Path
 
 

@@ -8,10 +8,10 @@ import pandas as pd
 
 from pipeline.data.manifests import manifest as manifests
 from pipeline.data.manifests.same_images import content_numbers
-from pipeline.section import Section
+from pipeline.frozen_model import FrozenModel
 
 
-class Moved(Section):
+class Moved(FrozenModel):
     """An image whose file has another path; its content and its label are the same."""
 
     path: str
@@ -19,7 +19,7 @@ class Moved(Section):
     """The earlier path."""
 
 
-class Relabelled(Section):
+class Relabelled(FrozenModel):
     """An image whose content is the same and whose label is another."""
 
     path: str
@@ -29,7 +29,7 @@ class Relabelled(Section):
     label_before: str
 
 
-class DataDiff(Section):
+class DataDiff(FrozenModel):
     """How the usable images of a data set B differ from those of a data set A."""
 
     images_before: int

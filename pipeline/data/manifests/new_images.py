@@ -9,12 +9,12 @@ import pandas as pd
 
 from pipeline.data.manifests import manifest as manifests
 from pipeline.data.manifests.same_images import content_numbers
-from pipeline.section import Section
+from pipeline.frozen_model import FrozenModel
 
 _NAMED_FILES = 5
 
 
-class NewImages(Section):
+class NewImages(FrozenModel):
     """How the current images differ from an earlier manifest; each content is counted once."""
 
     first: bool

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pipeline.section import Section
+from pipeline.frozen_model import FrozenModel
 
 Answer = Literal["symmetric", "asymmetric", "unknown"]
 
 
-class MirrorSymmetry(Section):
+class MirrorSymmetry(FrozenModel):
     """Whether a mirrored image still shows its class, and how that is known."""
 
     answer: Answer

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pipeline.errors import PipelineError, PluginError
-from pipeline.section import Section
+from pipeline.frozen_model import FrozenModel
 
 
 class CheckError(AssertionError):
@@ -21,7 +21,7 @@ def require(holds: object, sentence: str) -> None:
         raise CheckError(sentence)
 
 
-class CheckResult(Section):
+class CheckResult(FrozenModel):
     """The result of one check."""
 
     name: str

@@ -10,6 +10,7 @@ from typing import Literal, get_args
 from pydantic import Field
 
 from pipeline.errors import ModelReferenceError
+from pipeline.frozen_model import FrozenModel
 from pipeline.registry.reasons import LONGEST_REASON, one_line
 from pipeline.registry.registered_models import (
     APPROVAL_RECORD,
@@ -17,7 +18,6 @@ from pipeline.registry.registered_models import (
     summaries,
     write_record,
 )
-from pipeline.section import Section
 
 NOBODY = "nobody"
 """Who answers a request that expires."""
@@ -37,7 +37,7 @@ def current_user() -> str:
         return f"user {os.getuid()}" if hasattr(os, "getuid") else "unknown user"
 
 
-class Answer(Section):
+class Answer(FrozenModel):
     """Should this version become champion?"""
 
     decision: Literal["approve", "reject"]
@@ -86,7 +86,7 @@ def superseded_by(version: str) -> Answer:
     return Answer(decision="reject", who=NEWER_VERSION, reason=reason)
 
 
-class Note(Section):
+class Note(FrozenModel):
     """The state of an approval request, recorded on the model version."""
 
     state: State

@@ -9,17 +9,17 @@ from pathlib import Path
 from pipeline.evaluation.comparison import Comparison
 from pipeline.evaluation.comparison_page import PAGE, write_comparison
 from pipeline.evaluation.promotion_decision import GateResult
+from pipeline.frozen_model import FrozenModel
 from pipeline.provenance.provenance import ProvenanceSummary
 from pipeline.registry.config import PromotionConfig
 from pipeline.registry.gate_evaluation import evaluate_gates
 from pipeline.registry.registered_models import ModelReference, summaries
-from pipeline.section import Section
 from pipeline.tracking import addresses
 from pipeline.tracking.tracked_run import TrackedRun
 from pipeline.tracking.tracking_store import client
 
 
-class Question(Section):
+class Question(FrozenModel):
     """Everything that a person needs to decide whether a version becomes champion."""
 
     name: str

@@ -17,10 +17,10 @@ from pipeline import config_files
 from pipeline.config import RunConfig
 from pipeline.data.ingested_data import IngestedData, PreparedData
 from pipeline.files.file_digest import digest_of
+from pipeline.frozen_model import FrozenModel
 from pipeline.initial_weights.record import kept_folder
 from pipeline.run_memory import stage_keys
 from pipeline.run_memory.stage_memory import Ingredients, StageMemory, kept
-from pipeline.section import Section
 from pipeline.tracking import provenance, tracked_run
 from pipeline.tracking.exactly_once_metrics import MetricSender
 from pipeline.training.job import TrainingJob
@@ -37,7 +37,7 @@ CONFIG_FILE = "config.yaml"
 CODE = (f"{MODULE}.__main__", "pipeline.layers")
 """Where the code begins that decides the weights."""
 OnEvent = Callable[[Event], None]
-Result = TypeVar("Result", bound=Section)
+Result = TypeVar("Result", bound=FrozenModel)
 
 
 @dataclass(frozen=True)

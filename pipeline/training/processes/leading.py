@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import cv2
 
-from pipeline.section import Section
+from pipeline.frozen_model import FrozenModel
 from pipeline.training.job import TrainingJob
 from pipeline.training.loop import Training
 from pipeline.training.parts.refit import Refit
@@ -13,7 +13,7 @@ from pipeline.training.processes.process_group import ProcessGroup
 from pipeline.workers.event_log import EventWriter
 
 
-def lead(job: TrainingJob, events: EventWriter, group: ProcessGroup) -> Section:
+def lead(job: TrainingJob, events: EventWriter, group: ProcessGroup) -> FrozenModel:
     """Draw the augmentation preview, then train; return the result of the job's part."""
     training = (Refit if job.part.refit else Training)(job, events, group)
     rows = training.data.preview_rows()

@@ -15,11 +15,11 @@ import torch
 from torch import nn
 
 from pipeline.data.batches.batch_order import BatchOrder
-from pipeline.section import Section
+from pipeline.frozen_model import FrozenModel
 from pipeline.training.processes.batch_parts import BatchPart
 from pipeline.training.train_state import TrainState
 
-Value = TypeVar("Value", bound=Section)
+Value = TypeVar("Value", bound=FrozenModel)
 Keys = list[tuple[int, int]]
 """(epoch, row) of the images that a process loads for a batch."""
 

@@ -21,7 +21,7 @@ import psutil
 from torch import distributed
 
 from pipeline.errors import ConfigError, WorkerError
-from pipeline.section import Section
+from pipeline.frozen_model import FrozenModel
 from pipeline.training.job import TrainingJob
 from pipeline.training.machine import choose_device, look
 from pipeline.training.processes.rank import GROUP_FOLDER, MODULE, RESULT_FILE
@@ -38,7 +38,7 @@ _LOOPBACK = "127.0.0.1"
 _BACKENDS = ("GLOO", "NCCL")
 
 
-def train_in_processes(job: TrainingJob) -> Section:
+def train_in_processes(job: TrainingJob) -> FrozenModel:
     """Train in as many processes as the config asks for, and return the result of the job's part.
 
     Raises:

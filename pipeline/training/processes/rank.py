@@ -19,7 +19,7 @@ from pipeline import redaction
 from pipeline.errors import WorkerError
 from pipeline.files.atomic_files import write_text
 from pipeline.files.file_locks import try_lock
-from pipeline.section import Section
+from pipeline.frozen_model import FrozenModel
 from pipeline.workers.event_log import EventWriter
 from pipeline.workers.worker_process import (
     EVENTS_FILE,
@@ -43,7 +43,7 @@ _PARENT_POLL_SECONDS = 0.2
 _EARLIER_SECONDS = 60.0
 
 
-class Done(Section):
+class Done(FrozenModel):
     """The result of a process that does not lead."""
 
 
@@ -63,7 +63,7 @@ def main(folder: Path, parent: int) -> NoReturn:
     leave()
 
 
-def _lead(folder: Path) -> Section:
+def _lead(folder: Path) -> FrozenModel:
     from pipeline.training.processes.leading import lead
 
     with try_lock(folder / _LOCK_FILE, _EARLIER_SECONDS) as locked:
@@ -78,7 +78,7 @@ def _lead(folder: Path) -> Section:
         return lead(job, events, group)
 
 
-def _follow(folder: Path) -> Section:
+def _follow(folder: Path) -> FrozenModel:
     from pipeline.training.loop import Training
     from pipeline.training.parts.refit import Refit
     from pipeline.training.processes.followers import follow

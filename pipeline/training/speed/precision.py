@@ -19,10 +19,10 @@ from torch import nn
 
 from pipeline.config import PluginChoice, RunConfig
 from pipeline.files.atomic_files import write_text
+from pipeline.frozen_model import FrozenModel
 from pipeline.plugin_api import ImageSpec
 from pipeline.run_memory import stage_keys
 from pipeline.run_memory.stage_memory import Ingredients, StageMemory
-from pipeline.section import Section
 from pipeline.tracking import provenance
 from pipeline.training.config import duration_seconds
 from pipeline.training.machine import look
@@ -43,7 +43,7 @@ _NAMES = ("float32", "bfloat16")
 _X86 = {"x86_64", "amd64"}
 
 
-class Precision(Section):
+class Precision(FrozenModel):
     """The precision of a training run, and why it has that one."""
 
     name: str

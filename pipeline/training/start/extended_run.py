@@ -9,10 +9,10 @@ from pipeline import config_files
 from pipeline.config import RunConfig
 from pipeline.errors import ConfigError, PipelineError
 from pipeline.files.access import is_readable
+from pipeline.frozen_model import FrozenModel
 from pipeline.run_memory import interrupted_runs
 from pipeline.run_memory.cleaning import LAST_CHECKPOINT
 from pipeline.run_memory.interrupted_runs import RunRequest
-from pipeline.section import Section
 from pipeline.tracking import liveness
 from pipeline.tracking.tracked_run import REQUEST_FILE
 from pipeline.training.job import ExtendedTraining, TrainingJob
@@ -31,7 +31,7 @@ _OF_THE_LENGTH = (
     "halvings",
     "thread_changes",
 )
-Content = TypeVar("Content", bound=Section)
+Content = TypeVar("Content", bound=FrozenModel)
 
 
 def requested(reference: str, flags: dict[str, Any], runs: Path) -> RunConfig:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.evaluation.evaluating import Evaluated
-from pipeline.section import Section
+from pipeline.frozen_model import Section
 from pipeline.stages.stage import Stage
 from pipeline.tracking.tracked_run import TrackedRun
 

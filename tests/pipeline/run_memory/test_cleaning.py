@@ -12,17 +12,17 @@ import pytest
 from mlflow import MlflowClient
 
 from pipeline.files import file_locks
+from pipeline.frozen_model import FrozenModel
 from pipeline.run_memory import live_runs
 from pipeline.run_memory.cleaning import FEATURES_FILE, Cleaning, look, remove
 from pipeline.run_memory.stage_memory import StageMemory
-from pipeline.section import Section
 from pipeline.tracking.tracked_run import FOLDER_TAG, REQUEST_FILE
 from pipeline.tracking.tracking_store import client
 
 CHECKPOINT, BEST = "training/last.safetensors", "training/best/model.safetensors"
 
 
-class Trained(Section):
+class Trained(FrozenModel):
     """The result of a stage."""
 
     best: Path

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.config import ModelChoice, RunConfig
+from pipeline.frozen_model import FrozenModel
 from pipeline.plugin_system.plugin_loader import PluginEntry
 from pipeline.run_memory import stage_keys
 from pipeline.run_memory.stage_memory import StageMemory, StageRecord, key_of
-from pipeline.section import Section
 from pipeline.stages.lines import CLASSIFIER, ENCODER
 
 TEXT = st.text(max_size=20)
@@ -25,7 +25,7 @@ INGREDIENTS = st.dictionaries(TEXT, TEXT, max_size=6)
 SAME = {"data": "4e81", "training.epochs": "2"}
 
 
-class Made(Section):
+class Made(FrozenModel):
     """A result with a path in its folder and one elsewhere."""
 
     folder: Path
@@ -135,7 +135,12 @@ def test_the_code_of_a_stage_is_what_it_imports_and_nothing_else() -> None:
     found = stage_keys._with_imports(["pipeline.training.__main__", "pipeline.layers"])
     files = {file.relative_to(stage_keys._LIBRARY).as_posix() for file in found}
     assert {"training/loop.py", "training/recipe/optimizer.py", "models/model_building.py"} <= files
-    assert {"data/batches/loader.py", "layers/attention.py", "plugin_api.py", "section.py"} <= files
+    assert {
+        "data/batches/loader.py",
+        "layers/attention.py",
+        "plugin_api.py",
+        "frozen_model.py",
+    } <= files
     packages = {name.partition("/")[0] for name in files if not name.endswith("/config.py")}
     assert not packages & {"registry", "packaging", "prediction", "browsing", "visual_guide"}
     assert not {name for name in files if "skeleton" in name or name.endswith(".j2")}

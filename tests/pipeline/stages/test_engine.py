@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from pipeline.config import RunConfig
+from pipeline.frozen_model import FrozenModel
 from pipeline.run_memory.stage_memory import StageMemory
-from pipeline.section import Section
 from pipeline.stages import engine
 from pipeline.stages.context import Context, Reporting
 from pipeline.stages.lines import Line
@@ -19,13 +19,13 @@ from pipeline.tracking.tracked_run import TrackedRun
 from pipeline.workers.prewarm import Worker
 
 
-class Flour(Section):
+class Flour(FrozenModel):
     """Left by the mill."""
 
     grams: int
 
 
-class Bread(Section):
+class Bread(FrozenModel):
     """Left by the oven."""
 
     file: Path

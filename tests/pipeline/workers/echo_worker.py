@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 
 from pipeline.errors import RunError
-from pipeline.section import Section
+from pipeline.frozen_model import FrozenModel
 from pipeline.workers.event_log import EventWriter
 from pipeline.workers.worker_process import worker_main
 
 
-class Question(Section):
+class Question(FrozenModel):
     """Its job."""
 
     words: str
 
 
-class Answer(Section):
+class Answer(FrozenModel):
     """Its result."""
 
     words: str

@@ -1,15 +1,15 @@
-"""The base class of all parts of the configuration."""
+"""The base class of what is written to files: settings, jobs of workers, and results."""
 
 from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
 
-class Section(BaseModel):
-    """A frozen set of settings that rejects unknown keys.
+class FrozenModel(BaseModel):
+    """A frozen model that rejects unknown keys.
 
-    The docstring below each field is its help text: on the command line, in the Prefect form and
-    in the JSON schema.
+    Of settings, the docstring below each field is its help text: on the command line, in the
+    Prefect form and in the JSON schema.
     """
 
     model_config = ConfigDict(
