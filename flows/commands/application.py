@@ -197,6 +197,15 @@ COMMANDS = (
 )
 
 
+def _default_worth_showing(default: object) -> str | None:
+    """Return what help says of a default; nothing of a switch that is off, and of an empty list."""
+    if default is None or default is False or default in ((), [], {}, "", frozenset()):
+        return None
+    if isinstance(default, tuple | list):
+        return " ".join(str(each) for each in default)
+    return str(default)
+
+
 def application(arguments: list[str]) -> App:
     """Return the command line; settings of plugins are composed for what the arguments ask."""
     root = App(
@@ -205,7 +214,10 @@ def application(arguments: list[str]) -> App:
         help_epilogue=_EPILOGUE,
         version_flags=["--version"],
         version=_version,
-        default_parameter=Parameter(negative_iterable=()),  # no --data.empty-mean
+        default_parameter=Parameter(
+            negative_iterable=(),  # no --data.empty-mean
+            show_default=_default_worth_showing,
+        ),
     )
     groups = {"": root}
     for command in COMMANDS:

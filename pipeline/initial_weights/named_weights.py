@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from pipeline.errors import ConfigError, PluginError
+from pipeline.host import proxies
 from pipeline.initial_weights.recipe import split_name
 from pipeline.models.pretrained.companion_files import COMPANION_FILES
 
@@ -53,6 +54,7 @@ def file_of(reference: str, *, download: bool) -> Downloaded:
 
     Raises:
         ConfigError: if there are no such weights, they are not cached, or cannot be downloaded.
+        OrchestrationError: if the proxy of the environment cannot be used for the download.
         PluginError: if the library is not installed.
     """
     found = published(reference)
@@ -65,6 +67,7 @@ def file_of(reference: str, *, download: bool) -> Downloaded:
             f"model.init {reference}{licensed} has not been downloaded yet. Add --download to "
             f"allow it, {bring}."
         )
+    proxies.check(_address_of(reference))
     answer = _downloaded(reference)
     if "error" in answer:
         raise ConfigError(
@@ -162,6 +165,18 @@ def _unknown(library: str, name: str, known: list[str]) -> ConfigError:
 
 
 # -- downloading -----------------------------------------------------------------------------------
+
+
+def _address_of(reference: str) -> str:
+    """Return the address that published weights are downloaded from."""
+    library, name = split_name(reference)
+    if library == "torchvision":
+        from torchvision.models import get_weight
+
+        return str(get_weight(name).url)
+    from huggingface_hub.constants import ENDPOINT
+
+    return os.environ.get("HF_ENDPOINT") or str(ENDPOINT)
 
 
 def _downloaded(reference: str) -> dict[str, str]:

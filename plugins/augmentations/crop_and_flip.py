@@ -25,7 +25,8 @@ class CropAndFlipConfig(PluginConfig):
     """Size of the border, mirroring and erasing."""
 
     horizontal_flip: bool | None = None
-    """Mirror half of the images; by default only if the data is mirror-symmetric."""
+    """Flip a random half of the images horizontally; by default only if the data is
+    mirror-symmetric."""
 
     alternate_flips: bool = False
     """Mirror each image in every second epoch, instead of at random (arXiv 2404.00498, section

@@ -29,7 +29,8 @@ class LightConfig(PluginConfig):
     """Strength of the random changes."""
 
     horizontal_flip: bool | None = None
-    """Mirror half of the images; by default only if the data is mirror-symmetric."""
+    """Flip a random half of the images horizontally; by default only if the data is
+    mirror-symmetric."""
 
     shift: Share = 0.12
     """Largest shift in each direction, as a fraction of the side; by whole pixels."""

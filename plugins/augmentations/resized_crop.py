@@ -27,7 +27,8 @@ class ResizedCropConfig(PluginConfig):
     """Size and shape of the part that is shown, and what else changes."""
 
     horizontal_flip: bool | None = None
-    """Mirror half of the images; by default only if the data is mirror-symmetric."""
+    """Flip a random half of the images horizontally; by default only if the data is
+    mirror-symmetric."""
 
     smallest_area: Annotated[float, Field(gt=0, le=1)] = 0.35
     """Smallest area of the part that is shown, as a fraction of the image."""

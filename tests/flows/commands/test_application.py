@@ -55,3 +55,6 @@ def test_help_may_be_asked_for_in_front_of_the_command(
     shown = capsys.readouterr().out
     assert flag in shown
     assert ".empty-" not in shown  # lists need no second flag
+    for nothing in ("False", "()", "{}", "[]", "None"):
+        assert f"[default: {nothing}]" not in shown
+    assert "[default: 1" in shown

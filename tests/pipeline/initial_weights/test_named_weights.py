@@ -17,7 +17,7 @@ import torch
 from torchvision.models import get_model_weights
 
 from pipeline.config import RunConfig
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, OrchestrationError
 from pipeline.initial_weights.finding import find
 from pipeline.initial_weights.known_checksums import _STATED, publisher_of
 from pipeline.initial_weights.named_weights import file_of
@@ -70,6 +70,17 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     yield asked
     server.shutdown()
     server.server_close()
+
+
+def test_a_proxy_that_cannot_be_used_is_named_before_a_download(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the download would go past a SOCKS proxy, or end in a name that is not known."""
+    monkeypatch.setenv("HF_ENDPOINT", "https://hub.example")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("all_proxy", "socks5://127.0.0.1:9")
+    with pytest.raises(OrchestrationError, match=r"all_proxy is socks5://.*hub\.example cannot be"):
+        file_of("hf:some/vit", download=True)
 
 
 def test_weights_are_downloaded_only_when_asked(
