@@ -78,12 +78,21 @@ def enter() -> str:
         copy = _copies[here] = _Copy(scratch)
     for name in _REMEMBERED:
         if os.access(WORKSPACE / name, os.R_OK | os.X_OK):
-            shutil.copytree(WORKSPACE / name, copy.folder / WORKSPACE / name, dirs_exist_ok=True)
+            _copy_folder(WORKSPACE / name, copy.folder / WORKSPACE / name)
     workspace.use_scratch(copy.folder / WORKSPACE)
     database = Path(DATABASE).resolve()
     if database.is_file() and not os.environ.get(_VARIABLE):
         os.environ[_VARIABLE] = sqlite_uri(copy.of(database))
     return f"The workspace {here} is read-only: this command records nothing in it."
+
+
+def _copy_folder(source: Path, target: Path) -> None:
+    """Copy a folder, but not its modes: a copy without write permission could not be deleted."""
+    for folder, _, names in os.walk(source):
+        copied = target / Path(folder).relative_to(source)
+        copied.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name in names:
+            shutil.copyfile(Path(folder) / name, copied / name)
 
 
 @dataclass
