@@ -201,7 +201,9 @@ def _of_split(rows: pd.DataFrame, wanted: SplitChoice) -> tuple[pd.DataFrame, st
     split = "test" if wanted == "auto" else wanted
     if split not in there:
         if not there:
-            raise DataError(f"The data has no splits, so not '{split}'. Set --split to all.")
+            raise DataError(
+                f"The data defines no splits, so it has no split '{split}'. Set --split to all."
+            )
         raise DataError(
             f"The data has no split '{split}'. Its splits: {', '.join(there)}. Choose another "
             "--split, or all."

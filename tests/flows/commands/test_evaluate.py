@@ -197,7 +197,7 @@ def test_an_empty_selection_is_said(command: Command, tmp_path: Path) -> None:
     assert "is a file" in err
     code, _, err = command("evaluate", "stripes", "photos", "--split", "test")
     assert code == 2
-    assert "no split 'test'; it has none" in err
+    assert "it has no split 'test'. Set --split to all" in err
 
 
 def test_a_damaged_image_is_listed_and_the_others_count(command: Command, tmp_path: Path) -> None:
