@@ -112,7 +112,7 @@ def test_a_failed_run_says_why_in_its_state(tmp_path: Path) -> None:
     out = str(tmp_path / "labels.csv")
     state: State = predict_flow("photos@best", str(tmp_path), out, return_state=True)
     assert state.is_failed()
-    assert str(state.message).startswith("'photos' has no alias 'best'. There are:")
+    assert str(state.message).startswith("'photos' has no alias 'best'. Its aliases:")
 
 
 @pytest.mark.usefixtures("champion")
