@@ -72,7 +72,7 @@ def test_class_of_which_all_images_are_excluded_is_gone(photos: Path, tmp_path: 
         (None, "there is no such file. Check the path"),
         (["path,kind", "a.png,dark"], "no column 'exclude' (its columns: path, kind)"),
         (["file,exclude", "a.png,yes"], "no column 'path'"),
-        ([], "its columns: none"),
+        ([], "(it is empty)"),
         (["path,exclude", "a.png,maybe"], "says 'maybe' in the column 'exclude' near line 2"),
         (["exclude,path", "yes"], "has no path near line 2"),
     ],
