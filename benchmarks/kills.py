@@ -197,7 +197,7 @@ def _named(process: psutil.Process, folder: Path) -> bool:
 
 _FITTING = {
     "FINISHED": {"Completed"},
-    "FAILED": {"Failed", "Server away"},
+    "FAILED": {"Failed", "Server unavailable"},
     "KILLED": {"Crashed", "Cancelled"},
     "RUNNING": {"Running", "Cancelling"},
 }

@@ -127,14 +127,3 @@ def test_only_a_single_training_is_extended(setting: dict[str, Any]) -> None:
     [name] = setting
     with pytest.raises(ValidationError, match=f"Leave out training.{name}"):
         TrainingConfig(extends="1234", **setting)
-
-
-def test_a_checkpoint_of_an_earlier_version_is_restored(make_job: MakeJob, tmp_path: Path) -> None:
-    """Numbers that were added to the state later have their defaults."""
-    job = make_job(tmp_path, training={"epochs": 1})
-    training = Training(job, EventWriter(job.folder / "events.jsonl"))
-    state, numbers = training.state, training.state.numbers()
-    for name in ("optimizer_groups", "validation_seconds", "rate_cuts", "halvings"):
-        del numbers[name]
-    state.restore(state.tensors(), {**numbers, "step": 3})
-    assert (state.step, state.rate_cuts, state.halvings, state.validation_seconds) == (3, [], [], 0)
