@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pipeline.config import RunConfig
-from pipeline.run_memory.stage_memory import StageMemory
+from pipeline.run_memory.stage_memory import Ingredients, StageMemory
 from pipeline.workers.event_log import Event
 from pipeline.workers.prewarm import Worker
 
@@ -53,6 +53,8 @@ class Context:
     """Of the MLflow run and of the registered version: who computes."""
     next_workers: tuple[Worker, ...] = ()
     """Of the later stages, which may be started before they are needed."""
+    unrecorded: dict[str, Ingredients] = field(default_factory=dict)
+    """The keys of the stages whose results are recorded once the MLflow run is open."""
     returned: dict[type[Any], Any] = field(default_factory=dict)
     """The results by type as their stages returned them, for whoever draws a graph of the run."""
     _results: dict[type[Any], Any] = field(default_factory=dict)

@@ -46,10 +46,13 @@ class Computation:
         if known is not None:
             return self._checked(known)
         result = self._compute()
-        run_is_open = context.find(TrackedRun) is not None
-        if stage.lasts(result) and (run_is_open or stage.at_once):
-            folder = stage.folder(context, inputs, result)
-            context.memory.remember(stage.name, result, folder, key)
+        if stage.lasts(result):
+            run_is_open = context.find(TrackedRun) is not None
+            if run_is_open or stage.at_once:
+                folder = stage.folder(context, inputs, result)
+                context.memory.remember(stage.name, result, folder, key)
+            if not run_is_open:
+                context.unrecorded[stage.name] = key
         return result
 
     @property
@@ -164,8 +167,7 @@ def enter(run: TrackedRun, stages: Iterable[AnyStage], context: Context) -> None
     context.put(run)
     for stage, result in _with_results(stages, context):
         inputs = context.inputs(stage.reads)
-        key = stage.key(context, inputs) if stage.name not in memory.recalled else None
-        if key is not None and stage.lasts(result) and stage.name in context.seconds:
+        if (key := context.unrecorded.pop(stage.name, None)) is not None:
             memory.remember(stage.name, result, stage.folder(context, inputs, result), key)
         stage.log(context, inputs, result, run)
     _tag_reuse(context, run)

@@ -64,7 +64,8 @@ class Mill(Stage[Nothing, Flour]):
         return Flour(grams=500 + context.config.seed)
 
     def follow(self, context: Context, inputs: Nothing, result: Flour) -> None:
-        context.config = context.config.model_copy(update={"name": f"bread-of-{result.grams}"})
+        changes = {"name": f"bread-of-{result.grams}", "seed": 99}  # which its own key depends on
+        context.config = context.config.model_copy(update=changes)
 
 
 class Bake(Stage[BakeInputs, Bread]):
