@@ -90,7 +90,7 @@ def _copy_folder(source: Path, target: Path) -> None:
     """Copy a folder, but not its modes: a copy without write permission could not be deleted."""
     for folder, _, names in os.walk(source):
         copied = target / Path(folder).relative_to(source)
-        copied.mkdir(mode=0o700, parents=True, exist_ok=True)
+        copied.mkdir(mode=0o700, exist_ok=True)
         for name in names:
             shutil.copyfile(Path(folder) / name, copied / name)
 
