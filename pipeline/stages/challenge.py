@@ -4,27 +4,18 @@ from __future__ import annotations
 
 from pipeline.registry import promotion
 from pipeline.stages.context import Context
-from pipeline.stages.promote import Promoted, PromoteInputs
-from pipeline.stages.stage import Stage
+from pipeline.stages.promote import Promote, Promoted, PromoteInputs
 from pipeline.tracking import tracked_run
 
 
-class Challenge(Stage[PromoteInputs, Promoted]):
+class Challenge(Promote):
     """Leaves no decision: promoting an encoder requires approval."""
 
-    name = "promote"
     task = "Assign the version's alias"
-    reads = PromoteInputs
-    leaves = Promoted
 
     def title(self, context: Context, inputs: PromoteInputs) -> str:
         """Return what is done."""
         return "Assigning the alias"
-
-    def task_run(self, context: Context, inputs: PromoteInputs) -> str:
-        """Return the version."""
-        registered = inputs.registered
-        return f"Assign aliases of {registered.name}, version {registered.version}"
 
     def compute(self, context: Context, inputs: PromoteInputs) -> Promoted:
         """Assign the alias."""

@@ -31,7 +31,8 @@ class Line:
     """The stages of a run in their order, checked when they are put together.
 
     Raises:
-        TypeError: if a stage reads what no earlier stage leaves, or two stages have one name.
+        TypeError: if a stage reads what no earlier stage leaves, if two stages have one name,
+            or if one has a key and no folder.
     """
 
     stages: tuple[AnyStage, ...]
@@ -63,6 +64,9 @@ class Line:
                         f"The stage {stage.name} reads a {read.kind.__name__}, which no stage of "
                         "every run leaves before it."
                     )
+            is_remembered = type(stage).key is not Stage.key
+            if is_remembered and type(stage).folder is Stage.folder:
+                yield f"The stage {stage.name} has a key, but no folder for its files."
             if type(stage).applies is Stage.applies:
                 left.add(stage.leaves)
 

@@ -102,7 +102,7 @@ class Stage(ABC, Generic[Inputs, Result]):
         return None
 
     def folder(self, context: Context, inputs: Inputs, result: Result | None) -> Path:
-        """Return the folder with the files of the result.
+        """Return the folder with the files of the result; every stage with a key has one.
 
         Args:
             context: of the run.

@@ -194,6 +194,16 @@ def test_what_only_some_runs_leave_has_to_be_optional() -> None:
         Line((Sometimes(), Bake()))
 
 
+def test_a_stage_with_a_key_has_a_folder() -> None:
+    """Otherwise the first run would fail after the computation."""
+
+    class Homeless(Mill):
+        folder = Stage.folder
+
+    with pytest.raises(TypeError, match="The stage mill has a key, but no folder"):
+        Line((Homeless(),))
+
+
 def test_a_stage_leaves_what_it_has_declared(tmp_path: Path) -> None:
     """Another class is an error of the stage, not of a later one."""
 
