@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.evaluation.evaluating import Evaluated
-from pipeline.frozen_model import Section
+from pipeline.frozen_model import FrozenModel
 from pipeline.stages.stage import Stage
 from pipeline.tracking.tracked_run import TrackedRun
 
@@ -34,7 +34,7 @@ class TasteInputs:
     run: TrackedRun
 
 
-class Verdict(Section):
+class Verdict(FrozenModel):
     words: str
     file: Path
 
