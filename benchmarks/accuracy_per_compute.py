@@ -25,14 +25,14 @@ import yaml
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.measured_runs import PATCHLINE, machine
-from pipeline import config_files
-from pipeline.config import ModelChoice
-from pipeline.data.manifests import manifest
-from pipeline.models.model_building import build_model
-from pipeline.models.model_cost import resolved_choice
-from pipeline.plugin_api import DataTraits, ImageSpec
-from pipeline.training.config import TrainingConfig
-from pipeline.training.recipe.progressive_size import ProgressiveSize
+from patchline.pipeline import config_files
+from patchline.pipeline.config import ModelChoice
+from patchline.pipeline.data.manifests import manifest
+from patchline.pipeline.models.model_building import build_model
+from patchline.pipeline.models.model_cost import resolved_choice
+from patchline.pipeline.training.config import TrainingConfig
+from patchline.pipeline.training.recipe.progressive_size import ProgressiveSize
+from patchline.plugin_api import DataTraits, ImageSpec
 
 RECIPE = Path(__file__).parent / "recipes" / "small_images.yaml"
 _SIDE, _CLASSES = 32, 10

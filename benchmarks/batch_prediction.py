@@ -28,14 +28,14 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.measured_runs import machine
-from pipeline.config import ModelChoice
-from pipeline.models.model_building import build_model
-from pipeline.models.model_description import ModelDescription
-from pipeline.models.model_files import save_model
-from pipeline.packaging.calibrated_onnx import ProbabilityModel, export_onnx
-from pipeline.packaging.packaged_model import PackagedModel
-from pipeline.plugin_api import ImageSpec
-from pipeline.prediction.batch_prediction import predict_images
+from patchline.pipeline.config import ModelChoice
+from patchline.pipeline.models.model_building import build_model
+from patchline.pipeline.models.model_description import ModelDescription
+from patchline.pipeline.models.model_files import save_model
+from patchline.pipeline.packaging.calibrated_onnx import ProbabilityModel, export_onnx
+from patchline.pipeline.packaging.packaged_model import PackagedModel
+from patchline.pipeline.prediction.batch_prediction import predict_images
+from patchline.plugin_api import ImageSpec
 
 IMAGES, WIDTH, HEIGHT, SIDE, CLASSES = 3_000, 500, 375, 64, 10
 BATCH, WORKERS = 64, 2

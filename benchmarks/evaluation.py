@@ -37,26 +37,26 @@ import torch
 from torch import nn
 
 from benchmarks.measured_runs import machine
-from pipeline import config_files, quiet_libraries
-from pipeline.data import ingestion
-from pipeline.data.store.prepared_store import open_images
-from pipeline.evaluation import galleries
-from pipeline.evaluation.calibrated_predictions import calibrated
-from pipeline.evaluation.comparison import compare
-from pipeline.evaluation.comparison_page import write_comparison
-from pipeline.evaluation.evaluating import write_report
-from pipeline.evaluation.html_report import ReportPage
-from pipeline.evaluation.predictions import Predictions, with_probabilities
-from pipeline.evaluation.report import EvaluationReport, evaluate
-from pipeline.metrics import classification
-from pipeline.metrics.calibration import Answers
-from pipeline.metrics.class_areas import Areas
-from pipeline.metrics.row_pieces import row_slices
-from pipeline.metrics.temperature import TemperatureFit, fit_temperature
-from pipeline.models.inference import predict_logits
-from pipeline.models.model_building import build_model
-from pipeline.plugin_api import ImageSpec
-from pipeline.training.device import make_repeatable
+from patchline.pipeline import config_files, quiet_libraries
+from patchline.pipeline.data import ingestion
+from patchline.pipeline.data.store.prepared_store import open_images
+from patchline.pipeline.evaluation import galleries
+from patchline.pipeline.evaluation.calibrated_predictions import calibrated
+from patchline.pipeline.evaluation.comparison import compare
+from patchline.pipeline.evaluation.comparison_page import write_comparison
+from patchline.pipeline.evaluation.evaluating import write_report
+from patchline.pipeline.evaluation.html_report import ReportPage
+from patchline.pipeline.evaluation.predictions import Predictions, with_probabilities
+from patchline.pipeline.evaluation.report import EvaluationReport, evaluate
+from patchline.pipeline.metrics import classification
+from patchline.pipeline.metrics.calibration import Answers
+from patchline.pipeline.metrics.class_areas import Areas
+from patchline.pipeline.metrics.row_pieces import row_slices
+from patchline.pipeline.metrics.temperature import TemperatureFit, fit_temperature
+from patchline.pipeline.models.inference import predict_logits
+from patchline.pipeline.models.model_building import build_model
+from patchline.pipeline.training.device import make_repeatable
+from patchline.plugin_api import ImageSpec
 
 _BATCH = 256
 _MODELS: dict[str, dict[str, Any]] = {

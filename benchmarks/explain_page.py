@@ -22,12 +22,12 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.measured_runs import machine
-from pipeline.config import ModelChoice
-from pipeline.models.model_building import build_model
-from pipeline.models.model_description import ModelDescription, describe_plugins
-from pipeline.models.model_files import save_model
-from pipeline.plugin_api import ImageSpec
-from pipeline.visual_guide.explaining import explain
+from patchline.pipeline.config import ModelChoice
+from patchline.pipeline.models.model_building import build_model
+from patchline.pipeline.models.model_description import ModelDescription, describe_plugins
+from patchline.pipeline.models.model_files import save_model
+from patchline.pipeline.visual_guide.explaining import explain
+from patchline.plugin_api import ImageSpec
 from tests.browser.chromium import browser, missing
 
 CASES: dict[str, tuple[int, int, dict[str, Any]]] = {

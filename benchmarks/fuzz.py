@@ -41,10 +41,10 @@ from benchmarks.mutated_data import (
     whole_files,
     write_case,
 )
-from pipeline.data.pixel_values.pixel_mapping import PixelMapping
+from patchline.pipeline.data.pixel_values.pixel_mapping import PixelMapping
 
 if TYPE_CHECKING:
-    from pipeline.config import RunConfig
+    from patchline.pipeline.config import RunConfig
 
 
 HANG_SECONDS = 5
@@ -240,7 +240,7 @@ def fuzz_images(count: int, seed: int) -> tuple[dict[str, int], list[str]]:
 
 
 def _decode_cases(cases: Range, count: int, seed: int) -> None:
-    from pipeline.data.reading.decoding import decode_image
+    from patchline.pipeline.data.reading.decoding import decode_image
 
     for whole in whole_files():  # imports every decoder before anything is counted
         decode_image(whole, 3, mapping=MAPPING)
@@ -248,8 +248,8 @@ def _decode_cases(cases: Range, count: int, seed: int) -> None:
 
 
 def _answer_image(data: bytes, number: int) -> Answer:
-    from pipeline.data.reading.decoding import UndecodableImageError, decode_image
-    from pipeline.data.reading.resizing import resize_image
+    from patchline.pipeline.data.reading.decoding import UndecodableImageError, decode_image
+    from patchline.pipeline.data.reading.resizing import resize_image
 
     channels = 1 if number % 5 == 0 else 3
     try:
@@ -292,11 +292,11 @@ def _read_cases(cases: Range, _: int, seed: int) -> None:
 
 
 def _answer_data(case: DataCase, number: int) -> Answer:
-    from pipeline.config import RunConfig
-    from pipeline.data.ingestion_notes import notes_on_files
-    from pipeline.data.manifests import manifest as manifests
-    from pipeline.data.manifests.source_listing import listing_of
-    from pipeline.errors import DataError
+    from patchline.pipeline.config import RunConfig
+    from patchline.pipeline.data.ingestion_notes import notes_on_files
+    from patchline.pipeline.data.manifests import manifest as manifests
+    from patchline.pipeline.data.manifests.source_listing import listing_of
+    from patchline.pipeline.errors import DataError
 
     work = case.path.parent / ".patchline"
     try:
@@ -330,10 +330,10 @@ def _answer_data(case: DataCase, number: int) -> Answer:
 
 def _inspect(config: RunConfig, work: Path) -> None:
     """Inspect the data, and write and read again what an inspection writes."""
-    from pipeline.inspection.findings_table import earlier_rows, write_table
-    from pipeline.inspection.inspecting import inspect_data
-    from pipeline.inspection.page import write_page
-    from pipeline.inspection.terminal_report import terminal_report
+    from patchline.pipeline.inspection.findings_table import earlier_rows, write_table
+    from patchline.pipeline.inspection.inspecting import inspect_data
+    from patchline.pipeline.inspection.page import write_page
+    from patchline.pipeline.inspection.terminal_report import terminal_report
 
     found = inspect_data(config, work)
     found.result.model_dump_json()

@@ -41,19 +41,19 @@ import pandas as pd
 from PIL import Image
 
 from benchmarks.measured_runs import machine
-from pipeline import config_files, quiet_libraries
-from pipeline.config import RunConfig
-from pipeline.data import ingestion
-from pipeline.data.manifests import manifest as manifests
-from pipeline.data.splits import split
-from pipeline.data.splits.leakage import given_splits
-from pipeline.data.store import prepared_store
-from pipeline.data.store.prepared_store import StoreKind, StoreSpec
-from pipeline.files.stored_images import StoredImages
-from pipeline.inspection.class_findings import findings_on_classes
-from pipeline.inspection.file_findings import findings_on_size, findings_on_status
-from pipeline.inspection.inspecting import summary_of
-from pipeline.inspection.same_image_findings import findings_on_duplicates
+from patchline.pipeline import config_files, quiet_libraries
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.data import ingestion
+from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.data.splits import split
+from patchline.pipeline.data.splits.leakage import given_splits
+from patchline.pipeline.data.store import prepared_store
+from patchline.pipeline.data.store.prepared_store import StoreKind, StoreSpec
+from patchline.pipeline.files.stored_images import StoredImages
+from patchline.pipeline.inspection.class_findings import findings_on_classes
+from patchline.pipeline.inspection.file_findings import findings_on_size, findings_on_status
+from patchline.pipeline.inspection.inspecting import summary_of
+from patchline.pipeline.inspection.same_image_findings import findings_on_duplicates
 
 _SMALL, _FOLDERS = 20_000, 10
 _FEWEST = 4 * _FOLDERS

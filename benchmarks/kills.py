@@ -29,17 +29,17 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from benchmarks.measured_runs import PATCHLINE, machine
-from flows.services import service_processes
-from pipeline import local_login, local_services, quiet_libraries
-from pipeline.files.file_locks import is_held
-from pipeline.registry import history
-from pipeline.registry.registered_models import FINGERPRINT_TAG
-from pipeline.run_memory import live_runs
-from pipeline.tracking import liveness, tracked_run
-from pipeline.tracking.liveness import Liveness
-from pipeline.tracking.tracking_store import client
-from pipeline.workers.worker_start import LOG_FILE
-from pipeline.workspace import WORKSPACE
+from patchline.flows.services import service_processes
+from patchline.pipeline import local_login, local_services, quiet_libraries
+from patchline.pipeline.files.file_locks import is_held
+from patchline.pipeline.registry import history
+from patchline.pipeline.registry.registered_models import FINGERPRINT_TAG
+from patchline.pipeline.run_memory import live_runs
+from patchline.pipeline.tracking import liveness, tracked_run
+from patchline.pipeline.tracking.liveness import Liveness
+from patchline.pipeline.tracking.tracking_store import client
+from patchline.pipeline.workers.worker_start import LOG_FILE
+from patchline.pipeline.workspace import WORKSPACE
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -57,9 +57,9 @@ SERVICES = {
     "supervisor": "supervisor",
 }
 WORKERS = {
-    "training": "pipeline.training",
-    "evaluation": "pipeline.evaluation",
-    "packaging": "pipeline.packaging",
+    "training": "patchline.pipeline.training",
+    "evaluation": "patchline.pipeline.evaluation",
+    "packaging": "patchline.pipeline.packaging",
 }
 KINDS = (
     "command", "flow", "training", "data worker", "evaluation", "packaging", "prepared worker",
@@ -489,7 +489,7 @@ class Harness:
 
     def _start(self, seed: int) -> None:
         """Start a run of the schedule, as `schedule run-now` does, with another seed."""
-        from flows.schedules import deployments
+        from patchline.flows.schedules import deployments
 
         before = Path.cwd()
         os.chdir(self.folder)

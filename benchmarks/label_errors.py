@@ -34,9 +34,9 @@ from sklearn.model_selection import cross_val_predict
 
 import patchline
 from benchmarks.measured_runs import machine
-from pipeline import config_files, quiet_libraries
-from pipeline.data import ingestion
-from pipeline.inspection.label_errors import likely_labels
+from patchline.pipeline import config_files, quiet_libraries
+from patchline.pipeline.data import ingestion
+from patchline.pipeline.inspection.label_errors import likely_labels
 
 
 def find_planted(given: argparse.Namespace) -> None:

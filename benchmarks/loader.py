@@ -28,10 +28,10 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 
 from benchmarks.measured_runs import machine
-from pipeline.config import PluginChoice
-from pipeline.data.batches.batch_order import BatchOrder
-from pipeline.data.batches.loader import TrainingImages, training_batches
-from pipeline.plugin_api import ImageSpec
+from patchline.pipeline.config import PluginChoice
+from patchline.pipeline.data.batches.batch_order import BatchOrder
+from patchline.pipeline.data.batches.loader import TrainingImages, training_batches
+from patchline.plugin_api import ImageSpec
 
 _IMAGES, _TURNS = 8192, 3
 _LIGHT: dict[str, Any] = {

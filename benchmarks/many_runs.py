@@ -38,13 +38,13 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.schedules import IntervalSchedule
 
 from benchmarks.measured_runs import PATCHLINE, machine, measured_run
-from flows.prefect_client import asking
-from flows.prefect_session import connected
-from flows.schedules import deployments
-from flows.schedules.prediction_flow import predict_flow
-from pipeline import quiet_libraries
-from pipeline.tracking.tracking_store import client
-from pipeline.workers.event_log import read_events
+from patchline.flows.prefect_client import asking
+from patchline.flows.prefect_session import connected
+from patchline.flows.schedules import deployments
+from patchline.flows.schedules.prediction_flow import predict_flow
+from patchline.pipeline import quiet_libraries
+from patchline.pipeline.tracking.tracking_store import client
+from patchline.pipeline.workers.event_log import read_events
 
 _SMALL = ("--training.epochs", "6", "--model.embed-dim", "48", "--model.num-heads", "3")
 

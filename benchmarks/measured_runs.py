@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pipeline import quiet_libraries
-from pipeline.tracking import provenance
+from patchline.pipeline import quiet_libraries
+from patchline.pipeline.tracking import provenance
 
 PATCHLINE = Path(sys.executable).parent / "patchline"
 

@@ -16,10 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
-from pipeline.config import ModelChoice
-from pipeline.models.model_cost import ModelCost, model_cost
-from pipeline.plugin_system.plugin_loader import installed, load_model
-from pipeline.visual_guide.patch_embedding_picture import (
+from patchline.pipeline.config import ModelChoice
+from patchline.pipeline.models.model_cost import ModelCost, model_cost
+from patchline.pipeline.plugin_system.plugin_loader import installed, load_model
+from patchline.pipeline.visual_guide.patch_embedding_picture import (
     draw_overview,
     draw_view,
     load_photo,

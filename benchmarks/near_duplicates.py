@@ -27,13 +27,13 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from benchmarks.measured_runs import machine
-from pipeline import config_files
-from pipeline.data import ingestion
-from pipeline.data.manifests import manifest as manifests
-from pipeline.data.manifests.same_images import content_numbers
-from pipeline.data.near_duplicates.search import matches
-from pipeline.data.near_duplicates.thumbnails import Thumbnails
-from pipeline.inspection.measures import ImageMeasures
+from patchline.pipeline import config_files
+from patchline.pipeline.data import ingestion
+from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.data.manifests.same_images import content_numbers
+from patchline.pipeline.data.near_duplicates.search import matches
+from patchline.pipeline.data.near_duplicates.thumbnails import Thumbnails
+from patchline.pipeline.inspection.measures import ImageMeasures
 
 Array = np.ndarray[Any, Any]
 Pairs = dict[tuple[int, int], float]

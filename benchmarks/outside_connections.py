@@ -28,7 +28,7 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.measured_runs import PATCHLINE, machine
-from pipeline import local_services, quiet_libraries
+from patchline.pipeline import local_services, quiet_libraries
 
 _CALLS = "connect,sendto,sendmsg,sendmmsg"
 _ADDRESS = re.compile(

@@ -37,28 +37,28 @@ import torch
 import yaml
 
 from benchmarks.measured_runs import machine
-from pipeline import config_files, quiet_libraries
-from pipeline.config import RunConfig
-from pipeline.data import ingestion
-from pipeline.data.ingested_data import IngestedData, PreparedData
-from pipeline.data.reading.decoding import decode_image
-from pipeline.data.reading.resizing import resize_image
-from pipeline.initial_weights.recipe import WARM_START
-from pipeline.initial_weights.starting_point import starting_point
-from pipeline.metrics.intervals import proportion
-from pipeline.models.inference import predict_logits
-from pipeline.models.model_building import build_model
-from pipeline.models.model_files import load_model
-from pipeline.plugin_api import ImageSpec
-from pipeline.probing.features import features_of
-from pipeline.probing.linear_fit import fit_head
-from pipeline.probing.linear_head import linear_head
-from pipeline.training.config import duration_seconds
-from pipeline.training.machine import MODULE
-from pipeline.training.parts.launching import job_of
-from pipeline.training.train_result import TrainResult
-from pipeline.workers.event_log import Event
-from pipeline.workers.worker_process import run_worker
+from patchline.pipeline import config_files, quiet_libraries
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.data import ingestion
+from patchline.pipeline.data.ingested_data import IngestedData, PreparedData
+from patchline.pipeline.data.reading.decoding import decode_image
+from patchline.pipeline.data.reading.resizing import resize_image
+from patchline.pipeline.initial_weights.recipe import WARM_START
+from patchline.pipeline.initial_weights.starting_point import starting_point
+from patchline.pipeline.metrics.intervals import proportion
+from patchline.pipeline.models.inference import predict_logits
+from patchline.pipeline.models.model_building import build_model
+from patchline.pipeline.models.model_files import load_model
+from patchline.pipeline.probing.features import features_of
+from patchline.pipeline.probing.linear_fit import fit_head
+from patchline.pipeline.probing.linear_head import linear_head
+from patchline.pipeline.training.config import duration_seconds
+from patchline.pipeline.training.machine import MODULE
+from patchline.pipeline.training.parts.launching import job_of
+from patchline.pipeline.training.train_result import TrainResult
+from patchline.pipeline.workers.event_log import Event
+from patchline.pipeline.workers.worker_process import run_worker
+from patchline.plugin_api import ImageSpec
 
 Array = np.ndarray[Any, Any]
 _LABELLED, _TESTED = 100, 200

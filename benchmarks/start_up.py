@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from benchmarks.measured_runs import PATCHLINE, machine
-from pipeline.plugin_system.plugin_skeleton import write_package
+from patchline.pipeline.plugin_system.plugin_skeleton import write_package
 
 RUNS = 11
 PLUGINS = 200

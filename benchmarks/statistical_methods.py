@@ -36,12 +36,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.measured_runs import machine
-from pipeline.metrics.classification import metrics, softmax
-from pipeline.metrics.intervals import MetricEstimate, f1_scores, proportion
-from pipeline.metrics.names import METRICS
-from pipeline.metrics.paired_test import is_better, paired_difference
-from pipeline.metrics.ranking import average_precision, roc_auc
-from pipeline.metrics.temperature import HIGHEST, LOWEST, PRIOR_DEVIATION, fit_temperature
+from patchline.pipeline.metrics.classification import metrics, softmax
+from patchline.pipeline.metrics.intervals import MetricEstimate, f1_scores, proportion
+from patchline.pipeline.metrics.names import METRICS
+from patchline.pipeline.metrics.paired_test import is_better, paired_difference
+from patchline.pipeline.metrics.ranking import average_precision, roc_auc
+from patchline.pipeline.metrics.temperature import HIGHEST, LOWEST, PRIOR_DEVIATION, fit_temperature
 
 Array = np.ndarray[Any, Any]
 _SIMULATIONS = 1000

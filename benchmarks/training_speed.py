@@ -47,21 +47,21 @@ from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.measured_runs import machine, measured_run
-from pipeline import config_files, quiet_libraries
-from pipeline.config import RunConfig
-from pipeline.data import ingestion
-from pipeline.models.model_building import build_model
-from pipeline.training.device import make_repeatable, wait_for
-from pipeline.training.job import TrainingJob
-from pipeline.training.machine import MODULE, choose_device, look
-from pipeline.training.parts.launching import job_of
-from pipeline.training.speed.compute_share import forward_flops, matrix_product_rate
-from pipeline.training.speed.precision import Chooser, certain_reason
-from pipeline.training.speed.trial_steps import AUGMENTATION, trial_steps
-from pipeline.training.train_result import TrainResult
-from pipeline.workers.event_log import Event
-from pipeline.workers.worker_process import run_worker
-from pipeline.workers.worker_start import environment
+from patchline.pipeline import config_files, quiet_libraries
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.data import ingestion
+from patchline.pipeline.models.model_building import build_model
+from patchline.pipeline.training.device import make_repeatable, wait_for
+from patchline.pipeline.training.job import TrainingJob
+from patchline.pipeline.training.machine import MODULE, choose_device, look
+from patchline.pipeline.training.parts.launching import job_of
+from patchline.pipeline.training.speed.compute_share import forward_flops, matrix_product_rate
+from patchline.pipeline.training.speed.precision import Chooser, certain_reason
+from patchline.pipeline.training.speed.trial_steps import AUGMENTATION, trial_steps
+from patchline.pipeline.training.train_result import TrainResult
+from patchline.pipeline.workers.event_log import Event
+from patchline.pipeline.workers.worker_process import run_worker
+from patchline.pipeline.workers.worker_start import environment
 
 BATCH, SIDE, CLASSES = 128, 32, 10
 _DIM, _DEPTH, _HEADS, _PATCH = 192, 9, 3, 4

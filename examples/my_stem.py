@@ -6,7 +6,7 @@ Try it:  patchline run --plugin examples/my_stem.py --model.patch-embedding.name
 import torch
 from torch import nn
 
-from pipeline.plugin_api import (
+from patchline.plugin_api import (
     PatchEmbeddingContext,
     PatchEmbeddingPlugin,
     PatchTokens,

@@ -14,15 +14,15 @@ from typing import Any
 
 from cyclopts import CycloptsError, UnusedCliTokensError
 
-from flows import prefect_settings
-from flows.commands.application import application
-from flows.commands.number_lists import each_with_its_flag
-from flows.commands.switches import value_of_switch
-from pipeline import quiet_libraries, redaction, workspace
-from pipeline.errors import ConfigError, PipelineError
-from pipeline.files.atomic_files import full_disk
-from pipeline.host import interpreter
-from pipeline.terminal_words import protect_terminal, visible
+from patchline.flows import prefect_settings
+from patchline.flows.commands.application import application
+from patchline.flows.commands.number_lists import each_with_its_flag
+from patchline.flows.commands.switches import value_of_switch
+from patchline.pipeline import quiet_libraries, redaction, workspace
+from patchline.pipeline.errors import ConfigError, PipelineError
+from patchline.pipeline.files.atomic_files import full_disk
+from patchline.pipeline.host import interpreter
+from patchline.pipeline.terminal_words import protect_terminal, visible
 
 _INTERRUPTED = 128 + signal.SIGINT
 _TERMINATED = 128 + signal.SIGTERM
@@ -88,14 +88,14 @@ def _prepare(arguments: list[str]) -> None:
     for sentence in quiet_libraries.left_out():
         print(visible(sentence), file=sys.stderr)
     if workspace.is_read_only():
-        from pipeline.relocation import read_only
+        from patchline.pipeline.relocation import read_only
 
         read_only.check(arguments)
         print(read_only.enter(), file=sys.stderr)
         return
     if arguments[:1] == ["down"] or workspace.is_at_home():
         return
-    from pipeline.relocation import following
+    from patchline.pipeline.relocation import following
 
     if said := following.follow():
         print(said, file=sys.stderr)
@@ -157,7 +157,7 @@ def _plugin_files(arguments: list[str]) -> tuple[list[Path], list[str]]:
 
 def _use_plugin_files(files: list[Path]) -> None:
     if files:
-        from pipeline.plugin_system.plugin_loader import use_plugin_files
+        from patchline.pipeline.plugin_system.plugin_loader import use_plugin_files
 
         use_plugin_files(files)
 
@@ -166,7 +166,7 @@ def _usage_sentence(error: CycloptsError, arguments: list[str]) -> str:
     """Return what is wrong with the command line in one sentence."""
     from pydantic import ValidationError
 
-    from pipeline import config_errors
+    from patchline.pipeline import config_errors
 
     cause = error.__cause__
     if isinstance(cause, ValidationError):
@@ -189,10 +189,10 @@ def _usage_sentence(error: CycloptsError, arguments: list[str]) -> str:
 def _composed(arguments: list[str]) -> Any:
     """Return the class of a command's settings."""
     if arguments[:1] == ["plugins"]:
-        from flows.commands.named_plugin import named_plugin
+        from patchline.flows.commands.named_plugin import named_plugin
 
         return named_plugin(arguments[2:]).settings_class
-    from flows.commands.run import composed
+    from patchline.flows.commands.run import composed
 
     return composed(arguments[1:])
 

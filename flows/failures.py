@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from prefect.states import Failed
 
-from pipeline.errors import PipelineError, ServerAwayError, TrackingError
+from patchline.pipeline.errors import PipelineError, ServerAwayError, TrackingError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,7 +15,7 @@ from prefect.client.schemas.sorting import FlowRunSort
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.settings import get_current_settings
 
-from pipeline.errors import OrchestrationError
+from patchline.pipeline.errors import OrchestrationError
 
 _PAGE = 200
 """The largest page that Prefect's API returns."""

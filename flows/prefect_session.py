@@ -9,15 +9,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from flows import prefect_settings
-from flows.notifications import events
-from flows.progress import display
-from pipeline import local_login, local_services
-from pipeline.errors import OrchestrationError
+from patchline.flows import prefect_settings
+from patchline.flows.notifications import events
+from patchline.flows.progress import display
+from patchline.pipeline import local_login, local_services
+from patchline.pipeline.errors import OrchestrationError
 
 if TYPE_CHECKING:
-    from flows.temporary_server import TemporaryServer
-    from pipeline.local_services import Services
+    from patchline.flows.temporary_server import TemporaryServer
+    from patchline.pipeline.local_services import Services
 
 
 _ANSWER_SECONDS = 10.0
@@ -50,7 +50,7 @@ def server() -> Iterator[None]:
     else:
         if services:
             display().note(f"{_silent(services)} This command starts its own.")
-        from flows.temporary_server import TemporaryServer
+        from patchline.flows.temporary_server import TemporaryServer
 
         _server = TemporaryServer(say=display().note)
     try:

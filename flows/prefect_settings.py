@@ -16,11 +16,11 @@ from pathlib import Path
 from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
-from pipeline import quiet_libraries
-from pipeline.errors import ConfigError, OrchestrationError
-from pipeline.host import proxies
-from pipeline.local_services import answers
-from pipeline.redaction import redacted
+from patchline.pipeline import quiet_libraries
+from patchline.pipeline.errors import ConfigError, OrchestrationError
+from patchline.pipeline.host import proxies
+from patchline.pipeline.local_services import answers
+from patchline.pipeline.redaction import redacted
 
 if TYPE_CHECKING:
     from pydantic import ValidationError

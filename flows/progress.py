@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
-from pipeline.browsing.notebook_progress import NotebookLines, is_notebook
-from pipeline.redaction import redacted
-from pipeline.terminal_words import visible
+from patchline.pipeline.browsing.notebook_progress import NotebookLines, is_notebook
+from patchline.pipeline.redaction import redacted
+from patchline.pipeline.terminal_words import visible
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -169,7 +169,7 @@ class Told:
         self, label: str, done: int, total: int, beside: str = "", *, unit: str = ""
     ) -> None:
         """Move the bar here and the progress artifact of the task."""
-        from flows.training import prefect_progress
+        from patchline.flows.training import prefect_progress
 
         self._shown.advance(label, done, total, beside, unit=unit)
         artifact = prefect_progress.artifact()
@@ -179,7 +179,7 @@ class Told:
             artifact.show(percent, words, at_once=label == _TRAINING)
 
     def _log(self, text: str) -> None:
-        from flows.training import prefect_progress
+        from patchline.flows.training import prefect_progress
 
         prefect_progress.log(text)
 
@@ -290,7 +290,7 @@ def _head_row(values: dict[str, float]) -> str:
 def _log(text: str) -> None:
     """Write a line that is too much for a terminal into the flow run's log."""
     if "prefect" in sys.modules:
-        from flows.training import prefect_progress
+        from patchline.flows.training import prefect_progress
 
         prefect_progress.log(text)
 

@@ -7,7 +7,7 @@ If it dies itself, its owner starts it again with the same database. The owner h
 it listens on, so that requests wait until then instead of being refused, and Prefect's client
 repeats those that were interrupted: the command continues.
 
-Run as a module, this is the server: `python -P -m flows.temporary_server SOCKET`, with the number
+Run as a module, this is the server: `python -P -m patchline.flows.temporary_server SOCKET`, with the number
 of the inherited socket. The secret that clients authenticate with is in its environment.
 """
 
@@ -22,17 +22,17 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from flows import prefect_settings
-from flows.services import prefect_database, prefect_server
-from pipeline import local_services
-from pipeline.errors import RunError
-from pipeline.files.atomic_files import storage_errors
-from pipeline.local_login import new_secret, prefect_variables
-from pipeline.local_services import HOST, answers
-from pipeline.supervision import supervised_main
-from pipeline.supervision.supervised_process import ending
-from pipeline.workers.worker_start import stop_group
-from pipeline.workspace import make_folder
+from patchline.flows import prefect_settings
+from patchline.flows.services import prefect_database, prefect_server
+from patchline.pipeline import local_services
+from patchline.pipeline.errors import RunError
+from patchline.pipeline.files.atomic_files import storage_errors
+from patchline.pipeline.local_login import new_secret, prefect_variables
+from patchline.pipeline.local_services import HOST, answers
+from patchline.pipeline.supervision import supervised_main
+from patchline.pipeline.supervision.supervised_process import ending
+from patchline.pipeline.workers.worker_start import stop_group
+from patchline.pipeline.workspace import make_folder
 
 _START_SECONDS = 240.0
 """As long as the servers of `patchline up` have; a busy machine needs more than two minutes."""
@@ -109,7 +109,7 @@ class TemporaryServer:
     def _started(self) -> subprocess.Popen[bytes]:
         number = self._listening.fileno()
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "flows.temporary_server", str(number)],
+            [sys.executable, "-P", "-m", "patchline.flows.temporary_server", str(number)],
             pass_fds=[number],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,

@@ -7,13 +7,13 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
-from pipeline.data.config import DataConfig
-from pipeline.evaluation.config import EvaluationConfig
-from pipeline.frozen_model import FrozenModel
-from pipeline.plugin_api import NO_PATCH_EMBEDDING
-from pipeline.presets import PresetChoice
-from pipeline.registry.config import PromotionConfig
-from pipeline.training.config import OptimizerConfig, TrainingConfig
+from patchline.pipeline.data.config import DataConfig
+from patchline.pipeline.evaluation.config import EvaluationConfig
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.presets import PresetChoice
+from patchline.pipeline.registry.config import PromotionConfig
+from patchline.pipeline.training.config import OptimizerConfig, TrainingConfig
+from patchline.plugin_api import NO_PATCH_EMBEDDING
 
 AUTO = "auto"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
@@ -43,7 +43,7 @@ class PluginChoice(FrozenModel):
     """A plugin's name, with its settings next to it.
 
     The settings are a free object here, so that a form can be drawn without importing a plugin.
-    `pipeline.plugin_system.plugin_settings.checked_plugins` checks them with the plugin's own
+    `patchline.pipeline.plugin_system.plugin_settings.checked_plugins` checks them with the plugin's own
     config class.
     """
 

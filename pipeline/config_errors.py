@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from pipeline.errors import ConfigError
+from patchline.pipeline.errors import ConfigError
 
 _RULES = {
     "greater_than": "must be greater than {gt}",

@@ -12,15 +12,19 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from pipeline import config_errors
-from pipeline.config import AUTO, RunConfig
-from pipeline.data.config import source_of
-from pipeline.errors import ConfigError
-from pipeline.files.atomic_files import write_text
-from pipeline.initial_weights import recipe
-from pipeline.plugin_system.plugin_loader import installed, load_objective, patch_embedding_name
-from pipeline.plugin_system.plugin_settings import checked_plugins
-from pipeline.presets import checked_preset
+from patchline.pipeline import config_errors
+from patchline.pipeline.config import AUTO, RunConfig
+from patchline.pipeline.data.config import source_of
+from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.files.atomic_files import write_text
+from patchline.pipeline.initial_weights import recipe
+from patchline.pipeline.plugin_system.plugin_loader import (
+    installed,
+    load_objective,
+    patch_embedding_name,
+)
+from patchline.pipeline.plugin_system.plugin_settings import checked_plugins
+from patchline.pipeline.presets import checked_preset
 
 Settings = dict[str, Any]
 

@@ -21,7 +21,7 @@ An error's text is shown to the user and is clear without a traceback.
 
 from __future__ import annotations
 
-from pipeline.redaction import redacted
+from patchline.pipeline.redaction import redacted
 
 
 class PipelineError(Exception):

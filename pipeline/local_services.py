@@ -8,10 +8,10 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from pipeline.files.file_locks import is_held
-from pipeline.frozen_model import FrozenModel
-from pipeline.host import proxies
-from pipeline.workspace import WORKSPACE
+from patchline.pipeline.files.file_locks import is_held
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.host import proxies
+from patchline.pipeline.workspace import WORKSPACE
 
 POOL = "patchline"
 """The work pool whose runs the runner starts."""

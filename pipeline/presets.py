@@ -1,6 +1,6 @@
 """The presets: how ambitious a plan is where the user has not set the length of training.
 
-`pipeline.planning` turns a preset into settings, from the data and the machine.
+`patchline.pipeline.planning` turns a preset into settings, from the data and the machine.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from pipeline.errors import ConfigError
-from pipeline.frozen_model import FrozenModel
+from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.frozen_model import FrozenModel
 
 PresetName = Literal["quick", "balanced", "best"]
 

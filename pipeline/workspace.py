@@ -12,7 +12,7 @@ import os
 import stat
 from pathlib import Path
 
-from pipeline.files import workspace_identity
+from patchline.pipeline.files import workspace_identity
 
 logger = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from filelock import FileLock
 from hypothesis import settings
 from PIL import Image
 
-from pipeline import quiet_libraries
-from pipeline.local_login import MLFLOW_VARIABLES
+from patchline.pipeline import quiet_libraries
+from patchline.pipeline.local_login import MLFLOW_VARIABLES
 from tests import patience
 from tests.patience import patient
 from tests.process_owners import Owners
@@ -171,7 +171,7 @@ def empty_prefect(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return an empty Prefect database to copy: its hundred migrations take seconds."""
     shared = _shared_folder(tmp_path_factory)
     file, unfinished = shared / "empty_prefect.db", shared / "unfinished_prefect.db"
-    program = "from flows.services import prefect_database; prefect_database.upgrade()"
+    program = "from patchline.flows.services import prefect_database; prefect_database.upgrade()"
     database = {PREFECT_DATABASE: f"sqlite+aiosqlite:///{unfinished}"}
     with FileLock(shared / "empty_prefect.lock"):
         if not file.exists():
@@ -192,7 +192,7 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = shared / "empty_store.db"
     with FileLock(shared / "empty_store.lock"):
         if not file.exists():
-            from pipeline.tracking.tracking_store import client
+            from patchline.pipeline.tracking.tracking_store import client
 
             unfinished = shared / "unfinished_store.db"
             with pytest.MonkeyPatch.context() as patch:

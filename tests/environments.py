@@ -16,7 +16,7 @@ sys.exit(main())
 """
 _OF_OTHER_TESTS = ("MLFLOW_TRACKING_URI", "PATCHLINE_PLUGIN_FILES")
 _PROGRAMS = {
-    "patchline": "flows.command_line",
+    "patchline": "patchline.flows.command_line",
     "mlflow": "mlflow.cli",
     "pip": "pip._internal.cli.main",
 }

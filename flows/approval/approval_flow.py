@@ -19,22 +19,22 @@ from prefect.flow_runs import suspend_flow_run
 from prefect.runtime import flow_run
 from prefect.states import Completed
 
-from flows.approval import approval_form, requests
-from flows.approval.approval_form import Approval
-from flows.failures import RETRYING
-from flows.notifications import events
-from pipeline.automation import event_kinds
-from pipeline.errors import ModelReferenceError
-from pipeline.registry import history, promotion
-from pipeline.registry.approval import question_text
-from pipeline.registry.approval.answer import Answer, note, superseded_by
-from pipeline.registry.approval.question import Question, prepare_question
-from pipeline.registry.config import PromotionConfig
-from pipeline.registry.promotion import Promotion, Request
-from pipeline.registry.registered_models import ModelReference, resolve
-from pipeline.run_memory import live_runs
-from pipeline.tracking.tracking_store import client as registry
-from pipeline.workspace import WORKSPACE
+from patchline.flows.approval import approval_form, requests
+from patchline.flows.approval.approval_form import Approval
+from patchline.flows.failures import RETRYING
+from patchline.flows.notifications import events
+from patchline.pipeline.automation import event_kinds
+from patchline.pipeline.errors import ModelReferenceError
+from patchline.pipeline.registry import history, promotion
+from patchline.pipeline.registry.approval import question_text
+from patchline.pipeline.registry.approval.answer import Answer, note, superseded_by
+from patchline.pipeline.registry.approval.question import Question, prepare_question
+from patchline.pipeline.registry.config import PromotionConfig
+from patchline.pipeline.registry.promotion import Promotion, Request
+from patchline.pipeline.registry.registered_models import ModelReference, resolve
+from patchline.pipeline.run_memory import live_runs
+from patchline.pipeline.tracking.tracking_store import client as registry
+from patchline.pipeline.workspace import WORKSPACE
 
 PROMOTED, ALREADY = "Promoted", "Already champion"
 GONE = "Not promoted: the version was deleted"

@@ -18,12 +18,12 @@ from prefect.input import RunInput
 from prefect.input.run_input import Keyset, keyset_from_base_key, keyset_from_paused_state
 from pydantic import ValidationError
 
-from flows.prefect_client import asking
-from pipeline.errors import OrchestrationError
-from pipeline.registry.approval.answer import Answer
+from patchline.flows.prefect_client import asking
+from patchline.pipeline.errors import OrchestrationError
+from patchline.pipeline.registry.approval.answer import Answer
 
 if TYPE_CHECKING:
-    from flows.approval.requests import ApprovalRequest
+    from patchline.flows.approval.requests import ApprovalRequest
 
 _PREFIX = "suspended-"
 _RESPONSE = "-response"

@@ -9,13 +9,13 @@ from uuid import UUID
 
 from prefect.client.schemas.objects import State, StateType
 
-from flows.approval import approval_form, requests
-from flows.approval.requests import FAILED, ApprovalRequest
-from flows.prefect_client import asking
-from flows.schedules import deployments, retries
-from pipeline.errors import ModelReferenceError
-from pipeline.registry.approval.answer import expired, note_cancelled
-from pipeline.registry.registered_models import resolve
+from patchline.flows.approval import approval_form, requests
+from patchline.flows.approval.requests import FAILED, ApprovalRequest
+from patchline.flows.prefect_client import asking
+from patchline.flows.schedules import deployments, retries
+from patchline.pipeline.errors import ModelReferenceError
+from patchline.pipeline.registry.approval.answer import expired, note_cancelled
+from patchline.pipeline.registry.registered_models import resolve
 
 _cancelled: set[UUID] = set()
 """Cancelled requests that this process has already recorded."""

@@ -15,13 +15,13 @@ from uuid import UUID
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.client.schemas.sorting import FlowRunSort
 
-from flows.approval import approval_form
-from flows.prefect_client import asking, flow_runs
-from flows.schedules import deployments
-from pipeline.errors import OrchestrationError
-from pipeline.registry.approval.answer import note, superseded_by
-from pipeline.registry.config import PromotionConfig
-from pipeline.registry.registered_models import ModelReference, champion_of
+from patchline.flows.approval import approval_form
+from patchline.flows.prefect_client import asking, flow_runs
+from patchline.flows.schedules import deployments
+from patchline.pipeline.errors import OrchestrationError
+from patchline.pipeline.registry.approval.answer import note, superseded_by
+from patchline.pipeline.registry.config import PromotionConfig
+from patchline.pipeline.registry.registered_models import ModelReference, champion_of
 
 KIND = "approval"
 FAILED = (StateType.CRASHED, StateType.FAILED)
@@ -88,7 +88,7 @@ def request_approval(reference: ModelReference, config: PromotionConfig) -> str 
         A message for the user, also if nothing runs that could ask; none if the version is
         already champion.
     """
-    from flows import prefect_session
+    from patchline.flows import prefect_session
 
     if champion_of(reference.name) == reference.version:
         return None
@@ -122,7 +122,7 @@ def _already_open(reference: ModelReference, others: list[ApprovalRequest]) -> s
 
 
 def _open(reference: ModelReference, config: PromotionConfig, others: list[ApprovalRequest]) -> str:
-    from flows.approval.approval_flow import approve_promotion
+    from patchline.flows.approval.approval_flow import approve_promotion
 
     version = f"{reference.name}/{reference.version}"
     deployment_id = deployments.deploy(

@@ -1,7 +1,7 @@
 """Prefect flow runs whose process was killed: found, and set to the state that fits MLflow's run.
 
-MLflow's side is `pipeline.tracking.abandoned_mlflow_runs`. The records of
-`pipeline.run_memory.live_runs` tell which processes are alive. Some flow runs have no record: their
+MLflow's side is `patchline.pipeline.tracking.abandoned_mlflow_runs`. The records of
+`patchline.pipeline.run_memory.live_runs` tell which processes are alive. Some flow runs have no record: their
 process was killed before it wrote one, or never started. A command's run is then known by its
 owner's tag. A deployment's run is only judged on a server on this machine, where its process cannot
 be elsewhere. Any other run without a record is left alone.
@@ -35,10 +35,10 @@ from prefect.exceptions import ObjectNotFound
 from prefect.settings import get_current_settings
 from prefect.states import Cancelled, Completed, Crashed, Failed
 
-from flows.prefect_client import flow_runs
-from flows.schedules import deployments
-from pipeline.run_memory import live_runs
-from pipeline.run_memory.live_runs import LiveRun
+from patchline.flows.prefect_client import flow_runs
+from patchline.flows.schedules import deployments
+from patchline.pipeline.run_memory import live_runs
+from patchline.pipeline.run_memory.live_runs import LiveRun
 
 logger = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """Close runs that killed processes left open, in MLflow and in Prefect, so that both agree.
 
-The MLflow side is `pipeline.tracking.abandoned_mlflow_runs`, the Prefect side is
-`flows.closing.abandoned_prefect_runs`. Any number of processes may call this at any time: one does
+The MLflow side is `patchline.pipeline.tracking.abandoned_mlflow_runs`, the Prefect side is
+`patchline.flows.closing.abandoned_prefect_runs`. Any number of processes may call this at any time: one does
 the work, the others return at once. Active runs are never touched.
 """
 
@@ -16,18 +16,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import OrchestrationError, PipelineError, TrackingError
-from pipeline.files.file_locks import try_lock
-from pipeline.run_memory import leftovers, live_runs
-from pipeline.tracking import abandoned_mlflow_runs, tracked_run
-from pipeline.tracking.tracking_store import all_runs, client, store_exists
-from pipeline.workspace import WORKSPACE, is_read_only
+from patchline.pipeline.errors import OrchestrationError, PipelineError, TrackingError
+from patchline.pipeline.files.file_locks import try_lock
+from patchline.pipeline.run_memory import leftovers, live_runs
+from patchline.pipeline.tracking import abandoned_mlflow_runs, tracked_run
+from patchline.pipeline.tracking.tracking_store import all_runs, client, store_exists
+from patchline.pipeline.workspace import WORKSPACE, is_read_only
 
 if TYPE_CHECKING:
     from prefect import Flow, State
     from prefect.client.schemas.objects import FlowRun
 
-    from flows.closing.abandoned_prefect_runs import Work
+    from patchline.flows.closing.abandoned_prefect_runs import Work
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ def close_before_command() -> list[str]:
     Returns:
         A sentence for each run that was closed.
     """
-    from pipeline import local_services
+    from patchline.pipeline import local_services
 
     workspace = WORKSPACE.resolve()
     if is_read_only():
@@ -78,7 +78,7 @@ def close_before_command() -> list[str]:
         return []  # its keeper does this within seconds, and sends the events
     if not _left_open(workspace):
         return tracking_sentences(abandoned_mlflow_runs.close_abandoned())
-    from flows import prefect_session
+    from patchline.flows import prefect_session
 
     with prefect_session.server(), prefect_session.ready():
         return close_abandoned_runs()
@@ -131,8 +131,8 @@ def _close_in_mlflow() -> list[str]:
 
 def _tell_killed(run_ids: list[str]) -> None:
     """Send an event for each run whose process was found dead."""
-    from flows.notifications import events
-    from pipeline.automation import event_kinds
+    from patchline.flows.notifications import events
+    from patchline.pipeline.automation import event_kinds
 
     for run_id in run_ids:
         run = client().get_run(run_id)
@@ -147,7 +147,7 @@ def _close_in_prefect(workspace: Path) -> list[str]:
     with _prefect() as reachable:
         if not reachable:
             return []
-        from flows.closing import abandoned_prefect_runs
+        from patchline.flows.closing import abandoned_prefect_runs
 
         try:
             return abandoned_prefect_runs.close(workspace, _work_of)
@@ -159,7 +159,7 @@ def _close_in_prefect(workspace: Path) -> list[str]:
 @contextmanager
 def _prefect() -> Iterator[bool]:
     """Use the server in Prefect's settings or that of `patchline up`; yield whether one exists."""
-    from flows import prefect_session
+    from patchline.flows import prefect_session
 
     with contextlib.ExitStack() as stack:
         reachable = False
@@ -171,7 +171,7 @@ def _prefect() -> Iterator[bool]:
 
 def _work_of(flow_run_id: str) -> Work | None:
     """Return the MLflow run of a flow run; none while MLflow does not answer."""
-    from flows.closing.abandoned_prefect_runs import Work
+    from patchline.flows.closing.abandoned_prefect_runs import Work
 
     try:
         if not store_exists():

@@ -34,7 +34,7 @@ class Command:
     @property
     def import_path(self) -> str:
         """The path of the function from the root."""
-        return f"flows.commands.{self.path}"
+        return f"patchline.flows.commands.{self.path}"
 
     def arguments_in(self, arguments: list[str]) -> list[str] | None:
         """Return what stands behind the command's words, or nothing if others are meant."""

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from flows import prefect_session
-from flows.commands.promote import REFUSED
-from flows.commands.switches import Json
-from flows.progress import display, shown
-from pipeline.errors import ModelReferenceError, OrchestrationError
-from pipeline.registry.reasons import checked_reason
-from pipeline.registry.registered_models import champion_of, resolve, was_made_by
+from patchline.flows import prefect_session
+from patchline.flows.commands.promote import REFUSED
+from patchline.flows.commands.switches import Json
+from patchline.flows.progress import display, shown
+from patchline.pipeline.errors import ModelReferenceError, OrchestrationError
+from patchline.pipeline.registry.reasons import checked_reason
+from patchline.pipeline.registry.registered_models import champion_of, resolve, was_made_by
 
 if TYPE_CHECKING:
-    from flows.approval.requests import ApprovalRequest
-    from pipeline.registry.approval.answer import Answer
+    from patchline.flows.approval.requests import ApprovalRequest
+    from patchline.pipeline.registry.approval.answer import Answer
 
 Run = Annotated[
     str,
@@ -47,8 +47,8 @@ def _answer(run: str, *, approve: bool, reason: str | None, as_json: bool) -> in
     """
     reason = checked_reason(reason) or ""
     with shown(), prefect_session.connected():
-        from flows.approval import approval_form, expiry
-        from pipeline.registry.approval.answer import Answer, current_user
+        from patchline.flows.approval import approval_form, expiry
+        from patchline.pipeline.registry.approval.answer import Answer, current_user
 
         expiry.expire_overdue()
         request = _find(run)
@@ -71,8 +71,8 @@ def _find(run: str) -> ApprovalRequest:
     Raises:
         ModelReferenceError: if none or several match; the message lists the pending versions.
     """
-    from flows.approval import requests
-    from pipeline.registry.approval.answer import refuse_closed
+    from patchline.flows.approval import requests
+    from patchline.pipeline.registry.approval.answer import refuse_closed
 
     pending = requests.open_requests()
     found = [each for each in pending if run == each.reference] or [
@@ -99,7 +99,7 @@ def _find(run: str) -> ApprovalRequest:
 
 def _outcome(request: ApprovalRequest) -> ApprovalRequest:
     """Wait until the answer is carried out, or approval is requested again."""
-    from flows.approval import requests
+    from patchline.flows.approval import requests
 
     return _wait(requests.refreshed(request))
 
@@ -110,7 +110,7 @@ def _wait(request: ApprovalRequest) -> ApprovalRequest:
     Raises:
         OrchestrationError: if its flow run keeps failing, or nothing runs it.
     """
-    from flows.approval import expiry, requests
+    from patchline.flows.approval import expiry, requests
 
     deadline, state = time.monotonic() + _PATIENCE_SECONDS, ""
     while not (request.waits or request.is_closed):
@@ -146,7 +146,7 @@ def _too_late(request: ApprovalRequest) -> ModelReferenceError:
 
 
 def _print(request: ApprovalRequest, answer: Answer, *, as_json: bool) -> int:
-    from flows.approval.approval_flow import ALREADY, GONE, PROMOTED
+    from patchline.flows.approval.approval_flow import ALREADY, GONE, PROMOTED
 
     if request.state == GONE:
         raise ModelReferenceError(request.message)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from flows.closing.close_runs import tell_closed
-from flows.commands.switches import Json, Switch
-from pipeline.run_memory.cleaning import Cleaning, Removable, look, remove
-from pipeline.terminal_words import counted, visible
-from pipeline.workspace import WORKSPACE
+from patchline.flows.closing.close_runs import tell_closed
+from patchline.flows.commands.switches import Json, Switch
+from patchline.pipeline.run_memory.cleaning import Cleaning, Removable, look, remove
+from patchline.pipeline.terminal_words import counted, visible
+from patchline.pipeline.workspace import WORKSPACE
 
 _KINDS = {
     "checkpoint": "checkpoints of finished runs, which only `run --extend` needs",

@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from flows.commands.switches import Json
-from flows.progress import display, shown
-from pipeline.config_files import data_settings, merged, validated
-from pipeline.data.config import TableColumns
-from pipeline.errors import ConfigError, DataError, ModelReferenceError
-from pipeline.plugin_api import ReadingRules
-from pipeline.plugin_system.plugin_loader import config_class, installed
-from pipeline.terminal_words import visible
-from pipeline.workspace import WORKSPACE, place
+from patchline.flows.commands.switches import Json
+from patchline.flows.progress import display, shown
+from patchline.pipeline.config_files import data_settings, merged, validated
+from patchline.pipeline.data.config import TableColumns
+from patchline.pipeline.errors import ConfigError, DataError, ModelReferenceError
+from patchline.pipeline.plugin_system.plugin_loader import config_class, installed
+from patchline.pipeline.terminal_words import visible
+from patchline.pipeline.workspace import WORKSPACE, place
+from patchline.plugin_api import ReadingRules
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from pipeline.data.manifests.data_diff import DataDiff
+    from patchline.pipeline.data.manifests.data_diff import DataDiff
 
 _MOST_FILES = 5
 
@@ -47,7 +47,7 @@ def diff(
     table
         Columns of the tables among A and B, where they cannot be guessed.
     """
-    from pipeline.data.manifests.data_diff import compare
+    from patchline.pipeline.data.manifests.data_diff import compare
 
     columns = table.model_dump(mode="json", exclude_defaults=True) if table else {}
     _check_used(columns, a, b)
@@ -86,8 +86,8 @@ def _is_data(named: str) -> bool:
 
 def _manifest(named: str, columns: Mapping[str, Any]) -> pd.DataFrame:
     """Return the manifest of data, or of the run that trained a version."""
-    from pipeline.data import ingestion
-    from pipeline.data.manifests.earlier_manifests import manifest_of_run
+    from patchline.pipeline.data import ingestion
+    from patchline.pipeline.data.manifests.earlier_manifests import manifest_of_run
 
     if _is_data(named):
         config = validated(merged(data_settings(named, None), {"data": _own(columns, named)}))
@@ -108,8 +108,8 @@ def _manifest(named: str, columns: Mapping[str, Any]) -> pd.DataFrame:
 
 def _run_id(named: str) -> str:
     """Return the run that a user names by a model version or as a run."""
-    from pipeline.registry.registered_models import resolve, run_of
-    from pipeline.run_memory import interrupted_runs
+    from patchline.pipeline.registry.registered_models import resolve, run_of
+    from patchline.pipeline.run_memory import interrupted_runs
 
     if "@" in named or "/" in named:
         try:

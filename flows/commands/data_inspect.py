@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from flows.commands.run import composed
-from flows.commands.switches import Json
-from flows.progress import display, shown
-from pipeline import config_files
-from pipeline.browsing.notebook_results import PAGE, TABLE
-from pipeline.config import RunConfig
-from pipeline.errors import ConfigError, PipelineError, UserError
-from pipeline.terminal_words import pasted_path, visible
-from pipeline.workspace import is_read_only, make_folder, place
+from patchline.flows.commands.run import composed
+from patchline.flows.commands.switches import Json
+from patchline.flows.progress import display, shown
+from patchline.pipeline import config_files
+from patchline.pipeline.browsing.notebook_results import PAGE, TABLE
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.errors import ConfigError, PipelineError, UserError
+from patchline.pipeline.terminal_words import pasted_path, visible
+from patchline.pipeline.workspace import is_read_only, make_folder, place
 
 if TYPE_CHECKING:
-    from pipeline.inspection.inspecting import Inspected, Judge
+    from patchline.pipeline.inspection.inspecting import Inspected, Judge
 
 
 def build(arguments: list[str]) -> Callable[..., None]:
@@ -84,11 +84,11 @@ def inspected(
     Returns:
         What was found, and the folder.
     """
-    from pipeline.data import ingestion
-    from pipeline.files.atomic_files import storage_errors
-    from pipeline.inspection.findings_table import earlier_rows, write_table
-    from pipeline.inspection.inspecting import inspect_data
-    from pipeline.inspection.page import write_page
+    from patchline.pipeline.data import ingestion
+    from patchline.pipeline.files.atomic_files import storage_errors
+    from patchline.pipeline.inspection.findings_table import earlier_rows, write_table
+    from patchline.pipeline.inspection.inspecting import inspect_data
+    from patchline.pipeline.inspection.page import write_page
 
     if out is not None and out.exists() and not out.is_dir():
         raise ConfigError(f"--out {out} is a file. Set it to a folder for the page.")
@@ -121,9 +121,9 @@ def _judge(model: str | None, asked: RunConfig, workspace: Path) -> Judge | None
     """Return what searches for label errors; None if nobody asked for it."""
     if model is None:
         return None
-    from flows.closing.close_runs import tell_closed
-    from flows.commands.label_judge import version_judge
-    from pipeline.data.manifests.source_listing import uses_labels
+    from patchline.flows.closing.close_runs import tell_closed
+    from patchline.flows.commands.label_judge import version_judge
+    from patchline.pipeline.data.manifests.source_listing import uses_labels
 
     if not uses_labels(asked):
         raise ConfigError(
@@ -136,8 +136,8 @@ def _judge(model: str | None, asked: RunConfig, workspace: Path) -> Judge | None
 
 def _with_plan(found: Inspected, asked: RunConfig, workspace: Path) -> Inspected:
     """Return the inspection with the plan of a run, or a note why a run stops."""
-    from flows.training.dry_run import dry_run
-    from pipeline.workers import worker_start
+    from patchline.flows.training.dry_run import dry_run
+    from patchline.pipeline.workers import worker_start
 
     result = found.result
     try:
@@ -151,8 +151,8 @@ def _with_plan(found: Inspected, asked: RunConfig, workspace: Path) -> Inspected
 
 def _own_model(name: str) -> str | None:
     """Return the champion of earlier runs with this data; a tracking server is not asked."""
-    from pipeline.registry import registered_models
-    from pipeline.tracking import tracking_store
+    from patchline.pipeline.registry import registered_models
+    from patchline.pipeline.tracking import tracking_store
 
     try:
         database = tracking_store.sqlite_file()
@@ -167,7 +167,7 @@ def _own_model(name: str) -> str | None:
 def _print(found: Inspected, folder: Path, own_model: str | None) -> None:
     from rich.console import Console
 
-    from pipeline.inspection.terminal_report import terminal_report
+    from patchline.pipeline.inspection.terminal_report import terminal_report
 
     console = Console(highlight=False, markup=False, emoji=False)
     for part in terminal_report(found.result):

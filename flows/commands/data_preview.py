@@ -9,13 +9,13 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from flows.commands.run import composed
-from flows.commands.switches import Json
-from flows.progress import shown
-from pipeline import config_files
-from pipeline.config import RunConfig
-from pipeline.errors import ConfigError
-from pipeline.workspace import WORKSPACE, place
+from patchline.flows.commands.run import composed
+from patchline.flows.commands.switches import Json
+from patchline.flows.progress import shown
+from patchline.pipeline import config_files
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.workspace import WORKSPACE, place
 
 _PICTURE = "augmentation_preview.png"
 
@@ -77,9 +77,9 @@ def build(arguments: list[str]) -> Callable[..., None]:
 
 def _draw(asked: RunConfig, file: Path, images: int, epochs: int) -> RunConfig:
     """Draw what a run with these settings would show: with a preset, that is planned first."""
-    from flows.training.dry_run import dry_run
-    from pipeline.training.previews.previewing import save_preview
-    from pipeline.workers import worker_start
+    from patchline.flows.training.dry_run import dry_run
+    from patchline.pipeline.training.previews.previewing import save_preview
+    from patchline.pipeline.workers import worker_start
 
     with shown(), worker_start.prepared_workers():
         resolved = dry_run(asked, place())

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from flows import prefect_session
-from flows.commands.switches import Json
-from pipeline import local_services
-from pipeline.automation import event_kinds, scheduled_work, watches
-from pipeline.config import RunConfig
-from pipeline.errors import ConfigError
-from pipeline.terminal_words import visible
+from patchline.flows import prefect_session
+from patchline.flows.commands.switches import Json
+from patchline.pipeline import local_services
+from patchline.pipeline.automation import event_kinds, scheduled_work, watches
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.terminal_words import visible
 
 if TYPE_CHECKING:
     from prefect.events import DeploymentEventTrigger
@@ -78,9 +78,9 @@ def trigger(name: str, folder: Path) -> DeploymentEventTrigger:
 
 
 def _deploy(name: str, folder: Path, settings: RunConfig, file: Path | None) -> UUID:
-    from flows.new_data.watch_flow import retrain_when_new
-    from flows.new_data.watched_folders import KIND
-    from flows.schedules import deployments
+    from patchline.flows.new_data.watch_flow import retrain_when_new
+    from patchline.flows.new_data.watched_folders import KIND
+    from patchline.flows.schedules import deployments
 
     for watch in deployments.deployments(KIND):
         other = str(watch.labels.get(deployments.WATCH_FOLDER))

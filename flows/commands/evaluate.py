@@ -11,23 +11,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from flows.closing.close_runs import tell_closed
-from flows.commands.switches import Json, Switch
-from flows.progress import display, shown
-from pipeline.config import RunConfig
-from pipeline.config_files import data_settings, merged, validated
-from pipeline.data.config import TableColumns
-from pipeline.errors import ConfigError
-from pipeline.evaluation.config import EvaluationConfig, SplitChoice
-from pipeline.metrics.names import METRICS
-from pipeline.registry.registered_models import ModelReference, resolve
-from pipeline.terminal_words import visible
-from pipeline.tracking import tracked_run
-from pipeline.tracking.tracked_run import NewRun
-from pipeline.workspace import WORKSPACE
+from patchline.flows.closing.close_runs import tell_closed
+from patchline.flows.commands.switches import Json, Switch
+from patchline.flows.progress import display, shown
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.config_files import data_settings, merged, validated
+from patchline.pipeline.data.config import TableColumns
+from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.evaluation.config import EvaluationConfig, SplitChoice
+from patchline.pipeline.metrics.names import METRICS
+from patchline.pipeline.registry.registered_models import ModelReference, resolve
+from patchline.pipeline.terminal_words import visible
+from patchline.pipeline.tracking import tracked_run
+from patchline.pipeline.tracking.tracked_run import NewRun
+from patchline.pipeline.workspace import WORKSPACE
 
 if TYPE_CHECKING:
-    from pipeline.registry.version_evaluation import EvaluationChoices, VersionEvaluation
+    from patchline.pipeline.registry.version_evaluation import EvaluationChoices, VersionEvaluation
 
 _SHOWN = ("accuracy", "balanced_accuracy", "macro_f1", "log_loss", "ece")
 
@@ -67,7 +67,7 @@ def evaluate(
     evaluation
         Contents of the report.
     """
-    from pipeline.registry.version_evaluation import EvaluationChoices
+    from patchline.pipeline.registry.version_evaluation import EvaluationChoices
 
     choices = EvaluationChoices(
         split=split,
@@ -115,8 +115,8 @@ def evaluate_model(
     Returns:
         The evaluation, and the MLflow run that holds it.
     """
-    from pipeline.data import ingestion
-    from pipeline.registry.version_evaluation import choose_images, evaluate_version
+    from patchline.pipeline.data import ingestion
+    from patchline.pipeline.registry.version_evaluation import choose_images, evaluate_version
 
     named = merged(data_settings(data, None), {"data": dict(columns)})
     config = validated(named)
@@ -154,8 +154,8 @@ def _params(
 
 
 def _log(run: tracked_run.TrackedRun, found: VersionEvaluation) -> None:
-    from pipeline.data.manifests import manifest as manifests
-    from pipeline.registry import registration
+    from patchline.pipeline.data.manifests import manifest as manifests
+    from patchline.pipeline.registry import registration
 
     manifest_file = run.folder / "data" / f"{found.selection.fingerprint}.parquet"
     manifests.save(found.selection.rows, manifest_file)

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from flows.closing.close_runs import tell_closed
-from flows.commands.switches import Json
-from flows.progress import display, shown
-from pipeline.errors import ConfigError, ModelReferenceError
-from pipeline.terminal_words import visible
-from pipeline.workspace import WORKSPACE
+from patchline.flows.closing.close_runs import tell_closed
+from patchline.flows.commands.switches import Json
+from patchline.flows.progress import display, shown
+from patchline.pipeline.errors import ConfigError, ModelReferenceError
+from patchline.pipeline.terminal_words import visible
+from patchline.pipeline.workspace import WORKSPACE
 
 if TYPE_CHECKING:
-    from pipeline.visual_guide.explaining import Answer
+    from patchline.pipeline.visual_guide.explaining import Answer
 
 _MOST_IMAGES = 2
 
@@ -58,7 +58,7 @@ def explain(
     if as_json:
         print(json.dumps(_as_json(page, answers, name), indent=2))
         return
-    from pipeline.visual_guide.answer_steps import percent
+    from patchline.pipeline.visual_guide.answer_steps import percent
 
     for answer in answers:
         truth = f"; true label: {answer.true_label}" if answer.true_label else ""
@@ -85,7 +85,7 @@ def explain_images(
     _check(images, labels, out)
     tell_closed()
     trained = _trained(model)
-    from pipeline.visual_guide import explaining
+    from patchline.pipeline.visual_guide import explaining
 
     page = out or Path(f"explain-{'-'.join(image.stem for image in images)}.html")
     given = [*labels, *([None] * len(images))]
@@ -123,9 +123,9 @@ def _trained(reference: str) -> _TrainedModel:
     Raises:
         ModelReferenceError: if there is neither.
     """
-    from pipeline.registry import package_download, registered_models
-    from pipeline.run_memory import interrupted_runs
-    from pipeline.tracking import liveness
+    from patchline.pipeline.registry import package_download, registered_models
+    from patchline.pipeline.run_memory import interrupted_runs
+    from patchline.pipeline.tracking import liveness
 
     try:
         version = registered_models.resolve(reference)
@@ -145,8 +145,8 @@ def _trained(reference: str) -> _TrainedModel:
 
 
 def _checked(trained: _TrainedModel) -> _TrainedModel:
-    from pipeline.files.access import is_readable
-    from pipeline.models.model_description import WEIGHTS_FILE, load_description
+    from patchline.pipeline.files.access import is_readable
+    from patchline.pipeline.models.model_description import WEIGHTS_FILE, load_description
 
     if not is_readable(trained.folder / WEIGHTS_FILE):
         raise ModelReferenceError(

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.errors import DataError
+from patchline.pipeline.errors import DataError
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from pipeline.inspection.inspecting import Judge
-    from pipeline.inspection.label_errors import Judgement
+    from patchline.pipeline.inspection.inspecting import Judge
+    from patchline.pipeline.inspection.label_errors import Judgement
 
 
 def version_judge(
@@ -30,15 +30,15 @@ def version_judge(
     """
     import numpy as np
 
-    from pipeline.registry import version_evaluation
-    from pipeline.registry.registered_models import resolve
-    from pipeline.registry.version_records import available_records
+    from patchline.pipeline.registry import version_evaluation
+    from patchline.pipeline.registry.registered_models import resolve
+    from patchline.pipeline.registry.version_records import available_records
 
     records = available_records(resolve(model))
     package = records.package
 
     def judged(rows: pd.DataFrame, root: Path) -> Judgement:
-        from pipeline.inspection.label_errors import Judgement
+        from patchline.pipeline.inspection.label_errors import Judgement
 
         own = rows["label"].isin(package.classes)
         if not own.any():

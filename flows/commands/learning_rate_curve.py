@@ -10,12 +10,12 @@ from typing import Annotated, Any, Literal, get_args
 
 from cyclopts import Parameter
 
-from flows.commands.switches import Json
-from pipeline import config_files
-from pipeline.errors import ConfigError
-from pipeline.frozen_model import FrozenModel
-from pipeline.training.config import OptimizerConfig
-from pipeline.training.recipe.schedule import learning_rate
+from patchline.flows.commands.switches import Json
+from patchline.pipeline import config_files
+from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.training.config import OptimizerConfig
+from patchline.pipeline.training.recipe.schedule import learning_rate
 
 Kind = Literal["schedule", "optimizer"]
 KINDS: tuple[Kind, ...] = get_args(Kind)

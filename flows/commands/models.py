@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 
-from flows.closing.close_runs import tell_closed
-from flows.commands.switches import Json
-from pipeline.registry.registered_models import summaries
-from pipeline.terminal_words import visible
+from patchline.flows.closing.close_runs import tell_closed
+from patchline.flows.commands.switches import Json
+from patchline.pipeline.registry.registered_models import summaries
+from patchline.pipeline.terminal_words import visible
 
 
 def models(name: str | None = None, /, *, as_json: Json = False) -> None:
@@ -23,6 +23,6 @@ def models(name: str | None = None, /, *, as_json: Json = False) -> None:
     if as_json:
         print(json.dumps({"models": [model.model_dump(mode="json") for model in found]}, indent=2))
     else:
-        from pipeline.registry.terminal_text import models_text
+        from patchline.pipeline.registry.terminal_text import models_text
 
         print(visible(models_text(found, details=name is not None), lines=True))

@@ -14,13 +14,13 @@ from typing import Annotated, Any, TypeVar
 from cyclopts import Parameter
 from pydantic import BaseModel, create_model
 
-from pipeline import config_files
-from pipeline.config import RunConfig
-from pipeline.errors import ConfigError, PluginError
-from pipeline.frozen_model import FrozenModel
-from pipeline.plugin_system import plugin_loader
-from pipeline.plugin_system.composed_config import composed_config
-from pipeline.plugin_system.plugin_loader import KINDS, Kind, PluginEntry, installed
+from patchline.pipeline import config_files
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.errors import ConfigError, PluginError
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.plugin_system import plugin_loader
+from patchline.pipeline.plugin_system.composed_config import composed_config
+from patchline.pipeline.plugin_system.plugin_loader import KINDS, Kind, PluginEntry, installed
 
 _NAME_FLAGS: dict[Kind, tuple[str, ...]] = {
     "model": ("model", "name"),

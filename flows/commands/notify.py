@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from flows import prefect_session
-from flows.commands.switches import Json
+from patchline.flows import prefect_session
+from patchline.flows.commands.switches import Json
 
 if TYPE_CHECKING:
-    from pipeline.automation.notifications import Notification
+    from patchline.pipeline.automation.notifications import Notification
 
 
 def create(
@@ -36,7 +36,7 @@ def create(
         Event to send, such as run.failed; repeatable. Default: failures, promotions and refusals.
     """
     with prefect_session.connected():
-        from flows.notifications import webhooks
+        from patchline.flows.notifications import webhooks
 
         created = webhooks.create(name, webhook, on)
     if as_json:
@@ -48,7 +48,7 @@ def create(
 def list_notifications(*, as_json: Json = False) -> None:
     """List the notifications."""
     with prefect_session.connected():
-        from flows.notifications import webhooks
+        from patchline.flows.notifications import webhooks
 
         found = webhooks.read_all()
     if as_json:
@@ -69,7 +69,7 @@ def remove(name: str, /, *, as_json: Json = False) -> None:
         Name of the notification.
     """
     with prefect_session.connected():
-        from flows.notifications import webhooks
+        from patchline.flows.notifications import webhooks
 
         webhooks.remove(name)
     if as_json:

@@ -10,9 +10,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from flows.commands.named_plugin import NamedPlugin, check_words, named_plugin, typed
-from flows.commands.switches import Json
-from pipeline.plugin_system import plugin_loader
+from patchline.flows.commands.named_plugin import NamedPlugin, check_words, named_plugin, typed
+from patchline.flows.commands.switches import Json
+from patchline.pipeline.plugin_system import plugin_loader
 
 
 def build(arguments: list[str]) -> Callable[..., int]:
@@ -41,7 +41,7 @@ def build(arguments: list[str]) -> Callable[..., int]:
 
 def _print_checks(named: NamedPlugin, settings: BaseModel | None, *, as_json: bool) -> int:
     """Run the checks, and print each result as soon as it is available."""
-    from pipeline.plugin_checks import checks_of
+    from patchline.plugin_checks import checks_of
 
     entry = named.entry
     with redirect_stdout(sys.stderr):  # output of the plugin's own

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 
-from flows.commands.switches import Json
-from pipeline.plugin_system.plugin_loader import PluginEntry, installed
+from patchline.flows.commands.switches import Json
+from patchline.pipeline.plugin_system.plugin_loader import PluginEntry, installed
 
 
 def list_plugins(*, as_json: Json = False) -> None:

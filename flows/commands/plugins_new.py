@@ -6,8 +6,8 @@ import json
 import shlex
 from pathlib import Path
 
-from flows.commands.switches import Json
-from pipeline.plugin_system.plugin_skeleton import WrittenPackage, write_package
+from patchline.flows.commands.switches import Json
+from patchline.pipeline.plugin_system.plugin_skeleton import WrittenPackage, write_package
 
 
 def new_plugin(kind: str, name: str, /, *, into: Path = Path(), as_json: Json = False) -> None:

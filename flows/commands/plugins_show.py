@@ -10,11 +10,17 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from flows.commands import learning_rate_curve
-from flows.commands.named_plugin import NamedPlugin, check_words, named_plugin, typed, words_of
-from flows.commands.switches import Json
-from pipeline.errors import ConfigError
-from pipeline.plugin_system import plugin_loader
+from patchline.flows.commands import learning_rate_curve
+from patchline.flows.commands.named_plugin import (
+    NamedPlugin,
+    check_words,
+    named_plugin,
+    typed,
+    words_of,
+)
+from patchline.flows.commands.switches import Json
+from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.plugin_system import plugin_loader
 
 _IMAGE_SIZE = 224
 
@@ -68,7 +74,7 @@ def _print_plugin(named: NamedPlugin, settings: BaseModel | None, *, as_json: bo
     image_size = config.data.image_size or _IMAGE_SIZE
     cost = None
     if entry.kind in ("model", "patch_embedding"):
-        from pipeline.models.model_cost import model_cost
+        from patchline.pipeline.models.model_cost import model_cost
 
         cost = model_cost(config.model, image_size)
         answer |= {"image_size": image_size, **cost.model_dump()}
@@ -97,7 +103,7 @@ def _draw(named: NamedPlugin, settings: BaseModel | None, photo: Path | None, ou
             f"--picture works only for a patch embedding, but {named.entry.name} is a "
             f"{named.entry.kind}. Omit --picture."
         )
-    from pipeline.visual_guide.patch_embedding_picture import save_picture
+    from patchline.pipeline.visual_guide.patch_embedding_picture import save_picture
 
     save_picture(named.entry.name, named.own_settings(settings), photo, out)
     print(f"Picture: {out}", file=sys.stderr)

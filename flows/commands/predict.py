@@ -10,19 +10,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from flows.closing.close_runs import tell_closed
-from flows.commands.switches import Json, Switch
-from flows.progress import display, shown
-from pipeline.errors import ConfigError, DataError
-from pipeline.prediction.image_files import ImageFile, check_images, find_images, pixels_of
-from pipeline.registry.registered_models import ModelReference, resolve
-from pipeline.terminal_words import visible
+from patchline.flows.closing.close_runs import tell_closed
+from patchline.flows.commands.switches import Json, Switch
+from patchline.flows.progress import display, shown
+from patchline.pipeline.errors import ConfigError, DataError
+from patchline.pipeline.prediction.image_files import (
+    ImageFile,
+    check_images,
+    find_images,
+    pixels_of,
+)
+from patchline.pipeline.registry.registered_models import ModelReference, resolve
+from patchline.pipeline.terminal_words import visible
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from pipeline.packaging.packaged_model import PackagedModel
-    from pipeline.prediction.batch_prediction import PredictedTable
+    from patchline.pipeline.packaging.packaged_model import PackagedModel
+    from patchline.pipeline.prediction.batch_prediction import PredictedTable
 
 _BATCH = 64
 
@@ -101,8 +106,8 @@ def _write_predictions(
     as_json: bool,
 ) -> int:
     """Write predictions to a table; return 2 if no image could be read."""
-    from pipeline.prediction.batch_prediction import check_table, predict_images
-    from pipeline.prediction.prediction_parts import parts_folder
+    from patchline.pipeline.prediction.batch_prediction import check_table, predict_images
+    from patchline.pipeline.prediction.prediction_parts import parts_folder
 
     check_table(out, top_k)
     check_images(images, (out, parts_folder(out)))  # before the model is fetched
@@ -148,8 +153,8 @@ def _tell(table: PredictedTable, out: Path) -> None:
 
 def _package(reference: ModelReference) -> PackagedModel:
     """Return the package of a version; say on standard error if it may be uncalibrated."""
-    from pipeline.metrics.temperature import recorded
-    from pipeline.registry.package_download import fetch
+    from patchline.pipeline.metrics.temperature import recorded
+    from patchline.pipeline.registry.package_download import fetch
 
     package = fetch(reference)
     fit = recorded(package.calibration, package.temperature)
@@ -175,7 +180,7 @@ def _answers(
 
 def _answered(model: PackagedModel, batch: list[ImageFile], top_k: int) -> list[dict[str, Any]]:
     """Return the answers for a batch, which is predicted at once."""
-    from pipeline.data.reading.decoding import UndecodableImageError
+    from patchline.pipeline.data.reading.decoding import UndecodableImageError
 
     decoded: list[np.ndarray[Any, Any] | str] = []
     for file in batch:

@@ -6,26 +6,26 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flows.closing.close_runs import tell_closed
-from flows.commands.switches import Json, Switch
-from flows.notifications import events
-from flows.progress import display, shown
-from pipeline.automation import event_kinds
-from pipeline.errors import ConfigError, RunError
-from pipeline.registry.config import PromotionConfig
-from pipeline.registry.gate_settings import gates_for
-from pipeline.registry.history import CHALLENGER
-from pipeline.registry.reasons import checked_reason
-from pipeline.registry.registered_models import (
+from patchline.flows.closing.close_runs import tell_closed
+from patchline.flows.commands.switches import Json, Switch
+from patchline.flows.notifications import events
+from patchline.flows.progress import display, shown
+from patchline.pipeline.automation import event_kinds
+from patchline.pipeline.errors import ConfigError, RunError
+from patchline.pipeline.registry.config import PromotionConfig
+from patchline.pipeline.registry.gate_settings import gates_for
+from patchline.pipeline.registry.history import CHALLENGER
+from patchline.pipeline.registry.reasons import checked_reason
+from patchline.pipeline.registry.registered_models import (
     ModelReference,
     champion_of,
     check_name,
     resolve,
 )
-from pipeline.terminal_words import visible
+from patchline.pipeline.terminal_words import visible
 
 if TYPE_CHECKING:
-    from pipeline.registry.promotion import Promotion
+    from patchline.pipeline.registry.promotion import Promotion
 
 REFUSED = 3
 
@@ -76,7 +76,7 @@ def promote(
     if as_json:
         print(decision.model_dump_json(indent=2))
     else:
-        from pipeline.registry.terminal_text import decision_text
+        from patchline.pipeline.registry.terminal_text import decision_text
 
         print(visible(decision_text(decision), lines=True))
     return 0 if decision.promoted else REFUSED
@@ -99,8 +99,8 @@ def promote_version(
     reason = checked_reason(reason)
     reference = _version(name, version)
     gates = gates_for(reference, config, promotion)
-    from pipeline.registry.promotion import Request, decision_folder
-    from pipeline.registry.promotion import promote as decide
+    from patchline.pipeline.registry.promotion import Request, decision_folder
+    from patchline.pipeline.registry.promotion import promote as decide
 
     display().stage(f"Evaluating the gates for {reference.name}, version {reference.version}")
     request = Request(reference, gates, reason)
@@ -126,11 +126,11 @@ def _request_approval(
     as_json: bool,
 ) -> int:
     """Request approval; return 0 if it is pending, or not needed."""
-    from flows import prefect_session
+    from patchline.flows import prefect_session
 
     gates = gates_for(reference, config, promotion)
     with prefect_session.connected():
-        from flows.approval import requests
+        from patchline.flows.approval import requests
 
         sentence = requests.request_approval(reference, gates)
         asked = requests.is_pending(reference)
@@ -167,7 +167,7 @@ def rollback(name: str, /, *, reason: str | None = None, as_json: Json = False) 
     tell_closed()
     resolve(name)  # report an unknown name before anything is locked
     with shown():
-        from pipeline.registry.promotion import rollback as roll_back
+        from patchline.pipeline.registry.promotion import rollback as roll_back
 
         display().stage(f"Rolling back to the previous champion of {name}")
         entry = roll_back(name, reason, display().note)

@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 from pydantic import BaseModel
 
-from flows.commands.switches import Json, Switch, value_of_switch
-from flows.progress import display, shown
-from flows.training.run_training import resume_training, run_training
-from pipeline import config_files
-from pipeline.config import RunConfig
-from pipeline.errors import ConfigError
-from pipeline.plugin_system.composed_config import composed_config, value_of_flag
-from pipeline.plugin_system.plugin_loader import plugin_files
-from pipeline.terminal_words import visible
-from pipeline.training.machine import MODULE
-from pipeline.workers import worker_start
-from pipeline.workspace import WORKSPACE, place
+from patchline.flows.commands.switches import Json, Switch, value_of_switch
+from patchline.flows.progress import display, shown
+from patchline.flows.training.run_training import resume_training, run_training
+from patchline.pipeline import config_files
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.plugin_system.composed_config import composed_config, value_of_flag
+from patchline.pipeline.plugin_system.plugin_loader import plugin_files
+from patchline.pipeline.terminal_words import visible
+from patchline.pipeline.training.machine import MODULE
+from patchline.pipeline.workers import worker_start
+from patchline.pipeline.workspace import WORKSPACE, place
 
 if TYPE_CHECKING:
-    from pipeline.browsing.run_summary import RunSummary
+    from patchline.pipeline.browsing.run_summary import RunSummary
 
 
 def build(arguments: list[str]) -> Callable[..., None]:
@@ -151,7 +151,7 @@ def _extended(reference: str, flags: dict[str, Any], given: dict[str, Any]) -> R
                 f"{name} cannot be combined with --extend: the run keeps the settings of the one "
                 "that it extends. Leave it out, or start a new run."
             )
-    from pipeline.training.start import extended_run
+    from patchline.pipeline.training.start import extended_run
 
     return extended_run.requested(reference, flags, WORKSPACE.resolve() / "runs")
 
@@ -175,7 +175,7 @@ def _train(training: Callable[[], RunSummary], began: float, *, as_json: bool) -
     if as_json:
         print(summary.model_dump_json(indent=2))
         return
-    from pipeline.browsing.next_steps import next_steps
+    from patchline.pipeline.browsing.next_steps import next_steps
 
     print(visible(next_steps(summary, time.monotonic() - began, plugin_files()), lines=True))
 
@@ -183,7 +183,7 @@ def _train(training: Callable[[], RunSummary], began: float, *, as_json: bool) -
 def _print_plan(config: RunConfig) -> None:
     import yaml
 
-    from flows.training.dry_run import dry_run
+    from patchline.flows.training.dry_run import dry_run
 
     with shown(), worker_start.prepared_workers():
         if config.preset:
@@ -197,7 +197,7 @@ def _print_plan(config: RunConfig) -> None:
 def _rehearse(config: RunConfig, *, as_json: bool) -> None:
     with shown():
         display().stage(f"Listing the images ({config.data.path or config.data.source})")
-        from flows.training.rehearsal import rehearse
+        from patchline.flows.training.rehearsal import rehearse
 
         result = rehearse(config)
     if as_json:

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from flows.commands.switches import Json, Switch
-from flows.prefect_session import connected
-from pipeline.automation import schedule_summary, schedule_times, scheduled_work
-from pipeline.errors import ConfigError, OrchestrationError
+from patchline.flows.commands.switches import Json, Switch
+from patchline.flows.prefect_session import connected
+from patchline.pipeline.automation import schedule_summary, schedule_times, scheduled_work
+from patchline.pipeline.errors import ConfigError, OrchestrationError
 
 if TYPE_CHECKING:
     from prefect import Flow
     from prefect.client.schemas.responses import DeploymentResponse
 
-    from pipeline.automation.schedule_times import Times
-    from pipeline.automation.scheduled_work import ScheduledWork
+    from patchline.pipeline.automation.schedule_times import Times
+    from patchline.pipeline.automation.scheduled_work import ScheduledWork
 
 ScheduleName = Annotated[str, Parameter(help="Name of the schedule.")]
 _NO_RUNNER = "No worker is running: schedules run only while `patchline up` does."
@@ -73,8 +73,8 @@ def create(
 def _create(name: str, times: Times, work: ScheduledWork, *, paused: bool, as_json: bool) -> None:
     """Create or update a schedule, and print when it runs next."""
     with connected():
-        from flows.schedules import deployments, schedule_listing
-        from flows.schedules.prefect_schedules import prefect_schedule
+        from patchline.flows.schedules import deployments, schedule_listing
+        from patchline.flows.schedules.prefect_schedules import prefect_schedule
 
         schedule = prefect_schedule(times)
         known = {each.id for each in deployments.deployments("schedule")}
@@ -106,7 +106,7 @@ def _create(name: str, times: Times, work: ScheduledWork, *, paused: bool, as_js
 def list_schedules(*, as_json: Json = False) -> None:
     """List the schedules and watches: what they do, when they run next, how the last run ended."""
     with connected():
-        from flows.schedules import schedule_listing
+        from patchline.flows.schedules import schedule_listing
 
         shown = [schedule_listing.summary(each) for each in _named().values()]
     if as_json:
@@ -135,7 +135,7 @@ def resume(name: ScheduleName, /, *, as_json: Json = False) -> None:
 def _set_paused(name: str, *, paused: bool, as_json: bool) -> None:
     """Pause or resume a schedule; repeating it changes nothing."""
     with connected():
-        from flows.schedules import deployments, schedule_listing
+        from patchline.flows.schedules import deployments, schedule_listing
 
         deployments.set_paused(_find(name), paused=paused)
         shown = schedule_listing.summary(_find(name))
@@ -150,7 +150,7 @@ def _set_paused(name: str, *, paused: bool, as_json: bool) -> None:
 def remove(name: ScheduleName, /, *, as_json: Json = False) -> None:
     """Remove a schedule; its runs and models are kept."""
     with connected():
-        from flows.schedules import deployments
+        from patchline.flows.schedules import deployments
 
         found = _find(name)
         deployments.remove(found.id)
@@ -163,7 +163,7 @@ def remove(name: ScheduleName, /, *, as_json: Json = False) -> None:
 def run_now(name: ScheduleName, /, *, as_json: Json = False) -> None:
     """Start a run of a schedule now, in addition to its scheduled times."""
     with connected():
-        from flows.schedules import deployments
+        from patchline.flows.schedules import deployments
 
         found = _find(name)
         if active := deployments.active_run(found.id):
@@ -190,17 +190,17 @@ def _note(hint: str) -> None:
 
 def _flow(work: ScheduledWork) -> Flow[..., Any]:
     if work.kind == "train":
-        from flows.training.training_flow import training_flow
+        from patchline.flows.training.training_flow import training_flow
 
         return training_flow
-    from flows.schedules.prediction_flow import predict_flow
+    from patchline.flows.schedules.prediction_flow import predict_flow
 
     return predict_flow
 
 
 def _named() -> dict[str, DeploymentResponse]:
     """Return the schedules and watches of this folder by name."""
-    from flows.schedules import deployments
+    from patchline.flows.schedules import deployments
 
     return {
         deployments.name_of(each): each

@@ -7,15 +7,15 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-from flows.commands.switches import Json, Switch
-from flows.progress import display, shown
-from flows.services import starting, stopping
-from flows.services.stopping import Supervised
-from pipeline import local_login, local_services
-from pipeline.errors import OrchestrationError
-from pipeline.local_services import Services
-from pipeline.redaction import without_credentials
-from pipeline.server_access import sign_in_links
+from patchline.flows.commands.switches import Json, Switch
+from patchline.flows.progress import display, shown
+from patchline.flows.services import starting, stopping
+from patchline.flows.services.stopping import Supervised
+from patchline.pipeline import local_login, local_services
+from patchline.pipeline.errors import OrchestrationError
+from patchline.pipeline.local_services import Services
+from patchline.pipeline.redaction import without_credentials
+from patchline.pipeline.server_access import sign_in_links
 
 
 def up(

@@ -9,9 +9,9 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from flows.commands.switches import Json, Switch
-from flows.progress import display, shown
-from pipeline.terminal_words import counted, visible
+from patchline.flows.commands.switches import Json, Switch
+from patchline.flows.progress import display, shown
+from patchline.pipeline.terminal_words import counted, visible
 
 
 def export(
@@ -26,7 +26,7 @@ def export(
     with_caches
         Include decoded images and scans, which the next run makes again from the images.
     """
-    from pipeline.relocation import exporting
+    from patchline.pipeline.relocation import exporting
 
     with shown():
         display().stage(f"Exporting the workspace {Path.cwd()}")
@@ -62,8 +62,8 @@ def restore(file: Path, folder: Path | None = None, /, *, as_json: Json = False)
     folder
         Empty, or created; without it, the working directory.
     """
-    from flows.services import database_secrets
-    from pipeline.relocation import following, importing
+    from patchline.flows.services import database_secrets
+    from patchline.pipeline.relocation import following, importing
 
     target = (folder or Path()).resolve()
     with shown():

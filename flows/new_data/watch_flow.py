@@ -14,25 +14,25 @@ from prefect.client.schemas.objects import State
 from prefect.runtime import deployment, flow_run
 from prefect.states import Completed
 
-from flows.failures import failed
-from flows.new_data import watched_folders
-from flows.notifications import events
-from flows.prefect_client import asking, flow_runs
-from flows.progress import display
-from pipeline.automation import event_kinds
-from pipeline.config import RunConfig
-from pipeline.data import ingestion
-from pipeline.data.ingested_data import IngestedData
-from pipeline.data.manifests import earlier_manifests, new_images
-from pipeline.data.manifests import manifest as manifests
-from pipeline.data.manifests.new_images import NewImages
-from pipeline.errors import ConfigError, PipelineError
-from pipeline.plugin_system import plugin_settings
-from pipeline.run_memory import interrupted_runs, live_runs
-from pipeline.run_memory.interrupted_runs import InterruptedRun
-from pipeline.stages.read import data_name
-from pipeline.tracking.liveness import Liveness
-from pipeline.workspace import WORKSPACE
+from patchline.flows.failures import failed
+from patchline.flows.new_data import watched_folders
+from patchline.flows.notifications import events
+from patchline.flows.prefect_client import asking, flow_runs
+from patchline.flows.progress import display
+from patchline.pipeline.automation import event_kinds
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.data import ingestion
+from patchline.pipeline.data.ingested_data import IngestedData
+from patchline.pipeline.data.manifests import earlier_manifests, new_images
+from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.data.manifests.new_images import NewImages
+from patchline.pipeline.errors import ConfigError, PipelineError
+from patchline.pipeline.plugin_system import plugin_settings
+from patchline.pipeline.run_memory import interrupted_runs, live_runs
+from patchline.pipeline.run_memory.interrupted_runs import InterruptedRun
+from patchline.pipeline.stages.read import data_name
+from patchline.pipeline.tracking.liveness import Liveness
+from patchline.pipeline.workspace import WORKSPACE
 
 SKIPPED = "Skipped"
 """The state name of a run that found too few new images to train on."""
@@ -71,7 +71,7 @@ def _train_if_enough(
     if not found.first and found.new < asked:
         return _skip(name, found, asked)
     _publish(name, found, "" if found.first else "That is enough to train again.")
-    from flows.training.training_flow import training_flow  # slow, and often not needed
+    from patchline.flows.training.training_flow import training_flow  # slow, and often not needed
 
     begun = _interrupted_training(data, workspace)
     summary = training_flow(config, resume=begun.run_id if begun else None)

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from pipeline.automation import event_kinds, watches
-from pipeline.automation.folder_snapshot import Snapshot, snapshot
-from pipeline.automation.watches import WatchState
+from patchline.pipeline.automation import event_kinds, watches
+from patchline.pipeline.automation.folder_snapshot import Snapshot, snapshot
+from patchline.pipeline.automation.watches import WatchState
 
 if TYPE_CHECKING:
     from prefect.client.schemas.responses import DeploymentResponse
@@ -53,7 +53,7 @@ def look() -> None:
     Raises:
         OrchestrationError: if the Prefect server does not answer.
     """
-    from flows.schedules.deployments import deployments
+    from patchline.flows.schedules.deployments import deployments
 
     found = [each for each in deployments(KIND) if not each.paused]
     for gone in _observations.keys() - {each.id for each in found}:
@@ -67,8 +67,8 @@ def cancel_waiting(deployment_id: UUID, own: UUID) -> None:
 
     Call it before reading the data, so that a run requested later still waits and runs.
     """
-    from flows.prefect_client import asking
-    from flows.schedules import flow_run_queries
+    from patchline.flows.prefect_client import asking
+    from patchline.flows.schedules import flow_run_queries
 
     with asking() as client:
         for flow_run in flow_run_queries.unfinished(client, deployment_id):
@@ -78,7 +78,7 @@ def cancel_waiting(deployment_id: UUID, own: UUID) -> None:
 
 
 def _look_at(watch: DeploymentResponse, seen: _Observation) -> None:
-    from flows.schedules.deployments import WATCH_FOLDER, name_of
+    from patchline.flows.schedules.deployments import WATCH_FOLDER, name_of
 
     folder, name = Path(str(watch.labels[WATCH_FOLDER])), name_of(watch)
     began = time.monotonic()
@@ -114,9 +114,9 @@ def _retry_if_interrupted(seen: _Observation, flow_run_id: UUID) -> None:
     """
     from prefect.exceptions import ObjectNotFound
 
-    from flows.failures import was_interrupted
-    from flows.prefect_client import asking
-    from flows.schedules import retries
+    from patchline.flows.failures import was_interrupted
+    from patchline.flows.prefect_client import asking
+    from patchline.flows.schedules import retries
 
     if seen.settled == flow_run_id:
         return
@@ -132,8 +132,8 @@ def _retry_if_interrupted(seen: _Observation, flow_run_id: UUID) -> None:
 def _start(
     watch: DeploymentResponse, name: str, folder: Path, now: Snapshot, *, starts: int
 ) -> None:
-    from flows.notifications import events
-    from flows.schedules.deployments import start
+    from patchline.flows.notifications import events
+    from patchline.flows.schedules.deployments import start
 
     settings = watches.settings_digest(watch.parameters)
     key = f"{watch.id}-{starts}-{now.digest[:16]}-{settings[:16]}"
@@ -154,8 +154,8 @@ def _start(
 
 
 def _has_unfinished_run(deployment_id: UUID) -> bool:
-    from flows.prefect_client import asking
-    from flows.schedules import flow_run_queries
+    from patchline.flows.prefect_client import asking
+    from patchline.flows.schedules import flow_run_queries
 
     with asking() as client:
         return bool(flow_run_queries.unfinished(client, deployment_id))

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from pipeline import local_login
-from pipeline.automation import event_kinds
+from patchline.pipeline import local_login
+from patchline.pipeline.automation import event_kinds
 
 if TYPE_CHECKING:
-    from pipeline.evaluation.promotion_decision import Decision
+    from patchline.pipeline.evaluation.promotion_decision import Decision
 
 logger = logging.getLogger(__name__)
 
@@ -117,7 +117,7 @@ def _using_server() -> Iterator[bool]:
 
 def _address() -> str | None:
     """Return the server's URL; Prefect's settings are read only if Prefect is already imported."""
-    from pipeline import local_services
+    from patchline.pipeline import local_services
 
     given = os.environ.get("PREFECT_API_URL")
     if given is None and "prefect.settings" in sys.modules:

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.python_api.session import plain
+from patchline.flows.python_api.session import plain
 
 if TYPE_CHECKING:
-    from pipeline.config import RunConfig
+    from patchline.pipeline.config import RunConfig
 
 
 def use_plugins(files: Sequence[str | Path]) -> None:
@@ -23,7 +23,7 @@ def use_plugins(files: Sequence[str | Path]) -> None:
         PluginError: if a file is not there, or is no plugin.
     """
     if files:
-        from pipeline.plugin_system.plugin_loader import use_plugin_files
+        from patchline.pipeline.plugin_system.plugin_loader import use_plugin_files
 
         use_plugin_files([Path(file) for file in files])
 
@@ -46,7 +46,7 @@ def new_run(
     Raises:
         ConfigError: for a setting that is unknown or has a bad value.
     """
-    from pipeline.config_files import requested
+    from patchline.pipeline.config_files import requested
 
     name = None if data is None else os.fspath(data)
     file = None if config is None else Path(config)
@@ -59,7 +59,7 @@ def extension(reference: str, settings: Mapping[str, Any]) -> RunConfig:
     Raises:
         ConfigError: if there is no such run, or a setting cannot be changed.
     """
-    from pipeline.training.start import extended_run
-    from pipeline.workspace import WORKSPACE
+    from patchline.pipeline.training.start import extended_run
+    from patchline.pipeline.workspace import WORKSPACE
 
     return extended_run.requested(reference, plain(settings), WORKSPACE.resolve() / "runs")

@@ -20,16 +20,16 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from flows import prefect_settings
-from pipeline import config_errors, quiet_libraries, redaction, workspace
-from pipeline.errors import ConfigError, PipelineError, RunError
-from pipeline.files.atomic_files import full_disk
-from pipeline.host import interpreter
-from pipeline.local_login import MLFLOW_VARIABLES, OTHER_MLFLOW_LOGINS
-from pipeline.plugin_system.plugin_loader import FILES_VARIABLE
-from pipeline.relocation import following, read_only
-from pipeline.terminal_words import visible
-from pipeline.tracking.tracking_store import ARTIFACT_ROOT_VARIABLE
+from patchline.flows import prefect_settings
+from patchline.pipeline import config_errors, quiet_libraries, redaction, workspace
+from patchline.pipeline.errors import ConfigError, PipelineError, RunError
+from patchline.pipeline.files.atomic_files import full_disk
+from patchline.pipeline.host import interpreter
+from patchline.pipeline.local_login import MLFLOW_VARIABLES, OTHER_MLFLOW_LOGINS
+from patchline.pipeline.plugin_system.plugin_loader import FILES_VARIABLE
+from patchline.pipeline.relocation import following, read_only
+from patchline.pipeline.terminal_words import visible
+from patchline.pipeline.tracking.tracking_store import ARTIFACT_ROOT_VARIABLE
 
 _STORE = "MLFLOW_TRACKING_URI"
 _VARIABLES = (

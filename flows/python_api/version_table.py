@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pandas as pd
 
-from flows.closing.close_runs import tell_closed
-from pipeline.registry.registered_models import summaries
+from patchline.flows.closing.close_runs import tell_closed
+from patchline.pipeline.registry.registered_models import summaries
 
 _MAIN_METRICS = (
     "test/accuracy",

@@ -34,11 +34,11 @@ from prefect.events import DeploymentTriggerTypes
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 from prefect.utilities.urls import url_for
 
-from flows.prefect_client import all_pages, asking
-from flows.schedules import flow_run_queries
-from pipeline import local_services
-from pipeline.errors import ConfigError
-from pipeline.plugin_system.plugin_loader import FILES_VARIABLE
+from patchline.flows.prefect_client import all_pages, asking
+from patchline.flows.schedules import flow_run_queries
+from patchline.pipeline import local_services
+from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.plugin_system.plugin_loader import FILES_VARIABLE
 
 POOL = local_services.POOL
 """The work pool whose worker runs the deployments."""

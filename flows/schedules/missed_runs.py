@@ -14,9 +14,9 @@ from prefect.client.schemas.actions import GlobalConcurrencyLimitUpdate
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.client.schemas.responses import DeploymentResponse
 
-from flows.failures import was_interrupted
-from flows.prefect_client import asking, flow_runs
-from flows.schedules import deployments, flow_run_queries, retries
+from patchline.flows.failures import was_interrupted
+from patchline.flows.prefect_client import asking, flow_runs
+from patchline.flows.schedules import deployments, flow_run_queries, retries
 
 _RESUMABLE = dt.timedelta(days=1)
 """An interrupted run is resumed this long after its end; later, the next run replaces it."""

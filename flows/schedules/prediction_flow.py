@@ -15,17 +15,17 @@ from prefect.runtime import flow_run
 from prefect.states import Completed
 from pydantic import Field
 
-from flows.failures import failed
-from flows.progress import display
-from pipeline.errors import DataError, PipelineError
-from pipeline.frozen_model import FrozenModel
-from pipeline.prediction.batch_prediction import PredictedTable, predict_images
-from pipeline.prediction.image_files import is_empty
-from pipeline.prediction.prediction_report import markdown
-from pipeline.registry.package_download import fetch
-from pipeline.registry.registered_models import ModelReference, resolve
-from pipeline.run_memory import live_runs
-from pipeline.workspace import WORKSPACE
+from patchline.flows.failures import failed
+from patchline.flows.progress import display
+from patchline.pipeline.errors import DataError, PipelineError
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.prediction.batch_prediction import PredictedTable, predict_images
+from patchline.pipeline.prediction.image_files import is_empty
+from patchline.pipeline.prediction.prediction_report import markdown
+from patchline.pipeline.registry.package_download import fetch
+from patchline.pipeline.registry.registered_models import ModelReference, resolve
+from patchline.pipeline.run_memory import live_runs
+from patchline.pipeline.workspace import WORKSPACE
 
 NOTHING = "Nothing to predict"
 """The state name of a run whose folder was empty."""

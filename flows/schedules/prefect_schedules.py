@@ -7,8 +7,8 @@ import datetime as dt
 
 from prefect.client.schemas.schedules import SCHEDULE_TYPES, CronSchedule, IntervalSchedule
 
-from pipeline.automation.schedule_times import Times, invalid_cron
-from pipeline.errors import ConfigError
+from patchline.pipeline.automation.schedule_times import Times, invalid_cron
+from patchline.pipeline.errors import ConfigError
 
 
 def prefect_schedule(times: Times) -> SCHEDULE_TYPES:

@@ -8,12 +8,17 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import SCHEDULE_TYPES, CronSchedule, IntervalSchedule
 
-from flows.schedules import deployments
-from flows.schedules.prefect_schedules import next_times
-from pipeline.automation import scheduled_work
-from pipeline.automation.schedule_summary import Kind, LastRun, ScheduleSummary, work_words
-from pipeline.automation.schedule_times import Times, duration_words
-from pipeline.automation.scheduled_work import ScheduledWork
+from patchline.flows.schedules import deployments
+from patchline.flows.schedules.prefect_schedules import next_times
+from patchline.pipeline.automation import scheduled_work
+from patchline.pipeline.automation.schedule_summary import (
+    Kind,
+    LastRun,
+    ScheduleSummary,
+    work_words,
+)
+from patchline.pipeline.automation.schedule_times import Times, duration_words
+from patchline.pipeline.automation.scheduled_work import ScheduledWork
 
 _MAX_MESSAGE_LENGTH = 300
 

@@ -1,4 +1,4 @@
-"""One flow run of the runner: `python -P -m flows.services.flow_run_process FOLDER LIFELINE`.
+"""One flow run of the runner: `python -P -m patchline.flows.services.flow_run_process FOLDER LIFELINE`.
 
 It is Prefect's engine in a process group of its own, with a log file: it survives the runner and
 ends with the supervisor.
@@ -11,8 +11,8 @@ import runpy
 import sys
 from pathlib import Path
 
-from pipeline.local_services import logs_folder
-from pipeline.supervision import supervised_main
+from patchline.pipeline.local_services import logs_folder
+from patchline.pipeline.supervision import supervised_main
 
 
 def _main() -> None:

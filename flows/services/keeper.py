@@ -1,4 +1,4 @@
-"""The keeper, which runs periodic duties: `python -P -m flows.services.keeper FOLDER LIFELINE`.
+"""The keeper, which runs periodic duties: `python -P -m patchline.flows.services.keeper FOLDER LIFELINE`.
 
 Each duty runs in a thread of its own while the servers are up. A duty that fails is logged and
 retried.
@@ -17,8 +17,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from flows.services import restart_events
-from pipeline.supervision import heartbeat, supervised_main
+from patchline.flows.services import restart_events
+from patchline.pipeline.supervision import heartbeat, supervised_main
 
 logger = logging.getLogger(__name__)
 
@@ -62,11 +62,11 @@ class Duty:
 
 
 DUTIES = (
-    ("flows.closing.close_runs:close_abandoned_runs", 10.0),
-    ("flows.approval.expiry:expire_overdue", 10.0),
-    ("flows.schedules.missed_runs:drop_missed", 10.0),
-    ("flows.schedules.missed_runs:continue_interrupted", 5.0),
-    ("flows.new_data.watched_folders:look", 2.0),
+    ("patchline.flows.closing.close_runs:close_abandoned_runs", 10.0),
+    ("patchline.flows.approval.expiry:expire_overdue", 10.0),
+    ("patchline.flows.schedules.missed_runs:drop_missed", 10.0),
+    ("patchline.flows.schedules.missed_runs:continue_interrupted", 5.0),
+    ("patchline.flows.new_data.watched_folders:look", 2.0),
     (f"{restart_events.__name__}:announce", 5.0),
 )
 

@@ -1,4 +1,4 @@
-"""The MLflow server: `python -P -m flows.services.mlflow_server FOLDER LIFELINE PORT`.
+"""The MLflow server: `python -P -m patchline.flows.services.mlflow_server FOLDER LIFELINE PORT`.
 
 It serves the store that `MLFLOW_TRACKING_URI` names: an address with a password must not appear on
 a command line, which every user of the machine can read.
@@ -13,13 +13,13 @@ import os
 import warnings
 from pathlib import Path
 
-from pipeline import quiet_libraries
-from pipeline.files.path_uris import artifact_uri, sqlite_path, with_options
-from pipeline.local_login import ensure_secret
-from pipeline.server_access import gated_server
-from pipeline.server_access.gate import Guarded
-from pipeline.supervision import supervised_main
-from pipeline.tracking import tracking_store
+from patchline.pipeline import quiet_libraries
+from patchline.pipeline.files.path_uris import artifact_uri, sqlite_path, with_options
+from patchline.pipeline.local_login import ensure_secret
+from patchline.pipeline.server_access import gated_server
+from patchline.pipeline.server_access.gate import Guarded
+from patchline.pipeline.supervision import supervised_main
+from patchline.pipeline.tracking import tracking_store
 
 _BUSY_SECONDS = 60
 """How long a writer waits for another writer of a SQLite store."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 
-from flows.services import database_secrets
-from pipeline.errors import OrchestrationError
-from pipeline.files.atomic_files import storage_errors
-from pipeline.files.file_locks import locked
-from pipeline.files.path_uris import sqlite_path, sqlite_uri
-from pipeline.workspace import WORKSPACE
+from patchline.flows.services import database_secrets
+from patchline.pipeline.errors import OrchestrationError
+from patchline.pipeline.files.atomic_files import storage_errors
+from patchline.pipeline.files.file_locks import locked
+from patchline.pipeline.files.path_uris import sqlite_path, sqlite_uri
+from patchline.pipeline.workspace import WORKSPACE
 
 _VARIABLE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
 _CHOOSING = frozenset({"connection_url", "driver", "host", "name"})

@@ -1,16 +1,16 @@
-"""The Prefect server: `python -P -m flows.services.prefect_server FOLDER LIFELINE PORT`."""
+"""The Prefect server: `python -P -m patchline.flows.services.prefect_server FOLDER LIFELINE PORT`."""
 
 from __future__ import annotations
 
 import os
 import socket
 
-from flows.services import prefect_database
-from pipeline.local_login import ensure_secret
-from pipeline.local_services import services_folder
-from pipeline.server_access import gated_server
-from pipeline.server_access.gate import Guarded
-from pipeline.supervision import supervised_main
+from patchline.flows.services import prefect_database
+from patchline.pipeline.local_login import ensure_secret
+from patchline.pipeline.local_services import services_folder
+from patchline.pipeline.server_access import gated_server
+from patchline.pipeline.server_access.gate import Guarded
+from patchline.pipeline.supervision import supervised_main
 
 
 def serve(

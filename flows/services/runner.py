@@ -1,4 +1,4 @@
-"""The runner: `python -P -m flows.services.runner FOLDER LIFELINE MAX_CONCURRENT_RUNS`.
+"""The runner: `python -P -m patchline.flows.services.runner FOLDER LIFELINE MAX_CONCURRENT_RUNS`.
 
 A Prefect process worker on the pool `patchline`. Each flow run is a process that survives the
 runner, so restarting the runner does not interrupt active runs.
@@ -19,9 +19,9 @@ from prefect.settings import PREFECT_API_URL
 from prefect.utilities.processutils import command_to_string
 from prefect.workers.process import ProcessJobConfiguration, ProcessWorker
 
-from flows.services import service_processes, stopping
-from pipeline.local_services import POOL, answers
-from pipeline.supervision import heartbeat, supervised_main
+from patchline.flows.services import service_processes, stopping
+from patchline.pipeline.local_services import POOL, answers
+from patchline.pipeline.supervision import heartbeat, supervised_main
 
 NAME = "runner"
 _POLL_SECONDS = 0.5

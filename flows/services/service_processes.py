@@ -1,6 +1,6 @@
 """Find the processes of a folder's services by their command lines, whatever version started them.
 
-The command line of each is `python -P -m flows.services.MODULE FOLDER ...`.
+The command line of each is `python -P -m patchline.flows.services.MODULE FOLDER ...`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import psutil
 
-_PREFIX = "flows.services."
+_PREFIX = "patchline.flows.services."
 FLOW_RUN, SUPERVISOR = "flow_run_process", "supervisor"
 _POLL_SECONDS = 0.1
 

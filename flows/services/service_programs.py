@@ -6,13 +6,18 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from flows import prefect_settings
-from flows.services import mlflow_server, service_processes
-from flows.services.startup_plan import Plan
-from pipeline.local_login import OTHER_MLFLOW_LOGINS, USER, mlflow_variables, prefect_variables
-from pipeline.local_services import HOST, answers, logs_folder
-from pipeline.supervision import free_ports, heartbeat
-from pipeline.supervision.supervised_process import Program
+from patchline.flows import prefect_settings
+from patchline.flows.services import mlflow_server, service_processes
+from patchline.flows.services.startup_plan import Plan
+from patchline.pipeline.local_login import (
+    OTHER_MLFLOW_LOGINS,
+    USER,
+    mlflow_variables,
+    prefect_variables,
+)
+from patchline.pipeline.local_services import HOST, answers, logs_folder
+from patchline.pipeline.supervision import free_ports, heartbeat
+from patchline.pipeline.supervision.supervised_process import Program
 
 _TITLES = {
     "prefect": "The Prefect server",

@@ -10,14 +10,14 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from flows import prefect_settings
-from flows.services import mlflow_server, prefect_database, service_processes
-from flows.services.startup_plan import Failure, Plan, failure_file, plan_file
-from pipeline.errors import ConfigError, OrchestrationError, error_class
-from pipeline.files.atomic_files import full_disk, storage_errors, write_private_text
-from pipeline.files.file_locks import locked
-from pipeline.host import proxies
-from pipeline.local_services import (
+from patchline.flows import prefect_settings
+from patchline.flows.services import mlflow_server, prefect_database, service_processes
+from patchline.flows.services.startup_plan import Failure, Plan, failure_file, plan_file
+from patchline.pipeline.errors import ConfigError, OrchestrationError, error_class
+from patchline.pipeline.files.atomic_files import full_disk, storage_errors, write_private_text
+from patchline.pipeline.files.file_locks import locked
+from patchline.pipeline.host import proxies
+from patchline.pipeline.local_services import (
     Services,
     answers,
     is_supervised,
@@ -27,11 +27,11 @@ from pipeline.local_services import (
     services_folder,
     state_file,
 )
-from pipeline.redaction import redacted, without_credentials
-from pipeline.server_access import sign_in_links
-from pipeline.supervision import free_ports
-from pipeline.tracking.tracking_store import absolute_store, without_login
-from pipeline.workspace import make_folder
+from patchline.pipeline.redaction import redacted, without_credentials
+from patchline.pipeline.server_access import sign_in_links
+from patchline.pipeline.supervision import free_ports
+from patchline.pipeline.tracking.tracking_store import absolute_store, without_login
+from patchline.pipeline.workspace import make_folder
 
 Say = Callable[[str], None]
 

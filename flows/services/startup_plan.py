@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline.frozen_model import FrozenModel
-from pipeline.local_services import services_folder
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.local_services import services_folder
 
 
 class Plan(FrozenModel):

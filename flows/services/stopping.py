@@ -11,11 +11,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from flows.services import service_processes
-from pipeline import local_login
-from pipeline.errors import OrchestrationError
-from pipeline.files.file_locks import is_held, try_lock
-from pipeline.local_services import (
+from patchline.flows.services import service_processes
+from patchline.pipeline import local_login
+from patchline.pipeline.errors import OrchestrationError
+from patchline.pipeline.files.file_locks import is_held, try_lock
+from patchline.pipeline.local_services import (
     Services,
     is_supervised,
     running_soon,
@@ -23,8 +23,8 @@ from pipeline.local_services import (
     state_file,
     supervisor_lock,
 )
-from pipeline.run_memory import live_runs
-from pipeline.workspace import WORKSPACE
+from patchline.pipeline.run_memory import live_runs
+from patchline.pipeline.workspace import WORKSPACE
 
 Say = Callable[[str], None]
 

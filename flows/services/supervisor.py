@@ -1,4 +1,4 @@
-"""The supervisor: `python -P -m flows.services.supervisor FOLDER`.
+"""The supervisor: `python -P -m patchline.flows.services.supervisor FOLDER`.
 
 It starts the services, reports when they are ready, restarts what dies or stops answering, and ends
 everything on SIGTERM. It imports nothing heavy, so that little can go wrong with it.
@@ -17,13 +17,13 @@ import time
 from importlib import metadata
 from pathlib import Path
 
-from flows.services import restart_events, service_programs
-from flows.services.startup_plan import Failure, Plan, failure_file, plan_file
-from pipeline import local_login, redaction
-from pipeline.errors import OrchestrationError, PipelineError, error_class
-from pipeline.files.atomic_files import write_private_text, write_text
-from pipeline.files.file_locks import try_lock
-from pipeline.local_services import (
+from patchline.flows.services import restart_events, service_programs
+from patchline.flows.services.startup_plan import Failure, Plan, failure_file, plan_file
+from patchline.pipeline import local_login, redaction
+from patchline.pipeline.errors import OrchestrationError, PipelineError, error_class
+from patchline.pipeline.files.atomic_files import write_private_text, write_text
+from patchline.pipeline.files.file_locks import try_lock
+from patchline.pipeline.local_services import (
     Services,
     logs_folder,
     read_state,
@@ -31,8 +31,8 @@ from pipeline.local_services import (
     state_file,
     supervisor_lock,
 )
-from pipeline.supervision import served_workspace, supervisor_lifeline
-from pipeline.supervision.supervised_process import SupervisedProcess
+from patchline.pipeline.supervision import served_workspace, supervisor_lifeline
+from patchline.pipeline.supervision.supervised_process import SupervisedProcess
 
 logger = logging.getLogger("supervisor")
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from flows.training.reporting import reporting
-from pipeline.config import RunConfig
-from pipeline.data import ingestion
-from pipeline.data.ingested_data import IngestedData
-from pipeline.planning.facts import Plan
-from pipeline.run_memory.stage_memory import StageMemory
-from pipeline.stages import engine
-from pipeline.stages.context import Context
-from pipeline.stages.decode import DECODE
-from pipeline.stages.lines import line_of
-from pipeline.workers import prewarm
+from patchline.flows.training.reporting import reporting
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.data import ingestion
+from patchline.pipeline.data.ingested_data import IngestedData
+from patchline.pipeline.planning.facts import Plan
+from patchline.pipeline.run_memory.stage_memory import StageMemory
+from patchline.pipeline.stages import engine
+from patchline.pipeline.stages.context import Context
+from patchline.pipeline.stages.decode import DECODE
+from patchline.pipeline.stages.lines import line_of
+from patchline.pipeline.workers import prewarm
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,14 @@ from prefect.artifacts import (
     create_table_artifact,
 )
 
-from flows.training import run_messages
-from pipeline.browsing import pages
-from pipeline.browsing.encoder_pages import encoder_summary, encoder_verdict, write_encoder_pages
-from pipeline.browsing.outcome import (
+from patchline.flows.training import run_messages
+from patchline.pipeline.browsing import pages
+from patchline.pipeline.browsing.encoder_pages import (
+    encoder_summary,
+    encoder_verdict,
+    write_encoder_pages,
+)
+from patchline.pipeline.browsing.outcome import (
     EncoderOutcome,
     Outcome,
     lineage,
@@ -24,19 +28,19 @@ from pipeline.browsing.outcome import (
     metrics_table,
     verdict,
 )
-from pipeline.browsing.run_summary import RunSummary, summary_of
-from pipeline.data.ingested_data import IngestedData
-from pipeline.evaluation.evaluating import Evaluated
-from pipeline.metrics.names import METRICS
-from pipeline.pretraining.evaluating import PretrainingEvaluated
-from pipeline.registry import registered_models
-from pipeline.registry.registration import Registered
-from pipeline.stages.context import Context
-from pipeline.stages.promote import Promoted
-from pipeline.tracking import addresses, tracking_store
-from pipeline.tracking.tracked_run import TrackedRun
-from pipeline.training.parts.launching import CONFIG_FILE
-from pipeline.training.train_result import TrainResult
+from patchline.pipeline.browsing.run_summary import RunSummary, summary_of
+from patchline.pipeline.data.ingested_data import IngestedData
+from patchline.pipeline.evaluation.evaluating import Evaluated
+from patchline.pipeline.metrics.names import METRICS
+from patchline.pipeline.pretraining.evaluating import PretrainingEvaluated
+from patchline.pipeline.registry import registered_models
+from patchline.pipeline.registry.registration import Registered
+from patchline.pipeline.stages.context import Context
+from patchline.pipeline.stages.promote import Promoted
+from patchline.pipeline.tracking import addresses, tracking_store
+from patchline.pipeline.tracking.tracked_run import TrackedRun
+from patchline.pipeline.training.parts.launching import CONFIG_FILE
+from patchline.pipeline.training.train_result import TrainResult
 
 logger = logging.getLogger(__name__)
 

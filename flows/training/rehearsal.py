@@ -13,24 +13,24 @@ from pathlib import Path
 
 import numpy as np
 
-from flows.progress import display
-from flows.training.dry_run import DryRun, dry_run
-from pipeline.config import RunConfig
-from pipeline.data.ingested_data import IngestedData
-from pipeline.data.manifests import manifest as manifests
-from pipeline.evaluation.cost import predicting_seconds
-from pipeline.frozen_model import FrozenModel
-from pipeline.run_memory.stage_memory import StageMemory
-from pipeline.stages import engine
-from pipeline.stages.context import Context
-from pipeline.stages.lines import line_of
-from pipeline.terminal_words import duration
-from pipeline.tracking.tracked_run import TrackedRun
-from pipeline.training.config import duration_seconds
-from pipeline.training.parts.run_parts import images_of_parts
-from pipeline.training.train_result import TrainResult
-from pipeline.workers import prewarm, worker_start
-from pipeline.workspace import WORKSPACE, make_folder
+from patchline.flows.progress import display
+from patchline.flows.training.dry_run import DryRun, dry_run
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.data.ingested_data import IngestedData
+from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.evaluation.cost import predicting_seconds
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.run_memory.stage_memory import StageMemory
+from patchline.pipeline.stages import engine
+from patchline.pipeline.stages.context import Context
+from patchline.pipeline.stages.lines import line_of
+from patchline.pipeline.terminal_words import duration
+from patchline.pipeline.tracking.tracked_run import TrackedRun
+from patchline.pipeline.training.config import duration_seconds
+from patchline.pipeline.training.parts.run_parts import images_of_parts
+from patchline.pipeline.training.train_result import TrainResult
+from patchline.pipeline.workers import prewarm, worker_start
+from patchline.pipeline.workspace import WORKSPACE, make_folder
 
 _BATCHES = 2
 _EVALUATED = 64

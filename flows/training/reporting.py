@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from flows.progress import display, show_event
-from pipeline.stages.context import Reporting
+from patchline.flows.progress import display, show_event
+from patchline.pipeline.stages.context import Reporting
 
 
 def reporting() -> Reporting:

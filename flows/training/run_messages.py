@@ -6,12 +6,12 @@ from prefect.client.orchestration import get_client
 from prefect.runtime import flow_run
 from prefect.utilities.urls import url_for
 
-from flows import prefect_session
-from pipeline.browsing.outcome import recipe
-from pipeline.config import RunConfig
-from pipeline.run_memory import live_runs
-from pipeline.stages.read import data_name
-from pipeline.tracking import tracked_run
+from patchline.flows import prefect_session
+from patchline.pipeline.browsing.outcome import recipe
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.run_memory import live_runs
+from patchline.pipeline.stages.read import data_name
+from patchline.pipeline.tracking import tracked_run
 
 FLOW_DESCRIPTION = """\
 From a folder of labelled images to a registered model: read and check the data, decode the images,

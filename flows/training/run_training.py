@@ -1,7 +1,7 @@
 """Train from a script, a notebook or the command line: a config in, a summary out.
 
 Nothing here parses arguments or prints; whoever calls it chooses how progress is shown
-(`flows.progress.shown`). Prefect is imported inside the functions, after the first message.
+(`patchline.flows.progress.shown`). Prefect is imported inside the functions, after the first message.
 """
 
 from __future__ import annotations
@@ -9,24 +9,24 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flows.progress import display
-from pipeline import local_services
-from pipeline.plugin_system.plugin_loader import plugin_files, use_plugin_files
-from pipeline.run_memory import live_runs
-from pipeline.training.machine import MODULE
-from pipeline.workers import worker_start
-from pipeline.workspace import WORKSPACE
+from patchline.flows.progress import display
+from patchline.pipeline import local_services
+from patchline.pipeline.plugin_system.plugin_loader import plugin_files, use_plugin_files
+from patchline.pipeline.run_memory import live_runs
+from patchline.pipeline.training.machine import MODULE
+from patchline.pipeline.workers import worker_start
+from patchline.pipeline.workspace import WORKSPACE
 
 if TYPE_CHECKING:
-    from pipeline.browsing.run_summary import RunSummary
-    from pipeline.config import RunConfig
+    from patchline.pipeline.browsing.run_summary import RunSummary
+    from patchline.pipeline.config import RunConfig
 
 
 def run_training(config: RunConfig, *, fresh: bool = False) -> RunSummary:
     """Run the training flow, on a temporary Prefect server unless another one is configured.
 
     Args:
-        config: what to compute; `pipeline.config_files.requested` assembles and checks it.
+        config: what to compute; `patchline.pipeline.config_files.requested` assembles and checks it.
         fresh: compute every stage instead of reusing results of earlier runs.
 
     Raises:
@@ -35,8 +35,8 @@ def run_training(config: RunConfig, *, fresh: bool = False) -> RunSummary:
     with worker_start.prepared_workers():
         worker_start.prepare(MODULE)  # its imports take as long as those of this process
         display().stage(f"Listing the images ({config.data.path or config.data.source})")
-        from pipeline.stages import engine
-        from pipeline.stages.lines import line_of
+        from patchline.pipeline.stages import engine
+        from patchline.pipeline.stages.lines import line_of
 
         for sentence in engine.check(line_of(config).stages, config, WORKSPACE.resolve()):
             display().note(sentence)
@@ -53,7 +53,7 @@ def resume_training(reference: str) -> RunSummary:
         ConfigError: if there is no such run, or it cannot be continued.
         PipelineError: the reason why the run failed.
     """
-    from pipeline.run_memory import interrupted_runs
+    from patchline.pipeline.run_memory import interrupted_runs
 
     found = interrupted_runs.find(reference, WORKSPACE.resolve() / "runs", display().note)
     files = [*map(Path, found.request.plugin_files), *plugin_files()]
@@ -66,13 +66,13 @@ def resume_training(reference: str) -> RunSummary:
 def _in_prefect(config: RunConfig, *, resume: str | None = None, fresh: bool) -> RunSummary:
     up = local_services.running() is not None
     display().stage(f"{'Connecting to' if up else 'Starting'} Prefect and MLflow")
-    from flows import prefect_session
+    from patchline.flows import prefect_session
 
     with prefect_session.server():
         from prefect import tags
 
-        from flows.closing import close_runs
-        from flows.training.training_flow import training_flow
+        from patchline.flows.closing import close_runs
+        from patchline.flows.training.training_flow import training_flow
 
         with prefect_session.ready():
             for sentence in close_runs.close_abandoned_runs():

@@ -14,12 +14,12 @@ from prefect.cache_policies import NO_CACHE
 from prefect.states import Completed
 from prefect.utilities.annotations import opaque, quote
 
-from flows.failures import RETRYING
-from flows.progress import display
-from pipeline.frozen_model import FrozenModel
-from pipeline.stages.context import reads_of
-from pipeline.stages.engine import Computation
-from pipeline.stages.stage import AnyStage
+from patchline.flows.failures import RETRYING
+from patchline.flows.progress import display
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.stages.context import reads_of
+from patchline.pipeline.stages.engine import Computation
+from patchline.pipeline.stages.stage import AnyStage
 
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import State

@@ -14,40 +14,40 @@ from typing import Any
 from prefect import flow
 from prefect.runtime import flow_run
 
-from flows.approval import requests
-from flows.closing import close_runs
-from flows.failures import failed
-from flows.notifications import events
-from flows.progress import display
-from flows.training import outcome_pages, run_messages
-from flows.training.reporting import reporting
-from flows.training.stage_tasks import as_task
-from pipeline import quiet_libraries, redaction
-from pipeline.automation import event_kinds
-from pipeline.browsing.run_summary import RunSummary
-from pipeline.config import RunConfig
-from pipeline.data.ingested_data import IngestedData
-from pipeline.errors import DataError, PipelineError, TakenOverError
-from pipeline.files.atomic_files import write_text
-from pipeline.frozen_model import FrozenModel
-from pipeline.planning.facts import Plan
-from pipeline.plugin_system import plugin_settings
-from pipeline.plugin_system.plugin_loader import plugin_files
-from pipeline.registry.registration import Registered
-from pipeline.run_memory import interrupted_runs, live_runs
-from pipeline.run_memory.interrupted_runs import SUMMARY_FILE, InterruptedRun, RunRequest
-from pipeline.run_memory.stage_memory import StageMemory
-from pipeline.stages import engine
-from pipeline.stages.context import Context
-from pipeline.stages.lines import Line, line_of
-from pipeline.stages.promote import Promoted
-from pipeline.stages.read import data_name
-from pipeline.stages.stage import AnyStage
-from pipeline.tracking import tracked_run
-from pipeline.tracking.tracked_run import TrackedRun
-from pipeline.training.parts import launching
-from pipeline.workers import prewarm, worker_start
-from pipeline.workspace import WORKSPACE
+from patchline.flows.approval import requests
+from patchline.flows.closing import close_runs
+from patchline.flows.failures import failed
+from patchline.flows.notifications import events
+from patchline.flows.progress import display
+from patchline.flows.training import outcome_pages, run_messages
+from patchline.flows.training.reporting import reporting
+from patchline.flows.training.stage_tasks import as_task
+from patchline.pipeline import quiet_libraries, redaction
+from patchline.pipeline.automation import event_kinds
+from patchline.pipeline.browsing.run_summary import RunSummary
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.data.ingested_data import IngestedData
+from patchline.pipeline.errors import DataError, PipelineError, TakenOverError
+from patchline.pipeline.files.atomic_files import write_text
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.planning.facts import Plan
+from patchline.pipeline.plugin_system import plugin_settings
+from patchline.pipeline.plugin_system.plugin_loader import plugin_files
+from patchline.pipeline.registry.registration import Registered
+from patchline.pipeline.run_memory import interrupted_runs, live_runs
+from patchline.pipeline.run_memory.interrupted_runs import SUMMARY_FILE, InterruptedRun, RunRequest
+from patchline.pipeline.run_memory.stage_memory import StageMemory
+from patchline.pipeline.stages import engine
+from patchline.pipeline.stages.context import Context
+from patchline.pipeline.stages.lines import Line, line_of
+from patchline.pipeline.stages.promote import Promoted
+from patchline.pipeline.stages.read import data_name
+from patchline.pipeline.stages.stage import AnyStage
+from patchline.pipeline.tracking import tracked_run
+from patchline.pipeline.tracking.tracked_run import TrackedRun
+from patchline.pipeline.training.parts import launching
+from patchline.pipeline.workers import prewarm, worker_start
+from patchline.pipeline.workspace import WORKSPACE
 
 
 @flow(

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.redaction import redacted
+from patchline.pipeline.redaction import redacted
 
 logger = logging.getLogger(__name__)
 

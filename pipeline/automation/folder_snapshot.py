@@ -8,8 +8,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.files.folder_walk import walk_files
-from pipeline.files.ignored_files import DEFAULT_IGNORED, IgnoredFiles
+from patchline.pipeline.files.folder_walk import walk_files
+from patchline.pipeline.files.ignored_files import DEFAULT_IGNORED, IgnoredFiles
 
 _UNFINISHED_SUFFIX = ".part"
 

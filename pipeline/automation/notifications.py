@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterable, Sequence
 from urllib.parse import urlsplit
 
-from pipeline.automation import event_kinds
-from pipeline.errors import ConfigError
-from pipeline.frozen_model import FrozenModel
+from patchline.pipeline.automation import event_kinds
+from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.frozen_model import FrozenModel
 
 DEFAULT_EVENTS = (
     event_kinds.RUN_FAILED,

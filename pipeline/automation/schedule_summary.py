@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline.frozen_model import FrozenModel
+from patchline.pipeline.frozen_model import FrozenModel
 
 Kind = Literal["train", "predict", "watch"]
 

@@ -13,8 +13,8 @@ from zoneinfo import ZoneInfoNotFoundError, available_timezones
 import tzlocal
 from cronsim import CronSim, CronSimError
 
-from pipeline.errors import ConfigError
-from pipeline.training.config import duration_seconds
+from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.training.config import duration_seconds
 
 SHORTEST_SECONDS = 10.0
 LONGEST_SECONDS = 366 * 86400.0

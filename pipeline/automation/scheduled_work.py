@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline.config import NAME_RULE, is_name
-from pipeline.errors import ConfigError
-from pipeline.files.file_digest import digest_of
-from pipeline.workspace import WORKSPACE
+from patchline.pipeline.config import NAME_RULE, is_name
+from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.files.file_digest import digest_of
+from patchline.pipeline.workspace import WORKSPACE
 
 CONFIG_FILE, CONFIG_SHA256 = "patchline.config_file", "patchline.config_sha256"
 
@@ -93,8 +93,8 @@ def _sha256(file: Path) -> str | None:
 
 
 def _training(file: Path) -> ScheduledWork:
-    from pipeline import config_files
-    from pipeline.data import ingestion
+    from patchline.pipeline import config_files
+    from patchline.pipeline.data import ingestion
 
     labels = config_labels(file)
     config = config_files.validated(config_files.assemble(preset_name=None, file=file, flags={}))
@@ -107,10 +107,10 @@ def _training(file: Path) -> ScheduledWork:
 
 
 def _prediction(model: str, images: Path, out: Path) -> ScheduledWork:
-    from pipeline.prediction.batch_prediction import check_table
-    from pipeline.prediction.image_files import check_images, is_empty
-    from pipeline.prediction.prediction_parts import parts_folder
-    from pipeline.registry.registered_models import resolve
+    from patchline.pipeline.prediction.batch_prediction import check_table
+    from patchline.pipeline.prediction.image_files import check_images, is_empty
+    from patchline.pipeline.prediction.prediction_parts import parts_folder
+    from patchline.pipeline.registry.registered_models import resolve
 
     images, out = images.resolve(), out.absolute()
     check_table(out, top_k=1)

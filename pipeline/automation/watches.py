@@ -13,14 +13,14 @@ from uuid import UUID
 
 from pydantic import Field, ValidationError
 
-from pipeline import config_files
-from pipeline.config import NAME_RULE, RunConfig, is_name
-from pipeline.data.config import DataConfig
-from pipeline.errors import ConfigError, DataError
-from pipeline.files.atomic_files import write_text
-from pipeline.files.ignored_files import DEFAULT_IGNORED, IgnoredFiles
-from pipeline.frozen_model import FrozenModel
-from pipeline.workspace import WORKSPACE
+from patchline.pipeline import config_files
+from patchline.pipeline.config import NAME_RULE, RunConfig, is_name
+from patchline.pipeline.data.config import DataConfig
+from patchline.pipeline.errors import ConfigError, DataError
+from patchline.pipeline.files.atomic_files import write_text
+from patchline.pipeline.files.ignored_files import DEFAULT_IGNORED, IgnoredFiles
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.workspace import WORKSPACE
 
 _IMAGE_FOLDER = "image_folder"
 
@@ -127,7 +127,7 @@ def run_settings(folder: Path, file: Path | None) -> tuple[RunConfig, list[str]]
         DataError: if there is nothing to train on.
         PluginError: if a plugin is unknown or broken.
     """
-    from pipeline.data import ingestion
+    from patchline.pipeline.data import ingestion
 
     given = config_files.read_settings(file) if file is not None else {}
     data = given.get("data")

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from pipeline.browsing.outcome import EncoderOutcome, lineage, links
-from pipeline.browsing.pages import NOTE_TAG
-from pipeline.browsing.run_summary import RunSummary
-from pipeline.data.seen_images import caveat_on_test_images
-from pipeline.packaging.model_card import escaped
-from pipeline.redaction import without_credentials
-from pipeline.tracking import addresses, tracking_store
-from pipeline.tracking.tracking_store import client
+from patchline.pipeline.browsing.outcome import EncoderOutcome, lineage, links
+from patchline.pipeline.browsing.pages import NOTE_TAG
+from patchline.pipeline.browsing.run_summary import RunSummary
+from patchline.pipeline.data.seen_images import caveat_on_test_images
+from patchline.pipeline.packaging.model_card import escaped
+from patchline.pipeline.redaction import without_credentials
+from patchline.pipeline.tracking import addresses, tracking_store
+from patchline.pipeline.tracking.tracking_store import client
 
 logger = logging.getLogger(__name__)
 

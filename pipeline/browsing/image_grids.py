@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipeline.browsing.charts import AUGMENTATION, ERRORS, UNCERTAIN
-from pipeline.browsing.outcome import Outcome
-from pipeline.evaluation import plots
-from pipeline.tracking.tracking_store import client
+from patchline.pipeline.browsing.charts import AUGMENTATION, ERRORS, UNCERTAIN
+from patchline.pipeline.browsing.outcome import Outcome
+from patchline.pipeline.evaluation import plots
+from patchline.pipeline.tracking.tracking_store import client
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.browsing.run_summary import RunSummary
-from pipeline.terminal_words import pasted_path, pasted_program
+from patchline.pipeline.browsing.run_summary import RunSummary
+from patchline.pipeline.terminal_words import pasted_path, pasted_program
 
 Command = tuple[str, str]
 """A command line and what it does."""

@@ -11,8 +11,8 @@ import sys
 import time
 from typing import Any
 
-from pipeline.redaction import redacted
-from pipeline.terminal_words import visible
+from patchline.pipeline.redaction import redacted
+from patchline.pipeline.terminal_words import visible
 
 _INTERVAL_SECONDS = 0.2
 _LINES = "font-family: monospace; font-size: 90%; line-height: 1.4; white-space: pre-wrap"

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pipeline.browsing.run_summary import RunSummary
-    from pipeline.evaluation.promotion_decision import GateResult
-    from pipeline.inspection.finding import Finding
-    from pipeline.inspection.inspecting import Inspected
-    from pipeline.metrics.intervals import MetricEstimate
-    from pipeline.registry.promotion import Promotion
+    from patchline.pipeline.browsing.run_summary import RunSummary
+    from patchline.pipeline.evaluation.promotion_decision import GateResult
+    from patchline.pipeline.inspection.finding import Finding
+    from patchline.pipeline.inspection.inspecting import Inspected
+    from patchline.pipeline.metrics.intervals import MetricEstimate
+    from patchline.pipeline.registry.promotion import Promotion
 
 PAGE, TABLE = "inspection.html", "findings.csv"
 """Files of an inspection."""

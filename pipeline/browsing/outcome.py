@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pipeline.browsing import saved_views
-from pipeline.config import AUTO, RunConfig
-from pipeline.data.ingested_data import IngestedData
-from pipeline.data.seen_images import caveat_on_test_images
-from pipeline.evaluation.chosen_images import EXPLANATIONS, TITLES
-from pipeline.evaluation.evaluating import Evaluated
-from pipeline.initial_weights.recipe import shown
-from pipeline.metrics.names import METRICS
-from pipeline.packaging.model_card import escaped
-from pipeline.pretraining.evaluating import PretrainingEvaluated
-from pipeline.registry.promotion import Promotion
-from pipeline.registry.registration import Registered
-from pipeline.tracking import addresses, provenance
-from pipeline.tracking.tracked_run import TrackedRun
-from pipeline.training.train_result import TrainResult
+from patchline.pipeline.browsing import saved_views
+from patchline.pipeline.config import AUTO, RunConfig
+from patchline.pipeline.data.ingested_data import IngestedData
+from patchline.pipeline.data.seen_images import caveat_on_test_images
+from patchline.pipeline.evaluation.chosen_images import EXPLANATIONS, TITLES
+from patchline.pipeline.evaluation.evaluating import Evaluated
+from patchline.pipeline.initial_weights.recipe import shown
+from patchline.pipeline.metrics.names import METRICS
+from patchline.pipeline.packaging.model_card import escaped
+from patchline.pipeline.pretraining.evaluating import PretrainingEvaluated
+from patchline.pipeline.registry.promotion import Promotion
+from patchline.pipeline.registry.registration import Registered
+from patchline.pipeline.tracking import addresses, provenance
+from patchline.pipeline.tracking.tracked_run import TrackedRun
+from patchline.pipeline.training.train_result import TrainResult
 
 _SHOWN = ("accuracy", "balanced_accuracy", "macro_f1", "roc_auc", "log_loss", "ece")
 

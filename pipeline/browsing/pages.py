@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import time
 
-from pipeline.browsing import image_grids, saved_views
-from pipeline.browsing.outcome import Outcome, lineage, links, metrics_table, verdict
-from pipeline.packaging.model_card import escaped
-from pipeline.tracking import addresses
-from pipeline.tracking.tracking_store import client
+from patchline.pipeline.browsing import image_grids, saved_views
+from patchline.pipeline.browsing.outcome import Outcome, lineage, links, metrics_table, verdict
+from patchline.pipeline.packaging.model_card import escaped
+from patchline.pipeline.tracking import addresses
+from patchline.pipeline.tracking.tracking_store import client
 
 logger = logging.getLogger(__name__)
 

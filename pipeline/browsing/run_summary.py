@@ -6,15 +6,15 @@ from pathlib import Path
 
 from pydantic import Field
 
-from pipeline.browsing.outcome import Outcome
-from pipeline.data.seen_images import caveat_on_test_images
-from pipeline.frozen_model import FrozenModel
-from pipeline.metrics.intervals import MetricEstimate
-from pipeline.metrics.temperature import TemperatureFit
-from pipeline.provenance.provenance import UNKNOWN, ProvenanceSummary
-from pipeline.redaction import without_credentials
-from pipeline.registry.promotion import Promotion
-from pipeline.tracking import addresses, tracking_store
+from patchline.pipeline.browsing.outcome import Outcome
+from patchline.pipeline.data.seen_images import caveat_on_test_images
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.metrics.intervals import MetricEstimate
+from patchline.pipeline.metrics.temperature import TemperatureFit
+from patchline.pipeline.provenance.provenance import UNKNOWN, ProvenanceSummary
+from patchline.pipeline.redaction import without_credentials
+from patchline.pipeline.registry.promotion import Promotion
+from patchline.pipeline.tracking import addresses, tracking_store
 
 
 class RunSummary(FrozenModel):

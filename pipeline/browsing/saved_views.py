@@ -11,10 +11,10 @@ import json
 import time
 from typing import Any
 
-from pipeline.browsing.charts import comparing_charts
-from pipeline.frozen_model import FrozenModel
-from pipeline.tracking import addresses
-from pipeline.tracking.tracking_store import client
+from patchline.pipeline.browsing.charts import comparing_charts
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.tracking import addresses
+from patchline.pipeline.tracking.tracking_store import client
 
 _TAG = "mlflow.sharedViewState."
 _KIND_TAG, _KIND = "mlflow.experimentKind", "custom_model_development"

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from pipeline.files.data_names import DataKind, data_kind
-from pipeline.frozen_model import FrozenModel
-from pipeline.labels.reading_rules import ReadingRules
+from patchline.pipeline.files.data_names import DataKind, data_kind
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.labels.reading_rules import ReadingRules
 
 _SOURCES: dict[DataKind, str] = {
     "folder": "image_folder",

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from pydantic import Field
 
-from pipeline.data.pixel_values.pixel_mapping import PixelMapping
-from pipeline.data.symmetry.mirror_answer import MirrorSymmetry
-from pipeline.frozen_model import FrozenModel
-from pipeline.plugin_api import ImageSpec, PixelValues
-from pipeline.provenance.provenance import KNOWN, ProvenanceSummary
+from patchline.pipeline.data.pixel_values.pixel_mapping import PixelMapping
+from patchline.pipeline.data.symmetry.mirror_answer import MirrorSymmetry
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.provenance.provenance import KNOWN, ProvenanceSummary
+from patchline.plugin_api import ImageSpec, PixelValues
 
 _NAMED_CLASSES = 20
 

@@ -11,44 +11,44 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from pipeline.config import RunConfig
-from pipeline.data.image_size import default_image_size
-from pipeline.data.ingested_data import IngestedData, PreparedData
-from pipeline.data.ingestion_memory import IngestionMemory
-from pipeline.data.ingestion_notes import (
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.data.image_size import default_image_size
+from patchline.pipeline.data.ingested_data import IngestedData, PreparedData
+from patchline.pipeline.data.ingestion_memory import IngestionMemory
+from patchline.pipeline.data.ingestion_notes import (
     empty_classes,
     notes_on_classes,
     notes_on_empty_classes,
     notes_on_files,
     notes_on_size,
 )
-from pipeline.data.manifests import earlier_manifests, exclusion
-from pipeline.data.manifests import manifest as manifests
-from pipeline.data.manifests.class_checks import check_images, one_class
-from pipeline.data.manifests.describing import OnImage
-from pipeline.data.manifests.own_columns import check_slices, listed_columns
-from pipeline.data.manifests.repeated_data import EarlierData, earlier_data, repeated
-from pipeline.data.manifests.scan_memory import Facts, ScanMemory
-from pipeline.data.manifests.source_listing import listing_of, uses_labels
-from pipeline.data.near_duplicates.grouping import with_near_groups
-from pipeline.data.near_duplicates.search_memory import SearchMemory
-from pipeline.data.near_duplicates.thumbnails import ThumbnailCollector
-from pipeline.data.reading.image_root import example_on_disk
-from pipeline.data.splits import split, split_memory
-from pipeline.data.splits.leakage import check_leakage, notes_on_leakage
-from pipeline.data.splits.split_gaps import SPLITS
-from pipeline.data.store import prepared_store
-from pipeline.data.store.channel_statistics import channel_statistics
-from pipeline.data.store.scan_draft import ScanDraft
-from pipeline.data.symmetry.assumed_symmetries import unmeasured_symmetries
-from pipeline.data.symmetry.mirror_answer import MirrorSymmetry
-from pipeline.data.symmetry.mirror_symmetry import Files, mirror_symmetry
-from pipeline.data.value_ranges.data_values import DataValues
-from pipeline.data.value_ranges.mapped_images import chosen_values, usable_values
-from pipeline.data.value_ranges.range_memory import notes_on_change
-from pipeline.errors import ConfigError, DataError
-from pipeline.plugin_api import DataTraits, ImageListing, ImageSpec
-from pipeline.plugin_system.plugin_settings import resolve_settings
+from patchline.pipeline.data.manifests import earlier_manifests, exclusion
+from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.data.manifests.class_checks import check_images, one_class
+from patchline.pipeline.data.manifests.describing import OnImage
+from patchline.pipeline.data.manifests.own_columns import check_slices, listed_columns
+from patchline.pipeline.data.manifests.repeated_data import EarlierData, earlier_data, repeated
+from patchline.pipeline.data.manifests.scan_memory import Facts, ScanMemory
+from patchline.pipeline.data.manifests.source_listing import listing_of, uses_labels
+from patchline.pipeline.data.near_duplicates.grouping import with_near_groups
+from patchline.pipeline.data.near_duplicates.search_memory import SearchMemory
+from patchline.pipeline.data.near_duplicates.thumbnails import ThumbnailCollector
+from patchline.pipeline.data.reading.image_root import example_on_disk
+from patchline.pipeline.data.splits import split, split_memory
+from patchline.pipeline.data.splits.leakage import check_leakage, notes_on_leakage
+from patchline.pipeline.data.splits.split_gaps import SPLITS
+from patchline.pipeline.data.store import prepared_store
+from patchline.pipeline.data.store.channel_statistics import channel_statistics
+from patchline.pipeline.data.store.scan_draft import ScanDraft
+from patchline.pipeline.data.symmetry.assumed_symmetries import unmeasured_symmetries
+from patchline.pipeline.data.symmetry.mirror_answer import MirrorSymmetry
+from patchline.pipeline.data.symmetry.mirror_symmetry import Files, mirror_symmetry
+from patchline.pipeline.data.value_ranges.data_values import DataValues
+from patchline.pipeline.data.value_ranges.mapped_images import chosen_values, usable_values
+from patchline.pipeline.data.value_ranges.range_memory import notes_on_change
+from patchline.pipeline.errors import ConfigError, DataError
+from patchline.pipeline.plugin_system.plugin_settings import resolve_settings
+from patchline.plugin_api import DataTraits, ImageListing, ImageSpec
 
 _SPLIT_SETTINGS = ("data.split_seed", "data.validation_fraction", "data.test_fraction")
 """A run with the same values splits its images in the same way."""

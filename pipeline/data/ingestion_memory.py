@@ -12,21 +12,24 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from pipeline.config import RunConfig
-from pipeline.data.ingested_data import IngestedData
-from pipeline.data.manifests import manifest as manifests
-from pipeline.data.manifests.describing import describe, printable
-from pipeline.data.manifests.scan_memory import FORMAT as SCAN_FORMAT
-from pipeline.data.manifests.scan_memory import Facts, ScanMemory, digest_of_root
-from pipeline.data.manifests.source_listing import uses_labels
-from pipeline.data.near_duplicates import search_memory
-from pipeline.data.splits import split
-from pipeline.data.symmetry.assumed_symmetries import mirroring_settings, unmeasured_symmetries
-from pipeline.files.atomic_files import storage_errors, write_text
-from pipeline.files.file_digest import digest_of
-from pipeline.frozen_model import FrozenModel
-from pipeline.plugin_api import ImageListing
-from pipeline.workspace import make_folder
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.data.ingested_data import IngestedData
+from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.data.manifests.describing import describe, printable
+from patchline.pipeline.data.manifests.scan_memory import FORMAT as SCAN_FORMAT
+from patchline.pipeline.data.manifests.scan_memory import Facts, ScanMemory, digest_of_root
+from patchline.pipeline.data.manifests.source_listing import uses_labels
+from patchline.pipeline.data.near_duplicates import search_memory
+from patchline.pipeline.data.splits import split
+from patchline.pipeline.data.symmetry.assumed_symmetries import (
+    mirroring_settings,
+    unmeasured_symmetries,
+)
+from patchline.pipeline.files.atomic_files import storage_errors, write_text
+from patchline.pipeline.files.file_digest import digest_of
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.workspace import make_folder
+from patchline.plugin_api import ImageListing
 
 FORMAT = 3
 """Increase it when an ingestion finds something else in the same files."""

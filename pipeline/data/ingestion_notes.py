@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from pipeline.data.manifests import manifest as manifests
-from pipeline.data.manifests.left_out import left_out, note
-from pipeline.labels.class_names import suspicions
-from pipeline.plugin_api import ImageListing
-from pipeline.terminal_words import counted
+from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.data.manifests.left_out import left_out, note
+from patchline.pipeline.labels.class_names import suspicions
+from patchline.pipeline.terminal_words import counted
+from patchline.plugin_api import ImageListing
 
 logger = logging.getLogger(__name__)
 

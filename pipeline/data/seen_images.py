@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from pipeline.data.ingested_data import IngestedData, SeenBefore
-from pipeline.data.manifests import manifest as manifests
-from pipeline.provenance.provenance import Provenance, unused_words
-from pipeline.provenance.seen_images import CONTENT
+from patchline.pipeline.data.ingested_data import IngestedData, SeenBefore
+from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.provenance.provenance import Provenance, unused_words
+from patchline.pipeline.provenance.seen_images import CONTENT
 
 
 def seen_before(manifest_file: Path, provenance: Provenance) -> SeenBefore:

@@ -1,4 +1,4 @@
-"""The prediction worker: `python -P -m pipeline.evaluation FOLDER`."""
+"""The prediction worker: `python -P -m patchline.pipeline.evaluation FOLDER`."""
 
 from __future__ import annotations
 
@@ -9,16 +9,20 @@ import numpy as np
 import pandas as pd
 import torch
 
-from pipeline.data.manifests import manifest as manifests
-from pipeline.data.store.prepared_store import open_images
-from pipeline.evaluation.calibrated_predictions import calibrated
-from pipeline.evaluation.explanations import explain_predictions
-from pipeline.evaluation.prediction_job import Explanations, PredictionJob, PredictionResult
-from pipeline.evaluation.predictions import FROM_MANIFEST, save
-from pipeline.models.model_files import load_model
-from pipeline.models.stored_logits import logits_of
-from pipeline.workers.event_log import EventWriter
-from pipeline.workers.worker_process import worker_main
+from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.data.store.prepared_store import open_images
+from patchline.pipeline.evaluation.calibrated_predictions import calibrated
+from patchline.pipeline.evaluation.explanations import explain_predictions
+from patchline.pipeline.evaluation.prediction_job import (
+    Explanations,
+    PredictionJob,
+    PredictionResult,
+)
+from patchline.pipeline.evaluation.predictions import FROM_MANIFEST, save
+from patchline.pipeline.models.model_files import load_model
+from patchline.pipeline.models.stored_logits import logits_of
+from patchline.pipeline.workers.event_log import EventWriter
+from patchline.pipeline.workers.worker_process import worker_main
 
 
 def predict(job: PredictionJob, events: EventWriter) -> PredictionResult:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from pipeline.evaluation.predictions import stacked, with_probabilities
-from pipeline.metrics.classification import softmax
-from pipeline.metrics.row_pieces import row_slices
-from pipeline.metrics.temperature import TemperatureFit, fit_temperature
+from patchline.pipeline.evaluation.predictions import stacked, with_probabilities
+from patchline.pipeline.metrics.classification import softmax
+from patchline.pipeline.metrics.row_pieces import row_slices
+from patchline.pipeline.metrics.temperature import TemperatureFit, fit_temperature
 
 
 def calibrated(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pipeline.frozen_model import FrozenModel
+from patchline.pipeline.frozen_model import FrozenModel
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from pipeline.data.manifests.same_images import content_numbers
-from pipeline.frozen_model import FrozenModel
-from pipeline.metrics.intervals import MetricEstimate, proportion, proportions
-from pipeline.metrics.paired_test import PairedDifference, difference, paired_difference
-from pipeline.provenance.provenance import UNKNOWN, ProvenanceSummary, unused_words
-from pipeline.provenance.seen_images import CONTENT, SeenImages
+from patchline.pipeline.data.manifests.same_images import content_numbers
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.metrics.intervals import MetricEstimate, proportion, proportions
+from patchline.pipeline.metrics.paired_test import PairedDifference, difference, paired_difference
+from patchline.pipeline.provenance.provenance import UNKNOWN, ProvenanceSummary, unused_words
+from patchline.pipeline.provenance.seen_images import CONTENT, SeenImages
 
 if TYPE_CHECKING:
     import pandas as pd

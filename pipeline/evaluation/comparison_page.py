@@ -9,17 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.evaluation.comparison import (
+from patchline.pipeline.evaluation.comparison import (
     ClassChange,
     Comparison,
     FlippedImage,
     p_value_text,
     points,
 )
-from pipeline.evaluation.html_page import render, thumbnail
-from pipeline.evaluation.promotion_decision import Decision
-from pipeline.files.atomic_files import write_text
-from pipeline.metrics.intervals import MetricEstimate
+from patchline.pipeline.evaluation.html_page import render, thumbnail
+from patchline.pipeline.evaluation.promotion_decision import Decision
+from patchline.pipeline.files.atomic_files import write_text
+from patchline.pipeline.metrics.intervals import MetricEstimate
 
 PAGE, COMPARISON, DECISION = "comparison.html", "comparison.json", "decision.json"
 PixelsOf = Callable[[int], np.ndarray[Any, Any] | None]

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from pipeline.data.config import OWN_COLUMN
-from pipeline.frozen_model import FrozenModel
+from patchline.pipeline.data.config import OWN_COLUMN
+from patchline.pipeline.frozen_model import FrozenModel
 
 SplitChoice = Literal["auto", "all", "train", "validation", "test"]
 """Which images to evaluate; auto means the test split if the data has one, otherwise all."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pipeline.config import RunConfig
-from pipeline.data.ingested_data import IngestedData
-from pipeline.training.train_result import TrainResult
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.data.ingested_data import IngestedData
+from patchline.pipeline.training.train_result import TrainResult
 
 _PREDICTING_IS_FASTER = 3
 """Than training: it has no backward pass."""

@@ -9,37 +9,42 @@ from typing import Any
 
 import pandas as pd
 
-from pipeline.config import RunConfig
-from pipeline.data.ingested_data import IngestedData
-from pipeline.data.manifests.own_columns import own_columns
-from pipeline.data.seen_images import about_test_images
-from pipeline.data.store.prepared_store import open_images
-from pipeline.evaluation.calibrated_predictions import calibrated
-from pipeline.evaluation.chosen_images import EXPLANATIONS, TITLES
-from pipeline.evaluation.html_report import PixelsOf, ReportPage, WhereItLooked, write_html
-from pipeline.evaluation.plots import write_plots
-from pipeline.evaluation.prediction_job import (
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.data.ingested_data import IngestedData
+from patchline.pipeline.data.manifests.own_columns import own_columns
+from patchline.pipeline.data.seen_images import about_test_images
+from patchline.pipeline.data.store.prepared_store import open_images
+from patchline.pipeline.evaluation.calibrated_predictions import calibrated
+from patchline.pipeline.evaluation.chosen_images import EXPLANATIONS, TITLES
+from patchline.pipeline.evaluation.html_report import (
+    PixelsOf,
+    ReportPage,
+    WhereItLooked,
+    write_html,
+)
+from patchline.pipeline.evaluation.plots import write_plots
+from patchline.pipeline.evaluation.prediction_job import (
     ExplanationJob,
     Explanations,
     HeldOut,
     PredictionJob,
     PredictionResult,
 )
-from pipeline.evaluation.predictions import Predictions
-from pipeline.evaluation.predictions import save as save_predictions
-from pipeline.evaluation.report import EvaluationReport, evaluate, save
-from pipeline.evaluation.trained_run import TrainedRun
-from pipeline.files.file_digest import digest_of
-from pipeline.frozen_model import FrozenModel
-from pipeline.initial_weights.recipe import shown
-from pipeline.metrics.intervals import proportion
-from pipeline.metrics.temperature import by_member
-from pipeline.run_memory.stage_memory import Ingredients, kept
-from pipeline.training.train_result import TrainResult
-from pipeline.workers.event_log import Event
-from pipeline.workers.worker_process import run_worker
+from patchline.pipeline.evaluation.predictions import Predictions
+from patchline.pipeline.evaluation.predictions import save as save_predictions
+from patchline.pipeline.evaluation.report import EvaluationReport, evaluate, save
+from patchline.pipeline.evaluation.trained_run import TrainedRun
+from patchline.pipeline.files.file_digest import digest_of
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.initial_weights.recipe import shown
+from patchline.pipeline.metrics.intervals import proportion
+from patchline.pipeline.metrics.temperature import by_member
+from patchline.pipeline.run_memory.stage_memory import Ingredients, kept
+from patchline.pipeline.training.train_result import TrainResult
+from patchline.pipeline.workers.event_log import Event
+from patchline.pipeline.workers.worker_process import run_worker
 
-MODULE = "pipeline.evaluation"
+MODULE = "patchline.pipeline.evaluation"
 """Of the worker that predicts."""
 FOLDER = "report"
 """Folder of the report inside the run's folder."""

@@ -14,16 +14,16 @@ import numpy as np
 import pandas as pd
 from torch import nn
 
-from pipeline.evaluation.chosen_images import ChosenImage, choose_images
-from pipeline.evaluation.galleries import confident_errors
-from pipeline.evaluation.prediction_job import ExplanationJob, Explanations
-from pipeline.evaluation.predictions import Predictions
-from pipeline.files.atomic_files import replacing
-from pipeline.files.stored_images import StoredImages
-from pipeline.models.model_description import ModelDescription
-from pipeline.visual_guide.attention_maps import attention_maps
-from pipeline.visual_guide.covering_test import covering_test
-from pipeline.visual_guide.explaining import ImageToExplain, subject_of, write_guide
+from patchline.pipeline.evaluation.chosen_images import ChosenImage, choose_images
+from patchline.pipeline.evaluation.galleries import confident_errors
+from patchline.pipeline.evaluation.prediction_job import ExplanationJob, Explanations
+from patchline.pipeline.evaluation.predictions import Predictions
+from patchline.pipeline.files.atomic_files import replacing
+from patchline.pipeline.files.stored_images import StoredImages
+from patchline.pipeline.models.model_description import ModelDescription
+from patchline.pipeline.visual_guide.attention_maps import attention_maps
+from patchline.pipeline.visual_guide.covering_test import covering_test
+from patchline.pipeline.visual_guide.explaining import ImageToExplain, subject_of, write_guide
 
 logger = logging.getLogger(__name__)
 

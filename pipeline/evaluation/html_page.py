@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.visual_guide.page_environment import page_environment
-from pipeline.visual_guide.pictures import coloured
+from patchline.pipeline.visual_guide.page_environment import page_environment
+from patchline.pipeline.visual_guide.pictures import coloured
 
 Array = np.ndarray[Any, Any]
 
@@ -24,7 +24,7 @@ _NO_BREAK = "\N{NO-BREAK SPACE}"
 
 def render(template: str, **values: Any) -> str:
     """Render a template of this package; every value is escaped."""
-    environment = page_environment("pipeline.evaluation")
+    environment = page_environment("patchline.pipeline.evaluation")
     environment.filters["percent"] = percent
     environment.filters["decimal"] = lambda number: f"{number:.3f}"
     environment.filters["count"] = lambda number: f"{number:,}"

@@ -9,20 +9,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipeline.evaluation.config import meaning_of
-from pipeline.evaluation.confusion_matrix import confused_pairs, shown_matrix
-from pipeline.evaluation.galleries import GalleryImage
-from pipeline.evaluation.html_page import picture, render, thumbnail, tinted
-from pipeline.evaluation.plots import numbers_without_font
-from pipeline.evaluation.report import EvaluationReport
-from pipeline.evaluation.slices import Slice
-from pipeline.evaluation.svg_charts import curve_charts, reliability_chart
-from pipeline.files.atomic_files import write_text
-from pipeline.frozen_model import FrozenModel
-from pipeline.metrics.classification import ClassMetrics
-from pipeline.metrics.intervals import MetricEstimate
-from pipeline.metrics.names import METRICS, MetricName
-from pipeline.visual_guide.covering_result import MapKind
+from patchline.pipeline.evaluation.config import meaning_of
+from patchline.pipeline.evaluation.confusion_matrix import confused_pairs, shown_matrix
+from patchline.pipeline.evaluation.galleries import GalleryImage
+from patchline.pipeline.evaluation.html_page import picture, render, thumbnail, tinted
+from patchline.pipeline.evaluation.plots import numbers_without_font
+from patchline.pipeline.evaluation.report import EvaluationReport
+from patchline.pipeline.evaluation.slices import Slice
+from patchline.pipeline.evaluation.svg_charts import curve_charts, reliability_chart
+from patchline.pipeline.files.atomic_files import write_text
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.metrics.classification import ClassMetrics
+from patchline.pipeline.metrics.intervals import MetricEstimate
+from patchline.pipeline.metrics.names import METRICS, MetricName
+from patchline.pipeline.visual_guide.covering_result import MapKind
 
 Array = np.ndarray[Any, Any]
 PixelsOf = Callable[[int], np.ndarray[Any, np.dtype[np.uint8]]]

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline.evaluation.confusion_matrix import shown_matrix
-from pipeline.evaluation.galleries import GalleryImage
-from pipeline.evaluation.report import EvaluationReport
-from pipeline.files.atomic_files import replacing
-from pipeline.files.fonts import families_showing, font_showing
+from patchline.pipeline.evaluation.confusion_matrix import shown_matrix
+from patchline.pipeline.evaluation.galleries import GalleryImage
+from patchline.pipeline.evaluation.report import EvaluationReport
+from patchline.pipeline.files.atomic_files import replacing
+from patchline.pipeline.files.fonts import families_showing, font_showing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

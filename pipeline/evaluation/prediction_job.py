@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pipeline.data.splits.folds import rows_of_fold
-from pipeline.frozen_model import FrozenModel
-from pipeline.visual_guide.covering_result import CoveringTest, MapKind
+from patchline.pipeline.data.splits.folds import rows_of_fold
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.visual_guide.covering_result import CoveringTest, MapKind
 
 Array = np.ndarray[Any, Any]
 

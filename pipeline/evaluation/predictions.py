@@ -18,9 +18,9 @@ from typing import Any, Self
 import numpy as np
 import pandas as pd
 
-from pipeline.data.manifests.own_columns import own_columns
-from pipeline.errors import DataError
-from pipeline.files.atomic_files import replacing
+from patchline.pipeline.data.manifests.own_columns import own_columns
+from patchline.pipeline.errors import DataError
+from patchline.pipeline.files.atomic_files import replacing
 
 Array = np.ndarray[Any, Any]
 

@@ -6,8 +6,8 @@ are in `pipeline/registry/promotion_gates.py`.
 
 from __future__ import annotations
 
-from pipeline.frozen_model import FrozenModel
-from pipeline.provenance.provenance import UNKNOWN, ProvenanceSummary
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.provenance.provenance import UNKNOWN, ProvenanceSummary
 
 
 class GateResult(FrozenModel):

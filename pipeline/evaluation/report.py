@@ -10,34 +10,34 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.data.manifests.manifest import contents_fingerprint
-from pipeline.errors import DataError
-from pipeline.evaluation import galleries
-from pipeline.evaluation.config import EvaluationConfig
-from pipeline.evaluation.galleries import GalleryImage
-from pipeline.evaluation.predictions import Predictions
-from pipeline.evaluation.slices import Slice, slices, undivided
-from pipeline.files.atomic_files import write_text
-from pipeline.frozen_model import FrozenModel
-from pipeline.metrics.calibration import (
+from patchline.pipeline.data.manifests.manifest import contents_fingerprint
+from patchline.pipeline.errors import DataError
+from patchline.pipeline.evaluation import galleries
+from patchline.pipeline.evaluation.config import EvaluationConfig
+from patchline.pipeline.evaluation.galleries import GalleryImage
+from patchline.pipeline.evaluation.predictions import Predictions
+from patchline.pipeline.evaluation.slices import Slice, slices, undivided
+from patchline.pipeline.files.atomic_files import write_text
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.metrics.calibration import (
     Answers,
     ReliabilityBin,
     calibration_error_of,
     reliability,
     reliability_of,
 )
-from pipeline.metrics.class_areas import Areas
-from pipeline.metrics.classification import (
+from patchline.pipeline.metrics.class_areas import Areas
+from patchline.pipeline.metrics.classification import (
     ClassMetrics,
     by_class,
     confusion_matrix,
     metrics,
 )
-from pipeline.metrics.confusion_cells import ConfusionCells
-from pipeline.metrics.intervals import MetricEstimate
-from pipeline.metrics.temperature import TemperatureFit
-from pipeline.provenance.provenance import UNKNOWN, ProvenanceSummary
-from pipeline.visual_guide.covering_result import CoveringTest
+from patchline.pipeline.metrics.confusion_cells import ConfusionCells
+from patchline.pipeline.metrics.intervals import MetricEstimate
+from patchline.pipeline.metrics.temperature import TemperatureFit
+from patchline.pipeline.provenance.provenance import UNKNOWN, ProvenanceSummary
+from patchline.pipeline.visual_guide.covering_result import CoveringTest
 
 Array = np.ndarray[Any, Any]
 _MOST_INDENTED_CLASSES, _MOST_MATRIX_CLASSES = 100, 1000

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pipeline.evaluation.config import EvaluationConfig
-from pipeline.evaluation.predictions import Predictions
-from pipeline.frozen_model import FrozenModel
-from pipeline.metrics.intervals import MetricEstimate, proportion
+from patchline.pipeline.evaluation.config import EvaluationConfig
+from patchline.pipeline.evaluation.predictions import Predictions
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.metrics.intervals import MetricEstimate, proportion
 
 Array = np.ndarray[Any, Any]
 _MOST_VALUES = 12

@@ -9,8 +9,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pipeline.evaluation.report import EvaluationReport
-from pipeline.metrics.calibration import ReliabilityBin
+from patchline.pipeline.evaluation.report import EvaluationReport
+from patchline.pipeline.metrics.calibration import ReliabilityBin
 
 
 class Frame(NamedTuple):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipeline.config import RunConfig
-from pipeline.data.ingested_data import IngestedData, PreparedData
-from pipeline.files.file_digest import digest_of
-from pipeline.run_memory import stage_keys
-from pipeline.run_memory.stage_memory import Ingredients, kept
-from pipeline.training.train_result import TrainResult
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.data.ingested_data import IngestedData, PreparedData
+from patchline.pipeline.files.file_digest import digest_of
+from patchline.pipeline.run_memory import stage_keys
+from patchline.pipeline.run_memory.stage_memory import Ingredients, kept
+from patchline.pipeline.training.train_result import TrainResult
 
 
 @dataclass(frozen=True)

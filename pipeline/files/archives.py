@@ -21,9 +21,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
-from pipeline.errors import DataError
-from pipeline.files.atomic_files import write_text
-from pipeline.files.made_once import known_digest, made_once
+from patchline.pipeline.errors import DataError
+from patchline.pipeline.files.atomic_files import write_text
+from patchline.pipeline.files.made_once import known_digest, made_once
 
 MOST_MEMBERS = 2_000_000
 """Archives with more files and folders are refused."""
@@ -191,9 +191,9 @@ def named_encoding(file: Path) -> tuple[Path, str | None]:
 def _opened(
     file: Path, encoding: str | None, _size: int, _times: tuple[int, int], _inode: int
 ) -> Archive:
-    from pipeline.files.tar_archive import TarArchive
-    from pipeline.files.tar_shards import INDEX_SUFFIX, ShardedArchive
-    from pipeline.files.zip_archive import ZipArchive, is_zip
+    from patchline.pipeline.files.tar_archive import TarArchive
+    from patchline.pipeline.files.tar_shards import INDEX_SUFFIX, ShardedArchive
+    from patchline.pipeline.files.zip_archive import ZipArchive, is_zip
 
     if file.suffix == INDEX_SUFFIX:
         return ShardedArchive(file)

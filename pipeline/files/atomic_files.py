@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pipeline.errors import StorageError
-from pipeline.workspace import make_folder, make_private_file
+from patchline.pipeline.errors import StorageError
+from patchline.pipeline.workspace import make_folder, make_private_file
 
 _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 _FULL = (errno.ENOSPC, errno.EDQUOT)

@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
-from pipeline.files.ignored_files import DEFAULT_IGNORED
+from patchline.pipeline.files.ignored_files import DEFAULT_IGNORED
 
 DataKind = Literal["folder", "archive", "table", "shards"]
 Split = Literal["train", "validation", "test"]
@@ -46,7 +46,7 @@ def data_kind(path: str) -> DataKind:
     A folder of Parquet files, as data-set hubs export a table in parts, counts as a table. Tar
     files of samples, alone or in a folder, are shards.
     """
-    from pipeline.files.tar_shards import shards_in
+    from patchline.pipeline.files.tar_shards import shards_in
 
     try:
         if Path(path).is_dir() and table_parts(Path(path)):

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from filelock import BaseFileLock, FileLock, Timeout
 
-from pipeline.files.atomic_files import storage_errors
-from pipeline.workspace import make_folder
+from patchline.pipeline.files.atomic_files import storage_errors
+from patchline.pipeline.workspace import make_folder
 
 _FOREVER = -1.0
 _PAUSE_SECONDS = 0.05
@@ -140,7 +140,7 @@ def is_held(file: Path, wait_seconds: float = 0.0) -> bool:
     """Return whether a process of this machine holds the lock on a file; see `state_of`.
 
     For files of this user's own folder, where a missing file has no holder. Whether the owner of a
-    run is alive is decided by `pipeline.tracking.liveness`.
+    run is alive is decided by `patchline.pipeline.tracking.liveness`.
     """
     return state_of(file, wait_seconds) is LockState.HELD
 

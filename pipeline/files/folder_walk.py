@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from pipeline.errors import DataError
-from pipeline.files.ignored_files import DEFAULT_IGNORED, IgnoredFiles, OnIgnored
+from patchline.pipeline.errors import DataError
+from patchline.pipeline.files.ignored_files import DEFAULT_IGNORED, IgnoredFiles, OnIgnored
 
 OnUnreadable = Callable[[str, OSError], None]
 """Called with a folder's path relative to the top (empty for the top itself) and the error."""

@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from pipeline.files.atomic_files import replacing, write_text
-from pipeline.files.file_digest import FileDigest, digest_of
-from pipeline.files.file_locks import locked
+from patchline.pipeline.files.atomic_files import replacing, write_text
+from patchline.pipeline.files.file_digest import FileDigest, digest_of
+from patchline.pipeline.files.file_locks import locked
 
 _LEFT_BEHIND = ".*.part"
 _RECENT_NANOSECONDS = 2 * 10**9

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from pipeline.errors import DataError
+from patchline.pipeline.errors import DataError
 
 _UTF_8, _STANDARD = "UTF-8", "cp437"
 _USUAL = ("cp1252", "cp932", "gbk", "euc_kr", "cp1251")

@@ -14,7 +14,7 @@ import re
 from pathlib import Path
 from urllib.parse import parse_qsl, quote, unquote_to_bytes, urlencode
 
-from pipeline.errors import ConfigError
+from patchline.pipeline.errors import ConfigError
 
 _ORDINARY = re.compile(r"[\w./~+, -]*")
 """Paths without a character that one of the libraries would interpret."""

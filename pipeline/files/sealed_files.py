@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from pipeline.errors import DamagedFileError
-from pipeline.files.atomic_files import replacing
+from patchline.pipeline.errors import DamagedFileError
+from patchline.pipeline.files.atomic_files import replacing
 
 if TYPE_CHECKING:
     import torch

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
-from pipeline.files.archives import Listing, MemberError, check_expansion, damaged
-from pipeline.files.member_names import read_names
-from pipeline.files.shared_file import SharedFile
+from patchline.pipeline.files.archives import Listing, MemberError, check_expansion, damaged
+from patchline.pipeline.files.member_names import read_names
+from patchline.pipeline.files.shared_file import SharedFile
 
 _HEADER_BYTES = 1 << 20
 """The most that is read at once for a header; more is an attempt to fill the memory."""

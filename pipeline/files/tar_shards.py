@@ -16,19 +16,19 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, cast
 
-from pipeline.errors import DataError
-from pipeline.files.archives import (
+from patchline.pipeline.errors import DataError
+from patchline.pipeline.files.archives import (
     COMPRESSIONS,
     READ_ERRORS,
     MemberError,
     RefusedMember,
     open_archive,
 )
-from pipeline.files.atomic_files import write_text
-from pipeline.files.data_names import IMAGE_SUFFIXES, TAR_SUFFIXES, split_named
-from pipeline.files.ignored_files import DEFAULT_IGNORED
-from pipeline.files.shared_file import SharedFile
-from pipeline.files.tar_archive import HEADER_ERRORS, Headers
+from patchline.pipeline.files.atomic_files import write_text
+from patchline.pipeline.files.data_names import IMAGE_SUFFIXES, TAR_SUFFIXES, split_named
+from patchline.pipeline.files.ignored_files import DEFAULT_IGNORED
+from patchline.pipeline.files.shared_file import SharedFile
+from patchline.pipeline.files.tar_archive import HEADER_ERRORS, Headers
 
 INDEX_SUFFIX = ".shards"
 _FORMAT = "patchline shards 1"

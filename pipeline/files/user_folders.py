@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline.errors import ConfigError
+from patchline.pipeline.errors import ConfigError
 
 
 def expanded(path: str | Path, setting: str) -> Path:

@@ -9,8 +9,8 @@ import zlib
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from pipeline.errors import DataError
-from pipeline.files.archives import (
+from patchline.pipeline.errors import DataError
+from patchline.pipeline.files.archives import (
     MOST_MEMBERS,
     Listing,
     MemberError,
@@ -18,8 +18,8 @@ from pipeline.files.archives import (
     damaged,
     too_many_members,
 )
-from pipeline.files.member_names import read_names
-from pipeline.files.shared_file import SharedFile
+from patchline.pipeline.files.member_names import read_names
+from patchline.pipeline.files.shared_file import SharedFile
 
 _ENCRYPTED = 0x1
 _UTF_8 = 0x800

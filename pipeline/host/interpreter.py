@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from pipeline.errors import ConfigError
+from patchline.pipeline.errors import ConfigError
 
 _WITHOUT_DOCSTRINGS = 2
 """The level of `python -OO`."""

@@ -12,7 +12,7 @@ import stat
 import tempfile
 from pathlib import Path
 
-from pipeline.errors import StorageError
+from patchline.pipeline.errors import StorageError
 
 _MODE = 0o700
 

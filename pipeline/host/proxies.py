@@ -24,8 +24,8 @@ from importlib.util import find_spec
 from typing import Literal
 from urllib.parse import urlsplit
 
-from pipeline.errors import OrchestrationError
-from pipeline.redaction import redacted
+from patchline.pipeline.errors import OrchestrationError
+from patchline.pipeline.redaction import redacted
 
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 _EXEMPTIONS = ("no_proxy", "NO_PROXY")

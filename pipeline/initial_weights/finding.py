@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from pipeline.errors import ConfigError, PipelineError
-from pipeline.files.access import is_readable
-from pipeline.files.atomic_files import storage_errors, write_text
-from pipeline.files.file_digest import digest_of
-from pipeline.initial_weights.known_checksums import publisher_of
-from pipeline.initial_weights.recipe import is_file, is_name, shown
-from pipeline.initial_weights.record import (
+from patchline.pipeline.errors import ConfigError, PipelineError
+from patchline.pipeline.files.access import is_readable
+from patchline.pipeline.files.atomic_files import storage_errors, write_text
+from patchline.pipeline.files.file_digest import digest_of
+from patchline.pipeline.initial_weights.known_checksums import publisher_of
+from patchline.pipeline.initial_weights.recipe import is_file, is_name, shown
+from patchline.pipeline.initial_weights.record import (
     RECORD_FILE,
     TENSORS_FILE,
     InitialWeights,
@@ -25,30 +25,30 @@ from pipeline.initial_weights.record import (
     kept_folder,
     load_record,
 )
-from pipeline.models.model_description import (
+from patchline.pipeline.models.model_description import (
     DESCRIPTION_FILE,
     WEIGHTS_FILE,
     ModelDescription,
     load_description,
 )
-from pipeline.models.pretrained.companion_files import COMPANION_FILES
-from pipeline.provenance.provenance import Provenance, ProvenanceSummary, Published
-from pipeline.provenance.weights_record import as_metadata, has_record, provenance_of
-from pipeline.registry import package_download, registered_models
-from pipeline.run_memory import interrupted_runs, stage_keys
-from pipeline.tracking import liveness
-from pipeline.tracking.tracked_run import LICENSE_TAG, REGULARIZATION_TAG
-from pipeline.tracking.tracking_store import client, store_exists
+from patchline.pipeline.models.pretrained.companion_files import COMPANION_FILES
+from patchline.pipeline.provenance.provenance import Provenance, ProvenanceSummary, Published
+from patchline.pipeline.provenance.weights_record import as_metadata, has_record, provenance_of
+from patchline.pipeline.registry import package_download, registered_models
+from patchline.pipeline.run_memory import interrupted_runs, stage_keys
+from patchline.pipeline.tracking import liveness
+from patchline.pipeline.tracking.tracked_run import LICENSE_TAG, REGULARIZATION_TAG
+from patchline.pipeline.tracking.tracking_store import client, store_exists
 
 if TYPE_CHECKING:
     import torch
 
-    from pipeline.models.pretrained.converted import ConvertedWeights
+    from patchline.pipeline.models.pretrained.converted import ConvertedWeights
 
 OWN_CHAMPION = "champion"
 """The champion of the run's own model, if there is one."""
 OWN_LAYOUT = "Patchline"
-_CODE = ("pipeline.models.pretrained", "pipeline.initial_weights.finding")
+_CODE = ("patchline.pipeline.models.pretrained", "patchline.pipeline.initial_weights.finding")
 
 
 class _Trained(NamedTuple):
@@ -161,7 +161,7 @@ def _of_name(
     reference: str, num_heads: int | None, workspace: Path, *, download: bool
 ) -> InitialWeights:
     """Convert published weights from the cache of their library, downloaded if that is allowed."""
-    from pipeline.initial_weights import named_weights
+    from patchline.pipeline.initial_weights import named_weights
 
     named = named_weights.file_of(reference, download=download)
     found = _of_file(reference, named.file, num_heads, workspace, named.license)
@@ -186,7 +186,7 @@ def _of_file(
         if found != kept:
             _write_record(found, workspace)
         return found
-    from pipeline.models.pretrained.layouts import convert
+    from patchline.pipeline.models.pretrained.layouts import convert
 
     converted = convert(file, num_heads=num_heads)
     found = _converted_record(reference, sha256, code, converted)
@@ -249,7 +249,7 @@ def _keep(
     provenance: Provenance | None = None,
 ) -> None:
     """Write the tensors, then the record, which is there only if the tensors are."""
-    from pipeline.files.sealed_files import write_tensors
+    from patchline.pipeline.files.sealed_files import write_tensors
 
     folder = kept_folder(workspace, found.sha256)
     with storage_errors(folder):
@@ -303,7 +303,7 @@ def _trained_by_run(reference: str, runs: Path) -> _Trained:
 
 def _of_training(trained: _Trained, workspace: Path) -> InitialWeights:
     """Keep the weights of a model that Patchline has trained."""
-    from pipeline.files.sealed_files import read_tensors
+    from patchline.pipeline.files.sealed_files import read_tensors
 
     description = load_description(trained.folder)
     if description.members > 1:

@@ -18,13 +18,13 @@ from typing import Literal, NamedTuple
 import torch
 from torch import nn
 
-from pipeline.errors import ConfigError
-from pipeline.files.sealed_files import read_tensors
-from pipeline.files.table_cells import table_cell
-from pipeline.initial_weights.record import TENSORS_FILE, InitialWeights
-from pipeline.layers.grid_resizing import resized_positions
-from pipeline.models.pretrained.resizing import adapted_channels, resized_kernel
-from pipeline.probing.linear_head import linear_head
+from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.files.sealed_files import read_tensors
+from patchline.pipeline.files.table_cells import table_cell
+from patchline.pipeline.initial_weights.record import TENSORS_FILE, InitialWeights
+from patchline.pipeline.layers.grid_resizing import resized_positions
+from patchline.pipeline.models.pretrained.resizing import adapted_channels, resized_kernel
+from patchline.pipeline.probing.linear_head import linear_head
 
 Action = Literal["used", "resized", "matched by class", "initialized", "not used"]
 Tensors = dict[str, torch.Tensor]

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from pipeline.errors import ConfigError, PluginError
-from pipeline.host import proxies
-from pipeline.initial_weights.recipe import split_name
-from pipeline.models.pretrained.companion_files import COMPANION_FILES
+from patchline.pipeline.errors import ConfigError, PluginError
+from patchline.pipeline.host import proxies
+from patchline.pipeline.initial_weights.recipe import split_name
+from patchline.pipeline.models.pretrained.companion_files import COMPANION_FILES
 
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 """Files of a repository of weights, in order of preference."""

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from pipeline.files.user_folders import expanded
+from patchline.pipeline.files.user_folders import expanded
 
 _SUFFIXES = {".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".npz"}
 

@@ -7,11 +7,11 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from pipeline.errors import DamagedFileError
-from pipeline.frozen_model import FrozenModel
-from pipeline.initial_weights.recipe import shown
-from pipeline.provenance.provenance import UNKNOWN, Provenance, ProvenanceSummary
-from pipeline.provenance.weights_record import provenance_of
+from patchline.pipeline.errors import DamagedFileError
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.initial_weights.recipe import shown
+from patchline.pipeline.provenance.provenance import UNKNOWN, Provenance, ProvenanceSummary
+from patchline.pipeline.provenance.weights_record import provenance_of
 
 FOLDER = "initial_weights"
 """In the workspace; each file's weights are in a folder named after the file's digest."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from pipeline import config_files
-from pipeline.config import AUTO, RunConfig
-from pipeline.config_files import Settings
-from pipeline.errors import ConfigError
-from pipeline.initial_weights import recipe
-from pipeline.initial_weights.record import InitialWeights
-from pipeline.plugin_system.plugin_loader import load_objective, patch_embedding_name
+from patchline.pipeline import config_files
+from patchline.pipeline.config import AUTO, RunConfig
+from patchline.pipeline.config_files import Settings
+from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.initial_weights import recipe
+from patchline.pipeline.initial_weights.record import InitialWeights
+from patchline.pipeline.plugin_system.plugin_loader import load_objective, patch_embedding_name
 
 _CHANNELS = (1, 3)
 _DIMENSIONS = ("embed_dim", "depth", "mlp_dim")

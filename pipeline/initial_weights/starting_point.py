@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline.config import RunConfig
-from pipeline.data.ingested_data import SeenBefore
-from pipeline.data.seen_images import seen_before
-from pipeline.frozen_model import FrozenModel
-from pipeline.initial_weights import finding, recipe, settings
-from pipeline.initial_weights.record import InitialWeights, kept_folder, provenance_of_kept
-from pipeline.tracking.tracked_run import INITIAL_RUN_TAG, LICENSE_TAG
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.data.ingested_data import SeenBefore
+from patchline.pipeline.data.seen_images import seen_before
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.initial_weights import finding, recipe, settings
+from patchline.pipeline.initial_weights.record import (
+    InitialWeights,
+    kept_folder,
+    provenance_of_kept,
+)
+from patchline.pipeline.tracking.tracked_run import INITIAL_RUN_TAG, LICENSE_TAG
 
 _TRAINED = {
     "all": "all weights",

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from pipeline.data.manifests.manifest import examples
-from pipeline.data.manifests.same_images import FILE, GROUP, PIXELS, known, united
-from pipeline.data.symmetry.mirror_answer import MirrorSymmetry
-from pipeline.inspection.finding import Finding, finding_on_classes
-from pipeline.labels.class_names import suspicions
+from patchline.pipeline.data.manifests.manifest import examples
+from patchline.pipeline.data.manifests.same_images import FILE, GROUP, PIXELS, known, united
+from patchline.pipeline.data.symmetry.mirror_answer import MirrorSymmetry
+from patchline.pipeline.inspection.finding import Finding, finding_on_classes
+from patchline.pipeline.labels.class_names import suspicions
 
 _IMBALANCE = 10
 _FEW_IMAGES = 10

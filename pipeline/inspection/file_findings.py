@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pipeline.data.manifests.left_out import LeftOut, left_out, remedies
-from pipeline.files.data_names import IMAGE_SUFFIXES
-from pipeline.inspection.finding import Finding, Kind, Severity, finding_on_files
+from patchline.pipeline.data.manifests.left_out import LeftOut, left_out, remedies
+from patchline.pipeline.files.data_names import IMAGE_SUFFIXES
+from patchline.pipeline.inspection.finding import Finding, Kind, Severity, finding_on_files
 
 Array = np.ndarray[Any, Any]
 

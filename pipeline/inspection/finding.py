@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import Field
 
-from pipeline.frozen_model import FrozenModel
+from patchline.pipeline.frozen_model import FrozenModel
 
 Kind = Literal[
     "foreign", "unreadable", "truncated", "wrong_extension", "unusual_mode", "size_outlier",

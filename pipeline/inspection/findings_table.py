@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from pipeline.data.manifests.exclusion import EXCLUDE, PATH, says_yes, table_of
-from pipeline.errors import DataError
-from pipeline.files.atomic_files import write_text
-from pipeline.files.table_cells import table_cell
-from pipeline.inspection.finding import Finding, Inspection
+from patchline.pipeline.data.manifests.exclusion import EXCLUDE, PATH, says_yes, table_of
+from patchline.pipeline.errors import DataError
+from patchline.pipeline.files.atomic_files import write_text
+from patchline.pipeline.files.table_cells import table_cell
+from patchline.pipeline.inspection.finding import Finding, Inspection
 
 KIND = "kind"
 COLUMNS = [PATH, "split", "label", KIND, "severity", EXCLUDE, "detail"]

@@ -9,35 +9,45 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from pipeline.config import RunConfig
-from pipeline.data import ingestion
-from pipeline.data.ingestion import ScannedData
-from pipeline.data.manifests import exclusion
-from pipeline.data.manifests import manifest as manifests
-from pipeline.data.manifests.class_checks import check_images, unreadable_classes
-from pipeline.data.manifests.source_listing import uses_labels
-from pipeline.data.near_duplicates.grouping import grouped_by
-from pipeline.data.near_duplicates.search import near_duplicates
-from pipeline.data.near_duplicates.search_memory import SearchMemory
-from pipeline.data.pixel_values.pixel_mapping import PLAIN, PixelMapping
-from pipeline.data.splits import split
-from pipeline.data.splits.leakage import given_splits
-from pipeline.data.splits.split_gaps import SPLITS
-from pipeline.data.symmetry.assumed_symmetries import unmeasured_symmetries
-from pipeline.data.symmetry.mirror_symmetry import Files, mirror_symmetry
-from pipeline.errors import DataError
-from pipeline.inspection.class_findings import finding_on_mirror_images, findings_on_classes
-from pipeline.inspection.file_findings import (
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.data import ingestion
+from patchline.pipeline.data.ingestion import ScannedData
+from patchline.pipeline.data.manifests import exclusion
+from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.data.manifests.class_checks import check_images, unreadable_classes
+from patchline.pipeline.data.manifests.source_listing import uses_labels
+from patchline.pipeline.data.near_duplicates.grouping import grouped_by
+from patchline.pipeline.data.near_duplicates.search import near_duplicates
+from patchline.pipeline.data.near_duplicates.search_memory import SearchMemory
+from patchline.pipeline.data.pixel_values.pixel_mapping import PLAIN, PixelMapping
+from patchline.pipeline.data.splits import split
+from patchline.pipeline.data.splits.leakage import given_splits
+from patchline.pipeline.data.splits.split_gaps import SPLITS
+from patchline.pipeline.data.symmetry.assumed_symmetries import unmeasured_symmetries
+from patchline.pipeline.data.symmetry.mirror_symmetry import Files, mirror_symmetry
+from patchline.pipeline.errors import DataError
+from patchline.pipeline.inspection.class_findings import (
+    finding_on_mirror_images,
+    findings_on_classes,
+)
+from patchline.pipeline.inspection.file_findings import (
     findings_on_format,
     findings_on_light,
     findings_on_size,
     findings_on_status,
 )
-from pipeline.inspection.finding import KINDS, SEVERITIES, Finding, Inspection, Range, Sizes
-from pipeline.inspection.label_errors import Judgement, findings_on_labels
-from pipeline.inspection.measures import ImageMeasures
-from pipeline.inspection.same_image_findings import findings_on_duplicates
-from pipeline.inspection.value_findings import findings_on_values
+from patchline.pipeline.inspection.finding import (
+    KINDS,
+    SEVERITIES,
+    Finding,
+    Inspection,
+    Range,
+    Sizes,
+)
+from patchline.pipeline.inspection.label_errors import Judgement, findings_on_labels
+from patchline.pipeline.inspection.measures import ImageMeasures
+from patchline.pipeline.inspection.same_image_findings import findings_on_duplicates
+from patchline.pipeline.inspection.value_findings import findings_on_values
 
 _SQUARE = 1.05
 _NO_SPLIT = "unassigned"

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pipeline.data.manifests.manifest import examples
-from pipeline.inspection.finding import Finding, finding_on_files
+from patchline.pipeline.data.manifests.manifest import examples
+from patchline.pipeline.inspection.finding import Finding, finding_on_files
 
 Array = np.ndarray[Any, Any]
 _NAMED_CLASSES = 5

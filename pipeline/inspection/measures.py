@@ -13,8 +13,12 @@ import cv2
 import numpy as np
 import pandas as pd
 
-from pipeline.data.near_duplicates.thumbnails import ThumbnailCollector, Thumbnails, shrunk
-from pipeline.data.reading.image_formats import HEAD_BYTES, format_of
+from patchline.pipeline.data.near_duplicates.thumbnails import (
+    ThumbnailCollector,
+    Thumbnails,
+    shrunk,
+)
+from patchline.pipeline.data.reading.image_formats import HEAD_BYTES, format_of
 
 _TILES = 4
 _ROUNDING = 4.0

@@ -7,15 +7,15 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from pipeline.data.reading.decoding import UndecodableImageError, decode_image
-from pipeline.data.reading.image_root import root_image_bytes
-from pipeline.data.reading.jpeg_decoding import decode_jpeg
-from pipeline.evaluation.html_page import render, thumbnail
-from pipeline.files.atomic_files import write_text
-from pipeline.inspection.finding import Finding
-from pipeline.inspection.inspecting import Inspected
-from pipeline.inspection.terminal_report import looks, verdict
-from pipeline.terminal_words import visible
+from patchline.pipeline.data.reading.decoding import UndecodableImageError, decode_image
+from patchline.pipeline.data.reading.image_root import root_image_bytes
+from patchline.pipeline.data.reading.jpeg_decoding import decode_jpeg
+from patchline.pipeline.evaluation.html_page import render, thumbnail
+from patchline.pipeline.files.atomic_files import write_text
+from patchline.pipeline.inspection.finding import Finding
+from patchline.pipeline.inspection.inspecting import Inspected
+from patchline.pipeline.inspection.terminal_report import looks, verdict
+from patchline.pipeline.terminal_words import visible
 
 _MOST_IMAGES, _MOST_DOUBTFUL, _MOST_GROUPS, _MOST_OF_GROUP = 12, 48, 6, 4
 _MOST_NAMES, _MOST_CLASSES = 200, 500

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pipeline.data.manifests.same_images import GROUP, content_numbers, known
-from pipeline.inspection.finding import Finding, Severity, finding_on_files
+from patchline.pipeline.data.manifests.same_images import GROUP, content_numbers, known
+from patchline.pipeline.inspection.finding import Finding, Severity, finding_on_files
 
 Array = np.ndarray[Any, Any]
 _BY_IMPORTANCE = {"test": 0, "validation": 1, "train": 2, "": 3}

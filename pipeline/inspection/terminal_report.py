@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from pipeline.inspection.finding import SEVERITIES, Finding, Inspection
-from pipeline.terminal_words import visible
+from patchline.pipeline.inspection.finding import SEVERITIES, Finding, Inspection
+from patchline.pipeline.terminal_words import visible
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pandas as pd
 
-from pipeline.data.value_ranges.data_values import DataValues, summaries
-from pipeline.inspection.finding import Finding, finding_on_files
+from patchline.pipeline.data.value_ranges.data_values import DataValues, summaries
+from patchline.pipeline.inspection.finding import Finding, finding_on_files
 
 _MAPPED = (
     "Maps the values of all images by one range, in runs and in their packages alike. Set "

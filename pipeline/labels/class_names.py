@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
-from pipeline.files.data_names import IMAGE_SUFFIXES, split_named
-from pipeline.labels.label_cells import number_in
-from pipeline.terminal_words import visible
+from patchline.pipeline.files.data_names import IMAGE_SUFFIXES, split_named
+from patchline.pipeline.labels.label_cells import number_in
+from patchline.pipeline.terminal_words import visible
 
 SuspicionKind = Literal["similar_classes", "suspicious_class", "suspicious_labels"]
 

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from pipeline.files.data_names import split_named
+from patchline.pipeline.files.data_names import split_named
 
 _NAMED = 3
 _FEWEST = 2

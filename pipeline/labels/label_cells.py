@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from pipeline.files.ignored_files import DEFAULT
+from patchline.pipeline.files.ignored_files import DEFAULT
 
 NO_LABEL = ("nan", "-nan", "<na>", "nat", "null", "#n/a", "#na", "?")
 """Cells that mean that there is no label, beside empty ones, in lower case."""

@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator
 
-from pipeline.files.ignored_files import DEFAULT
-from pipeline.frozen_model import FrozenModel
-from pipeline.labels.path_template import PathTemplate
+from patchline.pipeline.files.ignored_files import DEFAULT
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.labels.path_template import PathTemplate
 
 AUTO, TOP, LEAF = "auto", "top", "leaf"
 _HEADERS = Literal["auto", "true", "false"]

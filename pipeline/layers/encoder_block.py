@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from pipeline.layers.activations import ActivationName
-from pipeline.layers.attention import MultiHeadSelfAttention
-from pipeline.layers.layer_scale import LayerScale
-from pipeline.layers.mlp import MLP
-from pipeline.layers.normalisation import EPSILON, NORMS, NormName
-from pipeline.layers.stochastic_depth import StochasticDepth
+from patchline.pipeline.layers.activations import ActivationName
+from patchline.pipeline.layers.attention import MultiHeadSelfAttention
+from patchline.pipeline.layers.layer_scale import LayerScale
+from patchline.pipeline.layers.mlp import MLP
+from patchline.pipeline.layers.normalisation import EPSILON, NORMS, NormName
+from patchline.pipeline.layers.stochastic_depth import StochasticDepth
 
 LAYER_NORM_EPSILON = EPSILON
 

@@ -7,8 +7,8 @@ import math
 import torch
 from torch import nn
 
-from pipeline.layers.attention import MultiHeadSelfAttention
-from pipeline.layers.encoder_block import EncoderBlock
+from patchline.pipeline.layers.attention import MultiHeadSelfAttention
+from patchline.pipeline.layers.encoder_block import EncoderBlock
 
 
 def xavier(module: nn.Module) -> None:

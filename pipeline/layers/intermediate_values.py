@@ -1,6 +1,6 @@
 """Record the intermediate values of a ViT: tokens, scores and attention by layer and head.
 
-Works for every model whose attention is `pipeline.layers.attention` or derived from it. Outside of
+Works for every model whose attention is `patchline.pipeline.layers.attention` or derived from it. Outside of
 `recorded`, models use their fused kernels.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pipeline.layers.attention import AttentionValues, MultiHeadSelfAttention
+from patchline.pipeline.layers.attention import AttentionValues, MultiHeadSelfAttention
 
 
 @dataclass
@@ -42,7 +42,7 @@ def recorded(model: nn.Module) -> Iterator[IntermediateValues]:
     outside of the context up to rounding.
 
     Raises:
-        ValueError: if the model has no attention from `pipeline.layers`, or is already recorded.
+        ValueError: if the model has no attention from `patchline.pipeline.layers`, or is already recorded.
     """
     attentions = {
         module: attention

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from pipeline.layers.grid_resizing import resized_positions
+from patchline.pipeline.layers.grid_resizing import resized_positions
 
 
 class LearnedPositionEmbedding(nn.Module):

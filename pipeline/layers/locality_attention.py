@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from pipeline.layers.attention import MultiHeadSelfAttention
+from patchline.pipeline.layers.attention import MultiHeadSelfAttention
 
 
 class LocalitySelfAttention(MultiHeadSelfAttention):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from pipeline.layers.activations import ACTIVATIONS, ActivationName
+from patchline.pipeline.layers.activations import ACTIVATIONS, ActivationName
 
 
 class MLP(nn.Module):

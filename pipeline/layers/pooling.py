@@ -11,10 +11,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from pipeline.layers.activations import ActivationName
-from pipeline.layers.initialisation import xavier, xavier_fused_
-from pipeline.layers.mlp import MLP
-from pipeline.layers.normalisation import EPSILON
+from patchline.pipeline.layers.activations import ActivationName
+from patchline.pipeline.layers.initialisation import xavier, xavier_fused_
+from patchline.pipeline.layers.mlp import MLP
+from patchline.pipeline.layers.normalisation import EPSILON
 
 
 class ClassTokenPooling(nn.Module):

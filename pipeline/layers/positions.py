@@ -7,8 +7,8 @@ from typing import Literal
 import torch
 from torch import nn
 
-from pipeline.layers.learned_positions import LearnedPositionEmbedding
-from pipeline.layers.sine_cosine_positions import SineCosinePositionEmbedding
+from patchline.pipeline.layers.learned_positions import LearnedPositionEmbedding
+from patchline.pipeline.layers.sine_cosine_positions import SineCosinePositionEmbedding
 
 Positions = Literal["learned", "sine_cosine", "none"]
 

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import nn
 
-from pipeline.layers.attention import MultiHeadSelfAttention
+from patchline.pipeline.layers.attention import MultiHeadSelfAttention
 
 
 class RotarySelfAttention(MultiHeadSelfAttention):

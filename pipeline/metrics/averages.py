@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipeline.metrics.confusion_cells import ConfusionCells
-from pipeline.metrics.intervals import MetricEstimate, with_effective_size
+from patchline.pipeline.metrics.confusion_cells import ConfusionCells
+from patchline.pipeline.metrics.intervals import MetricEstimate, with_effective_size
 
 Array = np.ndarray[Any, Any]
 _PRIOR_IMAGES = 3.0

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from pipeline.frozen_model import FrozenModel
-from pipeline.metrics.intervals import TAIL, MetricEstimate, proportions
-from pipeline.metrics.row_pieces import row_slices
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.metrics.intervals import TAIL, MetricEstimate, proportions
+from patchline.pipeline.metrics.row_pieces import row_slices
 
 Array = np.ndarray[Any, Any]
 _BINS = 10

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from pipeline.metrics.intervals import MetricEstimate
-from pipeline.metrics.ranking import (
+from patchline.pipeline.metrics.intervals import MetricEstimate
+from patchline.pipeline.metrics.ranking import (
     Area,
     AreaSummary,
     estimates,
@@ -24,7 +24,7 @@ from pipeline.metrics.ranking import (
     roc_area,
     roc_variance,
 )
-from pipeline.metrics.row_pieces import column_pieces
+from patchline.pipeline.metrics.row_pieces import column_pieces
 
 Array = np.ndarray[Any, Any]
 _MANY_CLASSES = 100

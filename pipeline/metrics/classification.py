@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.errors import DataError
-from pipeline.frozen_model import FrozenModel
-from pipeline.metrics.averages import average_estimates
-from pipeline.metrics.calibration import expected_calibration_error
-from pipeline.metrics.class_areas import Areas
-from pipeline.metrics.confusion_cells import ConfusionCells
-from pipeline.metrics.intervals import MetricEstimate, f1_scores, proportion, proportions
-from pipeline.metrics.losses import log_loss
-from pipeline.metrics.names import METRICS
-from pipeline.metrics.row_pieces import row_slices
+from patchline.pipeline.errors import DataError
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.metrics.averages import average_estimates
+from patchline.pipeline.metrics.calibration import expected_calibration_error
+from patchline.pipeline.metrics.class_areas import Areas
+from patchline.pipeline.metrics.confusion_cells import ConfusionCells
+from patchline.pipeline.metrics.intervals import MetricEstimate, f1_scores, proportion, proportions
+from patchline.pipeline.metrics.losses import log_loss
+from patchline.pipeline.metrics.names import METRICS
+from patchline.pipeline.metrics.row_pieces import row_slices
 
 Array = np.ndarray[Any, Any]
 

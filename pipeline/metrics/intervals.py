@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.frozen_model import FrozenModel
+from patchline.pipeline.frozen_model import FrozenModel
 
 Array = np.ndarray[Any, Any]
 TAIL = 0.025

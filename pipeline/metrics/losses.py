@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.metrics.intervals import TAIL, MetricEstimate
-from pipeline.metrics.row_pieces import row_slices
+from patchline.pipeline.metrics.intervals import TAIL, MetricEstimate
+from patchline.pipeline.metrics.row_pieces import row_slices
 
 Array = np.ndarray[Any, Any]
 _LEAST_PROBABILITY = 1e-15

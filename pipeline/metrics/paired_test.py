@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.frozen_model import FrozenModel
-from pipeline.metrics.intervals import MetricEstimate
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.metrics.intervals import MetricEstimate
 
 Array = np.ndarray[Any, Any]
 _Z = 1.959963984540054

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipeline.metrics.intervals import MetricEstimate, mid_p_bounds
+from patchline.pipeline.metrics.intervals import MetricEstimate, mid_p_bounds
 
 Array = np.ndarray[Any, Any]
 _PRIOR_IMAGES = 8.0

@@ -10,9 +10,9 @@ from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 
-from pipeline.errors import RunError
-from pipeline.frozen_model import FrozenModel
-from pipeline.metrics.row_pieces import row_slices
+from patchline.pipeline.errors import RunError
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.metrics.row_pieces import row_slices
 
 Array = np.ndarray[Any, Any]
 LOWEST, HIGHEST = 0.05, 20.0

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from pipeline.files.stored_images import StoredImages
-from pipeline.plugin_api import ImageSpec
+from patchline.pipeline.files.stored_images import StoredImages
+from patchline.plugin_api import ImageSpec
 
 
 def normalised(images_BHWC: torch.Tensor, image: ImageSpec) -> torch.Tensor:

@@ -7,16 +7,16 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from pipeline.config import ModelChoice, PatchEmbeddingChoice
-from pipeline.errors import PluginError
-from pipeline.plugin_api import (
+from patchline.pipeline.config import ModelChoice, PatchEmbeddingChoice
+from patchline.pipeline.errors import PluginError
+from patchline.pipeline.plugin_system import plugin_loader
+from patchline.pipeline.plugin_system.plugin_settings import named_patch_embedding, settings_of
+from patchline.plugin_api import (
     NO_PATCH_EMBEDDING,
     ImageSpec,
     ModelContext,
     PatchEmbeddingContext,
 )
-from pipeline.plugin_system import plugin_loader
-from pipeline.plugin_system.plugin_settings import named_patch_embedding, settings_of
 
 
 def build_model(choice: ModelChoice, image: ImageSpec, num_classes: int) -> nn.Module:

@@ -14,13 +14,13 @@ from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from pipeline.config import ModelChoice, PatchEmbeddingChoice
-from pipeline.errors import PluginError
-from pipeline.frozen_model import FrozenModel
-from pipeline.models.model_building import build_model, build_on_meta
-from pipeline.plugin_api import NO_PATCH_EMBEDDING, DataTraits, ImageSpec, PluginConfig
-from pipeline.plugin_system.plugin_loader import Kind, plugin_errors
-from pipeline.plugin_system.plugin_settings import named_patch_embedding, settings_of
+from patchline.pipeline.config import ModelChoice, PatchEmbeddingChoice
+from patchline.pipeline.errors import PluginError
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.models.model_building import build_model, build_on_meta
+from patchline.pipeline.plugin_system.plugin_loader import Kind, plugin_errors
+from patchline.pipeline.plugin_system.plugin_settings import named_patch_embedding, settings_of
+from patchline.plugin_api import NO_PATCH_EMBEDDING, DataTraits, ImageSpec, PluginConfig
 
 NUM_CLASSES = 1000
 logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)

@@ -6,13 +6,13 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from pipeline.config import ModelChoice
-from pipeline.errors import ModelReferenceError
-from pipeline.frozen_model import FrozenModel
-from pipeline.metrics.temperature import TemperatureFit
-from pipeline.plugin_api import NO_PATCH_EMBEDDING, ImageSpec
-from pipeline.plugin_system import plugin_loader
-from pipeline.plugin_system.plugin_settings import named_patch_embedding
+from patchline.pipeline.config import ModelChoice
+from patchline.pipeline.errors import ModelReferenceError
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.metrics.temperature import TemperatureFit
+from patchline.pipeline.plugin_system import plugin_loader
+from patchline.pipeline.plugin_system.plugin_settings import named_patch_embedding
+from patchline.plugin_api import NO_PATCH_EMBEDDING, ImageSpec
 
 DESCRIPTION_FILE, WEIGHTS_FILE = "model.json", "model.safetensors"
 FORMAT_VERSION = 1
@@ -37,7 +37,7 @@ class ModelDescription(FrozenModel):
     """Class names in the order of the model's outputs."""
     image: ImageSpec
     members: int = 1
-    """Number of models whose probabilities are averaged; see `pipeline.models.ensemble`."""
+    """Number of models whose probabilities are averaged; see `patchline.pipeline.models.ensemble`."""
     temperature: float = 1.0
     """Divides the logits before the softmax, so that probabilities are calibrated."""
     calibration: TemperatureFit | None = None

@@ -6,18 +6,18 @@ from pathlib import Path
 
 from torch import nn
 
-from pipeline.files.atomic_files import write_text
-from pipeline.files.sealed_files import read_tensors, write_tensors
-from pipeline.models.ensemble import Ensemble
-from pipeline.models.model_building import build_model
-from pipeline.models.model_description import (
+from patchline.pipeline.files.atomic_files import write_text
+from patchline.pipeline.files.sealed_files import read_tensors, write_tensors
+from patchline.pipeline.models.ensemble import Ensemble
+from patchline.pipeline.models.model_building import build_model
+from patchline.pipeline.models.model_description import (
     DESCRIPTION_FILE,
     WEIGHTS_FILE,
     ModelDescription,
     load_description,
 )
-from pipeline.provenance.provenance import Provenance
-from pipeline.provenance.weights_record import as_metadata
+from patchline.pipeline.provenance.provenance import Provenance
+from patchline.pipeline.provenance.weights_record import as_metadata
 
 
 def save_model(

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from pipeline.errors import PackagingError
-from pipeline.files.atomic_files import replacing
+from patchline.pipeline.errors import PackagingError
+from patchline.pipeline.files.atomic_files import replacing
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")  # torch colours its errors
 

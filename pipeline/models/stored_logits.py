@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipeline.files.atomic_files import replacing
-from pipeline.files.stored_images import StoredImages
-from pipeline.models.inference import predict_logits
-from pipeline.models.model_files import load_model
+from patchline.pipeline.files.atomic_files import replacing
+from patchline.pipeline.files.stored_images import StoredImages
+from patchline.pipeline.models.inference import predict_logits
+from patchline.pipeline.models.model_files import load_model
 
 Array = np.ndarray[Any, Any]
 _FILE = "logits.npy"

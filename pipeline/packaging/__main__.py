@@ -1,4 +1,4 @@
-"""The packaging worker: `python -P -m pipeline.packaging FOLDER`."""
+"""The packaging worker: `python -P -m patchline.pipeline.packaging FOLDER`."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import numpy as np
 import pandas as pd
 import torch
 
-from pipeline.data.manifests import manifest as manifests
-from pipeline.data.store.prepared_store import open_images
-from pipeline.files.atomic_files import write_text
-from pipeline.files.file_digest import digest_of
-from pipeline.models.model_description import WEIGHTS_FILE, load_description
-from pipeline.models.model_files import load_model, save_model
-from pipeline.models.onnx_export import write_onnx
-from pipeline.packaging.agreement import largest_difference, reported_difference
-from pipeline.packaging.calibrated_onnx import FeatureModel, ProbabilityModel, export_onnx
-from pipeline.packaging.job import Package, PackagingJob
-from pipeline.packaging.model_card import model_card
-from pipeline.packaging.standalone_file import write_model_server
-from pipeline.provenance.weights_record import provenance_of
-from pipeline.workers.event_log import EventWriter
-from pipeline.workers.worker_process import worker_main
+from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.data.store.prepared_store import open_images
+from patchline.pipeline.files.atomic_files import write_text
+from patchline.pipeline.files.file_digest import digest_of
+from patchline.pipeline.models.model_description import WEIGHTS_FILE, load_description
+from patchline.pipeline.models.model_files import load_model, save_model
+from patchline.pipeline.models.onnx_export import write_onnx
+from patchline.pipeline.packaging.agreement import largest_difference, reported_difference
+from patchline.pipeline.packaging.calibrated_onnx import FeatureModel, ProbabilityModel, export_onnx
+from patchline.pipeline.packaging.job import Package, PackagingJob
+from patchline.pipeline.packaging.model_card import model_card
+from patchline.pipeline.packaging.standalone_file import write_model_server
+from patchline.pipeline.provenance.weights_record import provenance_of
+from patchline.pipeline.workers.event_log import EventWriter
+from patchline.pipeline.workers.worker_process import worker_main
 
 
 def package(job: PackagingJob, events: EventWriter) -> Package:

@@ -13,10 +13,10 @@ import numpy as np
 import pandas as pd
 import torch
 
-from pipeline.errors import PackagingError
-from pipeline.files.stored_images import StoredImages
-from pipeline.models.onnx_session import open_session
-from pipeline.packaging.calibrated_onnx import FeatureModel, ProbabilityModel
+from patchline.pipeline.errors import PackagingError
+from patchline.pipeline.files.stored_images import StoredImages
+from patchline.pipeline.models.onnx_session import open_session
+from patchline.pipeline.packaging.calibrated_onnx import FeatureModel, ProbabilityModel
 
 Array = np.ndarray[Any, Any]
 TOLERANCE = 1e-4

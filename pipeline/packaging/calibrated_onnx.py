@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from pipeline.models.inference import normalised
-from pipeline.models.onnx_export import write_onnx
-from pipeline.plugin_api import ImageSpec
-from pipeline.probing.linear_head import linear_head
+from patchline.pipeline.models.inference import normalised
+from patchline.pipeline.models.onnx_export import write_onnx
+from patchline.pipeline.probing.linear_head import linear_head
+from patchline.plugin_api import ImageSpec
 
 
 class ProbabilityModel(nn.Module):

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.errors import DamagedFileError
-from pipeline.files.sealed_files import verify
-from pipeline.frozen_model import FrozenModel
-from pipeline.packaging import clean_process_script
-from pipeline.packaging.packaged_model import PackagedModel
+from patchline.pipeline.errors import DamagedFileError
+from patchline.pipeline.files.sealed_files import verify
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.packaging import clean_process_script
+from patchline.pipeline.packaging.packaged_model import PackagedModel
 
 TOLERANCE = 1e-4
 """Largest allowed difference in probability between the clean process and this one."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline.frozen_model import FrozenModel
-from pipeline.metrics.temperature import TemperatureFit
-from pipeline.packaging.model_card import CardFacts
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.metrics.temperature import TemperatureFit
+from patchline.pipeline.packaging.model_card import CardFacts
 
 
 class PackagingJob(FrozenModel):

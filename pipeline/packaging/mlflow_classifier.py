@@ -16,7 +16,7 @@ from typing import Any
 import mlflow.pyfunc
 import pandas as pd
 
-from pipeline.packaging.packaged_model import PackagedModel
+from patchline.pipeline.packaging.packaged_model import PackagedModel
 
 _SERVING = "_MLFLOW_IS_IN_SERVING_ENVIRONMENT"
 """Set to `true` in MLflow's scoring server, where a client must not read the server's files."""

@@ -12,14 +12,14 @@ from string import Template
 
 from pydantic import Field
 
-from pipeline.frozen_model import FrozenModel
-from pipeline.metrics.intervals import MetricEstimate
-from pipeline.metrics.names import METRICS
-from pipeline.metrics.temperature import UNRECORDED
-from pipeline.models.model_description import ModelDescription
-from pipeline.plugin_api import NO_PATCH_EMBEDDING, PixelValues
-from pipeline.plugin_system.plugin_settings import named_patch_embedding
-from pipeline.provenance.provenance import UNKNOWN, ProvenanceSummary
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.metrics.intervals import MetricEstimate
+from patchline.pipeline.metrics.names import METRICS
+from patchline.pipeline.metrics.temperature import UNRECORDED
+from patchline.pipeline.models.model_description import ModelDescription
+from patchline.pipeline.plugin_system.plugin_settings import named_patch_embedding
+from patchline.pipeline.provenance.provenance import UNKNOWN, ProvenanceSummary
+from patchline.plugin_api import NO_PATCH_EMBEDDING, PixelValues
 
 _LISTED_CLASSES = 200
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>|#~&$!])")

@@ -18,13 +18,13 @@ import cv2
 import numpy as np
 from PIL import Image
 
-from pipeline.data.pixel_values.pixel_mapping import FileValues, PixelMapping, ValueFit
-from pipeline.data.reading.decoding import UndecodableImageError, decoded, pillow_pixels
-from pipeline.data.reading.image_file import MAX_FILE_BYTES, image_bytes, too_large
-from pipeline.data.reading.pillow_decoding import mapped_pixels
-from pipeline.data.reading.resizing import resize_image
-from pipeline.data.value_ranges.value_fit import RangeFits
-from pipeline.models.onnx_session import open_session
+from patchline.pipeline.data.pixel_values.pixel_mapping import FileValues, PixelMapping, ValueFit
+from patchline.pipeline.data.reading.decoding import UndecodableImageError, decoded, pillow_pixels
+from patchline.pipeline.data.reading.image_file import MAX_FILE_BYTES, image_bytes, too_large
+from patchline.pipeline.data.reading.pillow_decoding import mapped_pixels
+from patchline.pipeline.data.reading.resizing import resize_image
+from patchline.pipeline.data.value_ranges.value_fit import RangeFits
+from patchline.pipeline.models.onnx_session import open_session
 
 _LONGEST_PATH = 4096
 _SHOWN = 300

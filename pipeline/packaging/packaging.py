@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from pipeline.evaluation.evaluating import PREDICTIONS_FILE, Evaluated
-from pipeline.evaluation.trained_run import TrainedRun
-from pipeline.packaging.job import Package, PackagingJob
-from pipeline.packaging.model_card import CardFacts
-from pipeline.workers.event_log import Event
-from pipeline.workers.worker_process import run_worker
+from patchline.pipeline.evaluation.evaluating import PREDICTIONS_FILE, Evaluated
+from patchline.pipeline.evaluation.trained_run import TrainedRun
+from patchline.pipeline.packaging.job import Package, PackagingJob
+from patchline.pipeline.packaging.model_card import CardFacts
+from patchline.pipeline.workers.event_log import Event
+from patchline.pipeline.workers.worker_process import run_worker
 
-MODULE = "pipeline.packaging"
+MODULE = "patchline.pipeline.packaging"
 """Of the worker."""
 
 

@@ -6,7 +6,7 @@ import re
 from importlib import metadata
 from pathlib import Path
 
-from pipeline.files.atomic_files import write_text
+from patchline.pipeline.files.atomic_files import write_text
 
 _OWN_IMPORT = re.compile(r"^from pipeline\.([a-z_.]+) import (?:[^\n(]*|\([^)]*\))\n", re.MULTILINE)
 _FUTURE = "from __future__ import annotations\n"

@@ -1,12 +1,12 @@
-"""The measuring process: `python -P -m pipeline.planning FOLDER`."""
+"""The measuring process: `python -P -m patchline.pipeline.planning FOLDER`."""
 
 from __future__ import annotations
 
 import importlib
 
-from pipeline.planning.measuring import measure
-from pipeline.planning.measuring_job import MeasuringJob
-from pipeline.workers.worker_process import worker_main
+from patchline.pipeline.planning.measuring import measure
+from patchline.pipeline.planning.measuring_job import MeasuringJob
+from patchline.pipeline.workers.worker_process import worker_main
 
 
 def _get_ready() -> str:

@@ -27,7 +27,7 @@ class Asked:
     @property
     def seconds(self) -> float | None:
         """The time limit, if there is one."""
-        from pipeline.training.config import duration_seconds
+        from patchline.pipeline.training.config import duration_seconds
 
         limit = self.get("training.time_limit")
         return duration_seconds(limit) if limit else None

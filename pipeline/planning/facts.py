@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.frozen_model import FrozenModel
-from pipeline.presets import PresetName
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.presets import PresetName
 
 
 class DataFacts(FrozenModel):

@@ -1,6 +1,6 @@
 """The plan for published weights: train the head alone, or the head and then all weights.
 
-A pure function, as in `pipeline.planning.plan`.
+A pure function, as in `patchline.pipeline.planning.plan`.
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from pipeline import config_files
-from pipeline.initial_weights import recipe
-from pipeline.planning.asked import Asked
-from pipeline.planning.facts import Plan, PlanFacts
-from pipeline.planning.plan import images_by_training
-from pipeline.presets import PRESETS
-from pipeline.terminal_words import duration
+from patchline.pipeline import config_files
+from patchline.pipeline.initial_weights import recipe
+from patchline.pipeline.planning.asked import Asked
+from patchline.pipeline.planning.facts import Plan, PlanFacts
+from patchline.pipeline.planning.plan import images_by_training
+from patchline.pipeline.presets import PRESETS
+from patchline.pipeline.terminal_words import duration
 
 FEATURES = "features"
 """The candidate that stands for the initial weights; its speed is that of their features."""

@@ -8,15 +8,14 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from pipeline.models.model_building import build_model
-from pipeline.planning.facts import Speed
-from pipeline.planning.measuring_job import MeasuredCandidate, Measurement, MeasuringJob
-from pipeline.plugin_api import ImageSpec
-from pipeline.probing.features import seconds_per_image
-from pipeline.training.device import make_repeatable
-from pipeline.training.machine import choose_device, look
-from pipeline.training.speed.precision import MOST_SECONDS, Chooser
-from pipeline.training.speed.thread_plan import (
+from patchline.pipeline.models.model_building import build_model
+from patchline.pipeline.planning.facts import Speed
+from patchline.pipeline.planning.measuring_job import MeasuredCandidate, Measurement, MeasuringJob
+from patchline.pipeline.probing.features import seconds_per_image
+from patchline.pipeline.training.device import make_repeatable
+from patchline.pipeline.training.machine import choose_device, look
+from patchline.pipeline.training.speed.precision import MOST_SECONDS, Chooser
+from patchline.pipeline.training.speed.thread_plan import (
     BUSY_CORES,
     OtherPrograms,
     measured_rates,
@@ -24,8 +23,9 @@ from pipeline.training.speed.thread_plan import (
     threads_are_set,
     trial_of,
 )
-from pipeline.training.speed.trial_steps import trial_steps
-from pipeline.workers.event_log import EventWriter
+from patchline.pipeline.training.speed.trial_steps import trial_steps
+from patchline.pipeline.workers.event_log import EventWriter
+from patchline.plugin_api import ImageSpec
 
 _BATCH, _LARGER_BATCH, _BATCH_ACCELERATOR = 32, 128, 256
 """Images of a step; on a CPU, the larger number where there is time for it."""

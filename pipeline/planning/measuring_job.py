@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline.config import RunConfig
-from pipeline.frozen_model import FrozenModel
-from pipeline.planning.facts import Speed
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.planning.facts import Speed
 
-MODULE = "pipeline.planning"
+MODULE = "patchline.pipeline.planning"
 """Of the measuring process."""
 
 

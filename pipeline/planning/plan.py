@@ -1,6 +1,6 @@
 """The plan: from facts and the user's settings to a model and a training recipe.
 
-A pure function; `pipeline.planning.stage` collects the facts and remembers the plan.
+A pure function; `patchline.pipeline.planning.stage` collects the facts and remembers the plan.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.data.image_size import default_image_size
-from pipeline.planning import recipes, speed
-from pipeline.planning.asked import Asked
-from pipeline.planning.facts import Plan, PlanFacts
-from pipeline.planning.recipes import Length
-from pipeline.planning.tiers import (
+from patchline.pipeline.data.image_size import default_image_size
+from patchline.pipeline.planning import recipes, speed
+from patchline.pipeline.planning.asked import Asked
+from patchline.pipeline.planning.facts import Plan, PlanFacts
+from patchline.pipeline.planning.recipes import Length
+from patchline.pipeline.planning.tiers import (
     OWN,
     THUMBNAIL,
     TIERS,
@@ -25,9 +25,9 @@ from pipeline.planning.tiers import (
     tiers_for,
     tokens,
 )
-from pipeline.presets import PRESETS
-from pipeline.terminal_words import duration
-from pipeline.training.part import images_of_fits
+from patchline.pipeline.presets import PRESETS
+from patchline.pipeline.terminal_words import duration
+from patchline.pipeline.training.part import images_of_fits
 
 Settings = dict[str, Any]
 TRAINING_SHARE = 0.9

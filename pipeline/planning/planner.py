@@ -11,32 +11,37 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from pipeline import config_files
-from pipeline.config import RunConfig
-from pipeline.data import ingestion
-from pipeline.data.ingested_data import IngestedData
-from pipeline.data.symmetry.assumed_symmetries import unmeasured_symmetries
-from pipeline.errors import WorkerError
-from pipeline.initial_weights import recipe
-from pipeline.planning.facts import DataFacts, MachineFacts, Plan, PlanFacts
-from pipeline.planning.fine_tuning import FEATURES, fine_tuning_plan
-from pipeline.planning.measuring_job import MODULE, MeasuredCandidate, Measurement, MeasuringJob
-from pipeline.planning.plan import candidates, plan
-from pipeline.planning.warm_start import warm_start_plan, with_rate
-from pipeline.plugin_system.plugin_loader import Kind
-from pipeline.plugin_system.plugin_settings import checked_plugins
-from pipeline.run_memory import stage_keys
-from pipeline.run_memory.stage_memory import Ingredients
-from pipeline.tracking import provenance
-from pipeline.training.config import duration_seconds
-from pipeline.training.machine import choose_device, seen
-from pipeline.workers.worker_process import run_worker
-from pipeline.workspace import make_folder
+from patchline.pipeline import config_files
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.data import ingestion
+from patchline.pipeline.data.ingested_data import IngestedData
+from patchline.pipeline.data.symmetry.assumed_symmetries import unmeasured_symmetries
+from patchline.pipeline.errors import WorkerError
+from patchline.pipeline.initial_weights import recipe
+from patchline.pipeline.planning.facts import DataFacts, MachineFacts, Plan, PlanFacts
+from patchline.pipeline.planning.fine_tuning import FEATURES, fine_tuning_plan
+from patchline.pipeline.planning.measuring_job import (
+    MODULE,
+    MeasuredCandidate,
+    Measurement,
+    MeasuringJob,
+)
+from patchline.pipeline.planning.plan import candidates, plan
+from patchline.pipeline.planning.warm_start import warm_start_plan, with_rate
+from patchline.pipeline.plugin_system.plugin_loader import Kind
+from patchline.pipeline.plugin_system.plugin_settings import checked_plugins
+from patchline.pipeline.run_memory import stage_keys
+from patchline.pipeline.run_memory.stage_memory import Ingredients
+from patchline.pipeline.tracking import provenance
+from patchline.pipeline.training.config import duration_seconds
+from patchline.pipeline.training.machine import choose_device, seen
+from patchline.pipeline.workers.worker_process import run_worker
+from patchline.pipeline.workspace import make_folder
 
 _MOST_SECONDS, _SHARE_OF_LIMIT = 4.0, 0.05
 CODE = (
     *(f"{MODULE}.{name}" for name in ("__main__", "planner", "plan", "fine_tuning", "warm_start")),
-    "pipeline.layers",
+    "patchline.pipeline.layers",
 )
 """Where the code begins that decides a plan."""
 _KEPT_SECTIONS = ("augmentation", "model", "optimizer", "training")

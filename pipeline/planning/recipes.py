@@ -9,9 +9,15 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.planning.asked import Asked
-from pipeline.planning.facts import PlanFacts
-from pipeline.planning.tiers import LARGEST_UNSHRUNK, Tier, first_filters, halvings, tokens
+from patchline.pipeline.planning.asked import Asked
+from patchline.pipeline.planning.facts import PlanFacts
+from patchline.pipeline.planning.tiers import (
+    LARGEST_UNSHRUNK,
+    Tier,
+    first_filters,
+    halvings,
+    tokens,
+)
 
 _BATCHES = (16, 32, 64, 128, 256)
 _BATCHES_ACCELERATOR = (*_BATCHES, 512, 1024)

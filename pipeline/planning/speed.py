@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipeline.planning.facts import MachineFacts, PlanFacts
-from pipeline.planning.tiers import OWN, Tier, image_side, work
+from patchline.pipeline.planning.facts import MachineFacts, PlanFacts
+from patchline.pipeline.planning.tiers import OWN, Tier, image_side, work
 
 _FLOPS_PER_MAC = 6
 """A forward and a backward pass, two operations each."""

@@ -1,6 +1,6 @@
 """The plan for a run with a preset that starts from a model of Patchline's own.
 
-A pure function, as in `pipeline.planning.plan`: the preset or the user decides the length, and the
+A pure function, as in `patchline.pipeline.planning.plan`: the preset or the user decides the length, and the
 learning rate is that of a warm start.
 """
 
@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from pipeline import config_files
-from pipeline.initial_weights import recipe
-from pipeline.planning.facts import Plan, PlanFacts
-from pipeline.planning.plan import length_is_set, plan
+from patchline.pipeline import config_files
+from patchline.pipeline.initial_weights import recipe
+from patchline.pipeline.planning.facts import Plan, PlanFacts
+from patchline.pipeline.planning.plan import length_is_set, plan
 
 _RATE = "optimizer.learning_rate"
 

@@ -1,1 +1,1 @@
-"""What each kind of plugin consists of; plugins import it from `pipeline.plugin_api`."""
+"""What each kind of plugin consists of; plugins import it from `patchline.plugin_api`."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias
 
-from pipeline.plugin_kinds.plugin_config import API_VERSION, C, PluginConfig
+from patchline.pipeline.plugin_kinds.plugin_config import API_VERSION, C, PluginConfig
 
 if TYPE_CHECKING:
     import torch
@@ -90,7 +90,7 @@ class AugmentationPlugin(Generic[C]):
     """Return an `albumentations.Compose` that maps a uint8 image (H, W, C) to a uint8 image of the
     same shape. It runs image by image, in the data-loader workers."""
     expected_failed_checks: Mapping[str, str] = field(default_factory=dict)
-    """Checks of `pipeline.plugin_checks` that the plugin does not pass, each with the reason."""
+    """Checks of `patchline.plugin_checks` that the plugin does not pass, each with the reason."""
     api_version: int = API_VERSION
     build_batch: Callable[[C, AugmentationContext], BatchTransform] | None = None
     """Return a transform of whole batches. It runs on the training device, in the training process,

@@ -8,10 +8,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Generic, Literal, NamedTuple, Protocol
 
-from pipeline.files.data_names import Split
-from pipeline.files.ignored_files import IgnoredFiles
-from pipeline.labels.reading_rules import ReadingRules
-from pipeline.plugin_kinds.plugin_config import API_VERSION, C
+from patchline.pipeline.files.data_names import Split
+from patchline.pipeline.files.ignored_files import IgnoredFiles
+from patchline.pipeline.labels.reading_rules import ReadingRules
+from patchline.pipeline.plugin_kinds.plugin_config import API_VERSION, C
 
 
 class ListedImage(NamedTuple):
@@ -107,5 +107,5 @@ class DataSourcePlugin(Generic[C]):
     """For the checks: write a few images of at least two classes into an empty folder, in the
     source's format, and return the path to pass to it. None for a source that needs no path."""
     expected_failed_checks: Mapping[str, str] = field(default_factory=dict)
-    """Checks of `pipeline.plugin_checks` that the plugin does not pass, each with the reason."""
+    """Checks of `patchline.plugin_checks` that the plugin does not pass, each with the reason."""
     api_version: int = API_VERSION

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, runtime_checkable
 
-from pipeline.plugin_kinds.plugin_config import API_VERSION, C, ImageSpec
+from patchline.pipeline.plugin_kinds.plugin_config import API_VERSION, C, ImageSpec
 
 if TYPE_CHECKING:
     import torch
@@ -61,7 +61,7 @@ class ModelPlugin(Generic[C]):
     patch_embedding: str = "conv"
     """The default patch embedding plugin, or `NO_PATCH_EMBEDDING` for a model that takes none."""
     expected_failed_checks: Mapping[str, str] = field(default_factory=dict)
-    """Checks of `pipeline.plugin_checks` that the plugin does not pass, each with the reason."""
+    """Checks of `patchline.plugin_checks` that the plugin does not pass, each with the reason."""
     api_version: int = API_VERSION
 
 
@@ -78,7 +78,7 @@ class PatchEmbeddingPlugin(Generic[C]):
     config_class: type[C]
     build: Callable[[C, PatchEmbeddingContext], torch.nn.Module]
     expected_failed_checks: Mapping[str, str] = field(default_factory=dict)
-    """Checks of `pipeline.plugin_checks` that the plugin does not pass, each with the reason."""
+    """Checks of `patchline.plugin_checks` that the plugin does not pass, each with the reason."""
     api_version: int = API_VERSION
 
 

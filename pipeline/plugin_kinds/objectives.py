@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic
 
-from pipeline.plugin_kinds.plugin_config import API_VERSION, C, ImageSpec
+from patchline.pipeline.plugin_kinds.plugin_config import API_VERSION, C, ImageSpec
 
 if TYPE_CHECKING:
     import torch
@@ -89,5 +89,5 @@ class ObjectivePlugin(Generic[C]):
     """Whether it needs classes, and its module's outputs are logits (B, K). Otherwise the run
     registers an encoder, from which classifiers can start (`model.init`)."""
     expected_failed_checks: Mapping[str, str] = field(default_factory=dict)
-    """Checks of `pipeline.plugin_checks` that the plugin does not pass, each with the reason."""
+    """Checks of `patchline.plugin_checks` that the plugin does not pass, each with the reason."""
     api_version: int = API_VERSION

@@ -15,14 +15,14 @@ from cyclopts import Parameter
 from pydantic import BaseModel, create_model, model_validator
 from pydantic.fields import FieldInfo
 
-from pipeline.config import ModelChoice, PatchEmbeddingChoice, PluginChoice, RunConfig
-from pipeline.config_files import data_settings
-from pipeline.data.config import SHORT_OPTIONS, DataConfig, source_of
-from pipeline.files.data_names import data_kind
-from pipeline.frozen_model import FrozenModel
-from pipeline.plugin_api import NO_PATCH_EMBEDDING
-from pipeline.plugin_system.plugin_loader import Kind, config_class, patch_embedding_name
-from pipeline.training.config import TrainingConfig
+from patchline.pipeline.config import ModelChoice, PatchEmbeddingChoice, PluginChoice, RunConfig
+from patchline.pipeline.config_files import data_settings
+from patchline.pipeline.data.config import SHORT_OPTIONS, DataConfig, source_of
+from patchline.pipeline.files.data_names import data_kind
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.plugin_system.plugin_loader import Kind, config_class, patch_embedding_name
+from patchline.pipeline.training.config import TrainingConfig
+from patchline.plugin_api import NO_PATCH_EMBEDDING
 
 Settings = dict[str, Any]
 _SWITCHES = ("--dry-run", "--rehearse", "--schema", "--fresh", "--json", "--debug")

@@ -19,9 +19,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from pipeline.config import AUTO
-from pipeline.errors import ConfigError, PipelineError, PluginError
-from pipeline.plugin_api import (
+from patchline.pipeline.config import AUTO
+from patchline.pipeline.errors import ConfigError, PipelineError, PluginError
+from patchline.plugin_api import (
     API_VERSION,
     NO_PATCH_EMBEDDING,
     AugmentationPlugin,

@@ -7,17 +7,17 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from pipeline import config_errors
-from pipeline.config import ModelChoice, PatchEmbeddingChoice, PluginChoice, RunConfig
-from pipeline.errors import ConfigError
-from pipeline.plugin_api import NO_PATCH_EMBEDDING, DataTraits, PluginConfig
-from pipeline.plugin_system.plugin_loader import (
+from patchline.pipeline import config_errors
+from patchline.pipeline.config import ModelChoice, PatchEmbeddingChoice, PluginChoice, RunConfig
+from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.plugin_system.plugin_loader import (
     Kind,
     config_class,
     load_objective,
     patch_embedding_name,
     plugin_errors,
 )
+from patchline.plugin_api import NO_PATCH_EMBEDDING, DataTraits, PluginConfig
 
 Choice = TypeVar("Choice", bound=PluginChoice)
 _Change = Callable[[PluginConfig], PluginConfig]

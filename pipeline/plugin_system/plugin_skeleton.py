@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
-from pipeline.errors import ConfigError, StorageError
-from pipeline.plugin_system.plugin_loader import KINDS, Kind, PluginEntry, installed
+from patchline.pipeline.errors import ConfigError, StorageError
+from patchline.pipeline.plugin_system.plugin_loader import KINDS, Kind, PluginEntry, installed
 
 _TEMPLATES = Path(__file__).parent / "plugin_skeletons"
 _FILES = {

@@ -23,11 +23,11 @@ import cv2
 import numpy as np
 import pyarrow as pa
 
-from pipeline.data.reading.decoding import UndecodableImageError
-from pipeline.errors import ConfigError
-from pipeline.frozen_model import FrozenModel
-from pipeline.packaging.packaged_model import PackagedModel
-from pipeline.prediction.image_files import (
+from patchline.pipeline.data.reading.decoding import UndecodableImageError
+from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.packaging.packaged_model import PackagedModel
+from patchline.pipeline.prediction.image_files import (
     ImageFile,
     check_images,
     count_images,
@@ -35,7 +35,7 @@ from pipeline.prediction.image_files import (
     pixels_of,
     printable,
 )
-from pipeline.prediction.prediction_parts import (
+from patchline.pipeline.prediction.prediction_parts import (
     PredictionParts,
     PredictionState,
     open_parts,

@@ -11,16 +11,16 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pipeline import workspace
-from pipeline.errors import DataError
-from pipeline.files.data_names import ARCHIVE_SUFFIXES, data_kind
-from pipeline.files.ignored_files import DEFAULT_IGNORED
+from patchline.pipeline import workspace
+from patchline.pipeline.errors import DataError
+from patchline.pipeline.files.data_names import ARCHIVE_SUFFIXES, data_kind
+from patchline.pipeline.files.ignored_files import DEFAULT_IGNORED
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from pipeline.files.archives import Archive
-    from pipeline.packaging.packaged_model import PackagedModel
+    from patchline.pipeline.files.archives import Archive
+    from patchline.pipeline.packaging.packaged_model import PackagedModel
 
 Place = tuple[int, tuple[str, ...]]
 """An image's position in the order: the index of its argument, and the parts of its name."""
@@ -147,8 +147,8 @@ def pixels_of(model: PackagedModel, file: ImageFile) -> np.ndarray[Any, Any]:
     Raises:
         UndecodableImageError: with the reason, if it is not read, or is no image.
     """
-    from pipeline.data.reading.decoding import UndecodableImageError
-    from pipeline.data.reading.image_root import root_image_bytes
+    from patchline.pipeline.data.reading.decoding import UndecodableImageError
+    from patchline.pipeline.data.reading.image_root import root_image_bytes
 
     if file.error:
         raise UndecodableImageError(file.error)
@@ -183,7 +183,7 @@ def _opened_archive(path: Path) -> tuple[Path, Archive]:
     Raises:
         DataError: if it is damaged, encrypted, or refused as a possible bomb.
     """
-    from pipeline.files.archives import open_archive, readable_archive
+    from patchline.pipeline.files.archives import open_archive, readable_archive
 
     file = readable_archive(path, workspace.place() / "sources" / "archive")
     return file, open_archive(file)

@@ -11,10 +11,15 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 from PIL import Image as PillowImage
 
-from pipeline.data.reading.decoding import UndecodableImageError
-from pipeline.errors import ConfigError, DataError
-from pipeline.packaging.packaged_model import PackagedModel
-from pipeline.prediction.image_files import ImageFile, check_images, find_images, pixels_of
+from patchline.pipeline.data.reading.decoding import UndecodableImageError
+from patchline.pipeline.errors import ConfigError, DataError
+from patchline.pipeline.packaging.packaged_model import PackagedModel
+from patchline.pipeline.prediction.image_files import (
+    ImageFile,
+    check_images,
+    find_images,
+    pixels_of,
+)
 
 if TYPE_CHECKING:
     import pandas as pd

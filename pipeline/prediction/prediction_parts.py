@@ -20,12 +20,12 @@ import pyarrow.csv
 import pyarrow.parquet
 from pydantic import ValidationError
 
-from pipeline.errors import ConfigError, StorageError
-from pipeline.files.atomic_files import replacing, storage_errors, write_text
-from pipeline.files.file_locks import try_lock
-from pipeline.files.table_cells import table_cell
-from pipeline.frozen_model import FrozenModel
-from pipeline.prediction.image_files import ImageFile, Place, place
+from patchline.pipeline.errors import ConfigError, StorageError
+from patchline.pipeline.files.atomic_files import replacing, storage_errors, write_text
+from patchline.pipeline.files.file_locks import try_lock
+from patchline.pipeline.files.table_cells import table_cell
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.prediction.image_files import ImageFile, Place, place
 
 _STATE_FILE, _LOCK_FILE, _MERGED_FILE = "state.json", "lock", "merged"
 _PART_SECONDS = 15.0

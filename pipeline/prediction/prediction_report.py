@@ -8,8 +8,8 @@ from typing import Any
 import pyarrow.compute as pc
 from pyarrow import csv, parquet
 
-from pipeline.files.table_cells import plain_cell
-from pipeline.prediction.batch_prediction import PredictedTable
+from patchline.pipeline.files.table_cells import plain_cell
+from patchline.pipeline.prediction.batch_prediction import PredictedTable
 
 _MAX_LABELS = 30
 

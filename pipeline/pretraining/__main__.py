@@ -1,4 +1,4 @@
-"""The worker that tests what was pre-trained: `python -P -m pipeline.pretraining FOLDER`.
+"""The worker that tests what was pre-trained: `python -P -m patchline.pipeline.pretraining FOLDER`.
 
 Shapes: B images of a batch, C channels, H height, W width.
 """
@@ -15,17 +15,22 @@ import pandas as pd
 import torch
 from torch import nn
 
-from pipeline.data.manifests import manifest as manifests
-from pipeline.data.store.prepared_store import open_images
-from pipeline.errors import DataError
-from pipeline.files.atomic_files import replacing
-from pipeline.models.inference import normalised
-from pipeline.models.model_building import build_model
-from pipeline.plugin_api import ImageSpec, Objective
-from pipeline.pretraining.job import Picture, PicturedImage, PretrainingJob, PretrainingResult
-from pipeline.training.recipe.objectives import build_objective, load_trained
-from pipeline.workers.event_log import EventWriter
-from pipeline.workers.worker_process import worker_main
+from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.data.store.prepared_store import open_images
+from patchline.pipeline.errors import DataError
+from patchline.pipeline.files.atomic_files import replacing
+from patchline.pipeline.models.inference import normalised
+from patchline.pipeline.models.model_building import build_model
+from patchline.pipeline.pretraining.job import (
+    Picture,
+    PicturedImage,
+    PretrainingJob,
+    PretrainingResult,
+)
+from patchline.pipeline.training.recipe.objectives import build_objective, load_trained
+from patchline.pipeline.workers.event_log import EventWriter
+from patchline.pipeline.workers.worker_process import worker_main
+from patchline.plugin_api import ImageSpec, Objective
 
 _BATCH = 64
 

@@ -6,20 +6,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pipeline.data.seen_images import about_test_images
-from pipeline.evaluation.evaluating import about_run
-from pipeline.evaluation.html_report import ReportPage
-from pipeline.evaluation.trained_run import TrainedRun
-from pipeline.frozen_model import FrozenModel
-from pipeline.metrics.intervals import MetricEstimate, mean_of_repeats
-from pipeline.pretraining.job import PretrainingJob, PretrainingResult
-from pipeline.pretraining.report import LOSS, PretrainingReport, write_report
-from pipeline.run_memory import stage_keys
-from pipeline.run_memory.stage_memory import Ingredients
-from pipeline.workers.event_log import Event
-from pipeline.workers.worker_process import run_worker
+from patchline.pipeline.data.seen_images import about_test_images
+from patchline.pipeline.evaluation.evaluating import about_run
+from patchline.pipeline.evaluation.html_report import ReportPage
+from patchline.pipeline.evaluation.trained_run import TrainedRun
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.metrics.intervals import MetricEstimate, mean_of_repeats
+from patchline.pipeline.pretraining.job import PretrainingJob, PretrainingResult
+from patchline.pipeline.pretraining.report import LOSS, PretrainingReport, write_report
+from patchline.pipeline.run_memory import stage_keys
+from patchline.pipeline.run_memory.stage_memory import Ingredients
+from patchline.pipeline.workers.event_log import Event
+from patchline.pipeline.workers.worker_process import run_worker
 
-MODULE = "pipeline.pretraining"
+MODULE = "patchline.pipeline.pretraining"
 _PATHS: dict[str, Any] = {"best": True}
 _UNLIMITED = (0.0, float("inf"))
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline.config import RunConfig
-from pipeline.frozen_model import FrozenModel
-from pipeline.plugin_api import ImageSpec
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.plugin_api import ImageSpec
 
 
 class PretrainingJob(FrozenModel):

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.evaluation.html_page import picture, render
-from pipeline.evaluation.html_report import ReportPage
-from pipeline.evaluation.svg_charts import curve_charts
-from pipeline.files.atomic_files import write_text
-from pipeline.frozen_model import FrozenModel
-from pipeline.metrics.intervals import MetricEstimate
-from pipeline.pretraining.job import PicturedImage
+from patchline.pipeline.evaluation.html_page import picture, render
+from patchline.pipeline.evaluation.html_report import ReportPage
+from patchline.pipeline.evaluation.svg_charts import curve_charts
+from patchline.pipeline.files.atomic_files import write_text
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.metrics.intervals import MetricEstimate
+from patchline.pipeline.pretraining.job import PicturedImage
 
 LOSS = "test/loss"
 HTML_FILE, JSON_FILE = "report.html", "report.json"

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pipeline.files.atomic_files import storage_errors, write_text
-from pipeline.probing.piecewise_array import Floats, PiecewiseArray
+from patchline.pipeline.files.atomic_files import storage_errors, write_text
+from patchline.pipeline.probing.piecewise_array import Floats, PiecewiseArray
 
 _SUFFIX = ".images.json"
 

@@ -17,13 +17,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from pipeline.errors import ConfigError
-from pipeline.files.stored_images import StoredImages
-from pipeline.models.inference import logits_of_batch
-from pipeline.plugin_api import ImageSpec
-from pipeline.probing.earlier_features import StoredRow, stored_rows, write_index
-from pipeline.probing.linear_head import evaluating
-from pipeline.probing.piecewise_array import Floats, Piece, PiecewiseArray
+from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.files.stored_images import StoredImages
+from patchline.pipeline.models.inference import logits_of_batch
+from patchline.pipeline.probing.earlier_features import StoredRow, stored_rows, write_index
+from patchline.pipeline.probing.linear_head import evaluating
+from patchline.pipeline.probing.piecewise_array import Floats, Piece, PiecewiseArray
+from patchline.plugin_api import ImageSpec
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 Rows = np.ndarray[Any, np.dtype[np.int64]]

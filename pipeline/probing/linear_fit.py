@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from pipeline.errors import RunError
-from pipeline.probing.logistic_regression import Problem, Solution, suitable_threads
+from patchline.pipeline.errors import RunError
+from patchline.pipeline.probing.logistic_regression import Problem, Solution, suitable_threads
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 Labels = np.ndarray[Any, np.dtype[np.int64]]

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from pipeline.errors import ConfigError
-from pipeline.plugin_api import ImageSpec
+from patchline.pipeline.errors import ConfigError
+from patchline.plugin_api import ImageSpec
 
 
 def linear_head(model: nn.Module, num_classes: int, image: ImageSpec | None = None) -> nn.Linear:

@@ -23,8 +23,8 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from pipeline.files.atomic_files import replacing, storage_errors, write_text
-from pipeline.files.file_locks import locked, try_lock
+from patchline.pipeline.files.atomic_files import replacing, storage_errors, write_text
+from patchline.pipeline.files.file_locks import locked, try_lock
 
 logger = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pipeline.frozen_model import FrozenModel
-from pipeline.provenance.seen_images import SeenImages, united
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.provenance.seen_images import SeenImages, united
 
 State = Literal["known", "upstream corpus unknown", "unknown"]
 UNUSED = "not used for training or model selection"

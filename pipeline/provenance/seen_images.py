@@ -1,6 +1,6 @@
 """A compact set of images: 48 bits for each file, each decoded image and each group.
 
-Two images are the same as in `pipeline.data.manifests.same_images`: their files have one SHA-256,
+Two images are the same as in `patchline.pipeline.data.manifests.same_images`: their files have one SHA-256,
 or their decoded pixels one digest. A near duplicate is another image, unless it is in the same
 group.
 

@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 from pydantic import ValidationError
 
-from pipeline.errors import DamagedFileError
-from pipeline.files.sealed_files import read_metadata
-from pipeline.frozen_model import FrozenModel
-from pipeline.provenance.provenance import Provenance, Published, one_line
-from pipeline.provenance.seen_images import DIGEST_BYTES, Digests, SeenImages
+from patchline.pipeline.errors import DamagedFileError
+from patchline.pipeline.files.sealed_files import read_metadata
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.provenance.provenance import Provenance, Published, one_line
+from patchline.pipeline.provenance.seen_images import DIGEST_BYTES, Digests, SeenImages
 
 _RECORD = "patchline.seen.record"
 _PARTS = tuple(

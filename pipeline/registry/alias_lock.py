@@ -23,13 +23,13 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline import local_services
-from pipeline.errors import TrackingError
-from pipeline.files.atomic_files import storage_errors
-from pipeline.files.file_locks import locked, try_lock
-from pipeline.host.private_folder import private_folder
-from pipeline.tracking.tracking_store import client, sqlite_file, use_store
-from pipeline.workspace import WORKSPACE, make_folder
+from patchline.pipeline import local_services
+from patchline.pipeline.errors import TrackingError
+from patchline.pipeline.files.atomic_files import storage_errors
+from patchline.pipeline.files.file_locks import locked, try_lock
+from patchline.pipeline.host.private_folder import private_folder
+from patchline.pipeline.tracking.tracking_store import client, sqlite_file, use_store
+from patchline.pipeline.workspace import WORKSPACE, make_folder
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -7,8 +7,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from pipeline.frozen_model import FrozenModel
-from pipeline.metrics.names import METRICS
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.metrics.names import METRICS
 
 
 def _named(metric: str) -> None:

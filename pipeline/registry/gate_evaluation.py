@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pipeline.data.manifests import manifest as manifests
-from pipeline.evaluation.comparison import Comparison, comparable_images, compare
-from pipeline.evaluation.promotion_decision import GateResult
-from pipeline.packaging.clean_process_check import check_package
-from pipeline.provenance.provenance import UNKNOWN, ProvenanceSummary
-from pipeline.registry import promotion_gates
-from pipeline.registry.config import PromotionConfig
-from pipeline.registry.registered_models import ModelReference, resolve
-from pipeline.registry.version_records import (
+from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.evaluation.comparison import Comparison, comparable_images, compare
+from patchline.pipeline.evaluation.promotion_decision import GateResult
+from patchline.pipeline.packaging.clean_process_check import check_package
+from patchline.pipeline.provenance.provenance import UNKNOWN, ProvenanceSummary
+from patchline.pipeline.registry import promotion_gates
+from patchline.pipeline.registry.config import PromotionConfig
+from patchline.pipeline.registry.registered_models import ModelReference, resolve
+from patchline.pipeline.registry.version_records import (
     VersionRecords,
     available_records,
     image_reader,

@@ -7,11 +7,11 @@ from typing import Any
 
 import yaml
 
-from pipeline import config_files
-from pipeline.errors import ConfigError, ModelReferenceError
-from pipeline.registry.config import PromotionConfig
-from pipeline.registry.registered_models import ModelReference
-from pipeline.tracking.tracking_store import client
+from patchline.pipeline import config_files
+from patchline.pipeline.errors import ConfigError, ModelReferenceError
+from patchline.pipeline.registry.config import PromotionConfig
+from patchline.pipeline.registry.registered_models import ModelReference
+from patchline.pipeline.tracking.tracking_store import client
 
 
 def gates_for(

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, ValidationError
 
-from pipeline.frozen_model import FrozenModel
+from patchline.pipeline.frozen_model import FrozenModel
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline.errors import ModelReferenceError
-from pipeline.files.path_uris import artifact_path
-from pipeline.packaging.packaged_model import PackagedModel
-from pipeline.registry.registered_models import ModelReference
-from pipeline.tracking.tracking_store import client
+from patchline.pipeline.errors import ModelReferenceError
+from patchline.pipeline.files.path_uris import artifact_path
+from patchline.pipeline.packaging.packaged_model import PackagedModel
+from patchline.pipeline.registry.registered_models import ModelReference
+from patchline.pipeline.tracking.tracking_store import client
 
 
 def fetch(reference: ModelReference) -> PackagedModel:

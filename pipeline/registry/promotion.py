@@ -12,27 +12,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.errors import ModelReferenceError, TrackingError
-from pipeline.evaluation.comparison_page import DECISION, write_comparison
-from pipeline.evaluation.promotion_decision import Decision, GateResult
-from pipeline.files.atomic_files import write_text
-from pipeline.packaging.clean_process_check import check_package
-from pipeline.registry import history
-from pipeline.registry.alias_lock import claimed, machine_lock
-from pipeline.registry.approval.answer import Answer
-from pipeline.registry.config import PromotionConfig
-from pipeline.registry.gate_evaluation import GateEvaluation, evaluate_gates
-from pipeline.registry.history import CHALLENGER, CHAMPION, Action, AliasChange, Proposal
-from pipeline.registry.package_download import open_package, package_folder
-from pipeline.registry.registered_models import (
+from patchline.pipeline.errors import ModelReferenceError, TrackingError
+from patchline.pipeline.evaluation.comparison_page import DECISION, write_comparison
+from patchline.pipeline.evaluation.promotion_decision import Decision, GateResult
+from patchline.pipeline.files.atomic_files import write_text
+from patchline.pipeline.packaging.clean_process_check import check_package
+from patchline.pipeline.registry import history
+from patchline.pipeline.registry.alias_lock import claimed, machine_lock
+from patchline.pipeline.registry.approval.answer import Answer
+from patchline.pipeline.registry.config import PromotionConfig
+from patchline.pipeline.registry.gate_evaluation import GateEvaluation, evaluate_gates
+from patchline.pipeline.registry.history import CHALLENGER, CHAMPION, Action, AliasChange, Proposal
+from patchline.pipeline.registry.package_download import open_package, package_folder
+from patchline.pipeline.registry.registered_models import (
     DECISION_RECORD,
     ModelReference,
     resolve,
     version_numbers,
     write_record,
 )
-from pipeline.tracking.tracking_store import client
-from pipeline.workspace import WORKSPACE, make_folder
+from patchline.pipeline.tracking.tracking_store import client
+from patchline.pipeline.workspace import WORKSPACE, make_folder
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -1,20 +1,20 @@
 """The gates of a promotion, each one check with its finding in a sentence.
 
 The paired test against the champion is `_better_than_champion`; it uses McNemar's exact test of
-`pipeline.metrics.paired`.
+`patchline.pipeline.metrics.paired`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pipeline.evaluation.comparison import ClassChange, Comparison, p_value_text
-from pipeline.evaluation.promotion_decision import GateResult
-from pipeline.metrics.names import METRICS
-from pipeline.metrics.paired_test import is_better
-from pipeline.packaging.clean_process_check import PackageCheck
-from pipeline.provenance.provenance import ProvenanceSummary
-from pipeline.registry.config import PromotionConfig
+from patchline.pipeline.evaluation.comparison import ClassChange, Comparison, p_value_text
+from patchline.pipeline.evaluation.promotion_decision import GateResult
+from patchline.pipeline.metrics.names import METRICS
+from patchline.pipeline.metrics.paired_test import is_better
+from patchline.pipeline.packaging.clean_process_check import PackageCheck
+from patchline.pipeline.provenance.provenance import ProvenanceSummary
+from patchline.pipeline.registry.config import PromotionConfig
 
 PROVENANCE = "provenance"
 """The gate that no setting turns off: it is overruled only with a reason."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.errors import ConfigError
+from patchline.pipeline.errors import ConfigError
 
 LONGEST_REASON = 500
 """Characters."""

@@ -11,13 +11,13 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pipeline.errors import ConfigError, ModelReferenceError
-from pipeline.frozen_model import FrozenModel
-from pipeline.provenance.provenance import UNKNOWN
-from pipeline.registry import history
-from pipeline.registry.history import CHAMPION, AliasChange
-from pipeline.tracking.tracked_run import FLOW_RUN_TAG
-from pipeline.tracking.tracking_store import client, store_exists
+from patchline.pipeline.errors import ConfigError, ModelReferenceError
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.provenance.provenance import UNKNOWN
+from patchline.pipeline.registry import history
+from patchline.pipeline.registry.history import CHAMPION, AliasChange
+from patchline.pipeline.tracking.tracked_run import FLOW_RUN_TAG
+from patchline.pipeline.tracking.tracking_store import client, store_exists
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -17,14 +17,14 @@ from typing import Protocol
 
 import yaml
 
-from pipeline.files.path_uris import artifact_uri
-from pipeline.frozen_model import FrozenModel
-from pipeline.metrics.intervals import MetricEstimate
-from pipeline.models.model_description import WEIGHTS_FILE, load_description
-from pipeline.packaging.job import Package
-from pipeline.packaging.standalone_file import requirements
-from pipeline.provenance.weights_record import provenance_of
-from pipeline.registry.registered_models import (
+from patchline.pipeline.files.path_uris import artifact_uri
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.metrics.intervals import MetricEstimate
+from patchline.pipeline.models.model_description import WEIGHTS_FILE, load_description
+from patchline.pipeline.packaging.job import Package
+from patchline.pipeline.packaging.standalone_file import requirements
+from patchline.pipeline.provenance.weights_record import provenance_of
+from patchline.pipeline.registry.registered_models import (
     CHECKED_TAG,
     COMMIT_TAG,
     FINGERPRINT_TAG,
@@ -34,10 +34,10 @@ from pipeline.registry.registered_models import (
     metrics_of_run,
     metrics_tag,
 )
-from pipeline.tracking import provenance
-from pipeline.tracking.held_signals import signals_held
-from pipeline.tracking.tracked_run import TrackedRun, check_owner
-from pipeline.tracking.tracking_store import client
+from patchline.pipeline.tracking import provenance
+from patchline.pipeline.tracking.held_signals import signals_held
+from patchline.pipeline.tracking.tracked_run import TrackedRun, check_owner
+from patchline.pipeline.tracking.tracking_store import client
 
 _ARTIFACTS = ("model.onnx", "model.json", "model.safetensors", "model_card.md")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from pipeline.evaluation.promotion_decision import GateResult
-from pipeline.registry.history import CHAMPION, AliasChange
-from pipeline.registry.promotion import Promotion
-from pipeline.registry.registered_models import ModelSummary, VersionSummary
+from patchline.pipeline.evaluation.promotion_decision import GateResult
+from patchline.pipeline.registry.history import CHAMPION, AliasChange
+from patchline.pipeline.registry.promotion import Promotion
+from patchline.pipeline.registry.registered_models import ModelSummary, VersionSummary
 
 
 def models_text(models: Sequence[ModelSummary], *, details: bool) -> str:

@@ -14,26 +14,26 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pipeline.config import RunConfig
-from pipeline.data import ingestion
-from pipeline.data.ingestion import ScannedData
-from pipeline.data.manifests import manifest as manifests
-from pipeline.data.manifests.own_columns import check_slices, own_columns
-from pipeline.data.store import prepared_store
-from pipeline.data.value_ranges.model_fit import notes_on_fit
-from pipeline.errors import DataError
-from pipeline.evaluation.config import EvaluationConfig, SplitChoice
-from pipeline.evaluation.evaluating import write_report
-from pipeline.evaluation.html_report import ReportPage
-from pipeline.evaluation.predictions import Predictions, with_probabilities
-from pipeline.evaluation.report import EvaluationReport, evaluate
-from pipeline.files.stored_images import StoredImages
-from pipeline.frozen_model import FrozenModel
-from pipeline.metrics.temperature import recorded
-from pipeline.packaging.packaged_model import PackagedModel
-from pipeline.registry.registered_models import ModelReference
-from pipeline.registry.version_records import VersionRecords, available_records
-from pipeline.terminal_words import counted
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.data import ingestion
+from patchline.pipeline.data.ingestion import ScannedData
+from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.data.manifests.own_columns import check_slices, own_columns
+from patchline.pipeline.data.store import prepared_store
+from patchline.pipeline.data.value_ranges.model_fit import notes_on_fit
+from patchline.pipeline.errors import DataError
+from patchline.pipeline.evaluation.config import EvaluationConfig, SplitChoice
+from patchline.pipeline.evaluation.evaluating import write_report
+from patchline.pipeline.evaluation.html_report import ReportPage
+from patchline.pipeline.evaluation.predictions import Predictions, with_probabilities
+from patchline.pipeline.evaluation.report import EvaluationReport, evaluate
+from patchline.pipeline.files.stored_images import StoredImages
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.metrics.temperature import recorded
+from patchline.pipeline.packaging.packaged_model import PackagedModel
+from patchline.pipeline.registry.registered_models import ModelReference
+from patchline.pipeline.registry.version_records import VersionRecords, available_records
+from patchline.pipeline.terminal_words import counted
 
 Array = np.ndarray[Any, Any]
 StageProgress = Callable[[str, int, int], None]

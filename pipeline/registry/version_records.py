@@ -13,22 +13,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from pipeline.data.manifests.same_images import content_numbers
-from pipeline.data.pixel_values.pixel_mapping import PLAIN, PixelMapping
-from pipeline.data.reading import image_root
-from pipeline.data.reading.decoding import UndecodableImageError
-from pipeline.data.reading.image_root import holds, root_image_bytes
-from pipeline.errors import ModelReferenceError
-from pipeline.files.file_digest import digest_of
-from pipeline.models.model_description import WEIGHTS_FILE
-from pipeline.packaging.packaged_model import PackagedModel
-from pipeline.provenance.provenance import Provenance
-from pipeline.provenance.seen_images import CONTENT
-from pipeline.provenance.weights_record import provenance_of
-from pipeline.registry.package_download import open_package, package_folder
-from pipeline.registry.registered_models import CHECKED_TAG, ModelReference
-from pipeline.tracking.tracked_run import DATA_ROOT_TAG
-from pipeline.tracking.tracking_store import client
+from patchline.pipeline.data.manifests.same_images import content_numbers
+from patchline.pipeline.data.pixel_values.pixel_mapping import PLAIN, PixelMapping
+from patchline.pipeline.data.reading import image_root
+from patchline.pipeline.data.reading.decoding import UndecodableImageError
+from patchline.pipeline.data.reading.image_root import holds, root_image_bytes
+from patchline.pipeline.errors import ModelReferenceError
+from patchline.pipeline.files.file_digest import digest_of
+from patchline.pipeline.models.model_description import WEIGHTS_FILE
+from patchline.pipeline.packaging.packaged_model import PackagedModel
+from patchline.pipeline.provenance.provenance import Provenance
+from patchline.pipeline.provenance.seen_images import CONTENT
+from patchline.pipeline.provenance.weights_record import provenance_of
+from patchline.pipeline.registry.package_download import open_package, package_folder
+from patchline.pipeline.registry.registered_models import CHECKED_TAG, ModelReference
+from patchline.pipeline.tracking.tracked_run import DATA_ROOT_TAG
+from patchline.pipeline.tracking.tracking_store import client
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -217,8 +217,8 @@ def image_reader(
     """
 
     def pixels_of(position: int) -> Array | None:
-        from pipeline.data.reading.decoding import decode_image
-        from pipeline.data.reading.jpeg_decoding import decode_jpeg
+        from patchline.pipeline.data.reading.decoding import decode_image
+        from patchline.pipeline.data.reading.jpeg_decoding import decode_jpeg
 
         row = images.iloc[position]
         if root is None or not holds(root, row["path"], row["sha256"]):

@@ -21,13 +21,20 @@ from importlib import metadata
 from pathlib import Path
 from typing import BinaryIO
 
-from pipeline.errors import ConfigError, StorageError
-from pipeline.files import workspace_identity
-from pipeline.files.atomic_files import replacing, storage_errors
-from pipeline.files.path_uris import artifact_path
-from pipeline.relocation.archive_members import DATABASES, LIST, PREFECT, Contents, Member, files
-from pipeline.tracking.tracking_store import DATABASE
-from pipeline.workspace import WORKSPACE
+from patchline.pipeline.errors import ConfigError, StorageError
+from patchline.pipeline.files import workspace_identity
+from patchline.pipeline.files.atomic_files import replacing, storage_errors
+from patchline.pipeline.files.path_uris import artifact_path
+from patchline.pipeline.relocation.archive_members import (
+    DATABASES,
+    LIST,
+    PREFECT,
+    Contents,
+    Member,
+    files,
+)
+from patchline.pipeline.tracking.tracking_store import DATABASE
+from patchline.pipeline.workspace import WORKSPACE
 
 _BUSY_SECONDS = 60.0
 _PIECE_BYTES = 1 << 20

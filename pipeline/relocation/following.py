@@ -18,20 +18,20 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-from pipeline import local_services
-from pipeline.errors import OrchestrationError, StorageError
-from pipeline.files import workspace_identity
-from pipeline.files.atomic_files import storage_errors, write_text
-from pipeline.files.file_locks import is_held, locked
-from pipeline.files.path_uris import artifact_path, sqlite_path
-from pipeline.files.workspace_identity import Identity
-from pipeline.relocation import path_rewriting
-from pipeline.run_memory import live_runs
-from pipeline.run_memory.stage_memory import key_of
-from pipeline.terminal_words import visible
-from pipeline.tracking.tracked_run import FOLDER_TAG, owner_lock
-from pipeline.tracking.tracking_store import ARTIFACTS, DATABASE
-from pipeline.workspace import WORKSPACE
+from patchline.pipeline import local_services
+from patchline.pipeline.errors import OrchestrationError, StorageError
+from patchline.pipeline.files import workspace_identity
+from patchline.pipeline.files.atomic_files import storage_errors, write_text
+from patchline.pipeline.files.file_locks import is_held, locked
+from patchline.pipeline.files.path_uris import artifact_path, sqlite_path
+from patchline.pipeline.files.workspace_identity import Identity
+from patchline.pipeline.relocation import path_rewriting
+from patchline.pipeline.run_memory import live_runs
+from patchline.pipeline.run_memory.stage_memory import key_of
+from patchline.pipeline.terminal_words import visible
+from patchline.pipeline.tracking.tracked_run import FOLDER_TAG, owner_lock
+from patchline.pipeline.tracking.tracking_store import ARTIFACTS, DATABASE
+from patchline.pipeline.workspace import WORKSPACE
 
 _LOCK = "workspace.lock"
 _PREFECT = "prefect.db"

@@ -17,13 +17,13 @@ from typing import IO
 
 from pydantic import ValidationError
 
-from pipeline.errors import ConfigError, DataError
-from pipeline.files import workspace_identity
-from pipeline.files.archives import MOST_MEMBERS
-from pipeline.files.atomic_files import storage_errors
-from pipeline.relocation.archive_members import FORMAT, LIST, Contents, Member, refusal
-from pipeline.relocation.exporting import Progress
-from pipeline.workspace import WORKSPACE, make_folder
+from patchline.pipeline.errors import ConfigError, DataError
+from patchline.pipeline.files import workspace_identity
+from patchline.pipeline.files.archives import MOST_MEMBERS
+from patchline.pipeline.files.atomic_files import storage_errors
+from patchline.pipeline.relocation.archive_members import FORMAT, LIST, Contents, Member, refusal
+from patchline.pipeline.relocation.exporting import Progress
+from patchline.pipeline.workspace import WORKSPACE, make_folder
 
 _PIECE_BYTES = 1 << 20
 _MOST_LIST_BYTES = 1 << 30

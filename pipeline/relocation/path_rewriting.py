@@ -15,8 +15,8 @@ from typing import Any
 
 import yaml
 
-from pipeline.files.path_uris import artifact_path, artifact_uri, sqlite_path, sqlite_uri
-from pipeline.tracking.tracked_run import DATA_ROOT_TAG, FOLDER_TAG
+from patchline.pipeline.files.path_uris import artifact_path, artifact_uri, sqlite_path, sqlite_uri
+from patchline.pipeline.tracking.tracked_run import DATA_ROOT_TAG, FOLDER_TAG
 
 _LOCATIONS = (
     ("experiments", "artifact_location"),

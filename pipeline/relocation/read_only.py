@@ -14,14 +14,14 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline import workspace
-from pipeline.errors import StorageError
-from pipeline.files import workspace_identity
-from pipeline.files.path_uris import sqlite_uri
-from pipeline.relocation import path_rewriting
-from pipeline.relocation.exporting import copy_database
-from pipeline.tracking.tracking_store import DATABASE
-from pipeline.workspace import WORKSPACE
+from patchline.pipeline import workspace
+from patchline.pipeline.errors import StorageError
+from patchline.pipeline.files import workspace_identity
+from patchline.pipeline.files.path_uris import sqlite_uri
+from patchline.pipeline.relocation import path_rewriting
+from patchline.pipeline.relocation.exporting import copy_database
+from patchline.pipeline.tracking.tracking_store import DATABASE
+from patchline.pipeline.workspace import WORKSPACE
 
 READERS = frozenset(
     {"models", "predict", "explain", "plugins", "workspace", "down", "notify list"}

@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import StorageError
-from pipeline.files import file_locks
-from pipeline.files.atomic_files import storage_errors, write_text
-from pipeline.files.workspace_identity import present_path
-from pipeline.frozen_model import FrozenModel
-from pipeline.run_memory import live_runs
-from pipeline.tracking.tracked_run import FOLDER_TAG, REQUEST_FILE
-from pipeline.tracking.tracking_store import all_runs, store_exists
+from patchline.pipeline.errors import StorageError
+from patchline.pipeline.files import file_locks
+from patchline.pipeline.files.atomic_files import storage_errors, write_text
+from patchline.pipeline.files.workspace_identity import present_path
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.run_memory import live_runs
+from patchline.pipeline.tracking.tracked_run import FOLDER_TAG, REQUEST_FILE
+from patchline.pipeline.tracking.tracking_store import all_runs, store_exists
 
 STORES, FEATURES, RUNS = "prepared", "features", "runs"
 """Folders of the workspace: decoded images, features of frozen models, and what each run wrote."""

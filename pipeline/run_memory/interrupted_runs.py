@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from pipeline.config import RunConfig
-from pipeline.errors import ConfigError
-from pipeline.files.access import is_readable
-from pipeline.frozen_model import FrozenModel
-from pipeline.tracking import liveness
-from pipeline.tracking.liveness import Liveness
-from pipeline.tracking.tracked_run import (
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.files.access import is_readable
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.tracking import liveness
+from patchline.pipeline.tracking.liveness import Liveness
+from patchline.pipeline.tracking.tracked_run import (
     FLOW_RUN_TAG,
     FLOW_RUNS_TAG,
     FOLDER_TAG,
@@ -26,7 +26,7 @@ from pipeline.tracking.tracked_run import (
     not_resumable,
     owner_lock,
 )
-from pipeline.tracking.tracking_store import all_runs, client, store_exists
+from patchline.pipeline.tracking.tracking_store import all_runs, client, store_exists
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -43,7 +43,7 @@ class RunRequest(FrozenModel):
     """As it was before training, without what was chosen for this machine."""
     data_fingerprint: str
     plan: dict[str, Any] | None = None
-    """What filled in the preset, if there was one: a `pipeline.planning.facts.Plan`."""
+    """What filled in the preset, if there was one: a `patchline.pipeline.planning.facts.Plan`."""
     plugin_files: tuple[str, ...] = ()
     fresh: bool = False
     """Whether the run may not use results of earlier runs."""

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from pipeline.run_memory import live_runs
+from patchline.pipeline.run_memory import live_runs
 
 _UNFINISHED = (".building-*", ".*.part")
 _OLD_SECONDS = 24 * 3600.0

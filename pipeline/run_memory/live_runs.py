@@ -5,7 +5,7 @@ started do not inherit it. So a record whose very lock is free belongs to a proc
 Where the lock says nothing, because locks have no effect there, or the workspace is on a volume
 that another machine mounts, too, or was moved to another disk, a process that can be seen from here
 is looked up by its id and its start. For any other, the time at which the lock file was last
-touched is the heartbeat. `pipeline.tracking.liveness` judges locks and heartbeats.
+touched is the heartbeat. `patchline.pipeline.tracking.liveness` judges locks and heartbeats.
 
 A record outlives its block until the process ends. Only then is Prefect sure to know the outcome: a
 process that is killed in between would leave a run in Prefect that nobody closes.
@@ -33,13 +33,13 @@ from uuid import uuid4
 
 from pydantic import PrivateAttr, ValidationError
 
-from pipeline.errors import OrchestrationError, StorageError
-from pipeline.files import file_locks
-from pipeline.files.atomic_files import write_text
-from pipeline.files.file_locks import acquire, try_lock
-from pipeline.frozen_model import FrozenModel
-from pipeline.tracking import liveness
-from pipeline.tracking.liveness import Liveness
+from patchline.pipeline.errors import OrchestrationError, StorageError
+from patchline.pipeline.files import file_locks
+from patchline.pipeline.files.atomic_files import write_text
+from patchline.pipeline.files.file_locks import acquire, try_lock
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.tracking import liveness
+from patchline.pipeline.tracking.liveness import Liveness
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock

@@ -17,12 +17,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
-from pipeline.config import RunConfig
-from pipeline.files.file_digest import digest_of
-from pipeline.plugin_api import NO_PATCH_EMBEDDING
-from pipeline.plugin_system import plugin_loader
-from pipeline.plugin_system.plugin_loader import Kind, PluginEntry
-from pipeline.plugin_system.plugin_settings import named_patch_embedding
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.files.file_digest import digest_of
+from patchline.pipeline.plugin_system import plugin_loader
+from patchline.pipeline.plugin_system.plugin_loader import Kind, PluginEntry
+from patchline.pipeline.plugin_system.plugin_settings import named_patch_embedding
+from patchline.plugin_api import NO_PATCH_EMBEDDING
 
 Ingredients = dict[str, str]
 
@@ -56,7 +56,7 @@ def code(*modules: str) -> str:
     Comments, docstrings and the layout of the code do not count.
 
     Args:
-        modules: full names, such as `pipeline.training.__main__`; a package counts as a whole. Of a
+        modules: full names, such as `patchline.pipeline.training.__main__`; a package counts as a whole. Of a
             module outside the library, its own file counts and what it imports of the library.
 
     Raises:

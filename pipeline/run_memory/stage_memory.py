@@ -26,10 +26,10 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from pipeline.files.atomic_files import storage_errors, write_text
-from pipeline.files.file_digest import FileDigest, digest_of
-from pipeline.frozen_model import FrozenModel
-from pipeline.workspace import make_folder
+from patchline.pipeline.files.atomic_files import storage_errors, write_text
+from patchline.pipeline.files.file_digest import FileDigest, digest_of
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.workspace import make_folder
 
 Result = TypeVar("Result", bound=FrozenModel)
 Ingredients = Mapping[str, str]

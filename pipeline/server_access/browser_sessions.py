@@ -13,7 +13,7 @@ import secrets
 import time
 from http.cookies import CookieError, SimpleCookie
 
-from pipeline.server_access import connection_owner
+from patchline.pipeline.server_access import connection_owner
 
 Ends = tuple[connection_owner.Address, connection_owner.Address]
 

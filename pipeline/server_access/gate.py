@@ -17,11 +17,11 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qs
 
-from pipeline.local_login import USER
-from pipeline.local_services import HOST
-from pipeline.server_access.browser_sessions import Sessions
-from pipeline.server_access.gate_answers import Answer, refusal, sign_in_page
-from pipeline.server_access.websocket_login import FirstMessage
+from patchline.pipeline.local_login import USER
+from patchline.pipeline.local_services import HOST
+from patchline.pipeline.server_access.browser_sessions import Sessions
+from patchline.pipeline.server_access.gate_answers import Answer, refusal, sign_in_page
+from patchline.pipeline.server_access.websocket_login import FirstMessage
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import socket
 from typing import Literal
 
-from pipeline.local_services import HOST
-from pipeline.server_access.gate import Gate, Guarded
+from patchline.pipeline.local_services import HOST
+from patchline.pipeline.server_access.gate import Gate, Guarded
 
 _GOODBYE_SECONDS = 3
 """How long open connections, such as those of a page in a browser, delay the shutdown."""

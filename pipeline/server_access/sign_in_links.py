@@ -7,9 +7,9 @@ import json
 import urllib.error
 import urllib.request
 
-from pipeline import local_login
-from pipeline.local_services import Services
-from pipeline.server_access.gate import CODES, LOGIN
+from patchline.pipeline import local_login
+from patchline.pipeline.local_services import Services
+from patchline.pipeline.server_access.gate import CODES, LOGIN
 
 _SECONDS = 20.0
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pipeline.registry import promotion
-from pipeline.stages.context import Context
-from pipeline.stages.promote import Promote, Promoted, PromoteInputs
-from pipeline.tracking import tracked_run
+from patchline.pipeline.registry import promotion
+from patchline.pipeline.stages.context import Context
+from patchline.pipeline.stages.promote import Promote, Promoted, PromoteInputs
+from patchline.pipeline.tracking import tracked_run
 
 
 class Challenge(Promote):

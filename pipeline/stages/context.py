@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pipeline.config import RunConfig
-from pipeline.run_memory.stage_memory import Ingredients, StageMemory
-from pipeline.workers.event_log import Event
-from pipeline.workers.prewarm import Worker
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.run_memory.stage_memory import Ingredients, StageMemory
+from patchline.pipeline.workers.event_log import Event
+from patchline.pipeline.workers.prewarm import Worker
 
 Inputs = TypeVar("Inputs")
 Value = TypeVar("Value")

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.config import RunConfig
-from pipeline.data import ingestion
-from pipeline.data.ingested_data import IngestedData, PreparedData
-from pipeline.data.value_ranges import range_memory
-from pipeline.registry import registered_models
-from pipeline.run_memory import stage_keys
-from pipeline.run_memory.stage_memory import Ingredients
-from pipeline.stages.context import Context
-from pipeline.stages.stage import Stage
-from pipeline.tracking.tracked_run import TrackedRun
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.data import ingestion
+from patchline.pipeline.data.ingested_data import IngestedData, PreparedData
+from patchline.pipeline.data.value_ranges import range_memory
+from patchline.pipeline.registry import registered_models
+from patchline.pipeline.run_memory import stage_keys
+from patchline.pipeline.run_memory.stage_memory import Ingredients
+from patchline.pipeline.stages.context import Context
+from patchline.pipeline.stages.stage import Stage
+from patchline.pipeline.tracking.tracked_run import TrackedRun
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Decode(Stage[DecodeInputs, PreparedData]):
     leaves = PreparedData
     retried = True
     shared = True
-    code = ("pipeline.data.store.prepared_store",)
+    code = ("patchline.pipeline.data.store.prepared_store",)
     rehearsal = "Decoding two batches"
 
     def settings(self, config: RunConfig, inputs: DecodeInputs) -> RunConfig:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline.evaluation.evaluating import FOLDER
-from pipeline.pretraining import evaluating
-from pipeline.pretraining.evaluating import MODULE, PretrainingEvaluated
-from pipeline.registry import registration
-from pipeline.run_memory import stage_keys
-from pipeline.run_memory.stage_memory import Ingredients
-from pipeline.stages.context import Context
-from pipeline.stages.evaluate import EvaluateInputs
-from pipeline.stages.stage import Stage
-from pipeline.tracking import tracked_run
-from pipeline.tracking.tracked_run import TrackedRun
-from pipeline.workers.prewarm import Worker
+from patchline.pipeline.evaluation.evaluating import FOLDER
+from patchline.pipeline.pretraining import evaluating
+from patchline.pipeline.pretraining.evaluating import MODULE, PretrainingEvaluated
+from patchline.pipeline.registry import registration
+from patchline.pipeline.run_memory import stage_keys
+from patchline.pipeline.run_memory.stage_memory import Ingredients
+from patchline.pipeline.stages.context import Context
+from patchline.pipeline.stages.evaluate import EvaluateInputs
+from patchline.pipeline.stages.stage import Stage
+from patchline.pipeline.tracking import tracked_run
+from patchline.pipeline.tracking.tracked_run import TrackedRun
+from patchline.pipeline.workers.prewarm import Worker
 
 
 class EncoderTest(Stage[EvaluateInputs, PretrainingEvaluated]):
@@ -26,7 +26,11 @@ class EncoderTest(Stage[EvaluateInputs, PretrainingEvaluated]):
     reads = EvaluateInputs
     leaves = PretrainingEvaluated
     worker = Worker(MODULE)
-    code = (f"{MODULE}.__main__", "pipeline.pretraining.evaluating", "pipeline.layers")
+    code = (
+        f"{MODULE}.__main__",
+        "patchline.pipeline.pretraining.evaluating",
+        "patchline.pipeline.layers",
+    )
     rehearsal = "Evaluating two batches"
 
     def title(self, context: Context, inputs: EvaluateInputs) -> str:

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import RunConfig
-from pipeline.frozen_model import FrozenModel
-from pipeline.stages.context import Context
-from pipeline.stages.stage import AnyStage
-from pipeline.tracking import tracked_run
-from pipeline.tracking.tracked_run import TrackedRun
-from pipeline.workers.prewarm import Worker
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.stages.context import Context
+from patchline.pipeline.stages.stage import AnyStage
+from patchline.pipeline.tracking import tracked_run
+from patchline.pipeline.tracking.tracked_run import TrackedRun
+from patchline.pipeline.workers.prewarm import Worker
 
 REUSED_TAG = "patchline.reused"
 """Followed by a stage: the run whose result was used instead of computing it again."""

@@ -5,23 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.config import RunConfig
-from pipeline.data.ingested_data import IngestedData, PreparedData
-from pipeline.evaluation import evaluating
-from pipeline.evaluation.chosen_images import EXPLANATIONS
-from pipeline.evaluation.cost import evaluation_seconds, predicted_images
-from pipeline.evaluation.evaluating import FOLDER, MODULE, Evaluated
-from pipeline.evaluation.trained_run import TrainedRun
-from pipeline.registry import registration
-from pipeline.registry.registered_models import TEST_IMAGES_TAG
-from pipeline.run_memory import stage_keys
-from pipeline.run_memory.stage_memory import Ingredients
-from pipeline.stages.context import Context
-from pipeline.stages.stage import Stage
-from pipeline.tracking import tracked_run
-from pipeline.tracking.tracked_run import TrackedRun
-from pipeline.training.train_result import TrainResult
-from pipeline.workers.prewarm import Worker
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.data.ingested_data import IngestedData, PreparedData
+from patchline.pipeline.evaluation import evaluating
+from patchline.pipeline.evaluation.chosen_images import EXPLANATIONS
+from patchline.pipeline.evaluation.cost import evaluation_seconds, predicted_images
+from patchline.pipeline.evaluation.evaluating import FOLDER, MODULE, Evaluated
+from patchline.pipeline.evaluation.trained_run import TrainedRun
+from patchline.pipeline.registry import registration
+from patchline.pipeline.registry.registered_models import TEST_IMAGES_TAG
+from patchline.pipeline.run_memory import stage_keys
+from patchline.pipeline.run_memory.stage_memory import Ingredients
+from patchline.pipeline.stages.context import Context
+from patchline.pipeline.stages.stage import Stage
+from patchline.pipeline.tracking import tracked_run
+from patchline.pipeline.tracking.tracked_run import TrackedRun
+from patchline.pipeline.training.train_result import TrainResult
+from patchline.pipeline.workers.prewarm import Worker
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,11 @@ class Evaluate(Stage[EvaluateInputs, Evaluated]):
     reads = EvaluateInputs
     leaves = Evaluated
     worker = Worker(MODULE)
-    code = (f"{MODULE}.__main__", "pipeline.evaluation.evaluating", "pipeline.layers")
+    code = (
+        f"{MODULE}.__main__",
+        "patchline.pipeline.evaluation.evaluating",
+        "patchline.pipeline.layers",
+    )
     rehearsal = "Evaluating two batches"
 
     def title(self, context: Context, inputs: EvaluateInputs) -> str:

@@ -5,14 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.config import RunConfig
-from pipeline.data.ingested_data import IngestedData
-from pipeline.data.seen_images import notes_on_seen, with_seen
-from pipeline.data.symmetry.assumed_symmetries import notes_on_mirroring_weights
-from pipeline.initial_weights.starting_point import StartingPoint, check_published, starting_point
-from pipeline.stages.context import Context
-from pipeline.stages.stage import Stage
-from pipeline.tracking import tracked_run
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.data.ingested_data import IngestedData
+from patchline.pipeline.data.seen_images import notes_on_seen, with_seen
+from patchline.pipeline.data.symmetry.assumed_symmetries import notes_on_mirroring_weights
+from patchline.pipeline.initial_weights.starting_point import (
+    StartingPoint,
+    check_published,
+    starting_point,
+)
+from patchline.pipeline.stages.context import Context
+from patchline.pipeline.stages.stage import Stage
+from patchline.pipeline.tracking import tracked_run
 
 
 @dataclass(frozen=True)

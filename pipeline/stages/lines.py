@@ -6,24 +6,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.config import RunConfig
-from pipeline.data.manifests.source_listing import uses_labels
-from pipeline.run_memory import stage_keys
-from pipeline.stages.challenge import CHALLENGE
-from pipeline.stages.context import reads_of
-from pipeline.stages.decode import DECODE
-from pipeline.stages.encoder_test import TEST_ENCODER
-from pipeline.stages.evaluate import EVALUATE
-from pipeline.stages.initial_weights import INITIAL_WEIGHTS
-from pipeline.stages.package import PACKAGE
-from pipeline.stages.package_encoder import PACKAGE_ENCODER
-from pipeline.stages.plan import PLAN
-from pipeline.stages.promote import PROMOTE
-from pipeline.stages.read import READ
-from pipeline.stages.register import REGISTER
-from pipeline.stages.stage import AnyStage, Stage
-from pipeline.stages.train import TRAIN
-from pipeline.tracking.tracked_run import TrackedRun
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.data.manifests.source_listing import uses_labels
+from patchline.pipeline.run_memory import stage_keys
+from patchline.pipeline.stages.challenge import CHALLENGE
+from patchline.pipeline.stages.context import reads_of
+from patchline.pipeline.stages.decode import DECODE
+from patchline.pipeline.stages.encoder_test import TEST_ENCODER
+from patchline.pipeline.stages.evaluate import EVALUATE
+from patchline.pipeline.stages.initial_weights import INITIAL_WEIGHTS
+from patchline.pipeline.stages.package import PACKAGE
+from patchline.pipeline.stages.package_encoder import PACKAGE_ENCODER
+from patchline.pipeline.stages.plan import PLAN
+from patchline.pipeline.stages.promote import PROMOTE
+from patchline.pipeline.stages.read import READ
+from patchline.pipeline.stages.register import REGISTER
+from patchline.pipeline.stages.stage import AnyStage, Stage
+from patchline.pipeline.stages.train import TRAIN
+from patchline.pipeline.tracking.tracked_run import TrackedRun
 
 
 @dataclass(frozen=True)

@@ -5,26 +5,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.data.ingested_data import IngestedData, PreparedData
-from pipeline.data.seen_images import notes_on_seen
-from pipeline.evaluation.evaluating import PREDICTIONS_FILE, Evaluated
-from pipeline.evaluation.trained_run import TrainedRun
-from pipeline.files.file_digest import digest_of
-from pipeline.initial_weights.recipe import shown
-from pipeline.initial_weights.starting_point import StartingPoint
-from pipeline.metrics.intervals import MetricEstimate
-from pipeline.packaging.job import Package
-from pipeline.packaging.model_card import CardFacts
-from pipeline.packaging.packaging import MODULE, package_model
-from pipeline.run_memory import stage_keys
-from pipeline.run_memory.stage_memory import Ingredients
-from pipeline.stages.context import Context
-from pipeline.stages.stage import Stage
-from pipeline.tracking import provenance
-from pipeline.tracking.tracked_run import TrackedRun
-from pipeline.training.parts import run_parts
-from pipeline.training.train_result import TrainResult
-from pipeline.workers.prewarm import Worker
+from patchline.pipeline.data.ingested_data import IngestedData, PreparedData
+from patchline.pipeline.data.seen_images import notes_on_seen
+from patchline.pipeline.evaluation.evaluating import PREDICTIONS_FILE, Evaluated
+from patchline.pipeline.evaluation.trained_run import TrainedRun
+from patchline.pipeline.files.file_digest import digest_of
+from patchline.pipeline.initial_weights.recipe import shown
+from patchline.pipeline.initial_weights.starting_point import StartingPoint
+from patchline.pipeline.metrics.intervals import MetricEstimate
+from patchline.pipeline.packaging.job import Package
+from patchline.pipeline.packaging.model_card import CardFacts
+from patchline.pipeline.packaging.packaging import MODULE, package_model
+from patchline.pipeline.run_memory import stage_keys
+from patchline.pipeline.run_memory.stage_memory import Ingredients
+from patchline.pipeline.stages.context import Context
+from patchline.pipeline.stages.stage import Stage
+from patchline.pipeline.tracking import provenance
+from patchline.pipeline.tracking.tracked_run import TrackedRun
+from patchline.pipeline.training.parts import run_parts
+from patchline.pipeline.training.train_result import TrainResult
+from patchline.pipeline.workers.prewarm import Worker
 
 FOLDER = "package"
 
@@ -49,7 +49,11 @@ class PackageModel(Stage[PackageInputs, Package]):
     reads = PackageInputs
     leaves = Package
     worker = Worker(MODULE, accelerator=False)
-    code = (f"{MODULE}.__main__", "pipeline.packaging.mlflow_classifier", "pipeline.layers")
+    code = (
+        f"{MODULE}.__main__",
+        "patchline.pipeline.packaging.mlflow_classifier",
+        "patchline.pipeline.layers",
+    )
     rehearsal = "Packaging the model and checking the package"
 
     def title(self, context: Context, inputs: PackageInputs) -> str:

@@ -5,21 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.data.ingested_data import IngestedData, PreparedData
-from pipeline.evaluation.trained_run import TrainedRun
-from pipeline.initial_weights.starting_point import StartingPoint
-from pipeline.packaging.job import Package
-from pipeline.packaging.model_card import CardFacts
-from pipeline.packaging.packaging import MODULE, package_model
-from pipeline.pretraining.evaluating import PretrainingEvaluated
-from pipeline.run_memory import stage_keys
-from pipeline.run_memory.stage_memory import Ingredients
-from pipeline.stages.context import Context
-from pipeline.stages.package import FOLDER, card_facts
-from pipeline.stages.stage import Stage
-from pipeline.tracking.tracked_run import TrackedRun
-from pipeline.training.train_result import TrainResult
-from pipeline.workers.prewarm import Worker
+from patchline.pipeline.data.ingested_data import IngestedData, PreparedData
+from patchline.pipeline.evaluation.trained_run import TrainedRun
+from patchline.pipeline.initial_weights.starting_point import StartingPoint
+from patchline.pipeline.packaging.job import Package
+from patchline.pipeline.packaging.model_card import CardFacts
+from patchline.pipeline.packaging.packaging import MODULE, package_model
+from patchline.pipeline.pretraining.evaluating import PretrainingEvaluated
+from patchline.pipeline.run_memory import stage_keys
+from patchline.pipeline.run_memory.stage_memory import Ingredients
+from patchline.pipeline.stages.context import Context
+from patchline.pipeline.stages.package import FOLDER, card_facts
+from patchline.pipeline.stages.stage import Stage
+from patchline.pipeline.tracking.tracked_run import TrackedRun
+from patchline.pipeline.training.train_result import TrainResult
+from patchline.pipeline.workers.prewarm import Worker
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,11 @@ class PackageEncoder(Stage[PackageEncoderInputs, Package]):
     reads = PackageEncoderInputs
     leaves = Package
     worker = Worker(MODULE, accelerator=False)
-    code = (f"{MODULE}.__main__", "pipeline.packaging.mlflow_classifier", "pipeline.layers")
+    code = (
+        f"{MODULE}.__main__",
+        "patchline.pipeline.packaging.mlflow_classifier",
+        "patchline.pipeline.layers",
+    )
     rehearsal = "Packaging the encoder and checking the package"
 
     def title(self, context: Context, inputs: PackageEncoderInputs) -> str:

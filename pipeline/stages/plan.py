@@ -9,18 +9,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.config import RunConfig
-from pipeline.data.ingested_data import IngestedData
-from pipeline.files.atomic_files import write_text
-from pipeline.planning import planner
-from pipeline.planning.facts import Plan
-from pipeline.planning.measuring_job import MODULE
-from pipeline.run_memory.stage_memory import Ingredients
-from pipeline.stages.context import Context
-from pipeline.stages.stage import Stage
-from pipeline.tracking import tracked_run
-from pipeline.tracking.tracked_run import TrackedRun
-from pipeline.workers.prewarm import Worker
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.data.ingested_data import IngestedData
+from patchline.pipeline.files.atomic_files import write_text
+from patchline.pipeline.planning import planner
+from patchline.pipeline.planning.facts import Plan
+from patchline.pipeline.planning.measuring_job import MODULE
+from patchline.pipeline.run_memory.stage_memory import Ingredients
+from patchline.pipeline.stages.context import Context
+from patchline.pipeline.stages.stage import Stage
+from patchline.pipeline.tracking import tracked_run
+from patchline.pipeline.tracking.tracked_run import TrackedRun
+from patchline.pipeline.workers.prewarm import Worker
 
 JSON_FILE, TEXT_FILE = "plan.json", "plan.txt"
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipeline.frozen_model import FrozenModel
-from pipeline.registry import promotion
-from pipeline.registry.promotion import Promotion
-from pipeline.registry.registration import Registered
-from pipeline.stages.context import Context
-from pipeline.stages.stage import Stage
-from pipeline.tracking import tracked_run
-from pipeline.tracking.tracked_run import TrackedRun
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.registry import promotion
+from patchline.pipeline.registry.promotion import Promotion
+from patchline.pipeline.registry.registration import Registered
+from patchline.pipeline.stages.context import Context
+from patchline.pipeline.stages.stage import Stage
+from patchline.pipeline.tracking import tracked_run
+from patchline.pipeline.tracking.tracked_run import TrackedRun
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.config import RunConfig
-from pipeline.data import ingestion
-from pipeline.data.ingested_data import IngestedData
-from pipeline.stages.context import Context
-from pipeline.stages.stage import Stage
-from pipeline.tracking import tracked_run
-from pipeline.tracking.tracked_run import TrackedRun
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.data import ingestion
+from patchline.pipeline.data.ingested_data import IngestedData
+from patchline.pipeline.stages.context import Context
+from patchline.pipeline.stages.stage import Stage
+from patchline.pipeline.tracking import tracked_run
+from patchline.pipeline.tracking.tracked_run import TrackedRun
 
 
 @dataclass(frozen=True)

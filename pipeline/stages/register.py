@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipeline.errors import PackagingError
-from pipeline.evaluation.evaluating import Evaluated
-from pipeline.packaging.clean_process_check import check_package
-from pipeline.packaging.job import Package
-from pipeline.packaging.packaged_model import PackagedModel
-from pipeline.registry import registration
-from pipeline.registry.registered_models import TEST_IMAGES_TAG
-from pipeline.registry.registration import Registered
-from pipeline.stages.context import Context
-from pipeline.stages.stage import Stage
-from pipeline.tracking.tracked_run import TrackedRun
+from patchline.pipeline.errors import PackagingError
+from patchline.pipeline.evaluation.evaluating import Evaluated
+from patchline.pipeline.packaging.clean_process_check import check_package
+from patchline.pipeline.packaging.job import Package
+from patchline.pipeline.packaging.packaged_model import PackagedModel
+from patchline.pipeline.registry import registration
+from patchline.pipeline.registry.registered_models import TEST_IMAGES_TAG
+from patchline.pipeline.registry.registration import Registered
+from patchline.pipeline.stages.context import Context
+from patchline.pipeline.stages.stage import Stage
+from patchline.pipeline.tracking.tracked_run import TrackedRun
 
 
 @dataclass(frozen=True)

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipeline.config import RunConfig
-from pipeline.data.ingested_data import IngestedData, PreparedData
-from pipeline.stages.context import Context
-from pipeline.stages.stage import Stage
-from pipeline.tracking.tracked_run import TrackedRun
-from pipeline.training.machine import MODULE
-from pipeline.training.parts import launching, run_parts
-from pipeline.training.parts.launching import TrainingInputs, job_of
-from pipeline.training.parts.run_parts import RunParts
-from pipeline.training.train_result import TrainResult
-from pipeline.workers import prewarm
-from pipeline.workers.event_log import Event
-from pipeline.workers.prewarm import Worker
-from pipeline.workers.worker_process import run_worker
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.data.ingested_data import IngestedData, PreparedData
+from patchline.pipeline.stages.context import Context
+from patchline.pipeline.stages.stage import Stage
+from patchline.pipeline.tracking.tracked_run import TrackedRun
+from patchline.pipeline.training.machine import MODULE
+from patchline.pipeline.training.parts import launching, run_parts
+from patchline.pipeline.training.parts.launching import TrainingInputs, job_of
+from patchline.pipeline.training.parts.run_parts import RunParts
+from patchline.pipeline.training.train_result import TrainResult
+from patchline.pipeline.workers import prewarm
+from patchline.pipeline.workers.event_log import Event
+from patchline.pipeline.workers.prewarm import Worker
+from patchline.pipeline.workers.worker_process import run_worker
 
 _REHEARSED_STEPS = 2
 
@@ -34,7 +34,7 @@ class TrainInputs:
 class Train(Stage[TrainInputs, TrainResult]):
     """Leaves the weights. The settings then say what the machine decided, so that they replay.
 
-    Each training of the run has a record of its own (`pipeline.training.parts.launching`), so that
+    Each training of the run has a record of its own (`patchline.pipeline.training.parts.launching`), so that
     a run which is killed repeats no finished fold.
     """
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import socket
 
-from pipeline.errors import OrchestrationError
-from pipeline.local_services import HOST
+from patchline.pipeline.errors import OrchestrationError
+from patchline.pipeline.local_services import HOST
 
 LAST = 65535
 _TRIED = 100

@@ -8,10 +8,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from pipeline import quiet_libraries, redaction
-from pipeline.errors import PipelineError
-from pipeline.supervision import served_workspace, supervisor_lifeline
-from pipeline.terminal_words import visible
+from patchline.pipeline import quiet_libraries, redaction
+from patchline.pipeline.errors import PipelineError
+from patchline.pipeline.supervision import served_workspace, supervisor_lifeline
+from patchline.pipeline.terminal_words import visible
 
 
 def begin() -> tuple[Path, Path, list[str]]:

@@ -1,7 +1,7 @@
 """MLflow runs that a killed process left open: found dead by `liveness`, and closed as KILLED.
 
-Prefect's side, the flow runs of killed processes, is `flows.closing.abandoned_prefect_runs`. Both
-are called by `flows.closing.close_runs`, which makes the two agree.
+Prefect's side, the flow runs of killed processes, is `patchline.flows.closing.abandoned_prefect_runs`. Both
+are called by `patchline.flows.closing.close_runs`, which makes the two agree.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from pipeline.errors import StorageError
-from pipeline.files.file_locks import try_lock
-from pipeline.tracking import liveness, run_owner
-from pipeline.tracking.liveness import HEARTBEAT_TAG, HOST_TAG, Liveness
-from pipeline.tracking.tracked_run import end_run
-from pipeline.tracking.tracking_store import all_runs, client, store_exists
+from patchline.pipeline.errors import StorageError
+from patchline.pipeline.files.file_locks import try_lock
+from patchline.pipeline.tracking import liveness, run_owner
+from patchline.pipeline.tracking.liveness import HEARTBEAT_TAG, HOST_TAG, Liveness
+from patchline.pipeline.tracking.tracked_run import end_run
+from patchline.pipeline.tracking.tracking_store import all_runs, client, store_exists
 
 if TYPE_CHECKING:
     from mlflow.entities import Run

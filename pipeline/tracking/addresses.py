@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
-from pipeline.redaction import without_credentials
-from pipeline.tracking.tracked_run import TrackedRun
-from pipeline.tracking.tracking_store import use_store
+from patchline.pipeline.redaction import without_credentials
+from patchline.pipeline.tracking.tracked_run import TrackedRun
+from patchline.pipeline.tracking.tracking_store import use_store
 
 _LAYOUT = "workflowType=machine_learning"
 """Without it the UI may open in its layout for language models, which shows no runs."""

@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.errors import ServerAwayError, TakenOverError
-from pipeline.redaction import redacted
-from pipeline.tracking import run_owner
-from pipeline.tracking.tracked_run import TrackedRun
-from pipeline.tracking.tracking_store import client, use_store
+from patchline.pipeline.errors import ServerAwayError, TakenOverError
+from patchline.pipeline.redaction import redacted
+from patchline.pipeline.tracking import run_owner
+from patchline.pipeline.tracking.tracked_run import TrackedRun
+from patchline.pipeline.tracking.tracking_store import client, use_store
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric

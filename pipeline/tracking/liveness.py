@@ -27,12 +27,12 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, ValidationError
 
-from pipeline.errors import StorageError
-from pipeline.files import file_locks, workspace_identity
-from pipeline.files.atomic_files import write_text
-from pipeline.files.file_locks import LockState
-from pipeline.frozen_model import FrozenModel
-from pipeline.workspace import WORKSPACE
+from patchline.pipeline.errors import StorageError
+from patchline.pipeline.files import file_locks, workspace_identity
+from patchline.pipeline.files.atomic_files import write_text
+from patchline.pipeline.files.file_locks import LockState
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.workspace import WORKSPACE
 
 if TYPE_CHECKING:
     from mlflow.entities import Run

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from pipeline.config import RunConfig
-from pipeline.tracking import liveness, tracked_run
-from pipeline.tracking.tracked_run import NewRun, TrackedRun
-from pipeline.tracking.tracking_store import all_runs
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.tracking import liveness, tracked_run
+from patchline.pipeline.tracking.tracked_run import NewRun, TrackedRun
+from patchline.pipeline.tracking.tracking_store import all_runs
 
 PARENT_TAG, FOLD_TAG = "mlflow.parentRunId", "patchline.fold"
 _COMMAND = "patchline run (fold)"

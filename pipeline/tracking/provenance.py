@@ -7,10 +7,10 @@ import subprocess
 from importlib import metadata
 from pathlib import Path
 
-from pipeline.config import RunConfig
-from pipeline.plugin_api import NO_PATCH_EMBEDDING
-from pipeline.plugin_system import plugin_loader
-from pipeline.plugin_system.plugin_settings import named_patch_embedding
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.plugin_system import plugin_loader
+from patchline.pipeline.plugin_system.plugin_settings import named_patch_embedding
+from patchline.plugin_api import NO_PATCH_EMBEDDING
 
 _PACKAGES = (
     "patchline",

@@ -22,9 +22,9 @@ import time
 import uuid
 from typing import TYPE_CHECKING
 
-from pipeline.errors import RunError, TakenOverError
-from pipeline.tracking import liveness
-from pipeline.tracking.liveness import HEARTBEAT_TAG
+from patchline.pipeline.errors import RunError, TakenOverError
+from patchline.pipeline.tracking import liveness
+from patchline.pipeline.tracking.liveness import HEARTBEAT_TAG
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -1,7 +1,7 @@
 """One run in MLflow: opened, logged to, resumed, and closed whatever happens.
 
 Everything goes through `MlflowClient` with the run's id; there is no active run. A run that a
-SIGKILL left open is closed by `pipeline.tracking.abandoned_mlflow_runs`.
+SIGKILL left open is closed by `patchline.pipeline.tracking.abandoned_mlflow_runs`.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.config import RunConfig
-from pipeline.errors import RunError, TrackingError
-from pipeline.files.atomic_files import storage_errors, write_text
-from pipeline.files.file_locks import locked, try_lock
-from pipeline.redaction import redacted_values, without_credentials
-from pipeline.tracking import liveness, provenance, run_owner
-from pipeline.tracking.liveness import Liveness
-from pipeline.tracking.tracking_store import client, unreachable, use_store
-from pipeline.workspace import make_folder
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.errors import RunError, TrackingError
+from patchline.pipeline.files.atomic_files import storage_errors, write_text
+from patchline.pipeline.files.file_locks import locked, try_lock
+from patchline.pipeline.redaction import redacted_values, without_credentials
+from patchline.pipeline.tracking import liveness, provenance, run_owner
+from patchline.pipeline.tracking.liveness import Liveness
+from patchline.pipeline.tracking.tracking_store import client, unreachable, use_store
+from patchline.pipeline.workspace import make_folder
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

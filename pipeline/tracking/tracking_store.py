@@ -9,15 +9,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline import local_login, local_services
-from pipeline.errors import PipelineError, ServerAwayError, TrackingError
-from pipeline.files.atomic_files import storage_errors
-from pipeline.files.file_locks import locked
-from pipeline.files.path_uris import artifact_uri, sqlite_path, sqlite_uri
-from pipeline.host import proxies
-from pipeline.redaction import redacted, split_credentials
-from pipeline.tracking.held_signals import holding_client
-from pipeline.workspace import WORKSPACE, make_folder
+from patchline.pipeline import local_login, local_services
+from patchline.pipeline.errors import PipelineError, ServerAwayError, TrackingError
+from patchline.pipeline.files.atomic_files import storage_errors
+from patchline.pipeline.files.file_locks import locked
+from patchline.pipeline.files.path_uris import artifact_uri, sqlite_path, sqlite_uri
+from patchline.pipeline.host import proxies
+from patchline.pipeline.redaction import redacted, split_credentials
+from patchline.pipeline.tracking.held_signals import holding_client
+from patchline.pipeline.workspace import WORKSPACE, make_folder
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -1,21 +1,21 @@
-"""The training process: `python -P -m pipeline.training FOLDER`. Plain torch, no orchestration."""
+"""The training process: `python -P -m patchline.pipeline.training FOLDER`. Plain torch, no orchestration."""
 
 from __future__ import annotations
 
 import importlib
 
-from pipeline.frozen_model import FrozenModel
-from pipeline.training.job import TrainingJob
-from pipeline.training.machine import look
-from pipeline.training.parts.ensemble_members import combine_members
-from pipeline.training.parts.fine_tuning import better_of_both, fit_head_first
-from pipeline.training.parts.probe import probe, refit_head
-from pipeline.training.processes.leading import lead
-from pipeline.training.processes.process_group import ProcessGroup
-from pipeline.training.processes.process_launch import train_in_processes
-from pipeline.training.train_result import TrainResult
-from pipeline.workers.event_log import EventWriter
-from pipeline.workers.worker_process import worker_main
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.training.job import TrainingJob
+from patchline.pipeline.training.machine import look
+from patchline.pipeline.training.parts.ensemble_members import combine_members
+from patchline.pipeline.training.parts.fine_tuning import better_of_both, fit_head_first
+from patchline.pipeline.training.parts.probe import probe, refit_head
+from patchline.pipeline.training.processes.leading import lead
+from patchline.pipeline.training.processes.process_group import ProcessGroup
+from patchline.pipeline.training.processes.process_launch import train_in_processes
+from patchline.pipeline.training.train_result import TrainResult
+from patchline.pipeline.workers.event_log import EventWriter
+from patchline.pipeline.workers.worker_process import worker_main
 
 
 def train(job: TrainingJob, events: EventWriter) -> FrozenModel:

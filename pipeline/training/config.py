@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from pipeline.frozen_model import FrozenModel
+from patchline.pipeline.frozen_model import FrozenModel
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)")
 _SECONDS_PER_UNIT = {"s": 1.0, "m": 60.0, "h": 3600.0}

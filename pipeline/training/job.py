@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline.config import RunConfig
-from pipeline.frozen_model import FrozenModel
-from pipeline.plugin_api import ImageSpec
-from pipeline.training.part import TrainingPart
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.training.part import TrainingPart
+from patchline.plugin_api import ImageSpec
 
 
 class ExtendedTraining(FrozenModel):

@@ -8,14 +8,14 @@ from __future__ import annotations
 from functools import lru_cache
 from pathlib import Path
 
-from pipeline.data.manifests import manifest as manifests
-from pipeline.initial_weights.record import provenance_of_kept
-from pipeline.models.model_description import WEIGHTS_FILE
-from pipeline.provenance.provenance import Provenance, together
-from pipeline.provenance.seen_images import SeenImages
-from pipeline.provenance.weights_record import provenance_of
-from pipeline.training.job import TrainingJob
-from pipeline.training.part import TrainingPart
+from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.initial_weights.record import provenance_of_kept
+from patchline.pipeline.models.model_description import WEIGHTS_FILE
+from patchline.pipeline.provenance.provenance import Provenance, together
+from patchline.pipeline.provenance.seen_images import SeenImages
+from patchline.pipeline.provenance.weights_record import provenance_of
+from patchline.pipeline.training.job import TrainingJob
+from patchline.pipeline.training.part import TrainingPart
 
 
 def provenance_of_job(job: TrainingJob) -> Provenance:

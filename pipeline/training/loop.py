@@ -11,40 +11,40 @@ import math
 import time
 from collections.abc import Iterator
 
-from pipeline.data.batches.loader import Batch, training_batches
-from pipeline.errors import RunError
-from pipeline.training.checkpoints import best_weights
-from pipeline.training.checkpoints.checkpoint import Checkpoints
-from pipeline.training.device import make_repeatable, wait_for
-from pipeline.training.faults import data_workers
-from pipeline.training.faults.divergence import Diverged, FiniteCheck, save_batch
-from pipeline.training.faults.memory import DividingBatches, memory_named
-from pipeline.training.job import TrainingJob
-from pipeline.training.job_provenance import provenance_of_job
-from pipeline.training.length.run_length import planned_steps, planned_validations
-from pipeline.training.length.validation_plan import Timed
-from pipeline.training.machine import choose_device, look
-from pipeline.training.processes.process_group import ProcessGroup
-from pipeline.training.recipe.ema import MovingAverage
-from pipeline.training.recipe.model_schedules import ModelSchedules
-from pipeline.training.recipe.objectives import build_objective, save_trained
-from pipeline.training.recipe.optimizer import averages_itself, build_optimizer
-from pipeline.training.recipe.progressive_size import ProgressiveSize
-from pipeline.training.recipe.schedule import learning_rate
-from pipeline.training.recipe.weight_averaging import LastWeights
-from pipeline.training.speed.compilation import compile_model
-from pipeline.training.speed.compute_share import ComputeShare
-from pipeline.training.speed.precision import Chooser, Precision, choose_for_training
-from pipeline.training.speed.recent_rate import RecentRate
-from pipeline.training.speed.thread_plan import ThreadPlan, trial_of
-from pipeline.training.start.initial_model import description_of, initial_model
-from pipeline.training.start.starting_state import log_history, take_over
-from pipeline.training.train_result import AverageRecord, EpochRecord, TrainResult
-from pipeline.training.train_state import TrainState
-from pipeline.training.train_step import TrainStep
-from pipeline.training.training_data import open_data
-from pipeline.training.validation import Validator
-from pipeline.workers.event_log import EventWriter
+from patchline.pipeline.data.batches.loader import Batch, training_batches
+from patchline.pipeline.errors import RunError
+from patchline.pipeline.training.checkpoints import best_weights
+from patchline.pipeline.training.checkpoints.checkpoint import Checkpoints
+from patchline.pipeline.training.device import make_repeatable, wait_for
+from patchline.pipeline.training.faults import data_workers
+from patchline.pipeline.training.faults.divergence import Diverged, FiniteCheck, save_batch
+from patchline.pipeline.training.faults.memory import DividingBatches, memory_named
+from patchline.pipeline.training.job import TrainingJob
+from patchline.pipeline.training.job_provenance import provenance_of_job
+from patchline.pipeline.training.length.run_length import planned_steps, planned_validations
+from patchline.pipeline.training.length.validation_plan import Timed
+from patchline.pipeline.training.machine import choose_device, look
+from patchline.pipeline.training.processes.process_group import ProcessGroup
+from patchline.pipeline.training.recipe.ema import MovingAverage
+from patchline.pipeline.training.recipe.model_schedules import ModelSchedules
+from patchline.pipeline.training.recipe.objectives import build_objective, save_trained
+from patchline.pipeline.training.recipe.optimizer import averages_itself, build_optimizer
+from patchline.pipeline.training.recipe.progressive_size import ProgressiveSize
+from patchline.pipeline.training.recipe.schedule import learning_rate
+from patchline.pipeline.training.recipe.weight_averaging import LastWeights
+from patchline.pipeline.training.speed.compilation import compile_model
+from patchline.pipeline.training.speed.compute_share import ComputeShare
+from patchline.pipeline.training.speed.precision import Chooser, Precision, choose_for_training
+from patchline.pipeline.training.speed.recent_rate import RecentRate
+from patchline.pipeline.training.speed.thread_plan import ThreadPlan, trial_of
+from patchline.pipeline.training.start.initial_model import description_of, initial_model
+from patchline.pipeline.training.start.starting_state import log_history, take_over
+from patchline.pipeline.training.train_result import AverageRecord, EpochRecord, TrainResult
+from patchline.pipeline.training.train_state import TrainState
+from patchline.pipeline.training.train_step import TrainStep
+from patchline.pipeline.training.training_data import open_data
+from patchline.pipeline.training.validation import Validator
+from patchline.pipeline.workers.event_log import EventWriter
 
 _LONG_RUN_SECONDS = 20.0
 """A shorter training does not measure its share of the machine's matrix-product rate."""

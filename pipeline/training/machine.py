@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 
-from pipeline.errors import ConfigError
-from pipeline.frozen_model import FrozenModel
-from pipeline.training.config import TrainingConfig
-from pipeline.workers import worker_start
+from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.training.config import TrainingConfig
+from patchline.pipeline.workers import worker_start
 
-MODULE = "pipeline.training"
+MODULE = "patchline.pipeline.training"
 """Of the training process."""
 
 

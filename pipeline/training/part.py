@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pipeline.data.splits import folds
-from pipeline.frozen_model import FrozenModel
-from pipeline.training.length.step_plan import Knot, StepPlan
+from patchline.pipeline.data.splits import folds
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.training.length.step_plan import Knot, StepPlan
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pipeline.frozen_model import FrozenModel
-from pipeline.metrics.intervals import MetricEstimate
-from pipeline.metrics.temperature import TemperatureFit
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.metrics.intervals import MetricEstimate
+from patchline.pipeline.metrics.temperature import TemperatureFit
 
 
 class EpochRecord(FrozenModel):

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from pipeline.errors import DamagedFileError
-from pipeline.training.length.step_plan import StepPlan
-from pipeline.training.recipe.ema import MovingAverage
-from pipeline.training.running_sums import RunningSums
-from pipeline.training.train_result import EpochRecord
+from patchline.pipeline.errors import DamagedFileError
+from patchline.pipeline.training.length.step_plan import StepPlan
+from patchline.pipeline.training.recipe.ema import MovingAverage
+from patchline.pipeline.training.running_sums import RunningSums
+from patchline.pipeline.training.train_result import EpochRecord
 
 Numbers = dict[str, Any]
 """The part of a state that is not tensors, as JSON."""

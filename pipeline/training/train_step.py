@@ -14,17 +14,22 @@ import numpy as np
 import torch
 from torch import nn
 
-from pipeline.config import RunConfig
-from pipeline.data.batches.loader import Batch
-from pipeline.models.inference import normalised
-from pipeline.plugin_api import ImageSpec, Objective
-from pipeline.training.processes.batch_parts import BatchPart
-from pipeline.training.processes.process_group import ProcessGroup
-from pipeline.training.recipe.mixing import dominant_labels, draw_mix, mixed_images, mixed_targets
-from pipeline.training.recipe.model_schedules import ModelSchedules
-from pipeline.training.recipe.optimizer import averages_itself
-from pipeline.training.recipe.progressive_size import ProgressiveSize
-from pipeline.training.train_state import TrainState
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.data.batches.loader import Batch
+from patchline.pipeline.models.inference import normalised
+from patchline.pipeline.training.processes.batch_parts import BatchPart
+from patchline.pipeline.training.processes.process_group import ProcessGroup
+from patchline.pipeline.training.recipe.mixing import (
+    dominant_labels,
+    draw_mix,
+    mixed_images,
+    mixed_targets,
+)
+from patchline.pipeline.training.recipe.model_schedules import ModelSchedules
+from patchline.pipeline.training.recipe.optimizer import averages_itself
+from patchline.pipeline.training.recipe.progressive_size import ProgressiveSize
+from patchline.pipeline.training.train_state import TrainState
+from patchline.plugin_api import ImageSpec, Objective
 
 
 @dataclass(frozen=True)

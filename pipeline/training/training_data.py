@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipeline.data.batches.batch_order import BalancedOrder, BatchOrder
-from pipeline.data.batches.loader import TrainingImages
-from pipeline.data.manifests import manifest as manifests
-from pipeline.data.store.prepared_store import open_images
-from pipeline.files.stored_images import StoredImages
-from pipeline.training.config import TrainingConfig
-from pipeline.training.job import TrainingJob
-from pipeline.training.recipe.losses import balanced_class_weights
+from patchline.pipeline.data.batches.batch_order import BalancedOrder, BatchOrder
+from patchline.pipeline.data.batches.loader import TrainingImages
+from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.data.store.prepared_store import open_images
+from patchline.pipeline.files.stored_images import StoredImages
+from patchline.pipeline.training.config import TrainingConfig
+from patchline.pipeline.training.job import TrainingJob
+from patchline.pipeline.training.recipe.losses import balanced_class_weights
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 

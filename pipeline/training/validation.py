@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from pipeline.models.inference import predict_logits
-from pipeline.plugin_api import ImageSpec, Objective
-from pipeline.training.training_data import TrainingData
+from patchline.pipeline.models.inference import predict_logits
+from patchline.pipeline.training.training_data import TrainingData
+from patchline.plugin_api import ImageSpec, Objective
 
 _WARM_UP, _MEASURED = 16, 64
 """Images to measure the speed with."""

@@ -7,15 +7,15 @@ import math
 import numpy as np
 import torch
 
-from pipeline.layers.pooling import (
+from patchline.pipeline.layers.pooling import (
     AttentionPooling,
     AveragePooling,
     ClassTokenPooling,
     SequencePooling,
 )
-from pipeline.visual_guide.attention_steps import overlay, token_map
-from pipeline.visual_guide.pictures import Picture, matrix_uri, signed_overlay_uri
-from pipeline.visual_guide.story import (
+from patchline.pipeline.visual_guide.attention_steps import overlay, token_map
+from patchline.pipeline.visual_guide.pictures import Picture, matrix_uri, signed_overlay_uri
+from patchline.pipeline.visual_guide.story import (
     Array,
     Bar,
     Bars,

@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from pipeline.layers.intermediate_values import recorded
-from pipeline.models.inference import normalised
-from pipeline.models.model_description import ModelDescription
-from pipeline.visual_guide.attention_statistics import rollout
-from pipeline.visual_guide.attributions import cell_grid, gradient_maps
-from pipeline.visual_guide.covering_result import MapKind
-from pipeline.visual_guide.traced_image import Pixels, trace
+from patchline.pipeline.layers.intermediate_values import recorded
+from patchline.pipeline.models.inference import normalised
+from patchline.pipeline.models.model_description import ModelDescription
+from patchline.pipeline.visual_guide.attention_statistics import rollout
+from patchline.pipeline.visual_guide.attributions import cell_grid, gradient_maps
+from patchline.pipeline.visual_guide.covering_result import MapKind
+from patchline.pipeline.visual_guide.traced_image import Pixels, trace
 
 Array = np.ndarray[Any, Any]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipeline.layers.attention import MultiHeadSelfAttention
-from pipeline.layers.locality_attention import LocalitySelfAttention
-from pipeline.layers.rotary_attention import RotarySelfAttention
-from pipeline.visual_guide.pictures import Picture, heat_uri, matrix_uri, sheet_uri, tiled
-from pipeline.visual_guide.story import Array, Bar, Bars, Step, Subject, shape_of
+from patchline.pipeline.layers.attention import MultiHeadSelfAttention
+from patchline.pipeline.layers.locality_attention import LocalitySelfAttention
+from patchline.pipeline.layers.rotary_attention import RotarySelfAttention
+from patchline.pipeline.visual_guide.pictures import Picture, heat_uri, matrix_uri, sheet_uri, tiled
+from patchline.pipeline.visual_guide.story import Array, Bar, Bars, Step, Subject, shape_of
 
 _SHOWN_TOKENS = 6
 

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from pipeline.visual_guide.attention_statistics import rank_correlation
+from patchline.pipeline.visual_guide.attention_statistics import rank_correlation
 
 Array = np.ndarray[Any, Any]
 

@@ -1,6 +1,6 @@
 """Fill in the chapter of the documentation that follows one digit through a small trained model.
 
-    python -m pipeline.visual_guide.chapter PACKAGE IMAGE
+    python -m patchline.pipeline.visual_guide.chapter PACKAGE IMAGE
 
 The prose of `docs/visual_guide.md` is written by hand. What stands between its markers, and the
 pictures, come from the model: PACKAGE is the package folder of a run on the digits, IMAGE a digit.
@@ -19,13 +19,13 @@ import numpy as np
 from matplotlib.figure import Figure as Canvas
 from PIL import Image
 
-from pipeline.files.atomic_files import write_text
-from pipeline.models.model_files import load_model
-from pipeline.visual_guide.explaining import read_image, subject_of
-from pipeline.visual_guide.guide_page import steps_of
-from pipeline.visual_guide.pictures import Picture
-from pipeline.visual_guide.story import Bars, Chart, Step, Subject
-from pipeline.workspace import make_folder
+from patchline.pipeline.files.atomic_files import write_text
+from patchline.pipeline.models.model_files import load_model
+from patchline.pipeline.visual_guide.explaining import read_image, subject_of
+from patchline.pipeline.visual_guide.guide_page import steps_of
+from patchline.pipeline.visual_guide.pictures import Picture
+from patchline.pipeline.visual_guide.story import Bars, Chart, Step, Subject
+from patchline.pipeline.workspace import make_folder
 
 PAGE, PICTURES = Path("docs/visual_guide.md"), Path("images/visual_guide")
 """The chapter, and the folder of its pictures beside it."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pipeline.frozen_model import FrozenModel
-from pipeline.metrics.intervals import MetricEstimate
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.metrics.intervals import MetricEstimate
 
 MapKind = Literal["attention", "gradient"]
 

@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from pipeline.metrics.intervals import mean_of_repeats
-from pipeline.models.inference import normalised
-from pipeline.models.model_description import ModelDescription
-from pipeline.visual_guide.attention_maps import AttentionMaps, attention_maps
-from pipeline.visual_guide.attributions import cell_grid, covered, gradient_maps
-from pipeline.visual_guide.covering_result import CoveredByMap, CoveringTest, MapKind
-from pipeline.visual_guide.traced_image import Pixels
+from patchline.pipeline.metrics.intervals import mean_of_repeats
+from patchline.pipeline.models.inference import normalised
+from patchline.pipeline.models.model_description import ModelDescription
+from patchline.pipeline.visual_guide.attention_maps import AttentionMaps, attention_maps
+from patchline.pipeline.visual_guide.attributions import cell_grid, covered, gradient_maps
+from patchline.pipeline.visual_guide.covering_result import CoveredByMap, CoveringTest, MapKind
+from patchline.pipeline.visual_guide.traced_image import Pixels
 
 Array = np.ndarray[Any, Any]
 

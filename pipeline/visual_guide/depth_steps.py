@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from pipeline.layers.layer_scale import LayerScale
-from pipeline.layers.mlp import MLP
-from pipeline.visual_guide.attention_steps import overlay, token_map
-from pipeline.visual_guide.pictures import Picture, matrix_uri, sheet_uri, tiled
-from pipeline.visual_guide.story import Array, Chart, Line, Shape, Step, Subject, shape_of
+from patchline.pipeline.layers.layer_scale import LayerScale
+from patchline.pipeline.layers.mlp import MLP
+from patchline.pipeline.visual_guide.attention_steps import overlay, token_map
+from patchline.pipeline.visual_guide.pictures import Picture, matrix_uri, sheet_uri, tiled
+from patchline.pipeline.visual_guide.story import Array, Chart, Line, Shape, Step, Subject, shape_of
 
 
 def depth_steps(subject: Subject) -> list[Step]:

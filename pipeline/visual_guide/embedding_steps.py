@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from pipeline.visual_guide import receptive_field
-from pipeline.visual_guide.pictures import (
+from patchline.pipeline.visual_guide import receptive_field
+from patchline.pipeline.visual_guide.pictures import (
     SIGNED,
     Picture,
     matrix_uri,
@@ -17,7 +17,7 @@ from pipeline.visual_guide.pictures import (
     sheet_uri,
     tiled,
 )
-from pipeline.visual_guide.story import Array, Shape, Step, Subject, shape_of
+from patchline.pipeline.visual_guide.story import Array, Shape, Step, Subject, shape_of
 
 _FILTERS = 28
 """As many as in figure 7 of arXiv 2010.11929."""

@@ -11,26 +11,26 @@ import numpy as np
 import torch
 from torch import nn
 
-from pipeline.data.pixel_values.pixel_mapping import PixelMapping
-from pipeline.data.reading.decoding import UndecodableImageError, decoded
-from pipeline.data.reading.image_file import image_bytes
-from pipeline.data.reading.jpeg_decoding import decode_jpeg
-from pipeline.data.reading.resizing import resize_image
-from pipeline.errors import ConfigError, DataError
-from pipeline.files.atomic_files import storage_errors, write_text
-from pipeline.models.model_description import ModelDescription
-from pipeline.models.model_files import load_model
-from pipeline.visual_guide.attention_statistics import (
+from patchline.pipeline.data.pixel_values.pixel_mapping import PixelMapping
+from patchline.pipeline.data.reading.decoding import UndecodableImageError, decoded
+from patchline.pipeline.data.reading.image_file import image_bytes
+from patchline.pipeline.data.reading.jpeg_decoding import decode_jpeg
+from patchline.pipeline.data.reading.resizing import resize_image
+from patchline.pipeline.errors import ConfigError, DataError
+from patchline.pipeline.files.atomic_files import storage_errors, write_text
+from patchline.pipeline.models.model_description import ModelDescription
+from patchline.pipeline.models.model_files import load_model
+from patchline.pipeline.visual_guide.attention_statistics import (
     mean_distances,
     most_selective_head,
     rollout,
 )
-from pipeline.visual_guide.attributions import attribute, cell_grid
-from pipeline.visual_guide.guide_page import render_guide
-from pipeline.visual_guide.patch_projection import projection_of
-from pipeline.visual_guide.pictures import Picture, photo_uri
-from pipeline.visual_guide.story import Subject
-from pipeline.visual_guide.traced_image import Pixels, trace
+from patchline.pipeline.visual_guide.attributions import attribute, cell_grid
+from patchline.pipeline.visual_guide.guide_page import render_guide
+from patchline.pipeline.visual_guide.patch_projection import projection_of
+from patchline.pipeline.visual_guide.pictures import Picture, photo_uri
+from patchline.pipeline.visual_guide.story import Subject
+from patchline.pipeline.visual_guide.traced_image import Pixels, trace
 
 Progress = Callable[[str, int, int], None]
 

@@ -8,20 +8,24 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
-from pipeline.visual_guide.answer_steps import (
+from patchline.pipeline.visual_guide.answer_steps import (
     answer_step,
     answer_steps,
     attribution_step,
     percent,
 )
-from pipeline.visual_guide.attention_steps import attention_steps
-from pipeline.visual_guide.depth_steps import depth_steps
-from pipeline.visual_guide.embedding_steps import embedding_steps, example_step, image_step
-from pipeline.visual_guide.page_data import page_data, queries_of
-from pipeline.visual_guide.page_environment import page_environment
-from pipeline.visual_guide.pictures import HEAT, SIGNED, photo_uri
-from pipeline.visual_guide.sequence_steps import sequence_steps
-from pipeline.visual_guide.story import Figure, Step, Subject
+from patchline.pipeline.visual_guide.attention_steps import attention_steps
+from patchline.pipeline.visual_guide.depth_steps import depth_steps
+from patchline.pipeline.visual_guide.embedding_steps import (
+    embedding_steps,
+    example_step,
+    image_step,
+)
+from patchline.pipeline.visual_guide.page_data import page_data, queries_of
+from patchline.pipeline.visual_guide.page_environment import page_environment
+from patchline.pipeline.visual_guide.pictures import HEAT, SIGNED, photo_uri
+from patchline.pipeline.visual_guide.sequence_steps import sequence_steps
+from patchline.pipeline.visual_guide.story import Figure, Step, Subject
 
 
 class _Column(NamedTuple):
@@ -50,7 +54,7 @@ def steps_of(subject: Subject) -> list[Step]:
 def render_guide(subjects: Sequence[Subject], model_name: str, colophon: str) -> str:
     """Return the page about one image, or about two side by side."""
     steps = [steps_of(subject) for subject in subjects]
-    environment = page_environment("pipeline.visual_guide")
+    environment = page_environment("patchline.pipeline.visual_guide")
     environment.filters["percent"] = percent
     names = " and ".join(subject.name for subject in subjects)
     return environment.get_template("explain.html.j2").render(

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipeline.terminal_words import visible
-from pipeline.visual_guide.story import Step, Subject
-from pipeline.visual_guide.traced_image import TracedTransformer
+from patchline.pipeline.terminal_words import visible
+from patchline.pipeline.visual_guide.story import Step, Subject
+from patchline.pipeline.visual_guide.traced_image import TracedTransformer
 
 Array = np.ndarray[Any, Any]
 

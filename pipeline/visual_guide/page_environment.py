@@ -5,7 +5,7 @@ from __future__ import annotations
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from pipeline.terminal_words import visible
+from patchline.pipeline.terminal_words import visible
 
 
 def page_environment(package: str) -> Environment:

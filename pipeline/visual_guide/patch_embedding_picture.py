@@ -25,13 +25,13 @@ from matplotlib.ticker import MaxNLocator
 from PIL import Image, ImageOps
 from torch import nn
 
-from pipeline.config import PluginChoice
-from pipeline.errors import ConfigError, DataError, PluginError
-from pipeline.files.atomic_files import replacing
-from pipeline.plugin_api import DataTraits, PatchEmbeddingContext
-from pipeline.plugin_system import plugin_loader
-from pipeline.plugin_system.plugin_settings import settings_of
-from pipeline.visual_guide.receptive_field import Box, ReceptiveField, Span, measure
+from patchline.pipeline.config import PluginChoice
+from patchline.pipeline.errors import ConfigError, DataError, PluginError
+from patchline.pipeline.files.atomic_files import replacing
+from patchline.pipeline.plugin_system import plugin_loader
+from patchline.pipeline.plugin_system.plugin_settings import settings_of
+from patchline.pipeline.visual_guide.receptive_field import Box, ReceptiveField, Span, measure
+from patchline.plugin_api import DataTraits, PatchEmbeddingContext
 
 SIDE = 224
 """Side in pixels of the photograph that is drawn."""

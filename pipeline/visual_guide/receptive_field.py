@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from pipeline.errors import PluginError
-from pipeline.plugin_api import PatchTokens
+from patchline.pipeline.errors import PluginError
+from patchline.plugin_api import PatchTokens
 
 SEEN_FRACTION = 0.05
 """A pixel is seen if its influence is more than this part of the token's largest. Group norms

@@ -7,12 +7,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from pipeline.layers.learned_positions import LearnedPositionEmbedding
-from pipeline.layers.rotary_attention import RotarySelfAttention, grid_positions
-from pipeline.layers.sine_cosine_positions import SineCosinePositionEmbedding
-from pipeline.visual_guide.embedding_steps import matrix_picture
-from pipeline.visual_guide.pictures import SIGNED, Picture, matrix_uri, sheet_uri, tiled
-from pipeline.visual_guide.story import Step, Subject, shape_of
+from patchline.pipeline.layers.learned_positions import LearnedPositionEmbedding
+from patchline.pipeline.layers.rotary_attention import RotarySelfAttention, grid_positions
+from patchline.pipeline.layers.sine_cosine_positions import SineCosinePositionEmbedding
+from patchline.pipeline.visual_guide.embedding_steps import matrix_picture
+from patchline.pipeline.visual_guide.pictures import SIGNED, Picture, matrix_uri, sheet_uri, tiled
+from patchline.pipeline.visual_guide.story import Step, Subject, shape_of
 
 _MOST_MAPS = 14
 """Maps of positions along a side, at most."""

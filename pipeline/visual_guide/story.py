@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import nn
 
-from pipeline.models.model_description import ModelDescription
-from pipeline.visual_guide.attributions import Attributions
-from pipeline.visual_guide.patch_projection import PatchProjection
-from pipeline.visual_guide.pictures import Picture
-from pipeline.visual_guide.traced_image import TracedImage, TracedTransformer
+from patchline.pipeline.models.model_description import ModelDescription
+from patchline.pipeline.visual_guide.attributions import Attributions
+from patchline.pipeline.visual_guide.patch_projection import PatchProjection
+from patchline.pipeline.visual_guide.pictures import Picture
+from patchline.pipeline.visual_guide.traced_image import TracedImage, TracedTransformer
 
 Array = np.ndarray[Any, Any]
 

@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from pipeline.layers.class_token import ClassToken
-from pipeline.layers.intermediate_values import BlockValues, recorded
-from pipeline.layers.registers import RegisterTokens
-from pipeline.models.ensemble import Ensemble
-from pipeline.models.inference import normalised
-from pipeline.models.model_description import ModelDescription
-from pipeline.plugin_api import PatchTokens
+from patchline.pipeline.layers.class_token import ClassToken
+from patchline.pipeline.layers.intermediate_values import BlockValues, recorded
+from patchline.pipeline.layers.registers import RegisterTokens
+from patchline.pipeline.models.ensemble import Ensemble
+from patchline.pipeline.models.inference import normalised
+from patchline.pipeline.models.model_description import ModelDescription
+from patchline.plugin_api import PatchTokens
 
 Array = np.ndarray[Any, Any]
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
@@ -31,7 +31,7 @@ _READOUT_TOLERANCE = 1e-3
 
 @dataclass(frozen=True)
 class TracedTransformer:
-    """The values inside a Transformer whose layers come from `pipeline.layers`."""
+    """The values inside a Transformer whose layers come from `patchline.pipeline.layers`."""
 
     grid: tuple[int, int]
     """Rows and columns of the patches."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import psutil
 
-from pipeline.workers import worker_start
-from pipeline.workers.event_log import Event
+from patchline.pipeline.workers import worker_start
+from patchline.pipeline.workers.event_log import Event
 
 OnEvent = Callable[[Event], None]
 _AHEAD_SECONDS = 15.0
@@ -20,7 +20,7 @@ class Worker:
     """The process in which a stage computes, and what it needs."""
 
     module: str
-    """Run as `python -m MODULE`, see `pipeline.workers`."""
+    """Run as `python -m MODULE`, see `patchline.pipeline.workers`."""
     accelerator: bool = True
     """Whether it computes on the device of the run; otherwise on CPU cores alone."""
     free_gib: float = 3.0

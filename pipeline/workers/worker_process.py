@@ -21,15 +21,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
-from pipeline import redaction
-from pipeline.errors import PipelineError, RunError, StorageError, WorkerError, error_class
-from pipeline.files.atomic_files import storage_errors, write_text
-from pipeline.files.file_locks import try_lock
-from pipeline.frozen_model import FrozenModel
-from pipeline.workers import worker_start
-from pipeline.workers.event_log import Event, EventReader, EventWriter, LineReader
-from pipeline.workers.worker_start import LOG_FILE
-from pipeline.workspace import make_folder
+from patchline.pipeline import redaction
+from patchline.pipeline.errors import (
+    PipelineError,
+    RunError,
+    StorageError,
+    WorkerError,
+    error_class,
+)
+from patchline.pipeline.files.atomic_files import storage_errors, write_text
+from patchline.pipeline.files.file_locks import try_lock
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.workers import worker_start
+from patchline.pipeline.workers.event_log import Event, EventReader, EventWriter, LineReader
+from patchline.pipeline.workers.worker_start import LOG_FILE
+from patchline.pipeline.workspace import make_folder
 
 Result = TypeVar("Result", bound=FrozenModel)
 Job = TypeVar("Job", bound=FrozenModel)

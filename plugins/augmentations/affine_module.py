@@ -10,7 +10,7 @@ import math
 import torch
 from torch.nn.functional import grid_sample
 
-from pipeline.plugin_api import BatchRandom
+from patchline.plugin_api import BatchRandom
 
 _BRIGHTEST = 255.0
 

@@ -9,7 +9,7 @@ import math
 
 import torch
 
-from pipeline.plugin_api import BatchRandom
+from patchline.plugin_api import BatchRandom
 
 _ATTEMPTS = 10
 _RATIO_STEPS = 64

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import Field
 
-from pipeline.plugin_api import (
+from patchline.plugin_api import (
     Assumptions,
     AugmentationContext,
     BatchRandom,
@@ -54,7 +54,7 @@ def assumptions(config: CropAndFlipConfig) -> Assumptions:
 
 def build_batch(config: CropAndFlipConfig, _context: AugmentationContext) -> BatchTransform:
     """Build the transform of whole batches."""
-    from plugins.augmentations.batch_module import erase, flip_and_crop
+    from patchline.plugins.augmentations.batch_module import erase, flip_and_crop
 
     flip = bool(config.horizontal_flip)
 

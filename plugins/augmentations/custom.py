@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Self
 
-from pipeline.plugin_api import (
+from patchline.plugin_api import (
     Assumptions,
     AugmentationContext,
     AugmentationPlugin,
@@ -27,7 +27,7 @@ class CustomConfig(PluginConfig):
 
     def resolved_for(self, _traits: DataTraits) -> Self:
         """Check the pipeline, and record the file's digest."""
-        from plugins.augmentations.custom_module import read_pipeline
+        from patchline.plugins.augmentations.custom_module import read_pipeline
 
         file = _path(self)
         _, digest = read_pipeline(file, self.sha256)
@@ -45,7 +45,7 @@ def _path(config: CustomConfig) -> Path:
 
 def build(config: CustomConfig, _context: AugmentationContext) -> Any:
     """Build the transform from the file."""
-    from plugins.augmentations.custom_module import read_pipeline
+    from patchline.plugins.augmentations.custom_module import read_pipeline
 
     pipeline, _ = read_pipeline(_path(config), config.sha256)
     return pipeline
@@ -53,7 +53,7 @@ def build(config: CustomConfig, _context: AugmentationContext) -> Any:
 
 def assumptions(config: CustomConfig) -> Assumptions:
     """Return what the transforms in the file take for granted."""
-    from plugins.augmentations.custom_module import assumed, read_pipeline
+    from patchline.plugins.augmentations.custom_module import assumed, read_pipeline
 
     file = _path(config)
     pipeline, _ = read_pipeline(file, config.sha256)

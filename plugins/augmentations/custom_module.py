@@ -17,7 +17,7 @@ import yaml
 from albumentations.core.composition import BaseCompose
 from albumentations.core.serialization import SERIALIZABLE_REGISTRY, shorten_class_name
 
-from pipeline.plugin_api import ConfigError
+from patchline.plugin_api import ConfigError
 
 _MOST_BYTES = 1_000_000
 _MOST_TRANSFORMS = 1_000

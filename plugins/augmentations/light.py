@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import Field
 
-from pipeline.plugin_api import (
+from patchline.plugin_api import (
     Assumptions,
     AugmentationContext,
     AugmentationPlugin,
@@ -77,7 +77,7 @@ def build(config: LightConfig, context: AugmentationContext) -> Any:
 
 def build_batch(config: LightConfig, context: AugmentationContext) -> BatchTransform:
     """Build the transform of whole batches of small images; it leaves others as they are."""
-    from plugins.augmentations.affine_module import as_bytes, as_floats, lit, moved
+    from patchline.plugins.augmentations.affine_module import as_bytes, as_floats, lit, moved
 
     def transform(images_BHWC: torch.Tensor, random: BatchRandom) -> torch.Tensor:
         images_BCHW = moved(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pipeline.plugin_api import (
+from patchline.plugin_api import (
     Assumptions,
     AugmentationContext,
     AugmentationPlugin,

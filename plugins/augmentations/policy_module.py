@@ -14,7 +14,7 @@ from typing import Any
 import albumentations
 import numpy as np
 
-from plugins.augmentations import operations
+from patchline.plugins.augmentations import operations
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 Step = Callable[[Pixels], Pixels]

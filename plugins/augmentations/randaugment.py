@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from pipeline.plugin_api import Assumptions, AugmentationContext, AugmentationPlugin
-from plugins.augmentations import crop_and_flip
-from plugins.augmentations.crop_and_flip import CropAndFlipConfig, build_batch
+from patchline.plugin_api import Assumptions, AugmentationContext, AugmentationPlugin
+from patchline.plugins.augmentations import crop_and_flip
+from patchline.plugins.augmentations.crop_and_flip import CropAndFlipConfig, build_batch
 
 INVERTED = "inverted bright values (solarize)"
 
@@ -27,7 +27,7 @@ def build(config: RandAugmentConfig, context: AugmentationContext) -> Any:
     """Build the transform of single images."""
     import albumentations
 
-    from plugins.augmentations.policy_module import RandomOperations, randaugment_ranges
+    from patchline.plugins.augmentations.policy_module import RandomOperations, randaugment_ranges
 
     ranges = randaugment_ranges(context.height, context.width)
     return albumentations.Compose([RandomOperations(ranges, config.num_ops, config.magnitude)])

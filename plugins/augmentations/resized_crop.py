@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import Field
 
-from pipeline.plugin_api import (
+from patchline.plugin_api import (
     Assumptions,
     AugmentationContext,
     AugmentationPlugin,
@@ -57,9 +57,9 @@ class ResizedCropConfig(PluginConfig):
 
 def build_batch(config: ResizedCropConfig, _context: AugmentationContext) -> BatchTransform:
     """Build the transform of whole batches."""
-    from plugins.augmentations.affine_module import as_bytes, as_floats
-    from plugins.augmentations.batch_module import erase
-    from plugins.augmentations.resized_crop_module import enlarged, recolored, windows
+    from patchline.plugins.augmentations.affine_module import as_bytes, as_floats
+    from patchline.plugins.augmentations.batch_module import erase
+    from patchline.plugins.augmentations.resized_crop_module import enlarged, recolored, windows
 
     def transform(images_BHWC: torch.Tensor, random: BatchRandom) -> torch.Tensor:
         windows_B4 = windows(

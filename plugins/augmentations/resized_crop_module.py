@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch.nn.functional import grid_sample
 
-from pipeline.plugin_api import BatchRandom
-from plugins.augmentations.batch_module import rectangles
+from patchline.plugin_api import BatchRandom
+from patchline.plugins.augmentations.batch_module import rectangles
 
 _BRIGHTEST = 255.0
 _LUMA = (0.299, 0.587, 0.114)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from pipeline.plugin_api import AugmentationPlugin
-from plugins.augmentations.crop_and_flip import CropAndFlipConfig, assumptions, build_batch
+from patchline.plugin_api import AugmentationPlugin
+from patchline.plugins.augmentations.crop_and_flip import (
+    CropAndFlipConfig,
+    assumptions,
+    build_batch,
+)
 
 plugin = AugmentationPlugin(
     summary="Padding, random crops and mirroring of whole batches: the fastest for small images",

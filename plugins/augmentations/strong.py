@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from pipeline.plugin_api import Assumptions, AugmentationContext, AugmentationPlugin
-from plugins.augmentations import randaugment, trivialaugment
-from plugins.augmentations.crop_and_flip import build_batch
+from patchline.plugin_api import Assumptions, AugmentationContext, AugmentationPlugin
+from patchline.plugins.augmentations import randaugment, trivialaugment
+from patchline.plugins.augmentations.crop_and_flip import build_batch
 
 
 class StrongConfig(randaugment.RandAugmentConfig):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.plugin_api import Assumptions, AugmentationContext, AugmentationPlugin
-from plugins.augmentations import crop_and_flip
-from plugins.augmentations.crop_and_flip import CropAndFlipConfig, build_batch
-from plugins.augmentations.randaugment import INVERTED
+from patchline.plugin_api import Assumptions, AugmentationContext, AugmentationPlugin
+from patchline.plugins.augmentations import crop_and_flip
+from patchline.plugins.augmentations.crop_and_flip import CropAndFlipConfig, build_batch
+from patchline.plugins.augmentations.randaugment import INVERTED
 
 
 class TrivialAugmentConfig(CropAndFlipConfig):
@@ -18,7 +18,10 @@ def build(_config: TrivialAugmentConfig, context: AugmentationContext) -> Any:
     """Build the transform of single images."""
     import albumentations
 
-    from plugins.augmentations.policy_module import RandomOperations, trivialaugment_ranges
+    from patchline.plugins.augmentations.policy_module import (
+        RandomOperations,
+        trivialaugment_ranges,
+    )
 
     ranges = trivialaugment_ranges(context.height, context.width)
     return albumentations.Compose([RandomOperations(ranges, num_ops=1, magnitude=None)])

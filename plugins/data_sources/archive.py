@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline.plugin_api import (
+from patchline.plugin_api import (
     DataError,
     DataSourcePlugin,
     ImageListing,
@@ -22,7 +22,7 @@ from pipeline.plugin_api import (
     stem_of,
     valid_name,
 )
-from plugins.data_sources.class_folders import ClassFolderConfig, ClassFolders
+from patchline.plugins.data_sources.class_folders import ClassFolderConfig, ClassFolders
 
 
 class ArchiveConfig(ClassFolderConfig):

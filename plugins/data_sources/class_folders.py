@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from pipeline.plugin_api import (
+from patchline.plugin_api import (
     ARCHIVE_SUFFIXES,
     IMAGE_SUFFIXES,
     DataError,

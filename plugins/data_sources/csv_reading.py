@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TextIO
 
-from pipeline.plugin_api import IMAGE_SUFFIXES, DataError, plain_cell
-from plugins.data_sources.cell_text import shown
+from patchline.plugin_api import IMAGE_SUFFIXES, DataError, plain_cell
+from patchline.plugins.data_sources.cell_text import shown
 
 _DELIMITERS = (",", ";", "\t", "|")
 _MOST_FIELD_BYTES = 1 << 27

@@ -8,7 +8,7 @@ from __future__ import annotations
 import uuid
 from pathlib import Path
 
-from pipeline.plugin_api import (
+from patchline.plugin_api import (
     DataError,
     DataSourcePlugin,
     ImageListing,

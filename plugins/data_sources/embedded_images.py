@@ -7,8 +7,8 @@ import io
 import tarfile
 from pathlib import Path, PurePosixPath
 
-from pipeline.plugin_api import IMAGE_SUFFIXES, check_expansion, known_digest, made_once
-from plugins.data_sources.table_reading import ParquetTable, PartedTable
+from patchline.plugin_api import IMAGE_SUFFIXES, check_expansion, known_digest, made_once
+from patchline.plugins.data_sources.table_reading import ParquetTable, PartedTable
 
 
 def image_names(stored: list[str]) -> list[str]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from pipeline.plugin_api import (
+from patchline.plugin_api import (
     ARCHIVE_SUFFIXES,
     TABLE_SUFFIXES,
     DataError,
@@ -25,7 +25,7 @@ from pipeline.plugin_api import (
     visible_folders,
     walk_files,
 )
-from plugins.data_sources.class_folders import ClassFolderConfig, ClassFolders
+from patchline.plugins.data_sources.class_folders import ClassFolderConfig, ClassFolders
 
 
 class ImageFolderConfig(ClassFolderConfig):

@@ -6,7 +6,7 @@ import json
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from pipeline.plugin_api import (
+from patchline.plugin_api import (
     IMAGE_SUFFIXES,
     DataError,
     LeftOutFile,

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from pipeline.plugin_api import (
+from patchline.plugin_api import (
     TABLE_SUFFIXES,
     DataError,
     DataSourcePlugin,
@@ -24,12 +24,17 @@ from pipeline.plugin_api import (
     table_parts,
     valid_name,
 )
-from plugins.data_sources.cell_text import shown
-from plugins.data_sources.embedded_images import extracted, image_names
-from plugins.data_sources.table_columns import Columns, chosen_columns
-from plugins.data_sources.table_files import find_files
-from plugins.data_sources.table_reading import ParquetTable, PartedTable, Table, read_table
-from plugins.data_sources.table_rows import Places, listed_rows, own_columns
+from patchline.plugins.data_sources.cell_text import shown
+from patchline.plugins.data_sources.embedded_images import extracted, image_names
+from patchline.plugins.data_sources.table_columns import Columns, chosen_columns
+from patchline.plugins.data_sources.table_files import find_files
+from patchline.plugins.data_sources.table_reading import (
+    ParquetTable,
+    PartedTable,
+    Table,
+    read_table,
+)
+from patchline.plugins.data_sources.table_rows import Places, listed_rows, own_columns
 
 _COMMON_NAMES = ("labels", "label", "train", "data", "metadata", "annotations", "images", "table")
 _MOST_MISSING = 0.1

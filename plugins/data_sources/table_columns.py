@@ -6,9 +6,9 @@ import re
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
-from pipeline.plugin_api import IMAGE_SUFFIXES, DataError, Split, split_named
-from plugins.data_sources.cell_text import shown
-from plugins.data_sources.table_reading import Table
+from patchline.plugin_api import IMAGE_SUFFIXES, DataError, Split, split_named
+from patchline.plugins.data_sources.cell_text import shown
+from patchline.plugins.data_sources.table_reading import Table
 
 _IMAGE_NAMES = (
     "image", "img", "image_path", "img_path", "file_name", "filename", "file", "filepath",

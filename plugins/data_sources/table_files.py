@@ -12,8 +12,8 @@ from unicodedata import normalize
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-from pipeline.plugin_api import IMAGE_SUFFIXES, DataError, walk_files
-from plugins.data_sources.cell_text import shown
+from patchline.plugin_api import IMAGE_SUFFIXES, DataError, walk_files
+from patchline.plugins.data_sources.cell_text import shown
 
 _DRIVE = re.compile(r"[A-Za-z]:/")
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")

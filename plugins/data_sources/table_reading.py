@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pipeline.plugin_api import DataError, split_named, table_parts
-from plugins.data_sources.cell_text import shown
-from plugins.data_sources.csv_reading import csv_columns
+from patchline.plugin_api import DataError, split_named, table_parts
+from patchline.plugins.data_sources.cell_text import shown
+from patchline.plugins.data_sources.csv_reading import csv_columns
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -6,15 +6,15 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from pipeline.plugin_api import (
+from patchline.plugin_api import (
     LeftOutFile,
     ListedImage,
     SourceContext,
     Split,
     read_label_cells,
 )
-from plugins.data_sources.table_columns import Columns, splits_of
-from plugins.data_sources.table_reading import Table
+from patchline.plugins.data_sources.table_columns import Columns, splits_of
+from patchline.plugins.data_sources.table_reading import Table
 
 _MOST_COLUMNS = 50
 """Of the columns that are kept beside the image and its label."""

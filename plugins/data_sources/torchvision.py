@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pipeline.plugin_api import (
+from patchline.plugin_api import (
     DataError,
     DataSourcePlugin,
     ImageListing,

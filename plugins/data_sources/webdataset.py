@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from pipeline.plugin_api import (
+from patchline.plugin_api import (
     DataError,
     DataSourcePlugin,
     ImageListing,
@@ -27,9 +27,9 @@ from pipeline.plugin_api import (
     stem_of,
     valid_name,
 )
-from plugins.data_sources.shard_table import LABEL, SPLIT, ShardTable
-from plugins.data_sources.table_columns import Columns, chosen_columns
-from plugins.data_sources.table_rows import Places, listed_rows, own_columns
+from patchline.plugins.data_sources.shard_table import LABEL, SPLIT, ShardTable
+from patchline.plugins.data_sources.table_columns import Columns, chosen_columns
+from patchline.plugins.data_sources.table_rows import Places, listed_rows, own_columns
 
 
 class WebDatasetConfig(PluginConfig):

@@ -1,6 +1,6 @@
 """Compact Convolutional Transformer: convolutional tokens, sequence pooling.
 
-Settings and plugin; the network is in `plugins.models.cct_module`.
+Settings and plugin; the network is in `patchline.plugins.models.cct_module`.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
-from pipeline.plugin_api import DataTraits, ModelContext, ModelPlugin
-from plugins.models.transformer_settings import (
+from patchline.plugin_api import DataTraits, ModelContext, ModelPlugin
+from patchline.plugins.models.transformer_settings import (
     Probability,
     Size,
     TransformerConfig,
@@ -52,7 +52,7 @@ class CctConfig(TransformerConfig):
 
 def build(config: CctConfig, context: ModelContext) -> torch.nn.Module:
     """Build the network."""
-    from plugins.models.cct_module import CompactTransformer
+    from patchline.plugins.models.cct_module import CompactTransformer
 
     return CompactTransformer(config, context)
 

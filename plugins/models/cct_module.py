@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from pipeline.layers.attention import MultiHeadSelfAttention
-from pipeline.layers.head import LinearHead
-from pipeline.layers.initialisation import truncated_normal
-from pipeline.layers.learned_positions import LearnedPositionEmbedding
-from pipeline.layers.mlp import MLP
-from pipeline.layers.patch_dropout import PatchDropout
-from pipeline.layers.pooling import SequencePooling
-from pipeline.layers.positions import position_embedding
-from pipeline.layers.stochastic_depth import StochasticDepth, drop_path_rates
-from pipeline.plugin_api import ModelContext, PatchTokens
+from patchline.pipeline.layers.attention import MultiHeadSelfAttention
+from patchline.pipeline.layers.head import LinearHead
+from patchline.pipeline.layers.initialisation import truncated_normal
+from patchline.pipeline.layers.learned_positions import LearnedPositionEmbedding
+from patchline.pipeline.layers.mlp import MLP
+from patchline.pipeline.layers.patch_dropout import PatchDropout
+from patchline.pipeline.layers.pooling import SequencePooling
+from patchline.pipeline.layers.positions import position_embedding
+from patchline.pipeline.layers.stochastic_depth import StochasticDepth, drop_path_rates
+from patchline.plugin_api import ModelContext, PatchTokens
 
 if TYPE_CHECKING:
-    from plugins.models.cct import CctConfig
+    from patchline.plugins.models.cct import CctConfig
 
 _POSITION_STD = 0.2
 

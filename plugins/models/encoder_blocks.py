@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from pipeline.layers.encoder_block import EncoderBlock
-from pipeline.layers.initialisation import xavier, zero_residuals
-from pipeline.layers.stochastic_depth import drop_path_rates
+from patchline.pipeline.layers.encoder_block import EncoderBlock
+from patchline.pipeline.layers.initialisation import xavier, zero_residuals
+from patchline.pipeline.layers.stochastic_depth import drop_path_rates
 
 if TYPE_CHECKING:
-    from pipeline.layers.attention import MultiHeadSelfAttention
-    from plugins.models.transformer_settings import BlockConfig
+    from patchline.pipeline.layers.attention import MultiHeadSelfAttention
+    from patchline.plugins.models.transformer_settings import BlockConfig
 
 
 def encoder_blocks(

@@ -1,6 +1,6 @@
 """A ViT with rotary positions: attention depends on the distance of two patches.
 
-Settings and plugin; the network is in `plugins.models.rope_vit_module`.
+Settings and plugin; the network is in `patchline.plugins.models.rope_vit_module`.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field
 
-from pipeline.plugin_api import ConfigError, DataTraits, ModelContext, ModelPlugin
-from plugins.models.transformer_settings import BlockConfig
+from patchline.plugin_api import ConfigError, DataTraits, ModelContext, ModelPlugin
+from patchline.plugins.models.transformer_settings import BlockConfig
 
 if TYPE_CHECKING:
     import torch
@@ -48,7 +48,7 @@ class RopeVitConfig(BlockConfig):
 
 def build(config: RopeVitConfig, context: ModelContext) -> torch.nn.Module:
     """Build the network."""
-    from plugins.models.rope_vit_module import RotaryVisionTransformer
+    from patchline.plugins.models.rope_vit_module import RotaryVisionTransformer
 
     return RotaryVisionTransformer(config, context)
 

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from pipeline.layers.class_token import ClassToken
-from pipeline.layers.head import LinearHead
-from pipeline.layers.normalisation import NORMS
-from pipeline.layers.patch_dropout import PatchDropout
-from pipeline.layers.pooling import ClassTokenPooling
-from pipeline.layers.positions import Positions, position_embedding
-from pipeline.layers.registers import RegisterTokens
-from pipeline.layers.rotary_attention import RotarySelfAttention, grid_positions
-from pipeline.plugin_api import ModelContext, PatchTokens
-from plugins.models.encoder_blocks import encoder_blocks
+from patchline.pipeline.layers.class_token import ClassToken
+from patchline.pipeline.layers.head import LinearHead
+from patchline.pipeline.layers.normalisation import NORMS
+from patchline.pipeline.layers.patch_dropout import PatchDropout
+from patchline.pipeline.layers.pooling import ClassTokenPooling
+from patchline.pipeline.layers.positions import Positions, position_embedding
+from patchline.pipeline.layers.registers import RegisterTokens
+from patchline.pipeline.layers.rotary_attention import RotarySelfAttention, grid_positions
+from patchline.plugin_api import ModelContext, PatchTokens
+from patchline.plugins.models.encoder_blocks import encoder_blocks
 
 if TYPE_CHECKING:
-    from plugins.models.rope_vit import RopeVitConfig
+    from patchline.plugins.models.rope_vit import RopeVitConfig
 
 
 class RotaryVisionTransformer(nn.Module):
@@ -63,7 +63,7 @@ class RotaryVisionTransformer(nn.Module):
     def encode(
         self, images_BCHW: torch.Tensor, visible_BV: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Return the tokens after the last norm; see `pipeline.plugin_api.Encoder`."""
+        """Return the tokens after the last norm; see `patchline.plugin_api.Encoder`."""
         patches: PatchTokens = self.patch_embedding(images_BCHW)
         tokens_BND = self.class_token(patches.tokens_BND)
         tokens_BND = self.dropout(self.position_embedding(tokens_BND, patches.grid))

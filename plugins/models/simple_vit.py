@@ -1,14 +1,14 @@
 """A plain ViT: averaged tokens, fixed sine-cosine positions, no class token and no dropout.
 
-Settings and plugin; the network is in `plugins.models.simple_vit_module`.
+Settings and plugin; the network is in `patchline.plugins.models.simple_vit_module`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, Self
 
-from pipeline.plugin_api import DataTraits, ModelContext, ModelPlugin
-from plugins.models.transformer_settings import TransformerConfig, check_sine_cosine
+from patchline.plugin_api import DataTraits, ModelContext, ModelPlugin
+from patchline.plugins.models.transformer_settings import TransformerConfig, check_sine_cosine
 
 if TYPE_CHECKING:
     import torch
@@ -28,7 +28,7 @@ class SimpleVitConfig(TransformerConfig):
 
 def build(config: SimpleVitConfig, context: ModelContext) -> torch.nn.Module:
     """Build the network."""
-    from plugins.models.simple_vit_module import SimpleVisionTransformer
+    from patchline.plugins.models.simple_vit_module import SimpleVisionTransformer
 
     return SimpleVisionTransformer(config, context)
 

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from pipeline.layers.attention import MultiHeadSelfAttention
-from pipeline.layers.encoder_block import LAYER_NORM_EPSILON, EncoderBlock
-from pipeline.layers.head import LinearHead
-from pipeline.layers.initialisation import xavier
-from pipeline.layers.patch_dropout import PatchDropout
-from pipeline.layers.pooling import AveragePooling
-from pipeline.layers.sine_cosine_positions import SineCosinePositionEmbedding
-from pipeline.layers.stochastic_depth import drop_path_rates
-from pipeline.plugin_api import ModelContext, PatchTokens
+from patchline.pipeline.layers.attention import MultiHeadSelfAttention
+from patchline.pipeline.layers.encoder_block import LAYER_NORM_EPSILON, EncoderBlock
+from patchline.pipeline.layers.head import LinearHead
+from patchline.pipeline.layers.initialisation import xavier
+from patchline.pipeline.layers.patch_dropout import PatchDropout
+from patchline.pipeline.layers.pooling import AveragePooling
+from patchline.pipeline.layers.sine_cosine_positions import SineCosinePositionEmbedding
+from patchline.pipeline.layers.stochastic_depth import drop_path_rates
+from patchline.plugin_api import ModelContext, PatchTokens
 
 if TYPE_CHECKING:
-    from plugins.models.simple_vit import SimpleVitConfig
+    from patchline.plugins.models.simple_vit import SimpleVitConfig
 
 
 class SimpleVisionTransformer(nn.Module):
@@ -57,7 +57,7 @@ class SimpleVisionTransformer(nn.Module):
     def encode(
         self, images_BCHW: torch.Tensor, visible_BV: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Return the tokens after the last norm; see `pipeline.plugin_api.Encoder`."""
+        """Return the tokens after the last norm; see `patchline.plugin_api.Encoder`."""
         patches: PatchTokens = self.patch_embedding(images_BCHW)
         tokens_BND = self.position_embedding(patches.tokens_BND, patches.grid)
         tokens_BND = self.patch_dropout(self.dropout(tokens_BND), visible_BV)

@@ -1,20 +1,20 @@
 """Any classification model of timm by its name, from random weights; needs timm.
 
-Settings and plugin; the models are found in `plugins.models.timm_module`.
+Settings and plugin; the models are found in `patchline.plugins.models.timm_module`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Self
 
-from pipeline.plugin_api import (
+from patchline.plugin_api import (
     NO_PATCH_EMBEDDING,
     DataTraits,
     ModelContext,
     ModelPlugin,
     PluginConfig,
 )
-from plugins.models.transformer_settings import Probability
+from patchline.plugins.models.transformer_settings import Probability
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +34,7 @@ class TimmConfig(PluginConfig):
 
     def resolved_for(self, traits: DataTraits) -> Self:
         """Check that timm is installed and has a model of that name that takes the images."""
-        from plugins.models.timm_module import check
+        from patchline.plugins.models.timm_module import check
 
         check(self, traits)
         return self
@@ -42,7 +42,7 @@ class TimmConfig(PluginConfig):
 
 def build(config: TimmConfig, context: ModelContext) -> torch.nn.Module:
     """Build the network."""
-    from plugins.models.timm_module import TimmModel
+    from patchline.plugins.models.timm_module import TimmModel
 
     return TimmModel(config, context)
 

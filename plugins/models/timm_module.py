@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from pipeline.plugin_api import ConfigError, DataTraits, ModelContext, PluginError
-from plugins.models.trial_build import check_by_trial
+from patchline.plugin_api import ConfigError, DataTraits, ModelContext, PluginError
+from patchline.plugins.models.trial_build import check_by_trial
 
 if TYPE_CHECKING:
-    from plugins.models.timm import TimmConfig
+    from patchline.plugins.models.timm import TimmConfig
 
 
 class TimmModel(nn.Module):

@@ -1,13 +1,13 @@
 """Any classification model of torchvision by its name, from random weights.
 
-Settings and plugin; the models are found in `plugins.models.torchvision_module`.
+Settings and plugin; the models are found in `patchline.plugins.models.torchvision_module`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Self
 
-from pipeline.plugin_api import (
+from patchline.plugin_api import (
     NO_PATCH_EMBEDDING,
     DataTraits,
     ModelContext,
@@ -27,7 +27,7 @@ class TorchvisionConfig(PluginConfig):
 
     def resolved_for(self, traits: DataTraits) -> Self:
         """Check that there is such a model and that it takes the images."""
-        from plugins.models.torchvision_module import check
+        from patchline.plugins.models.torchvision_module import check
 
         check(self.architecture, traits)
         return self
@@ -35,7 +35,7 @@ class TorchvisionConfig(PluginConfig):
 
 def build(config: TorchvisionConfig, context: ModelContext) -> torch.nn.Module:
     """Build the network."""
-    from plugins.models.torchvision_module import TorchvisionModel
+    from patchline.plugins.models.torchvision_module import TorchvisionModel
 
     return TorchvisionModel(config.architecture, context)
 

@@ -13,8 +13,8 @@ import torch
 import torchvision
 from torch import nn
 
-from pipeline.plugin_api import ConfigError, DataTraits, ModelContext
-from plugins.models.trial_build import check_by_trial
+from patchline.plugin_api import ConfigError, DataTraits, ModelContext
+from patchline.plugins.models.trial_build import check_by_trial
 
 _STEM_CHANNELS = 3
 

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field
 
-from pipeline.plugin_api import ConfigError, DataTraits, PluginConfig
+from patchline.plugin_api import ConfigError, DataTraits, PluginConfig
 
 
 class Size(NamedTuple):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from pipeline.plugin_api import ConfigError
+from patchline.plugin_api import ConfigError
 
 
 def check_by_trial(

@@ -1,14 +1,14 @@
 """The Vision Transformer as published: class token, learned positions, pre-norm blocks.
 
-Settings and plugin; the network is in `plugins.models.vit_module`.
+Settings and plugin; the network is in `patchline.plugins.models.vit_module`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, Self
 
-from pipeline.plugin_api import DataTraits, ModelContext, ModelPlugin
-from plugins.models.transformer_settings import BlockConfig, check_sine_cosine
+from patchline.plugin_api import DataTraits, ModelContext, ModelPlugin
+from patchline.plugins.models.transformer_settings import BlockConfig, check_sine_cosine
 
 if TYPE_CHECKING:
     import torch
@@ -47,7 +47,7 @@ class VitConfig(BlockConfig):
 
 def build(config: VitConfig, context: ModelContext) -> torch.nn.Module:
     """Build the network."""
-    from plugins.models.vit_module import VisionTransformer
+    from patchline.plugins.models.vit_module import VisionTransformer
 
     return VisionTransformer(config, context)
 

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from pipeline.layers.attention import MultiHeadSelfAttention
-from pipeline.layers.class_token import ClassToken
-from pipeline.layers.head import LinearHead, TanhHead
-from pipeline.layers.normalisation import NORMS
-from pipeline.layers.patch_dropout import PatchDropout
-from pipeline.layers.pooling import AttentionPooling, AveragePooling, ClassTokenPooling
-from pipeline.layers.positions import position_embedding
-from pipeline.plugin_api import ModelContext, PatchTokens
-from plugins.models.encoder_blocks import encoder_blocks
+from patchline.pipeline.layers.attention import MultiHeadSelfAttention
+from patchline.pipeline.layers.class_token import ClassToken
+from patchline.pipeline.layers.head import LinearHead, TanhHead
+from patchline.pipeline.layers.normalisation import NORMS
+from patchline.pipeline.layers.patch_dropout import PatchDropout
+from patchline.pipeline.layers.pooling import AttentionPooling, AveragePooling, ClassTokenPooling
+from patchline.pipeline.layers.positions import position_embedding
+from patchline.plugin_api import ModelContext, PatchTokens
+from patchline.plugins.models.encoder_blocks import encoder_blocks
 
 if TYPE_CHECKING:
-    from plugins.models.vit import VitConfig
+    from patchline.plugins.models.vit import VitConfig
 
 
 _HEADS = {"linear": LinearHead, "tanh": TanhHead}
@@ -73,7 +73,7 @@ class VisionTransformer(nn.Module):
     def encode(
         self, images_BCHW: torch.Tensor, visible_BV: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Return the tokens after the last norm; see `pipeline.plugin_api.Encoder`."""
+        """Return the tokens after the last norm; see `patchline.plugin_api.Encoder`."""
         patches: PatchTokens = self.patch_embedding(images_BCHW)
         tokens_BND = self.class_token(patches.tokens_BND)  # N is now 1 + rows * columns
         tokens_BND = self.dropout(self.position_embedding(tokens_BND, patches.grid))

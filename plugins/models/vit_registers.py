@@ -1,6 +1,6 @@
 """A ViT with register tokens, which keep artifacts out of the patches.
 
-Settings and plugin; the network is in `plugins.models.vit_registers_module`.
+Settings and plugin; the network is in `patchline.plugins.models.vit_registers_module`.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from pipeline.plugin_api import ModelContext, ModelPlugin
-from plugins.models.transformer_settings import BlockConfig
+from patchline.plugin_api import ModelContext, ModelPlugin
+from patchline.plugins.models.transformer_settings import BlockConfig
 
 if TYPE_CHECKING:
     import torch
@@ -31,7 +31,7 @@ class VitRegistersConfig(BlockConfig):
 
 def build(config: VitRegistersConfig, context: ModelContext) -> torch.nn.Module:
     """Build the network."""
-    from plugins.models.vit_registers_module import RegisterVisionTransformer
+    from patchline.plugins.models.vit_registers_module import RegisterVisionTransformer
 
     return RegisterVisionTransformer(config, context)
 

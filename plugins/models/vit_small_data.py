@@ -1,6 +1,6 @@
 """A ViT for small data sets: shifted patches and locality self-attention.
 
-Settings and plugin; the network is in `plugins.models.vit_small_data_module`.
+Settings and plugin; the network is in `patchline.plugins.models.vit_small_data_module`.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from pipeline.plugin_api import ModelContext, ModelPlugin
-from plugins.models.transformer_settings import VIT_SIZES, Size, TransformerConfig
+from patchline.plugin_api import ModelContext, ModelPlugin
+from patchline.plugins.models.transformer_settings import VIT_SIZES, Size, TransformerConfig
 
 if TYPE_CHECKING:
     import torch
@@ -31,7 +31,7 @@ class VitSmallDataConfig(TransformerConfig):
 
 def build(config: VitSmallDataConfig, context: ModelContext) -> torch.nn.Module:
     """Build the network."""
-    from plugins.models.vit_small_data_module import SmallDataVisionTransformer
+    from patchline.plugins.models.vit_small_data_module import SmallDataVisionTransformer
 
     return SmallDataVisionTransformer(config, context)
 

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from pipeline.layers.class_token import ClassToken
-from pipeline.layers.encoder_block import LAYER_NORM_EPSILON, EncoderBlock
-from pipeline.layers.head import LinearHead
-from pipeline.layers.initialisation import truncated_normal
-from pipeline.layers.learned_positions import LearnedPositionEmbedding
-from pipeline.layers.locality_attention import LocalitySelfAttention
-from pipeline.layers.patch_dropout import PatchDropout
-from pipeline.layers.pooling import ClassTokenPooling
-from pipeline.layers.stochastic_depth import drop_path_rates
-from pipeline.plugin_api import ModelContext, PatchTokens
+from patchline.pipeline.layers.class_token import ClassToken
+from patchline.pipeline.layers.encoder_block import LAYER_NORM_EPSILON, EncoderBlock
+from patchline.pipeline.layers.head import LinearHead
+from patchline.pipeline.layers.initialisation import truncated_normal
+from patchline.pipeline.layers.learned_positions import LearnedPositionEmbedding
+from patchline.pipeline.layers.locality_attention import LocalitySelfAttention
+from patchline.pipeline.layers.patch_dropout import PatchDropout
+from patchline.pipeline.layers.pooling import ClassTokenPooling
+from patchline.pipeline.layers.stochastic_depth import drop_path_rates
+from patchline.plugin_api import ModelContext, PatchTokens
 
 if TYPE_CHECKING:
-    from plugins.models.vit_small_data import VitSmallDataConfig
+    from patchline.plugins.models.vit_small_data import VitSmallDataConfig
 
 
 class SmallDataVisionTransformer(nn.Module):
@@ -59,7 +59,7 @@ class SmallDataVisionTransformer(nn.Module):
     def encode(
         self, images_BCHW: torch.Tensor, visible_BV: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Return the tokens after the last norm; see `pipeline.plugin_api.Encoder`."""
+        """Return the tokens after the last norm; see `patchline.plugin_api.Encoder`."""
         patches: PatchTokens = self.patch_embedding(images_BCHW)
         tokens_BND = self.class_token(patches.tokens_BND)
         tokens_BND = self.dropout(self.position_embedding(tokens_BND, patches.grid))

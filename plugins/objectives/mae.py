@@ -1,6 +1,6 @@
 """Masked autoencoder: pre-training without labels, by reconstructing hidden patches.
 
-Settings and plugin; the networks are in `plugins.objectives.mae_module`.
+Settings and plugin; the networks are in `patchline.plugins.objectives.mae_module`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from pipeline.plugin_api import Objective, ObjectiveContext, ObjectivePlugin, PluginConfig
+from patchline.plugin_api import Objective, ObjectiveContext, ObjectivePlugin, PluginConfig
 
 Size = Annotated[int, Field(ge=1, le=65_536)]
 
@@ -37,7 +37,7 @@ class MaeConfig(PluginConfig):
 
 def build(config: MaeConfig, context: ObjectiveContext) -> Objective:
     """Build the objective."""
-    from plugins.objectives.mae_module import MaskedAutoencoding
+    from patchline.plugins.objectives.mae_module import MaskedAutoencoding
 
     return MaskedAutoencoding(config, context)
 

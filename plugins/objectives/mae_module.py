@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from pipeline.layers.attention import MultiHeadSelfAttention
-from pipeline.layers.encoder_block import EncoderBlock
-from pipeline.layers.initialisation import xavier
-from pipeline.layers.sine_cosine_positions import sine_cosine_positions
-from pipeline.plugin_api import ConfigError, Encoder, ImageSpec, Objective, ObjectiveContext
+from patchline.pipeline.layers.attention import MultiHeadSelfAttention
+from patchline.pipeline.layers.encoder_block import EncoderBlock
+from patchline.pipeline.layers.initialisation import xavier
+from patchline.pipeline.layers.sine_cosine_positions import sine_cosine_positions
+from patchline.plugin_api import ConfigError, Encoder, ImageSpec, Objective, ObjectiveContext
 
 if TYPE_CHECKING:
-    from plugins.objectives.mae import MaeConfig
+    from patchline.plugins.objectives.mae import MaeConfig
 
 _LARGEST_DECODER = 512
 _HEAD_DIM = 32

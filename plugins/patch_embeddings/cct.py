@@ -1,6 +1,6 @@
 """Convolution, ReLU and max-pooling, once or several times.
 
-Settings and plugin; the layer is in `plugins.patch_embeddings.cct_module`.
+Settings and plugin; the layer is in `patchline.plugins.patch_embeddings.cct_module`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple, Self
 
 from pydantic import Field
 
-from pipeline.plugin_api import (
+from patchline.plugin_api import (
     ConfigError,
     DataTraits,
     PatchEmbeddingContext,
@@ -111,7 +111,7 @@ def _default_num_layers(side: int, kernel_size: int) -> int:
 
 def build(config: CctConfig, context: PatchEmbeddingContext) -> torch.nn.Module:
     """Build the layer."""
-    from plugins.patch_embeddings.cct_module import CctTokenizer
+    from patchline.plugins.patch_embeddings.cct_module import CctTokenizer
 
     layers = config.layers(context.height, context.width)
     return CctTokenizer(layers, config.channels, context)

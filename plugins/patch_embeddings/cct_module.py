@@ -10,9 +10,9 @@ from itertools import pairwise
 import torch
 from torch import nn
 
-from pipeline.plugin_api import PatchEmbeddingContext, PatchTokens
-from plugins.patch_embeddings.cct import Layers, conv_padding, conv_stride, layer_grids
-from plugins.patch_embeddings.feature_map import tokens_of
+from patchline.plugin_api import PatchEmbeddingContext, PatchTokens
+from patchline.plugins.patch_embeddings.cct import Layers, conv_padding, conv_stride, layer_grids
+from patchline.plugins.patch_embeddings.feature_map import tokens_of
 
 
 class CctTokenizer(nn.Module):

@@ -1,14 +1,14 @@
 """A convolution with kernel = stride = patch size, the same map as linear.
 
-Settings and plugin; the layer is in `plugins.patch_embeddings.conv_module`.
+Settings and plugin; the layer is in `patchline.plugins.patch_embeddings.conv_module`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pipeline.plugin_api import PatchEmbeddingContext, PatchEmbeddingPlugin
-from plugins.patch_embeddings.patch_grid import PatchGridConfig, default_patch_size
+from patchline.plugin_api import PatchEmbeddingContext, PatchEmbeddingPlugin
+from patchline.plugins.patch_embeddings.patch_grid import PatchGridConfig, default_patch_size
 
 if TYPE_CHECKING:
     import torch
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def build(config: PatchGridConfig, context: PatchEmbeddingContext) -> torch.nn.Module:
     """Build the layer."""
-    from plugins.patch_embeddings.conv_module import ConvPatchEmbedding
+    from patchline.plugins.patch_embeddings.conv_module import ConvPatchEmbedding
 
     patch_size = config.patch_size or default_patch_size(context.height, context.width)
     return ConvPatchEmbedding(patch_size, context)

@@ -1,6 +1,6 @@
 """A few 3x3 convolutions that halve the image, instead of one large stride.
 
-Settings and plugin; the layer is in `plugins.patch_embeddings.conv_stem_module`.
+Settings and plugin; the layer is in `patchline.plugins.patch_embeddings.conv_stem_module`.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from pipeline.plugin_api import ConfigError, PatchEmbeddingContext, PatchEmbeddingPlugin
-from plugins.patch_embeddings.patch_grid import (
+from patchline.plugin_api import ConfigError, PatchEmbeddingContext, PatchEmbeddingPlugin
+from patchline.plugins.patch_embeddings.patch_grid import (
     PatchGridConfig,
     common_divisors,
     nearby_even_size,
@@ -64,7 +64,7 @@ class ConvStemConfig(PatchGridConfig):
 
 def build(config: ConvStemConfig, context: PatchEmbeddingContext) -> torch.nn.Module:
     """Build the layer."""
-    from plugins.patch_embeddings.conv_stem_module import ConvStem
+    from patchline.plugins.patch_embeddings.conv_stem_module import ConvStem
 
     patch_size = config.patch_size_for(context.height, context.width)
     return ConvStem(patch_size, config.norm, context)

@@ -11,8 +11,8 @@ from typing import Literal
 import torch
 from torch import nn
 
-from pipeline.plugin_api import PatchEmbeddingContext, PatchTokens
-from plugins.patch_embeddings.feature_map import tokens_of
+from patchline.plugin_api import PatchEmbeddingContext, PatchTokens
+from patchline.plugins.patch_embeddings.feature_map import tokens_of
 
 _FEWEST_CHANNELS = 8
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pipeline.plugin_api import PatchTokens
+from patchline.plugin_api import PatchTokens
 
 if TYPE_CHECKING:
     import torch

@@ -1,6 +1,6 @@
 """One stored kernel, resized to any patch size.
 
-Settings and plugin; the layer is in `plugins.patch_embeddings.flexi_module`.
+Settings and plugin; the layer is in `patchline.plugins.patch_embeddings.flexi_module`.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple, Self
 
 from pydantic import Field
 
-from pipeline.plugin_api import DataTraits, PatchEmbeddingContext, PatchEmbeddingPlugin
-from plugins.patch_embeddings.patch_grid import (
+from patchline.plugin_api import DataTraits, PatchEmbeddingContext, PatchEmbeddingPlugin
+from patchline.plugins.patch_embeddings.patch_grid import (
     PatchGridConfig,
     check_divides,
     default_patch_size,
@@ -77,7 +77,7 @@ class FlexiConfig(PatchGridConfig):
 
 def build(config: FlexiConfig, context: PatchEmbeddingContext) -> torch.nn.Module:
     """Build the layer."""
-    from plugins.patch_embeddings.flexi_module import FlexiPatchEmbedding
+    from patchline.plugins.patch_embeddings.flexi_module import FlexiPatchEmbedding
 
     return FlexiPatchEmbedding(config.sizes(context.height, context.width), context)
 

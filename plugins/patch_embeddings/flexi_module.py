@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from pipeline.plugin_api import PatchEmbeddingContext, PatchTokens
-from plugins.patch_embeddings.flexi import FlexiSizes
+from patchline.plugin_api import PatchEmbeddingContext, PatchTokens
+from patchline.plugins.patch_embeddings.flexi import FlexiSizes
 
 
 class FlexiPatchEmbedding(nn.Module):

@@ -1,6 +1,6 @@
 """The feature map of a ResNet, one token per position.
 
-Settings and plugin; the layer is in `plugins.patch_embeddings.hybrid_module`.
+Settings and plugin; the layer is in `patchline.plugins.patch_embeddings.hybrid_module`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field
 
-from pipeline.plugin_api import (
+from patchline.plugin_api import (
     ConfigError,
     DataTraits,
     PatchEmbeddingContext,
@@ -75,7 +75,7 @@ def _default_stage(grids: list[Grid], deepest: int, side: int) -> int:
 
 def build(config: HybridConfig, context: PatchEmbeddingContext) -> torch.nn.Module:
     """Build the layer."""
-    from plugins.patch_embeddings.hybrid_module import HybridPatchEmbedding
+    from patchline.plugins.patch_embeddings.hybrid_module import HybridPatchEmbedding
 
     stage = config.stage_for(context.height, context.width)
     return HybridPatchEmbedding(config.backbone, stage, context)

@@ -15,9 +15,9 @@ from torch import nn
 from torch.nn import functional
 from torchvision.models import resnet
 
-from pipeline.plugin_api import PatchEmbeddingContext, PatchTokens
-from plugins.patch_embeddings.feature_map import tokens_of
-from plugins.patch_embeddings.hybrid import Backbone, stage_grids
+from patchline.plugin_api import PatchEmbeddingContext, PatchTokens
+from patchline.plugins.patch_embeddings.feature_map import tokens_of
+from patchline.plugins.patch_embeddings.hybrid import Backbone, stage_grids
 
 NUM_GROUPS = 32
 _EPSILON = 1e-10

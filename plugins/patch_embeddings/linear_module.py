@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from pipeline.plugin_api import PatchEmbeddingContext, PatchTokens
+from patchline.plugin_api import PatchEmbeddingContext, PatchTokens
 
 
 class LinearPatchEmbedding(nn.Module):

@@ -1,6 +1,6 @@
 """Overlapping patches: a convolution with a kernel larger than its stride.
 
-Settings and plugin; the layer is in `plugins.patch_embeddings.overlap_module`.
+Settings and plugin; the layer is in `patchline.plugins.patch_embeddings.overlap_module`.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple, Self
 
 from pydantic import Field
 
-from pipeline.plugin_api import (
+from patchline.plugin_api import (
     ConfigError,
     DataTraits,
     PatchEmbeddingContext,
     PatchEmbeddingPlugin,
     PluginConfig,
 )
-from plugins.patch_embeddings.patch_grid import default_patch_size, nearest_patch_size
+from patchline.plugins.patch_embeddings.patch_grid import default_patch_size, nearest_patch_size
 
 if TYPE_CHECKING:
     import torch
@@ -74,7 +74,7 @@ class OverlapConfig(PluginConfig):
 
 def build(config: OverlapConfig, context: PatchEmbeddingContext) -> torch.nn.Module:
     """Build the layer."""
-    from plugins.patch_embeddings.overlap_module import OverlapPatchEmbedding
+    from patchline.plugins.patch_embeddings.overlap_module import OverlapPatchEmbedding
 
     return OverlapPatchEmbedding(*config.window(context.height, context.width), context)
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from pipeline.plugin_api import PatchEmbeddingContext, PatchTokens
-from plugins.patch_embeddings.feature_map import tokens_of
+from patchline.plugin_api import PatchEmbeddingContext, PatchTokens
+from patchline.plugins.patch_embeddings.feature_map import tokens_of
 
 
 class OverlapPatchEmbedding(nn.Module):

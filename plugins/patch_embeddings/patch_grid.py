@@ -7,7 +7,7 @@ from typing import Annotated, Self
 
 from pydantic import Field
 
-from pipeline.plugin_api import ConfigError, DataTraits, PluginConfig
+from patchline.plugin_api import ConfigError, DataTraits, PluginConfig
 
 _LARGEST_DEFAULT = 16
 _WANTED_GRID = 8

@@ -1,6 +1,6 @@
 """Cut patches from the image and four copies shifted by half a patch.
 
-Settings and plugin; the layer is in `plugins.patch_embeddings.shifted_module`.
+Settings and plugin; the layer is in `patchline.plugins.patch_embeddings.shifted_module`.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from pipeline.plugin_api import ConfigError, PatchEmbeddingContext, PatchEmbeddingPlugin
-from plugins.patch_embeddings.patch_grid import PatchGridConfig, nearby_even_size
+from patchline.plugin_api import ConfigError, PatchEmbeddingContext, PatchEmbeddingPlugin
+from patchline.plugins.patch_embeddings.patch_grid import PatchGridConfig, nearby_even_size
 
 if TYPE_CHECKING:
     import torch
@@ -41,7 +41,7 @@ class ShiftedConfig(PatchGridConfig):
 
 def build(config: ShiftedConfig, context: PatchEmbeddingContext) -> torch.nn.Module:
     """Build the layer."""
-    from plugins.patch_embeddings.shifted_module import ShiftedPatchEmbedding
+    from patchline.plugins.patch_embeddings.shifted_module import ShiftedPatchEmbedding
 
     patch_size = config.patch_size_for(context.height, context.width)
     return ShiftedPatchEmbedding(patch_size, context)

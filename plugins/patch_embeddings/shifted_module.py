@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from pipeline.plugin_api import PatchEmbeddingContext, PatchTokens
+from patchline.plugin_api import PatchEmbeddingContext, PatchTokens
 
 _COPIES = 5
 

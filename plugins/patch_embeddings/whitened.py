@@ -1,6 +1,6 @@
 """A whitened 2x2 convolution, then 3x3 convolutions and max-pooling: learns fast.
 
-Settings and plugin; the layer is in `plugins.patch_embeddings.whitened_module`.
+Settings and plugin; the layer is in `patchline.plugins.patch_embeddings.whitened_module`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import Field
 
-from pipeline.plugin_api import (
+from patchline.plugin_api import (
     ConfigError,
     DataTraits,
     PatchEmbeddingContext,
@@ -79,7 +79,7 @@ class WhitenedConfig(PluginConfig):
 
 def build(config: WhitenedConfig, context: PatchEmbeddingContext) -> torch.nn.Module:
     """Build the layer."""
-    from plugins.patch_embeddings.whitened_module import WhitenedStem
+    from patchline.plugins.patch_embeddings.whitened_module import WhitenedStem
 
     halvings = config.halvings(context.height, context.width)
     if config.mirror_equivariant and context.embed_dim % 2:

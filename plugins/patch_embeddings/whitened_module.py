@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from pipeline.plugin_api import PatchEmbeddingContext, PatchTokens
-from plugins.patch_embeddings.feature_map import tokens_of
-from plugins.patch_embeddings.mirrored_layers import MirroredLayers, without_order
+from patchline.plugin_api import PatchEmbeddingContext, PatchTokens
+from patchline.plugins.patch_embeddings.feature_map import tokens_of
+from patchline.plugins.patch_embeddings.mirrored_layers import MirroredLayers, without_order
 
 _KERNEL = 2
 _EPSILON = 0.05

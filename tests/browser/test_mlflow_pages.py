@@ -8,9 +8,9 @@ from typing import NamedTuple
 import pytest
 from mlflow import MlflowClient
 
-from pipeline.browsing import saved_views
-from pipeline.tracking import addresses
-from pipeline.tracking.tracked_run import TrackedRun
+from patchline.pipeline.browsing import saved_views
+from patchline.pipeline.tracking import addresses
+from patchline.pipeline.tracking.tracked_run import TrackedRun
 from tests.browser.chromium import Browser, browser, missing
 from tests.browser.mlflow_server import mlflow_server
 from tests.conftest import Run

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from prefect.client.orchestration import SyncPrefectClient, get_client
 
-from flows.command_line import run_command_line
+from patchline.flows.command_line import run_command_line
 from tests.flows.lasting_server import LastingServer, lasting_server
 
 Command = Callable[..., tuple[int, str, str]]

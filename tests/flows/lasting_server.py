@@ -12,9 +12,9 @@ from pathlib import Path
 from prefect.logging.handlers import APILogHandler
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from flows.temporary_server import TemporaryServer
-from pipeline.local_login import USER
-from pipeline.local_services import answers
+from patchline.flows.temporary_server import TemporaryServer
+from patchline.pipeline.local_login import USER
+from patchline.pipeline.local_services import answers
 from tests.conftest import PREFECT_DATABASE, SERVER_SECRET
 from tests.patience import patient
 from tests.process_owners import VARIABLE, owned_by

@@ -148,7 +148,7 @@ _THICK = '''
 import torch
 from torch import nn
 
-from pipeline.plugin_api import PatchEmbeddingPlugin, PatchTokens, PluginConfig
+from patchline.plugin_api import PatchEmbeddingPlugin, PatchTokens, PluginConfig
 
 
 class ThickConfig(PluginConfig):

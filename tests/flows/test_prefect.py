@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from flows.training.training_flow import training_flow
-from pipeline.config import RunConfig
-from pipeline.run_memory import live_runs
+from patchline.flows.training.training_flow import training_flow
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.run_memory import live_runs
 from tests.conftest import patchline, write_photos
 from tests.flows.lasting_server import PROOF, LastingServer
 from tests.patience import patient

@@ -11,9 +11,9 @@ import pytest
 from prefect.context import SettingsContext, get_settings_context
 from prefect.settings import Profile, Settings, load_profiles
 
-from flows import prefect_session, prefect_settings
-from flows.python_api.session import session
-from pipeline.errors import ConfigError, OrchestrationError
+from patchline.flows import prefect_session, prefect_settings
+from patchline.flows.python_api.session import session
+from patchline.pipeline.errors import ConfigError, OrchestrationError
 from tests.conftest import Run, patchline
 from tests.surroundings import recording_proxy
 

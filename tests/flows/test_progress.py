@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.text import Text
 
-from flows import progress
+from patchline.flows import progress
 
 
 class _Terminal(io.StringIO):
@@ -141,7 +141,7 @@ def test_the_time_left_of_a_second_training_counts_from_its_own_start(
 ) -> None:
     """A fold or a refit starts again at the first step, after the steps of the one before."""
     stream, clock = io.StringIO(), [0.0]
-    monkeypatch.setattr("flows.progress.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("patchline.flows.progress.time.monotonic", lambda: clock[0])
     lines = progress.PlainLines(stream)
     for second, done in ((0, 1), (1000, 90), (1020, 1), (1070, 51)):
         clock[0] = float(second)

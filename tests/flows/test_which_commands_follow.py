@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import workspace
-from pipeline.files import workspace_identity
-from pipeline.relocation import read_only
+from patchline.pipeline import workspace
+from patchline.pipeline.files import workspace_identity
+from patchline.pipeline.relocation import read_only
 from tests.flows.conftest import Command
 
 ASKING: tuple[list[str], ...] = (

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from pipeline.data.store.earlier_stores import DRAFT_FILE
+from patchline.pipeline.data.store.earlier_stores import DRAFT_FILE
 from tests.conftest import Finished, patchline, write_photos
 from tests.small_disks import small_disk as mounted
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline.config import ModelChoice
-from pipeline.models.model_building import build_model
-from pipeline.models.model_description import ModelDescription
-from pipeline.models.model_files import save_model
-from pipeline.packaging.calibrated_onnx import ProbabilityModel, export_onnx
-from pipeline.plugin_api import ImageSpec
+from patchline.pipeline.config import ModelChoice
+from patchline.pipeline.models.model_building import build_model
+from patchline.pipeline.models.model_description import ModelDescription
+from patchline.pipeline.models.model_files import save_model
+from patchline.pipeline.packaging.calibrated_onnx import ProbabilityModel, export_onnx
+from patchline.plugin_api import ImageSpec
 
 SIDE = 16
 CLASSES = ("across", "down", "rising", "falling", "flat", "dotted")

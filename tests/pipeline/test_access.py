@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.files.access import is_readable
+from patchline.pipeline.files.access import is_readable
 
 _AS_ANOTHER_USER = """
 import sys
 from pathlib import Path
-from pipeline.data.reading import image_root
-from pipeline.files.access import is_readable
+from patchline.pipeline.data.reading import image_root
+from patchline.pipeline.files.access import is_readable
 import os
 os.setgid(12345); os.setuid(12345)
 for each in map(Path, sys.argv[1:]):

@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.errors import DataError
-from pipeline.files import archives
-from pipeline.files.archives import Archive, MemberError, open_archive, readable_archive
+from patchline.pipeline.errors import DataError
+from patchline.pipeline.files import archives
+from patchline.pipeline.files.archives import Archive, MemberError, open_archive, readable_archive
 
 Files = dict[str, bytes]
 
@@ -201,7 +201,7 @@ def test_absurd_number_of_members_is_refused(
 ) -> None:
     """The count is limited before the names are held in memory."""
     monkeypatch.setattr(archives, "MOST_MEMBERS", 20)
-    monkeypatch.setattr("pipeline.files.zip_archive.MOST_MEMBERS", 20)
+    monkeypatch.setattr("patchline.pipeline.files.zip_archive.MOST_MEMBERS", 20)
     files = {f"a/{number}": b"" for number in range(20)}
     assert len(open_archive(make(tmp_path / "some", files)).paths) == 20
     with pytest.raises(DataError, match=r"more than 20 files .* Unpack it and pass the folder\.$"):

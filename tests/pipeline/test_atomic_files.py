@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import StorageError
-from pipeline.files.atomic_files import full_disk, replacing, storage_errors, write_text
+from patchline.pipeline.errors import StorageError
+from patchline.pipeline.files.atomic_files import full_disk, replacing, storage_errors, write_text
 from tests.small_disks import small_disk
 
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from pipeline.config import ModelChoice, PluginChoice, RunConfig
-from pipeline.data.config import DataConfig
-from pipeline.training.config import OptimizerConfig, TrainingConfig, duration_seconds
+from patchline.pipeline.config import ModelChoice, PluginChoice, RunConfig
+from patchline.pipeline.data.config import DataConfig
+from patchline.pipeline.training.config import OptimizerConfig, TrainingConfig, duration_seconds
 
 configs = st.builds(
     RunConfig,

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.config_errors import unknown_key
-from pipeline.config_files import validated
-from pipeline.errors import ConfigError, UserError
+from patchline.pipeline.config_errors import unknown_key
+from patchline.pipeline.config_files import validated
+from patchline.pipeline.errors import ConfigError, UserError
 
 
 def sentence_of(settings: dict[str, Any]) -> str:

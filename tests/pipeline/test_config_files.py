@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from pipeline.config import RunConfig
-from pipeline.config_files import assemble, merged, read_settings, save, validated
-from pipeline.data.ingestion import ingest, resolve
-from pipeline.errors import ConfigError
-from pipeline.presets import PRESETS, PresetName
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.config_files import assemble, merged, read_settings, save, validated
+from patchline.pipeline.data.ingestion import ingest, resolve
+from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.presets import PRESETS, PresetName
 
 
 @pytest.fixture

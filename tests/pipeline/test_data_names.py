@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.files.data_names import split_named
+from patchline.pipeline.files.data_names import split_named
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline import errors
-from pipeline.errors import PipelineError, RunError, UserError, WorkerError, error_class
+from patchline.pipeline import errors
+from patchline.pipeline.errors import PipelineError, RunError, UserError, WorkerError, error_class
 
 BY_USER = ("ConfigError", "DataError", "PluginError", "ModelReferenceError")
 AT_RUN_TIME = (

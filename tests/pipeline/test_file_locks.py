@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from pipeline.files.file_locks import acquire, is_held, locked, try_lock
+from patchline.pipeline.files.file_locks import acquire, is_held, locked, try_lock
 
 
 def test_a_lock_has_one_holder_at_a_time(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flows.services import prefect_database
-from pipeline.errors import ConfigError
-from pipeline.files import path_uris
-from pipeline.tracking import tracking_store
+from patchline.flows.services import prefect_database
+from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.files import path_uris
+from patchline.pipeline.tracking import tracking_store
 from tests.patience import patient
 
 NAMES = [

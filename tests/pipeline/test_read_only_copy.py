@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import workspace
-from pipeline.relocation import read_only
+from patchline.pipeline import workspace
+from patchline.pipeline.relocation import read_only
 
 
 def test_the_copy_of_a_read_only_folder_can_be_refreshed_and_deleted(

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from pipeline import redaction
-from pipeline.errors import TrackingError
-from pipeline.redaction import redacted, split_credentials
-from pipeline.tracking import tracking_store
+from patchline.pipeline import redaction
+from patchline.pipeline.errors import TrackingError
+from patchline.pipeline.redaction import redacted, split_credentials
+from patchline.pipeline.tracking import tracking_store
 
 PLANTED = "pl4nted"
 
@@ -141,7 +141,7 @@ def test_the_last_words_of_a_process_hold_no_secret() -> None:
     """A warning, a printed line and the trace of what ended it or a thread."""
     script = f"""
 import sys, threading, warnings
-from pipeline import redaction
+from patchline.pipeline import redaction
 redaction.install(streams=True)
 address = "http://anna:{PLANTED}@host"
 warnings.warn(address)

@@ -14,20 +14,20 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config import RunConfig
-from pipeline.errors import OrchestrationError
-from pipeline.files import workspace_identity
-from pipeline.files.file_locks import locked
-from pipeline.files.path_uris import sqlite_uri
-from pipeline.frozen_model import FrozenModel
-from pipeline.initial_weights import finding
-from pipeline.models.model_description import DESCRIPTION_FILE
-from pipeline.relocation import following, path_rewriting
-from pipeline.run_memory import live_runs
-from pipeline.run_memory.stage_memory import StageMemory
-from pipeline.tracking import nested_runs, tracked_run, tracking_store
-from pipeline.tracking.tracked_run import REQUEST_FILE, NewRun
-from pipeline.training.start import extended_run
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.errors import OrchestrationError
+from patchline.pipeline.files import workspace_identity
+from patchline.pipeline.files.file_locks import locked
+from patchline.pipeline.files.path_uris import sqlite_uri
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.initial_weights import finding
+from patchline.pipeline.models.model_description import DESCRIPTION_FILE
+from patchline.pipeline.relocation import following, path_rewriting
+from patchline.pipeline.run_memory import live_runs
+from patchline.pipeline.run_memory.stage_memory import StageMemory
+from patchline.pipeline.tracking import nested_runs, tracked_run, tracking_store
+from patchline.pipeline.tracking.tracked_run import REQUEST_FILE, NewRun
+from patchline.pipeline.training.start import extended_run
 from tests.patience import patient
 
 NEW = NewRun(experiment="roses", name="one", command="patchline run", params={}, tags={})
@@ -281,8 +281,8 @@ def test_commands_in_one_moved_workspace_agree(original: Path) -> None:
     """Several first commands at the same moment: one rewrites, all find the files."""
     moved = original.rename(original.parent / "second")
     program = (
-        "from pipeline.relocation.following import follow\n"
-        "from pipeline.tracking.tracking_store import client, all_runs\n"
+        "from patchline.pipeline.relocation.following import follow\n"
+        "from patchline.pipeline.tracking.tracking_store import client, all_runs\n"
         "print(int(bool(follow())))\n"
         "[run] = all_runs('')\n"
         "client().download_artifacts(run.info.run_id, 'note.txt')\n"

@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from pipeline.errors import DamagedFileError
-from pipeline.files.sealed_files import read_tensors, verify, write_tensors
+from patchline.pipeline.errors import DamagedFileError
+from patchline.pipeline.files.sealed_files import read_tensors, verify, write_tensors
 
 TENSORS = {
     "weight": torch.arange(600, dtype=torch.float32).reshape(20, 30),

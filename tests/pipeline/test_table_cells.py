@@ -7,11 +7,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from flows.commands.data_inspect import inspected
-from pipeline.config_files import requested
-from pipeline.data.manifests.exclusion import read_exclusion, with_exclusion
-from pipeline.files.table_cells import plain_cell, table_cell
-from pipeline.inspection.findings_table import write_table
+from patchline.flows.commands.data_inspect import inspected
+from patchline.pipeline.config_files import requested
+from patchline.pipeline.data.manifests.exclusion import read_exclusion, with_exclusion
+from patchline.pipeline.files.table_cells import plain_cell, table_cell
+from patchline.pipeline.inspection.findings_table import write_table
 from tests.conftest import write_photos
 
 

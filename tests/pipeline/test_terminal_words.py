@@ -14,11 +14,11 @@ from typing import TextIO
 
 import pytest
 
-from flows import progress
-from flows.commands import predict
-from pipeline import redaction
-from pipeline.host.output_streams import RewrittenStream
-from pipeline.terminal_words import (
+from patchline.flows import progress
+from patchline.flows.commands import predict
+from patchline.pipeline import redaction
+from patchline.pipeline.host.output_streams import RewrittenStream
+from patchline.pipeline.terminal_words import (
     duration,
     harmless,
     pasted_path,

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config_files import validated
-from pipeline.data.ingestion import ingest
-from pipeline.errors import ConfigError
-from pipeline.files.user_folders import expanded
-from pipeline.initial_weights.recipe import is_file
+from patchline.pipeline.config_files import validated
+from patchline.pipeline.data.ingestion import ingest
+from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.files.user_folders import expanded
+from patchline.pipeline.initial_weights.recipe import is_file
 
 
 def test_own_folder_is_put_in_place(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from flows.command_line import run_command_line
-from flows.services import database_secrets
-from pipeline import workspace
-from pipeline.files import atomic_files
-from pipeline.tracking import tracking_store
+from patchline.flows.command_line import run_command_line
+from patchline.flows.services import database_secrets
+from patchline.pipeline import workspace
+from patchline.pipeline.files import atomic_files
+from patchline.pipeline.tracking import tracking_store
 
 ROOT = Path(__file__).resolve().parents[2]
 

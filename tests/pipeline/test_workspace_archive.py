@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import ConfigError, DataError
-from pipeline.relocation import archive_members, exporting, following, importing
-from pipeline.tracking import tracked_run, tracking_store
-from pipeline.tracking.tracked_run import NewRun
+from patchline.pipeline.errors import ConfigError, DataError
+from patchline.pipeline.relocation import archive_members, exporting, following, importing
+from patchline.pipeline.tracking import tracked_run, tracking_store
+from patchline.pipeline.tracking.tracked_run import NewRun
 from tests.patience import patient
 
 NEW = NewRun(experiment="roses", name="one", command="patchline run", params={}, tags={})

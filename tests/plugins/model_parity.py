@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from pipeline.config import ModelChoice
-from pipeline.models.model_building import build_model
-from pipeline.plugin_api import DataTraits, ImageSpec, ModelContext, PatchTokens
-from pipeline.plugin_system.plugin_loader import load_model
+from patchline.pipeline.config import ModelChoice
+from patchline.pipeline.models.model_building import build_model
+from patchline.pipeline.plugin_system.plugin_loader import load_model
+from patchline.plugin_api import DataTraits, ImageSpec, ModelContext, PatchTokens
 
 Tensors = dict[str, torch.Tensor]
 

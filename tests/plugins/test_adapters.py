@@ -12,13 +12,13 @@ import torch
 import torchvision
 from torch import nn
 
-from pipeline.config_files import validated
-from pipeline.errors import ConfigError, PluginError
-from pipeline.models.model_building import build_model, build_on_meta
-from pipeline.plugin_system.plugin_settings import resolve_settings
-from plugins.models.timm import TimmConfig
-from plugins.models.torchvision import TorchvisionConfig
-from plugins.models.torchvision_module import names
+from patchline.pipeline.config_files import validated
+from patchline.pipeline.errors import ConfigError, PluginError
+from patchline.pipeline.models.model_building import build_model, build_on_meta
+from patchline.pipeline.plugin_system.plugin_settings import resolve_settings
+from patchline.plugins.models.timm import TimmConfig
+from patchline.plugins.models.torchvision import TorchvisionConfig
+from patchline.plugins.models.torchvision_module import names
 from tests.plugins.model_parity import image_spec, random_images, traits
 
 pytestmark = pytest.mark.slow  # builds models of other libraries

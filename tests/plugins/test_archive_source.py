@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipeline.config_files import requested
-from pipeline.data.ingested_data import IngestedData
-from pipeline.data.ingestion import check_source, ingest, prepare, resolve
-from pipeline.data.manifests import manifest as manifests
-from pipeline.data.store.prepared_store import open_images
-from pipeline.errors import DataError
-from pipeline.registry.version_records import image_reader
+from patchline.pipeline.config_files import requested
+from patchline.pipeline.data.ingested_data import IngestedData
+from patchline.pipeline.data.ingestion import check_source, ingest, prepare, resolve
+from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.data.store.prepared_store import open_images
+from patchline.pipeline.errors import DataError
+from patchline.pipeline.registry.version_records import image_reader
 from tests.conftest import write_photos
 
 

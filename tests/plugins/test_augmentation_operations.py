@@ -11,8 +11,8 @@ from torchvision.transforms import RandAugment, TrivialAugmentWide
 from torchvision.transforms import functional as reference
 from torchvision.transforms.functional import InterpolationMode
 
-from plugins.augmentations import operations, policy_module
-from plugins.augmentations.policy_module import (
+from patchline.plugins.augmentations import operations, policy_module
+from patchline.plugins.augmentations.policy_module import (
     BINS,
     OPERATIONS,
     randaugment_ranges,

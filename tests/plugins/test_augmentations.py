@@ -16,17 +16,17 @@ from torchvision.transforms.v2.functional import (
     resized_crop,
 )
 
-from pipeline.config import PluginChoice
-from pipeline.data.batches.augmentation import SeededAugmentation
-from pipeline.data.batches.counter_random import CounterRandom
-from pipeline.plugin_api import AugmentationContext, DataTraits, ImageSpec
-from plugins.augmentations import light
-from plugins.augmentations.affine_module import lit, moved
-from plugins.augmentations.batch_module import erase, flip_and_crop
-from plugins.augmentations.crop_and_flip import CropAndFlipConfig
-from plugins.augmentations.light import LightConfig
-from plugins.augmentations.resized_crop import ResizedCropConfig
-from plugins.augmentations.resized_crop_module import enlarged, recolored, windows
+from patchline.pipeline.config import PluginChoice
+from patchline.pipeline.data.batches.augmentation import SeededAugmentation
+from patchline.pipeline.data.batches.counter_random import CounterRandom
+from patchline.plugin_api import AugmentationContext, DataTraits, ImageSpec
+from patchline.plugins.augmentations import light
+from patchline.plugins.augmentations.affine_module import lit, moved
+from patchline.plugins.augmentations.batch_module import erase, flip_and_crop
+from patchline.plugins.augmentations.crop_and_flip import CropAndFlipConfig
+from patchline.plugins.augmentations.light import LightConfig
+from patchline.plugins.augmentations.resized_crop import ResizedCropConfig
+from patchline.plugins.augmentations.resized_crop_module import enlarged, recolored, windows
 from tests.conftest import draw_photo
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]

@@ -8,9 +8,9 @@ import pytest
 import torch
 from vit_pytorch import cct as vit_pytorch_cct
 
-from pipeline.config_files import validated
-from pipeline.errors import ConfigError
-from plugins.models.cct import CctConfig
+from patchline.pipeline.config_files import validated
+from patchline.pipeline.errors import ConfigError
+from patchline.plugins.models.cct import CctConfig
 from tests.plugins.model_parity import (
     Tensors,
     assert_same_function,

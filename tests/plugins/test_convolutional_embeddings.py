@@ -10,11 +10,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from pipeline.errors import ConfigError
-from pipeline.plugin_api import DataTraits, PatchEmbeddingContext
-from pipeline.plugin_system.plugin_loader import load_patch_embedding
-from plugins.patch_embeddings.conv_stem_module import stem_widths
-from plugins.patch_embeddings.shifted_module import with_shifted_copies
+from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.plugin_system.plugin_loader import load_patch_embedding
+from patchline.plugin_api import DataTraits, PatchEmbeddingContext
+from patchline.plugins.patch_embeddings.conv_stem_module import stem_widths
+from patchline.plugins.patch_embeddings.shifted_module import with_shifted_copies
 
 
 def _built(name: str, shape: tuple[int, int, int], embed_dim: int, **given: Any) -> Any:

@@ -10,11 +10,11 @@ import albumentations
 import numpy as np
 import pytest
 
-from pipeline.config import RunConfig
-from pipeline.errors import ConfigError
-from pipeline.plugin_api import AugmentationContext, DataTraits
-from pipeline.run_memory import stage_keys
-from plugins.augmentations.custom import CustomConfig, build
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.run_memory import stage_keys
+from patchline.plugin_api import AugmentationContext, DataTraits
+from patchline.plugins.augmentations.custom import CustomConfig, build
 
 TRAITS = DataTraits(channels=3, height=16, width=16, num_classes=2, mirror_symmetric=True)
 CONTEXT = AugmentationContext(channels=3, height=16, width=16)

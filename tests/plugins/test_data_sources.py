@@ -11,9 +11,9 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from pipeline.errors import DataError
-from pipeline.plugin_api import ImageListing, ListedImage, SourceContext, Split
-from plugins.data_sources import digits, image_folder
+from patchline.pipeline.errors import DataError
+from patchline.plugin_api import ImageListing, ListedImage, SourceContext, Split
+from patchline.plugins.data_sources import digits, image_folder
 
 
 def _touch(root: Path, *paths: str) -> Path:

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch.nn import functional
 
-from pipeline.errors import ConfigError
-from pipeline.plugin_api import DataTraits, PatchEmbeddingContext
-from plugins.patch_embeddings import flexi
-from plugins.patch_embeddings.flexi import FlexiConfig
-from plugins.patch_embeddings.flexi_module import resize_matrix
+from patchline.pipeline.errors import ConfigError
+from patchline.plugin_api import DataTraits, PatchEmbeddingContext
+from patchline.plugins.patch_embeddings import flexi
+from patchline.plugins.patch_embeddings.flexi import FlexiConfig
+from patchline.plugins.patch_embeddings.flexi_module import resize_matrix
 
 D, C = 7, 3
 

@@ -10,9 +10,9 @@ import torch
 import torchvision
 from torch import nn
 
-from pipeline.plugin_api import DataTraits, PatchEmbeddingContext
-from plugins.patch_embeddings import hybrid
-from plugins.patch_embeddings.hybrid import HybridConfig
+from patchline.plugin_api import DataTraits, PatchEmbeddingContext
+from patchline.plugins.patch_embeddings import hybrid
+from patchline.plugins.patch_embeddings.hybrid import HybridConfig
 
 D = 12
 

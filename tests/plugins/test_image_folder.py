@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import DataError
-from pipeline.plugin_api import ImageListing, SourceContext
-from pipeline.prediction.image_files import find_images
-from plugins.data_sources.image_folder import ImageFolder, ImageFolderConfig
+from patchline.pipeline.errors import DataError
+from patchline.pipeline.prediction.image_files import find_images
+from patchline.plugin_api import ImageListing, SourceContext
+from patchline.plugins.data_sources.image_folder import ImageFolder, ImageFolderConfig
 from tests.conftest import write_photos
 
 RUN = "0123456789abcdef" * 2
@@ -199,7 +199,14 @@ def _without_privileges() -> list[str]:
 def test_closed_folder_ends_the_command(closed_folder: Path, tmp_path: Path) -> None:
     """A folder that cannot be opened is answered with its name and exit code 2, at any depth."""
     done = subprocess.run(
-        [*_without_privileges(), sys.executable, "-m", "flows.command_line", "run", "photos"],
+        [
+            *_without_privileges(),
+            sys.executable,
+            "-m",
+            "patchline.flows.command_line",
+            "run",
+            "photos",
+        ],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
         capture_output=True,

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline import config_files
-from pipeline.config import RunConfig
-from pipeline.errors import ConfigError
-from pipeline.models.model_building import build_model
-from pipeline.plugin_api import DataTraits, ImageSpec
-from pipeline.plugin_system.plugin_settings import resolve_settings
-from pipeline.training.recipe.objectives import build_objective
-from plugins.objectives.mae_module import MaskedAutoencoder
+from patchline.pipeline import config_files
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.models.model_building import build_model
+from patchline.pipeline.plugin_system.plugin_settings import resolve_settings
+from patchline.pipeline.training.recipe.objectives import build_objective
+from patchline.plugin_api import DataTraits, ImageSpec
+from patchline.plugins.objectives.mae_module import MaskedAutoencoder
 
 IMAGE = ImageSpec(
     channels=3, height=32, width=48, mean=(0.5,) * 3, std=(0.25,) * 3, resize="squash"

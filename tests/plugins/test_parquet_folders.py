@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import DataError
+from patchline.pipeline.errors import DataError
 from tests.conftest import write_photos
 from tests.plugins.test_table_source import ingested, listed, parquet_of
 

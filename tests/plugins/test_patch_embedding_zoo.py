@@ -10,17 +10,17 @@ import torch
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from pipeline.errors import ConfigError
-from pipeline.plugin_api import (
+from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.plugin_system.plugin_loader import installed, load_patch_embedding
+from patchline.plugin_api import (
     DataTraits,
     PatchEmbeddingContext,
     PatchEmbeddingPlugin,
     PatchTokens,
     PluginConfig,
 )
-from pipeline.plugin_checks import Check, checks_of
-from pipeline.plugin_system.plugin_loader import installed, load_patch_embedding
-from plugins.patch_embeddings.patch_grid import default_patch_size
+from patchline.plugin_checks import Check, checks_of
+from patchline.plugins.patch_embeddings.patch_grid import default_patch_size
 
 D = 16
 NAMES = ["linear", "conv", "conv_stem", "overlap", "cct", "shifted", "flexi", "hybrid"]

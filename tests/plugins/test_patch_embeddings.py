@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline.errors import ConfigError
-from pipeline.plugin_api import (
+from patchline.pipeline.errors import ConfigError
+from patchline.plugin_api import (
     DataTraits,
     PatchEmbeddingContext,
     PatchEmbeddingPlugin,
     PatchTokens,
 )
-from plugins.patch_embeddings import conv, linear
-from plugins.patch_embeddings.patch_grid import PatchGridConfig, default_patch_size
+from patchline.plugins.patch_embeddings import conv, linear
+from patchline.plugins.patch_embeddings.patch_grid import PatchGridConfig, default_patch_size
 
 D = 10
 PLUGINS = {"linear": linear.plugin, "conv": conv.plugin}
@@ -84,7 +84,7 @@ def test_every_pixel_counts(name: str) -> None:
 @pytest.mark.parametrize("name", list(PLUGINS))
 def test_both_are_installed(name: str) -> None:
     """Both plugins are found by their names and say what they are."""
-    from pipeline.plugin_system.plugin_loader import load_patch_embedding
+    from patchline.pipeline.plugin_system.plugin_loader import load_patch_embedding
 
     assert load_patch_embedding(name) is PLUGINS[name]
     assert PLUGINS[name].summary

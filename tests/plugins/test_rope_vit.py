@@ -8,8 +8,8 @@ import pytest
 import timm
 import torch
 
-from pipeline.errors import ConfigError
-from plugins.models.rope_vit import RopeVitConfig
+from patchline.pipeline.errors import ConfigError
+from patchline.plugins.models.rope_vit import RopeVitConfig
 from tests.plugins.model_parity import (
     Tensors,
     assert_same_function,

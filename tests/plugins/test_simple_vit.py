@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from vit_pytorch.simple_vit import SimpleViT
 
-from pipeline.errors import ConfigError
-from plugins.models.simple_vit import SimpleVitConfig
+from patchline.pipeline.errors import ConfigError
+from patchline.plugins.models.simple_vit import SimpleVitConfig
 from tests.plugins.model_parity import (
     ForeignTokens,
     Tensors,

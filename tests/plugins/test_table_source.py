@@ -13,16 +13,16 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from pipeline.config_files import requested
-from pipeline.data.ingested_data import IngestedData
-from pipeline.data.ingestion import check_source, ingest, prepare, resolve
-from pipeline.data.manifests import manifest as manifests
-from pipeline.data.store.prepared_store import open_images
-from pipeline.errors import ConfigError, DataError
-from pipeline.plugin_api import ImageListing, SourceContext
-from plugins.data_sources.embedded_images import image_names
-from plugins.data_sources.table import ImageTable, TableConfig
-from plugins.data_sources.table_reading import parquet_errors
+from patchline.pipeline.config_files import requested
+from patchline.pipeline.data.ingested_data import IngestedData
+from patchline.pipeline.data.ingestion import check_source, ingest, prepare, resolve
+from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.data.store.prepared_store import open_images
+from patchline.pipeline.errors import ConfigError, DataError
+from patchline.plugin_api import ImageListing, SourceContext
+from patchline.plugins.data_sources.embedded_images import image_names
+from patchline.plugins.data_sources.table import ImageTable, TableConfig
+from patchline.plugins.data_sources.table_reading import parquet_errors
 from tests.conftest import write_photos
 
 Rows = Sequence[tuple[str, ...]]

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from torchvision import datasets
 
-from pipeline.config_files import requested
-from pipeline.data.ingestion import ingest
-from pipeline.data.manifests import manifest as manifests
-from pipeline.data.reading.decoding import decode_image
-from pipeline.data.reading.image_root import root_image_bytes
-from pipeline.errors import DataError
-from pipeline.plugin_api import SourceContext
-from plugins.data_sources import torchvision as source
+from patchline.pipeline.config_files import requested
+from patchline.pipeline.data.ingestion import ingest
+from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.data.reading.decoding import decode_image
+from patchline.pipeline.data.reading.image_root import root_image_bytes
+from patchline.pipeline.errors import DataError
+from patchline.plugin_api import SourceContext
+from patchline.plugins.data_sources import torchvision as source
 
 
 def listed(path: str, work: Path, **settings: Any) -> Any:

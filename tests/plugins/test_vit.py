@@ -14,15 +14,15 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional
 
-from pipeline.config import ModelChoice
-from pipeline.errors import ConfigError
-from pipeline.layers.activations import QuickGELU
-from pipeline.layers.mlp import MLP
-from pipeline.models.model_building import build_model, build_on_meta
-from pipeline.plugin_api import DataTraits, ImageSpec
-from pipeline.probing.linear_head import linear_head
-from plugins.models.transformer_settings import VIT_SIZES
-from plugins.models.vit import VitConfig
+from patchline.pipeline.config import ModelChoice
+from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.layers.activations import QuickGELU
+from patchline.pipeline.layers.mlp import MLP
+from patchline.pipeline.models.model_building import build_model, build_on_meta
+from patchline.pipeline.probing.linear_head import linear_head
+from patchline.plugin_api import DataTraits, ImageSpec
+from patchline.plugins.models.transformer_settings import VIT_SIZES
+from patchline.plugins.models.vit import VitConfig
 
 TRAITS = DataTraits(channels=3, height=32, width=32, num_classes=5, mirror_symmetric=True)
 

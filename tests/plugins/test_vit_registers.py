@@ -11,7 +11,7 @@ from timm.models.vision_transformer import VisionTransformer as TimmVisionTransf
 from torch import nn
 from transformers import Dinov2WithRegistersConfig, Dinov2WithRegistersModel
 
-from plugins.models.vit_registers import VitRegistersConfig
+from patchline.plugins.models.vit_registers import VitRegistersConfig
 from tests.plugins.model_parity import (
     Tensors,
     assert_same_function,

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from vit_pytorch.vit_for_small_dataset import ViT as VitPytorchSmallData
 
-from pipeline.config_files import validated
-from pipeline.errors import ConfigError
-from plugins.models.vit_small_data import VitSmallDataConfig
+from patchline.pipeline.config_files import validated
+from patchline.pipeline.errors import ConfigError
+from patchline.plugins.models.vit_small_data import VitSmallDataConfig
 from tests.plugins.model_parity import (
     ForeignTokens,
     Tensors,

@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from pipeline.config import RunConfig
-from pipeline.config_files import validated
-from pipeline.data.manifests import manifest as manifests
-from pipeline.data.manifests.source_listing import listing_of
-from pipeline.data.reading.image_root import root_image_bytes
-from pipeline.data.store.prepared_store import open_images
-from pipeline.errors import DataError
-from pipeline.files.data_names import data_kind
-from pipeline.files.tar_shards import sample_key
-from pipeline.plugin_api import ImageListing, SourceContext
-from plugins.data_sources.webdataset import WebDatasetConfig, plugin
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.config_files import validated
+from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.data.manifests.source_listing import listing_of
+from patchline.pipeline.data.reading.image_root import root_image_bytes
+from patchline.pipeline.data.store.prepared_store import open_images
+from patchline.pipeline.errors import DataError
+from patchline.pipeline.files.data_names import data_kind
+from patchline.pipeline.files.tar_shards import sample_key
+from patchline.plugin_api import ImageListing, SourceContext
+from patchline.plugins.data_sources.webdataset import WebDatasetConfig, plugin
 from tests.conftest import write_photos
 from tests.plugins.test_table_source import ingested
 
@@ -253,7 +253,7 @@ def test_archives_of_class_folders_stay_archives(tmp_path: Path) -> None:
 
 def test_shards_are_prepared_as_folders_are(tmp_path: Path) -> None:
     """The stored pixels are the same."""
-    from pipeline.data import ingestion
+    from patchline.pipeline.data import ingestion
 
     photos = write_photos(tmp_path / "photos", classes=2, images=4)
     shard_of(tmp_path / "shards" / "0.tar", samples(photos))

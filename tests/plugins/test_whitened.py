@@ -9,13 +9,17 @@ import pytest
 import torch
 from torch.nn import functional
 
-from pipeline.config import ModelChoice
-from pipeline.errors import ConfigError
-from pipeline.models.model_building import build_model, build_on_meta
-from pipeline.plugin_api import DataTraits, ImageSpec, PatchEmbeddingContext
-from pipeline.plugin_system.plugin_loader import load_patch_embedding
-from pipeline.training.start.initial_images import initialise_from_images
-from plugins.patch_embeddings.whitened_module import WhitenedStem, early_widths, stage_widths
+from patchline.pipeline.config import ModelChoice
+from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.models.model_building import build_model, build_on_meta
+from patchline.pipeline.plugin_system.plugin_loader import load_patch_embedding
+from patchline.pipeline.training.start.initial_images import initialise_from_images
+from patchline.plugin_api import DataTraits, ImageSpec, PatchEmbeddingContext
+from patchline.plugins.patch_embeddings.whitened_module import (
+    WhitenedStem,
+    early_widths,
+    stage_widths,
+)
 
 _SPEC = ImageSpec(channels=3, height=32, width=32, mean=(0.5,) * 3, std=(0.2,) * 3, resize="crop")
 

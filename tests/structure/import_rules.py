@@ -133,16 +133,16 @@ _ROOMS: dict[str, dict[str, set[str]]] = {
         "batches": {"store"},
     },
 }
-_PLUGIN_API = ("pipeline.plugin_api", "pipeline.layers")
+_PLUGIN_API = ("patchline.plugin_api", "patchline.pipeline.layers")
 _FREE = (
     # Values that hold settings or results and import nothing else of their package.
-    "pipeline.data.config",
-    "pipeline.data.image_size",
-    "pipeline.initial_weights.recipe",
-    "pipeline.training.config",
-    "pipeline.training.train_result",
-    "pipeline.evaluation.config",
-    "pipeline.registry.config",
+    "patchline.pipeline.data.config",
+    "patchline.pipeline.data.image_size",
+    "patchline.pipeline.initial_weights.recipe",
+    "patchline.pipeline.training.config",
+    "patchline.pipeline.training.train_result",
+    "patchline.pipeline.evaluation.config",
+    "patchline.pipeline.registry.config",
 )
 
 
@@ -180,7 +180,7 @@ def _broken_rule(file: str, module: str) -> str | None:
         if target in ("flows", "patchline"):
             return f"plugins never import {target}"
         if target == "pipeline" and not module.startswith(_PLUGIN_API):
-            return "plugins import only pipeline.plugin_api and pipeline.layers"
+            return "plugins import only patchline.plugin_api and patchline.pipeline.layers"
         return None
     if target in ("prefect", "flows", "plugins", "patchline"):
         return "pipeline never imports prefect, flows, plugins or patchline"

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from cyclopts import CycloptsError
 
-from flows.commands.application import application
-from pipeline.files.ignored_files import DEFAULT_PATTERNS
-from pipeline.labels.label_cells import NO_LABEL
+from patchline.flows.commands.application import application
+from patchline.pipeline.files.ignored_files import DEFAULT_PATTERNS
+from patchline.pipeline.labels.label_cells import NO_LABEL
 from tests.structure.pages import PAGES, ROOT, blocks, commands, execute
 
 _LISTING = re.compile(r"<!-- file: (\S+) -->\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from flows.commands.application import COMMANDS
+from patchline.flows.commands.application import COMMANDS
 
 HEAVY = ("torch", "pandas", "mlflow", "prefect", "albumentations", "sklearn", "matplotlib", "cv2")
 _SCRIPT = """
 import json, sys
-from flows.command_line import run_command_line
+from patchline.flows.command_line import run_command_line
 try:
     for arguments in json.loads(sys.argv[1]):
         code = run_command_line(arguments)
@@ -91,5 +91,5 @@ def test_a_heavy_import_would_be_seen(tmp_path: Path) -> None:
 
 def test_the_process_of_a_flow_needs_no_torch() -> None:
     """Workers compute; the process that starts them does not wait for torch to be imported."""
-    script = "import sys, flows.training.training_flow; sys.exit('torch' in sys.modules)"
+    script = "import sys, patchline.flows.training.training_flow; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

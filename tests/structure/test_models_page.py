@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.model_figures import LARGE, SMALL, embedding_rows, model_rows, replaced
-from pipeline.plugin_system.plugin_loader import installed
+from patchline.pipeline.plugin_system.plugin_loader import installed
 
 pytestmark = pytest.mark.slow  # counts every model
 

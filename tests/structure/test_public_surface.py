@@ -6,7 +6,7 @@ import ast
 from pathlib import Path
 
 import patchline
-from pipeline import plugin_api
+from patchline import plugin_api
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -13,18 +13,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipeline.config import PluginChoice
-from pipeline.data.batches.counter_random import CounterRandom
-from pipeline.errors import PluginError
-from pipeline.plugin_api import (
+from patchline.pipeline.config import PluginChoice
+from patchline.pipeline.data.batches.counter_random import CounterRandom
+from patchline.pipeline.errors import PluginError
+from patchline.pipeline.plugin_system.plugin_loader import load_augmentation, plugin_errors
+from patchline.pipeline.plugin_system.plugin_settings import settings_of
+from patchline.plugin_api import (
     AugmentationContext,
     AugmentationPlugin,
     BatchTransform,
     ImageSpec,
     PluginConfig,
 )
-from pipeline.plugin_system.plugin_loader import load_augmentation, plugin_errors
-from pipeline.plugin_system.plugin_settings import settings_of
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 

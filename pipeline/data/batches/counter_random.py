@@ -46,7 +46,7 @@ def _hashed_number(word: int) -> int:
 
 
 class CounterRandom:
-    """Random numbers of the images of a batch in one epoch; see `pipeline.plugin_api.BatchRandom`.
+    """Random numbers of the images of a batch in one epoch; see `patchline.plugin_api.BatchRandom`.
 
     Args:
         seed: of the run.

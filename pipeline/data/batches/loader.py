@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from pipeline.config import PluginChoice
-from pipeline.data.batches.augmentation import SeededAugmentation
-from pipeline.data.batches.batch_order import row_of
-from pipeline.data.store.prepared_store import open_images
-from pipeline.files.stored_images import StoredImages
-from pipeline.plugin_api import ImageSpec
+from patchline.pipeline.config import PluginChoice
+from patchline.pipeline.data.batches.augmentation import SeededAugmentation
+from patchline.pipeline.data.batches.batch_order import row_of
+from patchline.pipeline.data.store.prepared_store import open_images
+from patchline.pipeline.files.stored_images import StoredImages
+from patchline.plugin_api import ImageSpec
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 """uint8 images (B, H, W, C) and integer labels (B)."""

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from pipeline.data.manifests import manifest as manifests
-from pipeline.data.manifests.exclusion import STATUS
-from pipeline.errors import DataError
-from pipeline.labels.class_names import identifiers, numbers
+from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.data.manifests.exclusion import STATUS
+from patchline.pipeline.errors import DataError
+from patchline.pipeline.labels.class_names import identifiers, numbers
 
 _FEWEST_EACH = 3
 """Images that a class needs where Patchline makes all splits."""

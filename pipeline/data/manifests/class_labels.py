@@ -6,15 +6,15 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from pipeline.errors import DataError
-from pipeline.files.data_names import split_named
-from pipeline.files.ignored_files import IgnoredFiles
-from pipeline.files.tar_shards import shard_names
-from pipeline.labels.class_names import groups_alike, most_frequent, normalized
-from pipeline.labels.path_template import GROUP, LABEL, SPLIT, PathTemplate
-from pipeline.labels.reading_rules import AUTO, LEAF, TOP, ReadingRules
-from pipeline.plugin_api import ImageListing, LeftOutFile, ListedImage, Split
-from pipeline.terminal_words import counted
+from patchline.pipeline.errors import DataError
+from patchline.pipeline.files.data_names import split_named
+from patchline.pipeline.files.ignored_files import IgnoredFiles
+from patchline.pipeline.files.tar_shards import shard_names
+from patchline.pipeline.labels.class_names import groups_alike, most_frequent, normalized
+from patchline.pipeline.labels.path_template import GROUP, LABEL, SPLIT, PathTemplate
+from patchline.pipeline.labels.reading_rules import AUTO, LEAF, TOP, ReadingRules
+from patchline.pipeline.terminal_words import counted
+from patchline.plugin_api import ImageListing, LeftOutFile, ListedImage, Split
 
 _NAMED = 3
 

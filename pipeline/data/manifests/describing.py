@@ -12,26 +12,31 @@ from typing import TypedDict
 
 import numpy as np
 
-from pipeline.data.manifests.same_images import pixel_digest
-from pipeline.data.pixel_values.file_summary import ORDINARY, FileSummary, clarity, values_digest
-from pipeline.data.pixel_values.file_values import may_be_deep
-from pipeline.data.pixel_values.pixel_mapping import PixelMapping
-from pipeline.data.pixel_values.tiff_page import tiff_page
-from pipeline.data.reading.decoding import (
+from patchline.pipeline.data.manifests.same_images import pixel_digest
+from patchline.pipeline.data.pixel_values.file_summary import (
+    ORDINARY,
+    FileSummary,
+    clarity,
+    values_digest,
+)
+from patchline.pipeline.data.pixel_values.file_values import may_be_deep
+from patchline.pipeline.data.pixel_values.pixel_mapping import PixelMapping
+from patchline.pipeline.data.pixel_values.tiff_page import tiff_page
+from patchline.pipeline.data.reading.decoding import (
     ImageHeader,
     Pixels,
     UndecodableImageError,
     decoded,
     deep_values,
 )
-from pipeline.data.reading.image_file import MAX_FILE_BYTES, SMALL_FILE_BYTES, too_large
-from pipeline.data.reading.image_formats import HEAD_BYTES, format_of, refused_format
-from pipeline.data.reading.image_root import open_image, root_image_bytes
-from pipeline.data.reading.jpeg_decoding import decode_jpeg
-from pipeline.data.reading.reduced_values import reduced_bits
-from pipeline.files.data_names import IMAGE_SUFFIXES
-from pipeline.files.file_digest import sha256_of
-from pipeline.plugin_api import ListedImage
+from patchline.pipeline.data.reading.image_file import MAX_FILE_BYTES, SMALL_FILE_BYTES, too_large
+from patchline.pipeline.data.reading.image_formats import HEAD_BYTES, format_of, refused_format
+from patchline.pipeline.data.reading.image_root import open_image, root_image_bytes
+from patchline.pipeline.data.reading.jpeg_decoding import decode_jpeg
+from patchline.pipeline.data.reading.reduced_values import reduced_bits
+from patchline.pipeline.files.data_names import IMAGE_SUFFIXES
+from patchline.pipeline.files.file_digest import sha256_of
+from patchline.plugin_api import ListedImage
 
 OnImage = Callable[[str, bytes, Pixels], None]
 """Called in a thread with the path, the file and the decoded RGB image (H, W, 3).

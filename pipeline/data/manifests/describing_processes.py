@@ -13,17 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.data.manifests.describing import OnImage, Row, describe, describe_small
-from pipeline.data.reading.child_processes import (
+from patchline.pipeline.data.manifests.describing import OnImage, Row, describe, describe_small
+from patchline.pipeline.data.reading.child_processes import (
     FEWEST_FILES,
     ChildProcesses,
     answer_parent,
     pay_off,
     threads,
 )
-from pipeline.data.reading.decoding import Pixels
-from pipeline.data.reading.resizing import ResizePolicy, resize_image
-from pipeline.plugin_api import ListedImage
+from patchline.pipeline.data.reading.decoding import Pixels
+from patchline.pipeline.data.reading.resizing import ResizePolicy, resize_image
+from patchline.plugin_api import ListedImage
 
 _BATCH = 100
 Files = Sequence[tuple[ListedImage, bool]]

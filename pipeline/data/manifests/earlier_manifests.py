@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from pipeline.errors import DataError
-from pipeline.tracking.tracking_store import client, store_exists
+from patchline.pipeline.errors import DataError
+from patchline.pipeline.tracking.tracking_store import client, store_exists
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

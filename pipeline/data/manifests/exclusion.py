@@ -16,12 +16,12 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from pipeline.data.manifests.manifest import examples
-from pipeline.errors import DataError
-from pipeline.files.atomic_files import storage_errors, write_text
-from pipeline.files.table_cells import table_cell
-from pipeline.files.user_folders import expanded
-from pipeline.workspace import make_folder
+from patchline.pipeline.data.manifests.manifest import examples
+from patchline.pipeline.errors import DataError
+from patchline.pipeline.files.atomic_files import storage_errors, write_text
+from patchline.pipeline.files.table_cells import table_cell
+from patchline.pipeline.files.user_folders import expanded
+from patchline.pipeline.workspace import make_folder
 
 PATH, EXCLUDE = "path", "exclude"
 """Columns of the table."""

@@ -6,10 +6,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pipeline.data.config import GROUP_NAME
-from pipeline.errors import ConfigError
-from pipeline.plugin_api import ImageListing
-from pipeline.terminal_words import counted
+from patchline.pipeline.data.config import GROUP_NAME
+from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.terminal_words import counted
+from patchline.plugin_api import ImageListing
 
 _EXAMPLES = 2
 

@@ -12,9 +12,9 @@ from typing import Literal, NamedTuple
 
 import pandas as pd
 
-from pipeline.data.manifests.manifest import examples
-from pipeline.data.reading.image_formats import REMEDIES
-from pipeline.terminal_words import counted
+from patchline.pipeline.data.manifests.manifest import examples
+from patchline.pipeline.data.reading.image_formats import REMEDIES
+from patchline.pipeline.terminal_words import counted
 
 LeftOutKind = Literal[
     "foreign", "unreadable", "truncated", "contradictory_rows", "missing_file", "refused_member"

@@ -16,13 +16,13 @@ from typing import Protocol
 
 import pandas as pd
 
-from pipeline.data.config import OWN_COLUMN
-from pipeline.data.manifests.describing import OnImage, Row, empty_row, printable
-from pipeline.data.manifests.describing_processes import Files, KeptImages, rows_of
-from pipeline.data.manifests.scan_memory import DESCRIBED, Facts, ScanMemory
-from pipeline.data.pixel_values.pixel_mapping import PixelMapping
-from pipeline.files.atomic_files import replacing
-from pipeline.plugin_api import ImageListing, ListedImage
+from patchline.pipeline.data.config import OWN_COLUMN
+from patchline.pipeline.data.manifests.describing import OnImage, Row, empty_row, printable
+from patchline.pipeline.data.manifests.describing_processes import Files, KeptImages, rows_of
+from patchline.pipeline.data.manifests.scan_memory import DESCRIBED, Facts, ScanMemory
+from patchline.pipeline.data.pixel_values.pixel_mapping import PixelMapping
+from patchline.pipeline.files.atomic_files import replacing
+from patchline.plugin_api import ImageListing, ListedImage
 
 COLUMNS = [
     "path", "label", "split", "group", "sha256", "pixels", "width", "height", "mode", "values",

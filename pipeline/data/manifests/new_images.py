@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import pandas as pd
 
-from pipeline.data.manifests import manifest as manifests
-from pipeline.data.manifests.same_images import content_numbers
-from pipeline.frozen_model import FrozenModel
+from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.data.manifests.same_images import content_numbers
+from patchline.pipeline.frozen_model import FrozenModel
 
 _NAMED_FILES = 5
 

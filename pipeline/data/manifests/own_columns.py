@@ -5,10 +5,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-from pipeline.data.config import OWN_COLUMN
-from pipeline.data.manifests.describing import printable
-from pipeline.errors import ConfigError
-from pipeline.plugin_api import ImageListing
+from patchline.pipeline.data.config import OWN_COLUMN
+from patchline.pipeline.data.manifests.describing import printable
+from patchline.pipeline.errors import ConfigError
+from patchline.plugin_api import ImageListing
 
 
 def own_columns(names: Iterable[str]) -> list[str]:

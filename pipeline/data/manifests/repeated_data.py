@@ -14,17 +14,17 @@ from typing import NamedTuple
 import pandas as pd
 from pyarrow import parquet
 
-from pipeline.config import RunConfig
-from pipeline.data.config import DataConfig
-from pipeline.data.manifests import manifest as manifests
-from pipeline.data.manifests.earlier_manifests import manifest_of_run, run_of_version
-from pipeline.data.manifests.exclusion import STATUS
-from pipeline.data.reading.image_root import holds, is_file
-from pipeline.errors import DataError
-from pipeline.files.atomic_files import replacing, storage_errors
-from pipeline.files.table_cells import table_cell
-from pipeline.run_memory import interrupted_runs
-from pipeline.workspace import make_folder
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.data.config import DataConfig
+from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.data.manifests.earlier_manifests import manifest_of_run, run_of_version
+from patchline.pipeline.data.manifests.exclusion import STATUS
+from patchline.pipeline.data.reading.image_root import holds, is_file
+from patchline.pipeline.errors import DataError
+from patchline.pipeline.files.atomic_files import replacing, storage_errors
+from patchline.pipeline.files.table_cells import table_cell
+from patchline.pipeline.run_memory import interrupted_runs
+from patchline.pipeline.workspace import make_folder
 
 ACCEPTED = "changes"
 """Value of `data.accept` that leaves out what has changed."""

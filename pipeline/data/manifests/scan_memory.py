@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pipeline.data.reading.decoder_version import decoder_version
-from pipeline.data.reading.image_root import archive_of
-from pipeline.files.archives import MemberError, named_encoding
-from pipeline.files.atomic_files import replacing, storage_errors
-from pipeline.files.tar_shards import INDEX_SUFFIX, ShardedArchive
-from pipeline.workspace import make_folder
+from patchline.pipeline.data.reading.decoder_version import decoder_version
+from patchline.pipeline.data.reading.image_root import archive_of
+from patchline.pipeline.files.archives import MemberError, named_encoding
+from patchline.pipeline.files.atomic_files import replacing, storage_errors
+from patchline.pipeline.files.tar_shards import INDEX_SUFFIX, ShardedArchive
+from patchline.pipeline.workspace import make_folder
 
 FORMAT = 3
 """Increase it when the rows of a manifest say something else about a file."""

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from pipeline.config import RunConfig
-from pipeline.data.manifests.class_labels import by_rules
-from pipeline.data.manifests.groups import with_groups
-from pipeline.errors import PluginError
-from pipeline.files.atomic_files import storage_errors
-from pipeline.files.user_folders import expanded
-from pipeline.labels.reading_rules import AUTO
-from pipeline.plugin_api import ImageListing, ReadingRules, SourceContext
-from pipeline.plugin_system import plugin_loader
-from pipeline.workspace import make_folder
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.data.manifests.class_labels import by_rules
+from patchline.pipeline.data.manifests.groups import with_groups
+from patchline.pipeline.errors import PluginError
+from patchline.pipeline.files.atomic_files import storage_errors
+from patchline.pipeline.files.user_folders import expanded
+from patchline.pipeline.labels.reading_rules import AUTO
+from patchline.pipeline.plugin_system import plugin_loader
+from patchline.pipeline.workspace import make_folder
+from patchline.plugin_api import ImageListing, ReadingRules, SourceContext
 
 
 def listing_of(config: RunConfig, workspace: Path) -> ImageListing:

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pipeline.data.manifests.manifest import usable
-from pipeline.data.manifests.same_images import GROUP, content_numbers, known, united
-from pipeline.data.near_duplicates.search import Progress, near_duplicates
-from pipeline.data.near_duplicates.search_memory import SearchMemory
-from pipeline.data.near_duplicates.thumbnails import ThumbnailCollector
+from patchline.pipeline.data.manifests.manifest import usable
+from patchline.pipeline.data.manifests.same_images import GROUP, content_numbers, known, united
+from patchline.pipeline.data.near_duplicates.search import Progress, near_duplicates
+from patchline.pipeline.data.near_duplicates.search_memory import SearchMemory
+from patchline.pipeline.data.near_duplicates.thumbnails import ThumbnailCollector
 
 Array = np.ndarray[Any, Any]
 _NAME_DIGITS = 12

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipeline.data.near_duplicates.thumbnails import Thumbnails
-from pipeline.data.reading.child_processes import processors
+from patchline.pipeline.data.near_duplicates.thumbnails import Thumbnails
+from patchline.pipeline.data.reading.child_processes import processors
 
 Array = np.ndarray[Any, Any]
 

@@ -17,12 +17,12 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from threadpoolctl import threadpool_limits
 
-from pipeline.data.manifests.same_images import FILE, PIXELS, content_numbers, known
-from pipeline.data.near_duplicates.picture_vectors import View, fine_vectors, vectors
-from pipeline.data.near_duplicates.search_memory import SearchMemory
-from pipeline.data.near_duplicates.thumbnails import Thumbnails
-from pipeline.data.near_duplicates.vector_search import VectorIndex
-from pipeline.data.reading.child_processes import processors
+from patchline.pipeline.data.manifests.same_images import FILE, PIXELS, content_numbers, known
+from patchline.pipeline.data.near_duplicates.picture_vectors import View, fine_vectors, vectors
+from patchline.pipeline.data.near_duplicates.search_memory import SearchMemory
+from patchline.pipeline.data.near_duplicates.thumbnails import Thumbnails
+from patchline.pipeline.data.near_duplicates.vector_search import VectorIndex
+from patchline.pipeline.data.reading.child_processes import processors
 
 Array = np.ndarray[Any, Any]
 Progress = Callable[[str, int, int], None]

@@ -8,14 +8,14 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from pipeline.data.manifests.scan_memory import digest_of_root
-from pipeline.files.atomic_files import replacing, storage_errors
-from pipeline.run_memory import stage_keys
-from pipeline.workspace import make_folder
+from patchline.pipeline.data.manifests.scan_memory import digest_of_root
+from patchline.pipeline.files.atomic_files import replacing, storage_errors
+from patchline.pipeline.run_memory import stage_keys
+from patchline.pipeline.workspace import make_folder
 
 Array = np.ndarray[Any, Any]
 
-_CODE = "pipeline.data.near_duplicates.search"
+_CODE = "patchline.pipeline.data.near_duplicates.search"
 _MOST_NEW = 0.5
 """With a larger share of new images, all are compared: it takes no longer, and finds as much."""
 

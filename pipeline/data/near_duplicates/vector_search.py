@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.data.reading.child_processes import processors
+from patchline.pipeline.data.reading.child_processes import processors
 
 Array = np.ndarray[Any, Any]
 

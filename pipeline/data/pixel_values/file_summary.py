@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from pipeline.data.pixel_values.pixel_mapping import EIGHT_BITS, FileValues, Values
+from patchline.pipeline.data.pixel_values.pixel_mapping import EIGHT_BITS, FileValues, Values
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 from PIL import Image
 
-from pipeline.data.pixel_values.jpeg_k_values import check_jpeg, deep_jpeg, jpeg_values
-from pipeline.data.pixel_values.netpbm_values import deep_netpbm, netpbm_values
-from pipeline.data.pixel_values.pixel_mapping import FLOAT, FileValues, kind_of
-from pipeline.data.pixel_values.png_values import deep_png, png_values
-from pipeline.data.pixel_values.tiff_page import tiff_page
-from pipeline.data.pixel_values.tiff_values import is_plain_tiff, tiff_kind, tiff_values
+from patchline.pipeline.data.pixel_values.jpeg_k_values import check_jpeg, deep_jpeg, jpeg_values
+from patchline.pipeline.data.pixel_values.netpbm_values import deep_netpbm, netpbm_values
+from patchline.pipeline.data.pixel_values.pixel_mapping import FLOAT, FileValues, kind_of
+from patchline.pipeline.data.pixel_values.png_values import deep_png, png_values
+from patchline.pipeline.data.pixel_values.tiff_page import tiff_page
+from patchline.pipeline.data.pixel_values.tiff_values import is_plain_tiff, tiff_kind, tiff_values
 
 _ORIENTATION_TAG = 0x0112
 _MAYBE_DEEP = (b"II", b"MM", b"P", b"\xff\x4f\xff\x51", b"\0\0\0\x0cjP")

@@ -14,8 +14,8 @@ import cv2
 import numpy as np
 from PIL import Image
 
-from pipeline.data.pixel_values.pixel_mapping import FileValues, Values
-from pipeline.data.pixel_values.undecodable import UndecodableImageError
+from patchline.pipeline.data.pixel_values.pixel_mapping import FileValues, Values
+from patchline.pipeline.data.pixel_values.undecodable import UndecodableImageError
 
 _START = b"\xff\x4f\xff\x51"
 _FIELDS = ">HHIIIIIIIIH"

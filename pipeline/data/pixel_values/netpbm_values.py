@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipeline.data.pixel_values.pixel_mapping import FileValues
-from pipeline.data.pixel_values.undecodable import UndecodableImageError
+from patchline.pipeline.data.pixel_values.pixel_mapping import FileValues
+from patchline.pipeline.data.pixel_values.undecodable import UndecodableImageError
 
 _SPACE = rb"(?:\s|#[^\n]*\n)+"
 _HEADER = re.compile(

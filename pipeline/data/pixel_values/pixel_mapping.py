@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipeline.data.pixel_values.undecodable import UndecodableImageError
+from patchline.pipeline.data.pixel_values.undecodable import UndecodableImageError
 
 Values = np.ndarray[Any, Any]
 

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
-from pipeline.data.pixel_values.pixel_mapping import FileValues, Values
-from pipeline.data.pixel_values.undecodable import UndecodableImageError
+from patchline.pipeline.data.pixel_values.pixel_mapping import FileValues, Values
+from patchline.pipeline.data.pixel_values.undecodable import UndecodableImageError
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _DEPTH, _COLOR, _INTERLACED = 24, 25, 28

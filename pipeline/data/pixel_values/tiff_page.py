@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from pipeline.data.pixel_values.undecodable import UndecodableImageError
+from patchline.pipeline.data.pixel_values.undecodable import UndecodableImageError
 
 _TIFF_TYPES = dict(
     zip(

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from pipeline.data.pixel_values.pixel_mapping import FileValues, Values
-from pipeline.data.pixel_values.tiff_page import TiffPage, tiff_page
-from pipeline.data.pixel_values.undecodable import UndecodableImageError
+from patchline.pipeline.data.pixel_values.pixel_mapping import FileValues, Values
+from patchline.pipeline.data.pixel_values.tiff_page import TiffPage, tiff_page
+from patchline.pipeline.data.pixel_values.undecodable import UndecodableImageError
 
 _GREY_OR_RGB = {-1: 1, 0: 1, 1: 1, 2: 3}
 """Number of colors for each photometric interpretation that is read here."""

@@ -7,7 +7,7 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
-from pipeline.data.pixel_values import (
+from patchline.pipeline.data.pixel_values import (
     file_values,
     jpeg_k_values,
     netpbm_values,
@@ -16,7 +16,7 @@ from pipeline.data.pixel_values import (
     tiff_page,
     tiff_values,
 )
-from pipeline.data.reading import (
+from patchline.pipeline.data.reading import (
     decoding,
     image_formats,
     jpeg_decoding,

@@ -23,20 +23,25 @@ import cv2
 import numpy as np
 from PIL import Image
 
-from pipeline.data.pixel_values.file_values import DeepFile, deep_file, may_be_deep
-from pipeline.data.pixel_values.pixel_mapping import PLAIN, FileValues, PixelMapping, ValueFit
-from pipeline.data.pixel_values.undecodable import UndecodableImageError
-from pipeline.data.reading.image_formats import HEAD_BYTES, format_of, why_not_read
-from pipeline.data.reading.jpeg_wholeness import JpegFrame, jpeg_frame, lacks_data
-from pipeline.data.reading.pillow_decoding import (
+from patchline.pipeline.data.pixel_values.file_values import DeepFile, deep_file, may_be_deep
+from patchline.pipeline.data.pixel_values.pixel_mapping import (
+    PLAIN,
+    FileValues,
+    PixelMapping,
+    ValueFit,
+)
+from patchline.pipeline.data.pixel_values.undecodable import UndecodableImageError
+from patchline.pipeline.data.reading.image_formats import HEAD_BYTES, format_of, why_not_read
+from patchline.pipeline.data.reading.jpeg_wholeness import JpegFrame, jpeg_frame, lacks_data
+from patchline.pipeline.data.reading.pillow_decoding import (
     OnFit,
     OnOpacity,
     Pixels,
     mapped_pixels,
     upright_pixels,
 )
-from pipeline.data.reading.png_chunks import PlainPng, plain_png
-from pipeline.data.reading.reduced_values import reduced_bits
+from patchline.pipeline.data.reading.png_chunks import PlainPng, plain_png
+from patchline.pipeline.data.reading.reduced_values import reduced_bits
 
 __all__ = [
     "MAX_PIXELS",

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from pipeline.data.reading.decoding import SharedBudget, UndecodableImageError
+from patchline.pipeline.data.reading.decoding import SharedBudget, UndecodableImageError
 
 _NO_TARGET = {errno.ENOENT, errno.ELOOP}
 MAX_FILE_BYTES = 1 << 29

@@ -14,14 +14,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from pipeline.data.reading.decoding import UndecodableImageError
-from pipeline.data.reading.image_file import content_of, image_bytes, open_regular
-from pipeline.errors import DataError
-from pipeline.files.access import is_readable
-from pipeline.files.archives import READ_ERRORS, MemberError, open_archive
-from pipeline.files.atomic_files import replacing
-from pipeline.files.data_names import IMAGE_SUFFIXES
-from pipeline.files.file_digest import sha256_of
+from patchline.pipeline.data.reading.decoding import UndecodableImageError
+from patchline.pipeline.data.reading.image_file import content_of, image_bytes, open_regular
+from patchline.pipeline.errors import DataError
+from patchline.pipeline.files.access import is_readable
+from patchline.pipeline.files.archives import READ_ERRORS, MemberError, open_archive
+from patchline.pipeline.files.atomic_files import replacing
+from patchline.pipeline.files.data_names import IMAGE_SUFFIXES
+from patchline.pipeline.files.file_digest import sha256_of
 
 if TYPE_CHECKING:
     import pandas as pd

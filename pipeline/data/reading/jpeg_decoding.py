@@ -13,8 +13,8 @@ import re
 import simplejpeg
 from PIL import Image
 
-from pipeline.data.reading.decoding import Pixels, UndecodableImageError, pillow_pixels
-from pipeline.data.reading.jpeg_wholeness import JpegFrame
+from patchline.pipeline.data.reading.decoding import Pixels, UndecodableImageError, pillow_pixels
+from patchline.pipeline.data.reading.jpeg_wholeness import JpegFrame
 
 _COLOR = 3
 _EXIF = b"Exif\0\0"

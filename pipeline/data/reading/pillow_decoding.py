@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from pipeline.data.pixel_values.file_values import orientation_of
-from pipeline.data.pixel_values.pixel_mapping import FileValues, PixelMapping, ValueFit
-from pipeline.data.pixel_values.undecodable import UndecodableImageError
+from patchline.pipeline.data.pixel_values.file_values import orientation_of
+from patchline.pipeline.data.pixel_values.pixel_mapping import FileValues, PixelMapping, ValueFit
+from patchline.pipeline.data.pixel_values.undecodable import UndecodableImageError
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 OnOpacity = Callable[[Pixels], None]

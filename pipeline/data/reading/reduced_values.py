@@ -11,9 +11,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
-from pipeline.data.pixel_values.jpeg_k_values import jpeg_bits
-from pipeline.data.pixel_values.tiff_page import tiff_page
-from pipeline.data.reading.image_formats import HEAD_BYTES, format_of
+from patchline.pipeline.data.pixel_values.jpeg_k_values import jpeg_bits
+from patchline.pipeline.data.pixel_values.tiff_page import tiff_page
+from patchline.pipeline.data.reading.image_formats import HEAD_BYTES, format_of
 
 _ORDINARY_BITS = 8
 _BOX_HEAD, _LONG_BOX_HEAD, _FULL = 8, 16, 4

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pipeline.data.manifests.same_images import FILE, GROUP, PIXELS, known, united
-from pipeline.data.splits.class_coverage import Demand, Search, Units
-from pipeline.errors import DataError
+from patchline.pipeline.data.manifests.same_images import FILE, GROUP, PIXELS, known, united
+from patchline.pipeline.data.splits.class_coverage import Demand, Search, Units
+from patchline.pipeline.errors import DataError
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 

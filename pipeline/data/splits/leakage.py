@@ -11,10 +11,10 @@ from typing import Any
 
 import pandas as pd
 
-from pipeline.data.manifests.manifest import examples
-from pipeline.data.manifests.same_images import content_numbers, with_copies
-from pipeline.data.splits.split import movable_rows
-from pipeline.errors import DataError
+from patchline.pipeline.data.manifests.manifest import examples
+from patchline.pipeline.data.manifests.same_images import content_numbers, with_copies
+from patchline.pipeline.data.splits.split import movable_rows
+from patchline.pipeline.errors import DataError
 
 
 def check_leakage(manifest: pd.DataFrame) -> None:

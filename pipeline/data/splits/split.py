@@ -17,9 +17,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pipeline.data.manifests.manifest import examples
-from pipeline.data.manifests.same_images import FILE, GROUP, PIXELS, content_numbers, known, united
-from pipeline.data.splits.split_gaps import (
+from patchline.pipeline.data.manifests.manifest import examples
+from patchline.pipeline.data.manifests.same_images import (
+    FILE,
+    GROUP,
+    PIXELS,
+    content_numbers,
+    known,
+    united,
+)
+from patchline.pipeline.data.splits.split_gaps import (
     NEW,
     SPLITS,
     Gap,
@@ -28,7 +35,7 @@ from pipeline.data.splits.split_gaps import (
     notes_on_gaps,
     too_few,
 )
-from pipeline.errors import DataError
+from patchline.pipeline.errors import DataError
 
 Array = np.ndarray[Any, Any]
 

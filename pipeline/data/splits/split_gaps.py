@@ -8,10 +8,10 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from pipeline.data.manifests.manifest import examples
-from pipeline.data.splits.class_coverage import Demand, Search, Units
-from pipeline.errors import DataError
-from pipeline.terminal_words import counted
+from patchline.pipeline.data.manifests.manifest import examples
+from patchline.pipeline.data.splits.class_coverage import Demand, Search, Units
+from patchline.pipeline.errors import DataError
+from patchline.pipeline.terminal_words import counted
 
 Array = np.ndarray[Any, Any]
 

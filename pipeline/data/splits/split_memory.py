@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from pipeline.data.splits import split
-from pipeline.data.splits.split_gaps import SPLITS
-from pipeline.errors import DataError, StorageError
-from pipeline.files.atomic_files import replacing
-from pipeline.files.file_locks import try_lock
+from patchline.pipeline.data.splits import split
+from patchline.pipeline.data.splits.split_gaps import SPLITS
+from patchline.pipeline.errors import DataError, StorageError
+from patchline.pipeline.files.atomic_files import replacing
+from patchline.pipeline.files.file_locks import try_lock
 
 _LOCK_SECONDS = 600
 """How long to wait for another run to assign its images."""

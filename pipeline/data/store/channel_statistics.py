@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.data.store.store_shards import Pixels
-from pipeline.files.stored_images import StoredImages
+from patchline.pipeline.data.store.store_shards import Pixels
+from patchline.pipeline.files.stored_images import StoredImages
 
 
 def channel_statistics(

@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from pipeline.data.store.store_shards import Contents, Pixels, Shape, Shard, StoreShards
+from patchline.pipeline.data.store.store_shards import Contents, Pixels, Shape, Shard, StoreShards
 
 IMAGES_FILE = "images.npy"
 _PIECE_BYTES = 1 << 20

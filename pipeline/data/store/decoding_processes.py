@@ -9,12 +9,17 @@ from typing import Any, Self
 
 import numpy as np
 
-from pipeline.data.manifests.describing import FEW_PIXELS
-from pipeline.data.pixel_values.pixel_mapping import PixelMapping
-from pipeline.data.reading.child_processes import ChildProcesses, answer_parent
-from pipeline.data.store.store_decoding import LargeImageError, StoreSpec, WantedImage, read_image
-from pipeline.data.store.store_shards import Pixels
-from pipeline.errors import DataError
+from patchline.pipeline.data.manifests.describing import FEW_PIXELS
+from patchline.pipeline.data.pixel_values.pixel_mapping import PixelMapping
+from patchline.pipeline.data.reading.child_processes import ChildProcesses, answer_parent
+from patchline.pipeline.data.store.store_decoding import (
+    LargeImageError,
+    StoreSpec,
+    WantedImage,
+    read_image,
+)
+from patchline.pipeline.data.store.store_shards import Pixels
+from patchline.pipeline.errors import DataError
 
 _BATCH = 50
 _LARGE = "large"

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pipeline.data.store.store_shards import Contents, Shard, StoreShards, read_contents
-from pipeline.files import file_locks
+from patchline.pipeline.data.store.store_shards import Contents, Shard, StoreShards, read_contents
+from patchline.pipeline.files import file_locks
 
 logger = logging.getLogger(__name__)
 

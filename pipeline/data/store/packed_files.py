@@ -22,15 +22,15 @@ from typing import Any
 import cv2
 import numpy as np
 
-from pipeline.data.reading.child_processes import processors
-from pipeline.data.reading.decoding import UndecodableImageError, decoded
-from pipeline.data.reading.jpeg_decoding import decode_jpeg
-from pipeline.data.reading.resizing import Pixels, resize_image
-from pipeline.data.store.store_decoding import ReadImage, StoreSpec
-from pipeline.data.store.store_shards import Contents, Shape, Shard, StoreShards
-from pipeline.errors import DataError
-from pipeline.files.atomic_files import replacing, write_text
-from pipeline.files.file_digest import digest_of
+from patchline.pipeline.data.reading.child_processes import processors
+from patchline.pipeline.data.reading.decoding import UndecodableImageError, decoded
+from patchline.pipeline.data.reading.jpeg_decoding import decode_jpeg
+from patchline.pipeline.data.reading.resizing import Pixels, resize_image
+from patchline.pipeline.data.store.store_decoding import ReadImage, StoreSpec
+from patchline.pipeline.data.store.store_shards import Contents, Shape, Shard, StoreShards
+from patchline.pipeline.errors import DataError
+from patchline.pipeline.files.atomic_files import replacing, write_text
+from patchline.pipeline.files.file_digest import digest_of
 
 PACKED_FILE = "packed.json"
 _OFFSET = np.dtype("<u8")

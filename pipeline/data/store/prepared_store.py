@@ -16,18 +16,18 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from pipeline.data.manifests.manifest import Progress
-from pipeline.data.reading.child_processes import FEWEST_FILES
-from pipeline.data.store.decoded_files import IMAGES_FILE
-from pipeline.data.store.earlier_stores import lock_of
-from pipeline.data.store.packed_files import PACKED_FILE, PackedImages
-from pipeline.data.store.store_builds import DecodedBuild, PackedBuild, StoreBuild
-from pipeline.data.store.store_decoding import StoreSpec
-from pipeline.data.store.store_shards import Pixels
-from pipeline.files import file_locks
-from pipeline.files.atomic_files import storage_errors
-from pipeline.files.stored_images import StoredImages
-from pipeline.workspace import make_folder
+from patchline.pipeline.data.manifests.manifest import Progress
+from patchline.pipeline.data.reading.child_processes import FEWEST_FILES
+from patchline.pipeline.data.store.decoded_files import IMAGES_FILE
+from patchline.pipeline.data.store.earlier_stores import lock_of
+from patchline.pipeline.data.store.packed_files import PACKED_FILE, PackedImages
+from patchline.pipeline.data.store.store_builds import DecodedBuild, PackedBuild, StoreBuild
+from patchline.pipeline.data.store.store_decoding import StoreSpec
+from patchline.pipeline.data.store.store_shards import Pixels
+from patchline.pipeline.files import file_locks
+from patchline.pipeline.files.atomic_files import storage_errors
+from patchline.pipeline.files.stored_images import StoredImages
+from patchline.pipeline.workspace import make_folder
 
 logger = logging.getLogger(__name__)
 

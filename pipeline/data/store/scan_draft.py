@@ -17,21 +17,21 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from pipeline.config import RunConfig
-from pipeline.data.image_size import are_grey, default_image_size
-from pipeline.data.manifests.describing import Row
-from pipeline.data.manifests.describing_processes import Files, KeptImages
-from pipeline.data.manifests.scan_memory import digest_of_root
-from pipeline.data.pixel_values.file_summary import FileSummary
-from pipeline.data.reading.decoding import ImageHeader, UndecodableImageError, read_header
-from pipeline.data.reading.image_root import root_image_bytes
-from pipeline.data.store.decoded_files import DecodedFiles
-from pipeline.data.store.earlier_stores import DRAFT_FILE, lock_of
-from pipeline.data.store.store_builds import DecodedBuild
-from pipeline.data.store.store_decoding import StoreSpec
-from pipeline.data.store.store_shards import Pixels
-from pipeline.files import file_locks
-from pipeline.workspace import make_folder
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.data.image_size import are_grey, default_image_size
+from patchline.pipeline.data.manifests.describing import Row
+from patchline.pipeline.data.manifests.describing_processes import Files, KeptImages
+from patchline.pipeline.data.manifests.scan_memory import digest_of_root
+from patchline.pipeline.data.pixel_values.file_summary import FileSummary
+from patchline.pipeline.data.reading.decoding import ImageHeader, UndecodableImageError, read_header
+from patchline.pipeline.data.reading.image_root import root_image_bytes
+from patchline.pipeline.data.store.decoded_files import DecodedFiles
+from patchline.pipeline.data.store.earlier_stores import DRAFT_FILE, lock_of
+from patchline.pipeline.data.store.store_builds import DecodedBuild
+from patchline.pipeline.data.store.store_decoding import StoreSpec
+from patchline.pipeline.data.store.store_shards import Pixels
+from patchline.pipeline.files import file_locks
+from patchline.pipeline.workspace import make_folder
 
 logger = logging.getLogger(__name__)
 

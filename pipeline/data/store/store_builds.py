@@ -22,20 +22,26 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from pipeline.data.manifests.manifest import Progress
-from pipeline.data.reading.child_processes import pay_off, threads
-from pipeline.data.reading.decoder_version import decoder_version
-from pipeline.data.store.decoded_files import DecodedFiles
-from pipeline.data.store.decoding_processes import DecodingProcesses, decode_into
-from pipeline.data.store.earlier_stores import (
+from patchline.pipeline.data.manifests.manifest import Progress
+from patchline.pipeline.data.reading.child_processes import pay_off, threads
+from patchline.pipeline.data.reading.decoder_version import decoder_version
+from patchline.pipeline.data.store.decoded_files import DecodedFiles
+from patchline.pipeline.data.store.decoding_processes import DecodingProcesses, decode_into
+from patchline.pipeline.data.store.earlier_stores import (
     BUILDING,
     EarlierStores,
     remove_drafts,
 )
-from pipeline.data.store.packed_files import PackedFiles, packed
-from pipeline.data.store.store_decoding import StoreSpec, WantedImage, read_image
-from pipeline.data.store.store_shards import SHARDS_FILE, Contents, Pixels, Shard, StoreShards
-from pipeline.errors import StorageError
+from patchline.pipeline.data.store.packed_files import PackedFiles, packed
+from patchline.pipeline.data.store.store_decoding import StoreSpec, WantedImage, read_image
+from patchline.pipeline.data.store.store_shards import (
+    SHARDS_FILE,
+    Contents,
+    Pixels,
+    Shard,
+    StoreShards,
+)
+from patchline.pipeline.errors import StorageError
 
 logger = logging.getLogger(__name__)
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from pipeline.data.pixel_values.pixel_mapping import PLAIN, PixelMapping
-from pipeline.data.reading.decoding import UndecodableImageError, decoded
-from pipeline.data.reading.image_root import root_image_bytes
-from pipeline.data.reading.jpeg_decoding import decode_jpeg
-from pipeline.data.reading.resizing import Pixels, ResizePolicy, resize_image
-from pipeline.errors import DataError
+from patchline.pipeline.data.pixel_values.pixel_mapping import PLAIN, PixelMapping
+from patchline.pipeline.data.reading.decoding import UndecodableImageError, decoded
+from patchline.pipeline.data.reading.image_root import root_image_bytes
+from patchline.pipeline.data.reading.jpeg_decoding import decode_jpeg
+from patchline.pipeline.data.reading.resizing import Pixels, ResizePolicy, resize_image
+from patchline.pipeline.errors import DataError
 
 
 @dataclass(frozen=True)

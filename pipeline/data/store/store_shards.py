@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipeline.data.reading.child_processes import processors
-from pipeline.files.atomic_files import replacing, write_text
+from patchline.pipeline.data.reading.child_processes import processors
+from patchline.pipeline.files.atomic_files import replacing, write_text
 
 SHARD_BYTES = 1 << 26
 """About so many bytes of decoded images are in a shard."""

@@ -6,11 +6,11 @@ rotations or changes of hue, so it is said where they are used.
 
 from __future__ import annotations
 
-from pipeline.config import RunConfig
-from pipeline.data.symmetry.mirror_answer import MirrorSymmetry
-from pipeline.plugin_api import Assumptions
-from pipeline.plugin_system.plugin_loader import load_augmentation, plugin_errors
-from pipeline.plugin_system.plugin_settings import settings_of
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.data.symmetry.mirror_answer import MirrorSymmetry
+from patchline.pipeline.plugin_system.plugin_loader import load_augmentation, plugin_errors
+from patchline.pipeline.plugin_system.plugin_settings import settings_of
+from patchline.plugin_api import Assumptions
 
 _MIRRORS, _FLIP = "horizontal_flip", "model.test_time_flip"
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import bdtrc, stdtr
 
-from pipeline.data.symmetry.mirror_answer import Answer
+from patchline.pipeline.data.symmetry.mirror_answer import Answer
 
 Array = np.ndarray[Any, Any]
 

@@ -17,18 +17,18 @@ import numpy as np
 import pandas as pd
 from pydantic import ValidationError
 
-from pipeline.config import RunConfig
-from pipeline.data.manifests.same_images import FILE, GROUP, PIXELS, known, united
-from pipeline.data.near_duplicates.thumbnails import shrunk
-from pipeline.data.pixel_values.pixel_mapping import PixelMapping
-from pipeline.data.reading.decoding import UndecodableImageError, decoded
-from pipeline.data.reading.image_root import root_image_bytes
-from pipeline.data.reading.jpeg_decoding import decode_jpeg
-from pipeline.data.symmetry.assumed_symmetries import mirroring_settings
-from pipeline.data.symmetry.mirror_answer import MirrorSymmetry
-from pipeline.data.symmetry.mirror_probe import FEWEST, SIDE, Measured, Share, measured
-from pipeline.files.atomic_files import storage_errors, write_text
-from pipeline.workspace import make_folder
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.data.manifests.same_images import FILE, GROUP, PIXELS, known, united
+from patchline.pipeline.data.near_duplicates.thumbnails import shrunk
+from patchline.pipeline.data.pixel_values.pixel_mapping import PixelMapping
+from patchline.pipeline.data.reading.decoding import UndecodableImageError, decoded
+from patchline.pipeline.data.reading.image_root import root_image_bytes
+from patchline.pipeline.data.reading.jpeg_decoding import decode_jpeg
+from patchline.pipeline.data.symmetry.assumed_symmetries import mirroring_settings
+from patchline.pipeline.data.symmetry.mirror_answer import MirrorSymmetry
+from patchline.pipeline.data.symmetry.mirror_probe import FEWEST, SIDE, Measured, Share, measured
+from patchline.pipeline.files.atomic_files import storage_errors, write_text
+from patchline.pipeline.workspace import make_folder
 
 FORMAT = 1
 """Increase it when the measurement finds something else in the same images."""

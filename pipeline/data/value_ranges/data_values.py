@@ -8,13 +8,23 @@ from typing import Literal, NamedTuple
 
 import pandas as pd
 
-from pipeline.data.config import DataConfig
-from pipeline.data.pixel_values.file_summary import FileSummary
-from pipeline.data.pixel_values.pixel_mapping import EIGHT_BITS, PixelMapping, kind_words, number
-from pipeline.data.value_ranges.range_choice import ChosenRange, Observed, choose_range, loss_words
-from pipeline.data.value_ranges.value_sample import value_sample
-from pipeline.errors import ConfigError, DataError, PipelineError
-from pipeline.plugin_api import PixelValues, ValueRange
+from patchline.pipeline.data.config import DataConfig
+from patchline.pipeline.data.pixel_values.file_summary import FileSummary
+from patchline.pipeline.data.pixel_values.pixel_mapping import (
+    EIGHT_BITS,
+    PixelMapping,
+    kind_words,
+    number,
+)
+from patchline.pipeline.data.value_ranges.range_choice import (
+    ChosenRange,
+    Observed,
+    choose_range,
+    loss_words,
+)
+from patchline.pipeline.data.value_ranges.value_sample import value_sample
+from patchline.pipeline.errors import ConfigError, DataError, PipelineError
+from patchline.plugin_api import PixelValues, ValueRange
 
 _LIKE_OPACITY = 0.25
 """An opacity is whole or none in at least this share of the pixels; a near-infrared band is not."""

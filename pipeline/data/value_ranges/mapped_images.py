@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pandas as pd
 
-from pipeline.data.config import DataConfig
-from pipeline.data.manifests import manifest as manifests
-from pipeline.data.pixel_values.pixel_mapping import PixelMapping, Values
-from pipeline.data.reading.child_processes import threads
-from pipeline.data.reading.decoding import UndecodableImageError, decoded
-from pipeline.data.reading.image_root import root_image_bytes
-from pipeline.data.value_ranges.data_values import DataValues, choose_values, summaries
-from pipeline.errors import DataError
+from patchline.pipeline.data.config import DataConfig
+from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.data.pixel_values.pixel_mapping import PixelMapping, Values
+from patchline.pipeline.data.reading.child_processes import threads
+from patchline.pipeline.data.reading.decoding import UndecodableImageError, decoded
+from patchline.pipeline.data.reading.image_root import root_image_bytes
+from patchline.pipeline.data.value_ranges.data_values import DataValues, choose_values, summaries
+from patchline.pipeline.errors import DataError
 
 OnImage = Callable[[str, bytes, Values], None]
 

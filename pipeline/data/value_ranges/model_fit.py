@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pandas as pd
 
-from pipeline.data.pixel_values.file_summary import FileSummary
-from pipeline.data.pixel_values.pixel_mapping import (
+from patchline.pipeline.data.pixel_values.file_summary import FileSummary
+from patchline.pipeline.data.pixel_values.pixel_mapping import (
     EIGHT_BITS,
     PixelMapping,
     ValueFit,
@@ -13,9 +13,9 @@ from pipeline.data.pixel_values.pixel_mapping import (
     number,
     white_of,
 )
-from pipeline.data.value_ranges.data_values import band_counts, summaries
-from pipeline.data.value_ranges.value_fit import FitCounts
-from pipeline.errors import DataError
+from patchline.pipeline.data.value_ranges.data_values import band_counts, summaries
+from patchline.pipeline.data.value_ranges.value_fit import FitCounts
+from patchline.pipeline.errors import DataError
 
 _MARGIN = 0.25
 """Of the range: values that far outside of it are said, because few are always clipped."""

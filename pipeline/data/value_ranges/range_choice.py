@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipeline.data.pixel_values.pixel_mapping import FLOAT, Values, number, scaled
+from patchline.pipeline.data.pixel_values.pixel_mapping import FLOAT, Values, number, scaled
 
 _FEW_LEVELS = 32
 _CORE = (0.5, 99.5)

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from pipeline.data.manifests.scan_memory import digest_of_root
-from pipeline.data.pixel_values.pixel_mapping import kind_words, number
-from pipeline.files.atomic_files import storage_errors, write_text
-from pipeline.plugin_api import PixelValues, ValueRange
-from pipeline.workspace import make_folder
+from patchline.pipeline.data.manifests.scan_memory import digest_of_root
+from patchline.pipeline.data.pixel_values.pixel_mapping import kind_words, number
+from patchline.pipeline.files.atomic_files import storage_errors, write_text
+from patchline.pipeline.workspace import make_folder
+from patchline.plugin_api import PixelValues, ValueRange
 
 _FORMAT = "value ranges 1"
 

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from pipeline.data.pixel_values.pixel_mapping import (
+from patchline.pipeline.data.pixel_values.pixel_mapping import (
     EIGHT_BITS,
     PixelMapping,
     ValueFit,

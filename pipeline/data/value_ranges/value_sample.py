@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.data.pixel_values.pixel_mapping import FileValues, Values, chosen_bands
-from pipeline.data.reading.child_processes import threads
-from pipeline.data.reading.decoding import UndecodableImageError, deep_values
-from pipeline.data.reading.image_root import root_image_bytes
+from patchline.pipeline.data.pixel_values.pixel_mapping import FileValues, Values, chosen_bands
+from patchline.pipeline.data.reading.child_processes import threads
+from patchline.pipeline.data.reading.decoding import UndecodableImageError, deep_values
+from patchline.pipeline.data.reading.image_root import root_image_bytes
 
 _FILES, _VALUES = 256, 4096
 Listed = tuple[str, str]

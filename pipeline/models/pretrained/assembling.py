@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from pipeline.models.pretrained.layout import Layout, Part, Parts, UnsupportedWeightsError
+from patchline.pipeline.models.pretrained.layout import Layout, Part, Parts, UnsupportedWeightsError
 
 CLASS_TOKEN = "class_token.token_11D"  # noqa: S105
 POSITIONS = "position_embedding.positions_1ND"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.models.pretrained.layout import CLIP_MEAN, CLIP_STD, Layout, Rules
+from patchline.pipeline.models.pretrained.layout import CLIP_MEAN, CLIP_STD, Layout, Rules
 
 _TOWER = r"(?:vision_model\.)?"
 _BLOCK = _TOWER + r"encoder\.layers\.(\d+)\."

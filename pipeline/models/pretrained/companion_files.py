@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pipeline.errors import ConfigError
+from patchline.pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pipeline.layers.activations import ActivationName
+    from patchline.pipeline.layers.activations import ActivationName
 
 CONFIG_FILE, PREPROCESSOR_FILE = "config.json", "preprocessor_config.json"
 OPEN_CLIP_FILE = "open_clip_config.json"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from pipeline.models.pretrained.layout import HALVES, Layout
+from patchline.pipeline.models.pretrained.layout import HALVES, Layout
 
 _TREE = r"(?:opt/target/|params/(?:img/)?)?"
 _BLOCK = _TREE + r"Transformer/encoderblock_(\d+)/"

@@ -7,8 +7,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from pipeline.errors import ConfigError
-from pipeline.models.pretrained.assembling import (
+from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.models.pretrained.assembling import (
     CLASS_TOKEN,
     REGISTERS,
     Dimensions,
@@ -20,19 +20,19 @@ from pipeline.models.pretrained.assembling import (
     name_head,
     place_tokens,
 )
-from pipeline.models.pretrained.clip_layout import CLIP_LAYOUTS
-from pipeline.models.pretrained.companion_files import (
+from patchline.pipeline.models.pretrained.clip_layout import CLIP_LAYOUTS
+from patchline.pipeline.models.pretrained.companion_files import (
     CompanionFacts,
     PixelStatistics,
     facts_beside,
 )
-from pipeline.models.pretrained.converted import ConvertedWeights
-from pipeline.models.pretrained.jax_layout import JAX
-from pipeline.models.pretrained.layout import Layout, Parts, UnsupportedWeightsError
-from pipeline.models.pretrained.timm_layout import TIMM_LAYOUTS
-from pipeline.models.pretrained.torchvision_layout import TORCHVISION
-from pipeline.models.pretrained.transformers_layout import TRANSFORMERS_LAYOUTS
-from pipeline.models.pretrained.weights_file import FileTensors, read_tensors
+from patchline.pipeline.models.pretrained.converted import ConvertedWeights
+from patchline.pipeline.models.pretrained.jax_layout import JAX
+from patchline.pipeline.models.pretrained.layout import Layout, Parts, UnsupportedWeightsError
+from patchline.pipeline.models.pretrained.timm_layout import TIMM_LAYOUTS
+from patchline.pipeline.models.pretrained.torchvision_layout import TORCHVISION
+from patchline.pipeline.models.pretrained.transformers_layout import TRANSFORMERS_LAYOUTS
+from patchline.pipeline.models.pretrained.weights_file import FileTensors, read_tensors
 
 LAYOUTS: tuple[Layout, ...] = (
     TORCHVISION,

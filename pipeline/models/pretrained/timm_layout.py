@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pipeline.models.pretrained.layout import (
+from patchline.pipeline.models.pretrained.layout import (
     CLIP_MEAN,
     CLIP_STD,
     HALVES,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.models.pretrained.layout import IMAGENET_MEAN, IMAGENET_STD, Layout
+from patchline.pipeline.models.pretrained.layout import IMAGENET_MEAN, IMAGENET_STD, Layout
 
 _BLOCK = r"encoder\.layers\.encoder_layer_(\d+)\."
 

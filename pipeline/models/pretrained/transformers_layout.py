@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pipeline.models.pretrained.layout import HALVES, IMAGENET_MEAN, IMAGENET_STD, Layout
+from patchline.pipeline.models.pretrained.layout import HALVES, IMAGENET_MEAN, IMAGENET_STD, Layout
 
 _MODEL = r"(?:(?:vit|deit|dinov2|dinov2_with_registers)\.)?"
 _EMBEDDINGS = _MODEL + r"embeddings\."

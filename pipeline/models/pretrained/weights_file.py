@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from pipeline.errors import ConfigError
+from patchline.pipeline.errors import ConfigError
 
 _WRAPPERS = ("model", "state_dict", "model_state_dict", "teacher", "model_ema")
 _PREFIXES = ("module.", "_orig_mod.", "backbone.")

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipeline.data.batches.augmentation import BuiltAugmentation, Pixels
-from pipeline.plugin_api import (
+from patchline.pipeline.data.batches.augmentation import BuiltAugmentation, Pixels
+from patchline.pipeline.plugin_system.contract.checks import Rule, require
+from patchline.plugin_api import (
     AugmentationContext,
     AugmentationPlugin,
     ConfigError,
     DataTraits,
     PluginConfig,
 )
-from pipeline.plugin_system.contract.checks import Rule, require
 
 _CONTEXTS = (
     AugmentationContext(channels=3, height=32, width=32),

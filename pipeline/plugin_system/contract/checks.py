@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from pipeline.errors import PipelineError, PluginError
-from pipeline.frozen_model import FrozenModel
+from patchline.pipeline.errors import PipelineError, PluginError
+from patchline.pipeline.frozen_model import FrozenModel
 
 
 class CheckError(AssertionError):

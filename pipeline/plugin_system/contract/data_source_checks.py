@@ -8,11 +8,16 @@ import weakref
 from pathlib import Path, PurePosixPath
 from typing import Any, get_args
 
-from pipeline.config import RunConfig
-from pipeline.data.reading.decoding import UndecodableImageError, decode_image, deep_values
-from pipeline.data.reading.image_root import is_file, root_image_bytes
-from pipeline.errors import UserError
-from pipeline.plugin_api import (
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.data.reading.decoding import (
+    UndecodableImageError,
+    decode_image,
+    deep_values,
+)
+from patchline.pipeline.data.reading.image_root import is_file, root_image_bytes
+from patchline.pipeline.errors import UserError
+from patchline.pipeline.plugin_system.contract.checks import CheckError, Rule, require
+from patchline.plugin_api import (
     DataSource,
     DataSourcePlugin,
     ImageListing,
@@ -21,7 +26,6 @@ from pipeline.plugin_api import (
     SourceContext,
     Split,
 )
-from pipeline.plugin_system.contract.checks import CheckError, Rule, require
 
 _FEWEST_CLASSES = 2
 

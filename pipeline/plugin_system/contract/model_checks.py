@@ -10,7 +10,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from pipeline.plugin_api import (
+from patchline.pipeline.plugin_system.contract.checks import Rule, require
+from patchline.pipeline.plugin_system.contract.module_checks import (
+    NUM_CLASSES,
+    ImageShape,
+    ModuleChecks,
+)
+from patchline.pipeline.plugin_system.plugin_loader import load_patch_embedding
+from patchline.plugin_api import (
     NO_PATCH_EMBEDDING,
     ImageSpec,
     ModelContext,
@@ -18,9 +25,6 @@ from pipeline.plugin_api import (
     PatchEmbeddingContext,
     PluginConfig,
 )
-from pipeline.plugin_system.contract.checks import Rule, require
-from pipeline.plugin_system.contract.module_checks import NUM_CLASSES, ImageShape, ModuleChecks
-from pipeline.plugin_system.plugin_loader import load_patch_embedding
 
 
 class ModelChecks(ModuleChecks):

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from pipeline.errors import ConfigError, PackagingError
-from pipeline.models.onnx_export import write_onnx
-from pipeline.plugin_api import DataTraits
-from pipeline.plugin_system.contract.checks import CheckError, Rule, require
+from patchline.pipeline.errors import ConfigError, PackagingError
+from patchline.pipeline.models.onnx_export import write_onnx
+from patchline.pipeline.plugin_system.contract.checks import CheckError, Rule, require
+from patchline.plugin_api import DataTraits
 
 TOLERANCE = 1e-4
 NUM_CLASSES = 5
@@ -278,7 +278,7 @@ class ModuleChecks(ABC):
     @torch.no_grad()
     def exports_to_onnx(self) -> None:
         """It exports to ONNX with a dynamic batch size, and the outputs agree to 1e-4."""
-        from pipeline.models.onnx_session import open_session
+        from patchline.pipeline.models.onnx_session import open_session
 
         shape = self.usual_shape()
         module = self.built(shape)

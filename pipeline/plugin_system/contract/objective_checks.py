@@ -11,9 +11,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from pipeline.config import ModelChoice
-from pipeline.models.model_building import build_model
-from pipeline.plugin_api import (
+from patchline.pipeline.config import ModelChoice
+from patchline.pipeline.models.model_building import build_model
+from patchline.pipeline.plugin_system.contract.checks import Rule, require
+from patchline.pipeline.plugin_system.contract.module_checks import (
+    NUM_CLASSES,
+    TOLERANCE,
+    require_gradients,
+)
+from patchline.plugin_api import (
     ConfigError,
     DataTraits,
     ImageSpec,
@@ -21,12 +27,6 @@ from pipeline.plugin_api import (
     ObjectiveContext,
     ObjectivePlugin,
     PluginConfig,
-)
-from pipeline.plugin_system.contract.checks import Rule, require
-from pipeline.plugin_system.contract.module_checks import (
-    NUM_CLASSES,
-    TOLERANCE,
-    require_gradients,
 )
 
 _SIDE, _CHANNELS, _BATCH = 32, 3, 8
@@ -219,7 +219,7 @@ class ObjectiveChecks:
         if not isinstance(objective, Objective):
             raise ConfigError(
                 f"build returned a {type(objective).__name__}, not an Objective. Derive its class "
-                "from pipeline.plugin_api.Objective."
+                "from patchline.plugin_api.Objective."
             )
         return objective
 

@@ -10,15 +10,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from pipeline.plugin_api import (
+from patchline.pipeline.plugin_system.contract.checks import Rule, require
+from patchline.pipeline.plugin_system.contract.module_checks import (
+    NUM_CLASSES,
+    ImageShape,
+    ModuleChecks,
+)
+from patchline.plugin_api import (
     ConfigError,
     PatchEmbeddingContext,
     PatchEmbeddingPlugin,
     PatchTokens,
     PluginConfig,
 )
-from pipeline.plugin_system.contract.checks import Rule, require
-from pipeline.plugin_system.contract.module_checks import NUM_CLASSES, ImageShape, ModuleChecks
 
 _EMBED_DIM = 32
 _IMAGES = 16

@@ -13,12 +13,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from pipeline import config_errors
-from pipeline.plugin_api import ConfigError, DataTraits, PluginConfig
-from pipeline.plugin_system.contract.checks import CheckError, Rule, require
-from pipeline.plugin_system.plugin_loader import Plugin
+from patchline.pipeline import config_errors
+from patchline.pipeline.plugin_system.contract.checks import CheckError, Rule, require
+from patchline.pipeline.plugin_system.plugin_loader import Plugin
+from patchline.plugin_api import ConfigError, DataTraits, PluginConfig
 
-_PUBLIC = ("pipeline.plugin_api", "pipeline.layers", "pipeline.plugin_checks")
+_PUBLIC = ("patchline.plugin_api", "patchline.pipeline.layers", "patchline.plugin_checks")
 _TAKEN_NAMES = ("name", "patch_embedding")
 _TRAITS = [
     DataTraits(3, side, side, num_classes=5, mirror_symmetric=True) for side in (32, 64, 224)
@@ -107,12 +107,12 @@ class SettingsChecks:
         require(again == settings, f"{settings!r} is read from its own JSON as {again!r}.")
 
     def imports_only_the_public_api(self) -> None:
-        """From Patchline it imports only `pipeline.plugin_api` and `pipeline.layers`."""
+        """From Patchline it imports only `patchline.plugin_api` and `patchline.pipeline.layers`."""
         for file, line, module in foreign_imports(self.plugin):
             require(
                 False,
-                f"{file.name}:{line} imports {module}. Import only pipeline.plugin_api and "
-                "pipeline.layers; other modules may change.",
+                f"{file.name}:{line} imports {module}. Import only patchline.plugin_api and "
+                "patchline.pipeline.layers; other modules may change.",
             )
 
 

@@ -1,1 +1,1 @@
-"""Human approval of a promotion: what the approver sees and answers; `flows.approval` asks."""
+"""Human approval of a promotion: what the approver sees and answers; `patchline.flows.approval` asks."""

@@ -9,10 +9,10 @@ from typing import Literal, get_args
 
 from pydantic import Field
 
-from pipeline.errors import ModelReferenceError
-from pipeline.frozen_model import FrozenModel
-from pipeline.registry.reasons import LONGEST_REASON, one_line
-from pipeline.registry.registered_models import (
+from patchline.pipeline.errors import ModelReferenceError
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.registry.reasons import LONGEST_REASON, one_line
+from patchline.pipeline.registry.registered_models import (
     APPROVAL_RECORD,
     ModelReference,
     summaries,

@@ -6,17 +6,17 @@ import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
-from pipeline.evaluation.comparison import Comparison
-from pipeline.evaluation.comparison_page import PAGE, write_comparison
-from pipeline.evaluation.promotion_decision import GateResult
-from pipeline.frozen_model import FrozenModel
-from pipeline.provenance.provenance import ProvenanceSummary
-from pipeline.registry.config import PromotionConfig
-from pipeline.registry.gate_evaluation import evaluate_gates
-from pipeline.registry.registered_models import ModelReference, summaries
-from pipeline.tracking import addresses
-from pipeline.tracking.tracked_run import TrackedRun
-from pipeline.tracking.tracking_store import client
+from patchline.pipeline.evaluation.comparison import Comparison
+from patchline.pipeline.evaluation.comparison_page import PAGE, write_comparison
+from patchline.pipeline.evaluation.promotion_decision import GateResult
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.provenance.provenance import ProvenanceSummary
+from patchline.pipeline.registry.config import PromotionConfig
+from patchline.pipeline.registry.gate_evaluation import evaluate_gates
+from patchline.pipeline.registry.registered_models import ModelReference, summaries
+from patchline.pipeline.tracking import addresses
+from patchline.pipeline.tracking.tracked_run import TrackedRun
+from patchline.pipeline.tracking.tracking_store import client
 
 
 class Question(FrozenModel):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pipeline.evaluation.comparison import ClassChange, Comparison, p_value_text, points
-from pipeline.evaluation.promotion_decision import GateResult
-from pipeline.metrics.intervals import MetricEstimate
-from pipeline.metrics.names import METRICS
-from pipeline.registry.approval.question import Question
+from patchline.pipeline.evaluation.comparison import ClassChange, Comparison, p_value_text, points
+from patchline.pipeline.evaluation.promotion_decision import GateResult
+from patchline.pipeline.metrics.intervals import MetricEstimate
+from patchline.pipeline.metrics.names import METRICS
+from patchline.pipeline.registry.approval.question import Question
 
 _METRICS = ("accuracy", "macro_f1", "log_loss", "ece")
 _CLASSES_SHOWN = 5

@@ -11,13 +11,13 @@ import logging
 import time
 from pathlib import Path
 
-from pipeline.errors import DamagedFileError
-from pipeline.files.sealed_files import verify
-from pipeline.models.model_description import WEIGHTS_FILE
-from pipeline.run_memory.cleaning import LAST_CHECKPOINT, PREVIOUS_CHECKPOINT
-from pipeline.training.checkpoints import best_weights, restart_point
-from pipeline.training.checkpoints.restart_point import RestartPoint
-from pipeline.training.train_state import TrainState
+from patchline.pipeline.errors import DamagedFileError
+from patchline.pipeline.files.sealed_files import verify
+from patchline.pipeline.models.model_description import WEIGHTS_FILE
+from patchline.pipeline.run_memory.cleaning import LAST_CHECKPOINT, PREVIOUS_CHECKPOINT
+from patchline.pipeline.training.checkpoints import best_weights, restart_point
+from patchline.pipeline.training.checkpoints.restart_point import RestartPoint
+from patchline.pipeline.training.train_state import TrainState
 
 logger = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from pipeline.errors import DamagedFileError
-from pipeline.files.sealed_files import read_tensors, write_tensors
-from pipeline.training.train_state import Numbers, Tensors, TrainState
+from patchline.pipeline.errors import DamagedFileError
+from patchline.pipeline.files.sealed_files import read_tensors, write_tensors
+from patchline.pipeline.training.train_state import Numbers, Tensors, TrainState
 
 _NUMBERS = "progress"
 """Key of the metadata with everything that is not a tensor."""

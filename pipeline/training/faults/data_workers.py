@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from typing import Any
 
-from pipeline.errors import WorkerError
+from patchline.pipeline.errors import WorkerError
 
 _KILLED = re.compile(r"DataLoader worker \(pid \d+\) is killed by signal: ([^.]*)\.")
 _POLLS, _POLL_SECONDS = 40, 0.05

@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from pipeline.data.batches.batch_order import BatchOrder, row_of
-from pipeline.data.batches.loader import training_batches
-from pipeline.files.atomic_files import replacing, write_text
-from pipeline.training.train_step import Gradients
-from pipeline.training.training_data import TrainingData
+from patchline.pipeline.data.batches.batch_order import BatchOrder, row_of
+from patchline.pipeline.data.batches.loader import training_batches
+from patchline.pipeline.files.atomic_files import replacing, write_text
+from patchline.pipeline.training.train_step import Gradients
+from patchline.pipeline.training.training_data import TrainingData
 
 
 class Diverged(Exception):  # noqa: N818 - an outcome that the loop handles

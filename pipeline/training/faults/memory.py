@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import torch
 
-from pipeline.data.batches.loader import Batch
-from pipeline.errors import RunError
-from pipeline.training.train_state import TrainState
-from pipeline.training.train_step import Gradients, TrainStep
-from pipeline.workers.event_log import EventWriter
+from patchline.pipeline.data.batches.loader import Batch
+from patchline.pipeline.errors import RunError
+from patchline.pipeline.training.train_state import TrainState
+from patchline.pipeline.training.train_step import Gradients, TrainStep
+from patchline.pipeline.workers.event_log import EventWriter
 
 
 class BeforeGradients:

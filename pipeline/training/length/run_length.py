@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from pipeline.training.config import TrainingConfig, duration_seconds
-from pipeline.training.length.step_plan import StepPlan, TimePlanner
-from pipeline.training.length.validation_plan import EachEpoch, Recorded, Timed, ValidationPlan
-from pipeline.training.part import TrainingPart
+from patchline.pipeline.training.config import TrainingConfig, duration_seconds
+from patchline.pipeline.training.length.step_plan import StepPlan, TimePlanner
+from patchline.pipeline.training.length.validation_plan import (
+    EachEpoch,
+    Recorded,
+    Timed,
+    ValidationPlan,
+)
+from patchline.pipeline.training.part import TrainingPart
 
 
 def planned_validations(

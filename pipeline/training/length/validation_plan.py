@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from pipeline.training.train_result import EpochRecord
+from patchline.pipeline.training.train_result import EpochRecord
 
 _SHARE = 0.1
 """Largest share of the time limit for all validations."""

@@ -10,18 +10,18 @@ import time
 import numpy as np
 import torch
 
-from pipeline.data.manifests import manifest as manifests
-from pipeline.data.store.prepared_store import open_images
-from pipeline.metrics.temperature import fit_temperature
-from pipeline.models.ensemble import Ensemble
-from pipeline.models.inference import predict_logits
-from pipeline.models.model_files import load_model, save_model
-from pipeline.training.device import make_repeatable
-from pipeline.training.job import TrainingJob
-from pipeline.training.job_provenance import provenance_of_job
-from pipeline.training.machine import choose_device, look
-from pipeline.training.train_result import EnsembleResult
-from pipeline.workers.event_log import EventWriter
+from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.data.store.prepared_store import open_images
+from patchline.pipeline.metrics.temperature import fit_temperature
+from patchline.pipeline.models.ensemble import Ensemble
+from patchline.pipeline.models.inference import predict_logits
+from patchline.pipeline.models.model_files import load_model, save_model
+from patchline.pipeline.training.device import make_repeatable
+from patchline.pipeline.training.job import TrainingJob
+from patchline.pipeline.training.job_provenance import provenance_of_job
+from patchline.pipeline.training.machine import choose_device, look
+from patchline.pipeline.training.train_result import EnsembleResult
+from patchline.pipeline.workers.event_log import EventWriter
 
 _WEIGHTS = "weights"
 

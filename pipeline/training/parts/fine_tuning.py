@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import torch
 
-from pipeline.files.atomic_files import write_text
-from pipeline.metrics.paired_test import is_better, paired_difference
-from pipeline.models.stored_logits import logits_of
-from pipeline.training.job import TrainingJob
-from pipeline.training.parts.probe import probe
-from pipeline.training.start.initial_model import HEAD_FOLDER
-from pipeline.training.train_result import FineTuningRecord, TrainResult
-from pipeline.training.training_data import open_data
-from pipeline.workers.event_log import EventWriter
-from pipeline.workers.worker_process import EVENTS_FILE
+from patchline.pipeline.files.atomic_files import write_text
+from patchline.pipeline.metrics.paired_test import is_better, paired_difference
+from patchline.pipeline.models.stored_logits import logits_of
+from patchline.pipeline.training.job import TrainingJob
+from patchline.pipeline.training.parts.probe import probe
+from patchline.pipeline.training.start.initial_model import HEAD_FOLDER
+from patchline.pipeline.training.train_result import FineTuningRecord, TrainResult
+from patchline.pipeline.training.training_data import open_data
+from patchline.pipeline.workers.event_log import EventWriter
+from patchline.pipeline.workers.worker_process import EVENTS_FILE
 
 _RESULT_FILE = "head.json"
 

@@ -13,28 +13,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from pipeline import config_files
-from pipeline.config import RunConfig
-from pipeline.data.ingested_data import IngestedData, PreparedData
-from pipeline.files.file_digest import digest_of
-from pipeline.frozen_model import FrozenModel
-from pipeline.initial_weights.record import kept_folder
-from pipeline.run_memory import stage_keys
-from pipeline.run_memory.stage_memory import Ingredients, StageMemory, kept
-from pipeline.tracking import provenance, tracked_run
-from pipeline.tracking.exactly_once_metrics import MetricSender
-from pipeline.training.job import TrainingJob
-from pipeline.training.machine import MODULE, choose_device, seen
-from pipeline.training.part import TrainingPart
-from pipeline.training.start import extended_run
-from pipeline.training.train_result import TrainResult
-from pipeline.workers.event_log import Event
-from pipeline.workers.worker_process import JOB_FILE, earlier_events, run_worker
+from patchline.pipeline import config_files
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.data.ingested_data import IngestedData, PreparedData
+from patchline.pipeline.files.file_digest import digest_of
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.initial_weights.record import kept_folder
+from patchline.pipeline.run_memory import stage_keys
+from patchline.pipeline.run_memory.stage_memory import Ingredients, StageMemory, kept
+from patchline.pipeline.tracking import provenance, tracked_run
+from patchline.pipeline.tracking.exactly_once_metrics import MetricSender
+from patchline.pipeline.training.job import TrainingJob
+from patchline.pipeline.training.machine import MODULE, choose_device, seen
+from patchline.pipeline.training.part import TrainingPart
+from patchline.pipeline.training.start import extended_run
+from patchline.pipeline.training.train_result import TrainResult
+from patchline.pipeline.workers.event_log import Event
+from patchline.pipeline.workers.worker_process import JOB_FILE, earlier_events, run_worker
 
 logger = logging.getLogger(__name__)
 
 CONFIG_FILE = "config.yaml"
-CODE = (f"{MODULE}.__main__", "pipeline.layers")
+CODE = (f"{MODULE}.__main__", "patchline.pipeline.layers")
 """Where the code begins that decides the weights."""
 OnEvent = Callable[[Event], None]
 Result = TypeVar("Result", bound=FrozenModel)

@@ -19,30 +19,35 @@ import numpy as np
 import torch
 from torch import nn
 
-from pipeline.data.manifests import manifest as manifests
-from pipeline.data.reading.decoder_version import decoder_version
-from pipeline.errors import RunError
-from pipeline.files.atomic_files import write_text
-from pipeline.models.model_files import save_model
-from pipeline.models.stored_logits import save_logits
-from pipeline.probing.features import FeatureStore, seconds_per_image, suitable_batch_size
-from pipeline.probing.linear_fit import FittedHead, fit_head
-from pipeline.probing.linear_head import linear_head
-from pipeline.run_memory import stage_keys
-from pipeline.run_memory.cleaning import FEATURES, FEATURES_FILE
-from pipeline.terminal_words import duration
-from pipeline.training.checkpoints.best_weights import FINAL
-from pipeline.training.config import duration_seconds
-from pipeline.training.device import make_repeatable
-from pipeline.training.job import TrainingJob
-from pipeline.training.job_provenance import provenance_of_job
-from pipeline.training.machine import choose_device, look
-from pipeline.training.speed.precision import Chooser, Precision, choose_for_training
-from pipeline.training.start.initial_model import description_of, initial_model
-from pipeline.training.train_result import EpochRecord, ProbeRecord, RefitResult, TrainResult
-from pipeline.training.training_data import Integers, TrainingData, open_data
-from pipeline.training.validation import loss_and_accuracy
-from pipeline.workers.event_log import EventWriter
+from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.data.reading.decoder_version import decoder_version
+from patchline.pipeline.errors import RunError
+from patchline.pipeline.files.atomic_files import write_text
+from patchline.pipeline.models.model_files import save_model
+from patchline.pipeline.models.stored_logits import save_logits
+from patchline.pipeline.probing.features import FeatureStore, seconds_per_image, suitable_batch_size
+from patchline.pipeline.probing.linear_fit import FittedHead, fit_head
+from patchline.pipeline.probing.linear_head import linear_head
+from patchline.pipeline.run_memory import stage_keys
+from patchline.pipeline.run_memory.cleaning import FEATURES, FEATURES_FILE
+from patchline.pipeline.terminal_words import duration
+from patchline.pipeline.training.checkpoints.best_weights import FINAL
+from patchline.pipeline.training.config import duration_seconds
+from patchline.pipeline.training.device import make_repeatable
+from patchline.pipeline.training.job import TrainingJob
+from patchline.pipeline.training.job_provenance import provenance_of_job
+from patchline.pipeline.training.machine import choose_device, look
+from patchline.pipeline.training.speed.precision import Chooser, Precision, choose_for_training
+from patchline.pipeline.training.start.initial_model import description_of, initial_model
+from patchline.pipeline.training.train_result import (
+    EpochRecord,
+    ProbeRecord,
+    RefitResult,
+    TrainResult,
+)
+from patchline.pipeline.training.training_data import Integers, TrainingData, open_data
+from patchline.pipeline.training.validation import loss_and_accuracy
+from patchline.pipeline.workers.event_log import EventWriter
 
 _TOO_FEW_TO_MEASURE = 16
 _METRICS_OF_FIRST = ("validation/accuracy", "validation/loss", "train/accuracy")
@@ -224,7 +229,7 @@ def _identities(job: TrainingJob, model: nn.Module, head: nn.Linear) -> tuple[st
     """
     settings = job.config.model.architecture().model_dump_json()
     plugins = stage_keys.plugins(job.config, "model", "patch_embedding")
-    parts = (settings, repr(job.image), repr(plugins), stage_keys.code("pipeline.layers"))
+    parts = (settings, repr(job.image), repr(plugins), stage_keys.code("patchline.pipeline.layers"))
     folder, network = (
         hashlib.sha256("\n".join((*parts, each)).encode())
         for each in (job.store.name, repr(decoder_version()))

@@ -6,13 +6,13 @@ first training were. There is no image left to validate on, so the last weights 
 
 from __future__ import annotations
 
-from pipeline.models.model_files import save_model
-from pipeline.training.checkpoints.checkpoint import PREVIOUS
-from pipeline.training.job_provenance import provenance_of_job
-from pipeline.training.loop import Training
-from pipeline.training.recipe.optimizer import averages_itself
-from pipeline.training.start.initial_model import description_of
-from pipeline.training.train_result import RefitResult
+from patchline.pipeline.models.model_files import save_model
+from patchline.pipeline.training.checkpoints.checkpoint import PREVIOUS
+from patchline.pipeline.training.job_provenance import provenance_of_job
+from patchline.pipeline.training.loop import Training
+from patchline.pipeline.training.recipe.optimizer import averages_itself
+from patchline.pipeline.training.start.initial_model import description_of
+from patchline.pipeline.training.train_result import RefitResult
 
 _WEIGHTS = "weights"
 

@@ -15,25 +15,25 @@ from dataclasses import dataclass, replace
 
 import psutil
 
-from pipeline.config import RunConfig
-from pipeline.data.ingested_data import IngestedData
-from pipeline.metrics.intervals import mean_of_repeats
-from pipeline.tracking import nested_runs, tracked_run
-from pipeline.tracking.exactly_once_metrics import MetricSender
-from pipeline.training.config import duration_seconds
-from pipeline.training.machine import MODULE
-from pipeline.training.part import TrainingPart, images_of_fits
-from pipeline.training.parts import launching
-from pipeline.training.parts.launching import OnEvent, TrainingInputs, replayable
-from pipeline.training.train_result import (
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.data.ingested_data import IngestedData
+from patchline.pipeline.metrics.intervals import mean_of_repeats
+from patchline.pipeline.tracking import nested_runs, tracked_run
+from patchline.pipeline.tracking.exactly_once_metrics import MetricSender
+from patchline.pipeline.training.config import duration_seconds
+from patchline.pipeline.training.machine import MODULE
+from patchline.pipeline.training.part import TrainingPart, images_of_fits
+from patchline.pipeline.training.parts import launching
+from patchline.pipeline.training.parts.launching import OnEvent, TrainingInputs, replayable
+from patchline.pipeline.training.train_result import (
     EnsembleResult,
     FoldRecord,
     FoldsResult,
     RefitResult,
     TrainResult,
 )
-from pipeline.workers import worker_start
-from pipeline.workers.event_log import Event
+from patchline.pipeline.workers import worker_start
+from patchline.pipeline.workers.event_log import Event
 
 _ROOM_BYTES = 3 * 2**30
 """Free memory with which the next process is started early; it takes 0.4 GB."""

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from pipeline.data.batches.augmentation import BuiltAugmentation
-from pipeline.files.fonts import font_showing
-from pipeline.files.stored_images import StoredImages
-from pipeline.training.config import TrainingConfig
-from pipeline.training.recipe.mixing import Mix, draw_mix, mixed_images
+from patchline.pipeline.data.batches.augmentation import BuiltAugmentation
+from patchline.pipeline.files.fonts import font_showing
+from patchline.pipeline.files.stored_images import StoredImages
+from patchline.pipeline.training.config import TrainingConfig
+from patchline.pipeline.training.recipe.mixing import Mix, draw_mix, mixed_images
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -7,17 +7,20 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.config import RunConfig
-from pipeline.data.batches.augmentation import SeededAugmentation
-from pipeline.data.ingested_data import IngestedData
-from pipeline.data.manifests import manifest as manifests
-from pipeline.data.store import prepared_store
-from pipeline.errors import DataError
-from pipeline.files.atomic_files import storage_errors
-from pipeline.plugin_api import ImageSpec
-from pipeline.training.previews.augmentation_preview import labelled_picture, preview_columns
-from pipeline.training.training_data import preview_rows
-from pipeline.workspace import make_folder
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.data.batches.augmentation import SeededAugmentation
+from patchline.pipeline.data.ingested_data import IngestedData
+from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.data.store import prepared_store
+from patchline.pipeline.errors import DataError
+from patchline.pipeline.files.atomic_files import storage_errors
+from patchline.pipeline.training.previews.augmentation_preview import (
+    labelled_picture,
+    preview_columns,
+)
+from patchline.pipeline.training.training_data import preview_rows
+from patchline.pipeline.workspace import make_folder
+from patchline.plugin_api import ImageSpec
 
 
 def save_preview(

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pipeline.data.batches.batch_order import BatchOrder
+from patchline.pipeline.data.batches.batch_order import BatchOrder
 
 _FEWEST_IMAGES = 2
 """Minimum of a part, because batch norm needs at least two images."""

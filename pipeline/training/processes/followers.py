@@ -6,11 +6,11 @@ from contextlib import suppress
 
 import torch
 
-from pipeline.data.batches.loader import Batch
-from pipeline.training.faults.data_workers import dead_workers_named
-from pipeline.training.faults.memory import memory_named, undone_without_memory
-from pipeline.training.loop import Training
-from pipeline.training.processes.several_processes import Kind, SeveralProcesses
+from patchline.pipeline.data.batches.loader import Batch
+from patchline.pipeline.training.faults.data_workers import dead_workers_named
+from patchline.pipeline.training.faults.memory import memory_named, undone_without_memory
+from patchline.pipeline.training.loop import Training
+from patchline.pipeline.training.processes.several_processes import Kind, SeveralProcesses
 
 
 def follow(training: Training, group: SeveralProcesses) -> None:

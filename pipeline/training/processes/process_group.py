@@ -14,10 +14,10 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from pipeline.data.batches.batch_order import BatchOrder
-from pipeline.frozen_model import FrozenModel
-from pipeline.training.processes.batch_parts import BatchPart
-from pipeline.training.train_state import TrainState
+from patchline.pipeline.data.batches.batch_order import BatchOrder
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.training.processes.batch_parts import BatchPart
+from patchline.pipeline.training.train_state import TrainState
 
 Value = TypeVar("Value", bound=FrozenModel)
 Keys = list[tuple[int, int]]

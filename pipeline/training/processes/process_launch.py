@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING
 import psutil
 from torch import distributed
 
-from pipeline.errors import ConfigError, WorkerError
-from pipeline.frozen_model import FrozenModel
-from pipeline.training.job import TrainingJob
-from pipeline.training.machine import choose_device, look
-from pipeline.training.processes.rank import GROUP_FOLDER, MODULE, RESULT_FILE
-from pipeline.training.train_result import RefitResult, TrainResult
-from pipeline.workers.worker_process import last_line, reported
-from pipeline.workers.worker_start import LOG_FILE
+from patchline.pipeline.errors import ConfigError, WorkerError
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.training.job import TrainingJob
+from patchline.pipeline.training.machine import choose_device, look
+from patchline.pipeline.training.processes.rank import GROUP_FOLDER, MODULE, RESULT_FILE
+from patchline.pipeline.training.train_result import RefitResult, TrainResult
+from patchline.pipeline.workers.worker_process import last_line, reported
+from patchline.pipeline.workers.worker_start import LOG_FILE
 
 if TYPE_CHECKING:
     from torch.distributed.launcher.api import LaunchConfig

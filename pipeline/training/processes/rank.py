@@ -1,4 +1,4 @@
-"""One process: `python -P -m pipeline.training.processes.rank FOLDER PARENT`.
+"""One process: `python -P -m patchline.pipeline.training.processes.rank FOLDER PARENT`.
 
 `process_launch.py` starts it, with the environment variables of torchrun; PARENT is the id of the
 process that does so. The leader, process 0, writes the result of the training. Heavy modules are
@@ -15,13 +15,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from pipeline import redaction
-from pipeline.errors import WorkerError
-from pipeline.files.atomic_files import write_text
-from pipeline.files.file_locks import try_lock
-from pipeline.frozen_model import FrozenModel
-from pipeline.workers.event_log import EventWriter
-from pipeline.workers.worker_process import (
+from patchline.pipeline import redaction
+from patchline.pipeline.errors import WorkerError
+from patchline.pipeline.files.atomic_files import write_text
+from patchline.pipeline.files.file_locks import try_lock
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.workers.event_log import EventWriter
+from patchline.pipeline.workers.worker_process import (
     EVENTS_FILE,
     JOB_FILE,
     end_own_group,
@@ -30,10 +30,10 @@ from pipeline.workers.worker_process import (
 )
 
 if TYPE_CHECKING:
-    from pipeline.training.job import TrainingJob
-    from pipeline.training.processes.several_processes import SeveralProcesses
+    from patchline.pipeline.training.job import TrainingJob
+    from patchline.pipeline.training.processes.several_processes import SeveralProcesses
 
-MODULE = "pipeline.training.processes.rank"
+MODULE = "patchline.pipeline.training.processes.rank"
 GROUP_FOLDER = "processes"
 """Folder for what the processes of a training share while they run."""
 RESULT_FILE = "result.json"
@@ -64,7 +64,7 @@ def main(folder: Path, parent: int) -> NoReturn:
 
 
 def _lead(folder: Path) -> FrozenModel:
-    from pipeline.training.processes.leading import lead
+    from patchline.pipeline.training.processes.leading import lead
 
     with try_lock(folder / _LOCK_FILE, _EARLIER_SECONDS) as locked:
         if not locked:
@@ -79,9 +79,9 @@ def _lead(folder: Path) -> FrozenModel:
 
 
 def _follow(folder: Path) -> FrozenModel:
-    from pipeline.training.loop import Training
-    from pipeline.training.parts.refit import Refit
-    from pipeline.training.processes.followers import follow
+    from patchline.pipeline.training.loop import Training
+    from patchline.pipeline.training.parts.refit import Refit
+    from patchline.pipeline.training.processes.followers import follow
 
     job = _job_in(folder)
     group = _group(job)
@@ -91,7 +91,7 @@ def _follow(folder: Path) -> FrozenModel:
 
 
 def _job_in(folder: Path) -> TrainingJob:
-    from pipeline.training.job import TrainingJob
+    from patchline.pipeline.training.job import TrainingJob
 
     return TrainingJob.model_validate_json((folder / JOB_FILE).read_text(encoding="utf-8"))
 
@@ -109,8 +109,8 @@ def _say_what_happened(events: EventWriter, size: int) -> None:
 def _group(job: TrainingJob) -> SeveralProcesses:
     from torch.distributed import FileStore  # type: ignore[attr-defined]  # not in its __all__
 
-    from pipeline.training.machine import choose_device, look
-    from pipeline.training.processes.several_processes import SeveralProcesses
+    from patchline.pipeline.training.machine import choose_device, look
+    from patchline.pipeline.training.processes.several_processes import SeveralProcesses
 
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]

@@ -22,11 +22,11 @@ from torch import distributed, nn
 from torch.distributed.distributed_c10d import Store
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from pipeline.data.batches.batch_order import BatchOrder
-from pipeline.errors import RunError
-from pipeline.training.processes.batch_parts import BatchPart, DividedOrder
-from pipeline.training.processes.process_group import Keys, ProcessGroup, Value
-from pipeline.training.train_state import TrainState
+from patchline.pipeline.data.batches.batch_order import BatchOrder
+from patchline.pipeline.errors import RunError
+from patchline.pipeline.training.processes.batch_parts import BatchPart, DividedOrder
+from patchline.pipeline.training.processes.process_group import Keys, ProcessGroup, Value
+from patchline.pipeline.training.train_state import TrainState
 
 LEADER = 0
 _STEP_TIMEOUT = timedelta(minutes=30)

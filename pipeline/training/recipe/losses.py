@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from pipeline.training.config import TrainingConfig
+from patchline.pipeline.training.config import TrainingConfig
 
 
 def training_loss(

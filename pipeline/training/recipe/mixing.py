@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from pipeline.training.config import TrainingConfig
-from pipeline.training.recipe.losses import one_hot
+from patchline.pipeline.training.config import TrainingConfig
+from patchline.pipeline.training.recipe.losses import one_hot
 
 _STREAM = 0x6D6978
 """Keeps these numbers apart from others that are drawn for the same step."""

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from torch import nn
 
-from pipeline.layers.patch_dropout import PatchDropout
-from pipeline.layers.stochastic_depth import StochasticDepth
-from pipeline.training.config import TrainingConfig
+from patchline.pipeline.layers.patch_dropout import PatchDropout
+from patchline.pipeline.layers.stochastic_depth import StochasticDepth
+from patchline.pipeline.training.config import TrainingConfig
 
 
 class ModelSchedules:
     """Set the probabilities of a model's random layers by the progress of the training.
 
-    Layers of `pipeline.layers` follow the schedules; those of other libraries stay as they are.
+    Layers of `patchline.pipeline.layers` follow the schedules; those of other libraries stay as they are.
 
     Args:
         config: has the length of the ramp, and the end of the patch dropout.

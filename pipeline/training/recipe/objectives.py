@@ -7,15 +7,15 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from pipeline.config import RunConfig
-from pipeline.files.sealed_files import read_tensors, write_tensors
-from pipeline.models.model_description import WEIGHTS_FILE, ModelDescription
-from pipeline.models.model_files import save_model
-from pipeline.plugin_api import ImageSpec, Objective, ObjectiveContext
-from pipeline.plugin_system import plugin_loader
-from pipeline.plugin_system.plugin_settings import settings_of
-from pipeline.provenance.provenance import Provenance
-from pipeline.training.recipe.losses import training_loss
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.files.sealed_files import read_tensors, write_tensors
+from patchline.pipeline.models.model_description import WEIGHTS_FILE, ModelDescription
+from patchline.pipeline.models.model_files import save_model
+from patchline.pipeline.plugin_system import plugin_loader
+from patchline.pipeline.plugin_system.plugin_settings import settings_of
+from patchline.pipeline.provenance.provenance import Provenance
+from patchline.pipeline.training.recipe.losses import training_loss
+from patchline.plugin_api import ImageSpec, Objective, ObjectiveContext
 
 REST_FILE = "objective.safetensors"
 """Beside the weights of a model: what was trained with it, such as a decoder."""

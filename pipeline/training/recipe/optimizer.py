@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from pipeline.errors import ConfigError
-from pipeline.training.config import OptimizerConfig
-from pipeline.training.recipe.muon import Muon
+from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.training.config import OptimizerConfig
+from patchline.pipeline.training.recipe.muon import Muon
 
 _BLOCK = re.compile(r"(?P<stack>(?:.*?\.)?(?:blocks|layers))\.(?:\w+_)?(?P<index>\d+)\.")
 

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from pipeline.errors import ConfigError
-from pipeline.plugin_api import ImageSpec
-from pipeline.training.config import TrainingConfig
+from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.training.config import TrainingConfig
+from patchline.plugin_api import ImageSpec
 
 
 class ProgressiveSize:

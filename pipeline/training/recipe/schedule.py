@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from pipeline.training.config import OptimizerConfig
+from patchline.pipeline.training.config import OptimizerConfig
 
 Fall = Callable[[float], float]
 """From the fraction of the time after the warm-up to the fraction of the peak rate."""

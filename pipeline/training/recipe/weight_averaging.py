@@ -17,16 +17,16 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from pipeline.files.sealed_files import read_tensors, write_tensors
-from pipeline.files.stored_images import StoredImages
-from pipeline.models.inference import normalised
-from pipeline.models.model_description import DESCRIPTION_FILE
-from pipeline.models.model_files import load_model, save_model
-from pipeline.plugin_api import ImageSpec
-from pipeline.training.job import TrainingJob
-from pipeline.training.job_provenance import provenance_of_job
-from pipeline.training.start.initial_model import description_of
-from pipeline.training.training_data import TrainingData
+from patchline.pipeline.files.sealed_files import read_tensors, write_tensors
+from patchline.pipeline.files.stored_images import StoredImages
+from patchline.pipeline.models.inference import normalised
+from patchline.pipeline.models.model_description import DESCRIPTION_FILE
+from patchline.pipeline.models.model_files import load_model, save_model
+from patchline.pipeline.training.job import TrainingJob
+from patchline.pipeline.training.job_provenance import provenance_of_job
+from patchline.pipeline.training.start.initial_model import description_of
+from patchline.pipeline.training.training_data import TrainingData
+from patchline.plugin_api import ImageSpec
 
 _FOLDER = "last_weights"
 _MOST_IMAGES = 10_000

@@ -13,12 +13,12 @@ from dataclasses import replace
 
 import torch
 
-from pipeline.data.batches.batch_order import BatchOrder
-from pipeline.errors import PipelineError, StorageError
-from pipeline.host.private_folder import private_folder
-from pipeline.training.config import TrainingConfig, duration_seconds
-from pipeline.training.faults.memory import BeforeGradients, DividingBatches
-from pipeline.training.train_step import TrainStep
+from patchline.pipeline.data.batches.batch_order import BatchOrder
+from patchline.pipeline.errors import PipelineError, StorageError
+from patchline.pipeline.host.private_folder import private_folder
+from patchline.pipeline.training.config import TrainingConfig, duration_seconds
+from patchline.pipeline.training.faults.memory import BeforeGradients, DividingBatches
+from patchline.pipeline.training.train_step import TrainStep
 
 _FEWEST_STEPS, _FEWEST_SECONDS = 5_000, 1_200.0
 """Of a training run that repays its compilation on a GPU."""

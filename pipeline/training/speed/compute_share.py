@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from pipeline.models.inference import normalised
-from pipeline.plugin_api import ImageSpec
-from pipeline.training.device import wait_for
-from pipeline.training.recipe.progressive_size import ProgressiveSize
+from patchline.pipeline.models.inference import normalised
+from patchline.pipeline.training.device import wait_for
+from patchline.pipeline.training.recipe.progressive_size import ProgressiveSize
+from patchline.plugin_api import ImageSpec
 
 _PASSES_PER_STEP = 3
 _ROUNDS = 4

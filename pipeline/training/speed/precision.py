@@ -17,17 +17,17 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from pipeline.config import PluginChoice, RunConfig
-from pipeline.files.atomic_files import write_text
-from pipeline.frozen_model import FrozenModel
-from pipeline.plugin_api import ImageSpec
-from pipeline.run_memory import stage_keys
-from pipeline.run_memory.stage_memory import Ingredients, StageMemory
-from pipeline.tracking import provenance
-from pipeline.training.config import duration_seconds
-from pipeline.training.machine import look
-from pipeline.training.speed.trial_steps import trial_predictions, trial_steps
-from pipeline.workers.event_log import EventWriter
+from patchline.pipeline.config import PluginChoice, RunConfig
+from patchline.pipeline.files.atomic_files import write_text
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.run_memory import stage_keys
+from patchline.pipeline.run_memory.stage_memory import Ingredients, StageMemory
+from patchline.pipeline.tracking import provenance
+from patchline.pipeline.training.config import duration_seconds
+from patchline.pipeline.training.machine import look
+from patchline.pipeline.training.speed.trial_steps import trial_predictions, trial_steps
+from patchline.pipeline.workers.event_log import EventWriter
+from patchline.plugin_api import ImageSpec
 
 FILE = "precision.json"
 STAGE = "precision"

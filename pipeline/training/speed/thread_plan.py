@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterator
 import psutil
 import torch
 
-from pipeline.config import PluginChoice, RunConfig
-from pipeline.models.model_building import build_model
-from pipeline.plugin_api import ImageSpec
-from pipeline.training.config import TrainingConfig
-from pipeline.training.speed.trial_steps import trial_steps
-from pipeline.training.train_state import TrainState
-from pipeline.workers.event_log import EventWriter
+from patchline.pipeline.config import PluginChoice, RunConfig
+from patchline.pipeline.models.model_building import build_model
+from patchline.pipeline.training.config import TrainingConfig
+from patchline.pipeline.training.speed.trial_steps import trial_steps
+from patchline.pipeline.training.train_state import TrainState
+from patchline.pipeline.workers.event_log import EventWriter
+from patchline.plugin_api import ImageSpec
 
 Change = tuple[int, int]
 """(step, threads): the number of threads from a step on."""

@@ -12,19 +12,19 @@ import numpy as np
 import torch
 from torch import nn
 
-from pipeline.config import RunConfig
-from pipeline.data.batches.augmentation import SeededAugmentation
-from pipeline.models.inference import logits_of_batch
-from pipeline.plugin_api import ImageSpec
-from pipeline.training.device import wait_for
-from pipeline.training.length.step_plan import StepPlan
-from pipeline.training.recipe.ema import MovingAverage
-from pipeline.training.recipe.model_schedules import ModelSchedules
-from pipeline.training.recipe.objectives import build_objective
-from pipeline.training.recipe.optimizer import build_optimizer
-from pipeline.training.recipe.progressive_size import ProgressiveSize
-from pipeline.training.train_state import TrainState
-from pipeline.training.train_step import TrainStep
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.data.batches.augmentation import SeededAugmentation
+from patchline.pipeline.models.inference import logits_of_batch
+from patchline.pipeline.training.device import wait_for
+from patchline.pipeline.training.length.step_plan import StepPlan
+from patchline.pipeline.training.recipe.ema import MovingAverage
+from patchline.pipeline.training.recipe.model_schedules import ModelSchedules
+from patchline.pipeline.training.recipe.objectives import build_objective
+from patchline.pipeline.training.recipe.optimizer import build_optimizer
+from patchline.pipeline.training.recipe.progressive_size import ProgressiveSize
+from patchline.pipeline.training.train_state import TrainState
+from patchline.pipeline.training.train_step import TrainStep
+from patchline.plugin_api import ImageSpec
 
 AUGMENTATION = "augmentation"
 """Name of that part of a step in torch's profiler."""

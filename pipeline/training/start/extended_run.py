@@ -5,20 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pipeline import config_files
-from pipeline.config import RunConfig
-from pipeline.errors import ConfigError, PipelineError
-from pipeline.files.access import is_readable
-from pipeline.frozen_model import FrozenModel
-from pipeline.run_memory import interrupted_runs
-from pipeline.run_memory.cleaning import LAST_CHECKPOINT
-from pipeline.run_memory.interrupted_runs import RunRequest
-from pipeline.tracking import liveness
-from pipeline.tracking.tracked_run import REQUEST_FILE
-from pipeline.training.job import ExtendedTraining, TrainingJob
-from pipeline.training.part import TrainingPart
-from pipeline.training.train_result import TrainResult
-from pipeline.workers.worker_process import JOB_FILE, RESULT_FILE, reported
+from patchline.pipeline import config_files
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.errors import ConfigError, PipelineError
+from patchline.pipeline.files.access import is_readable
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.run_memory import interrupted_runs
+from patchline.pipeline.run_memory.cleaning import LAST_CHECKPOINT
+from patchline.pipeline.run_memory.interrupted_runs import RunRequest
+from patchline.pipeline.tracking import liveness
+from patchline.pipeline.tracking.tracked_run import REQUEST_FILE
+from patchline.pipeline.training.job import ExtendedTraining, TrainingJob
+from patchline.pipeline.training.part import TrainingPart
+from patchline.pipeline.training.train_result import TrainResult
+from patchline.pipeline.workers.worker_process import JOB_FILE, RESULT_FILE, reported
 
 _OPEN_SECTIONS = ("name", "optimizer", "training", "augmentation", "evaluation", "promotion")
 """Settings that may change when a run is extended."""

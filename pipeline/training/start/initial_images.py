@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from pipeline.files.stored_images import StoredImages
-from pipeline.models.inference import normalised
-from pipeline.plugin_api import ImageSpec
+from patchline.pipeline.files.stored_images import StoredImages
+from patchline.pipeline.models.inference import normalised
+from patchline.plugin_api import ImageSpec
 
 _MOST_IMAGES = 5_000
 _MOST_PIXELS = 2_000_000

@@ -7,17 +7,21 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from pipeline.files.atomic_files import write_text
-from pipeline.files.sealed_files import read_tensors
-from pipeline.initial_weights.loading import as_csv, load_into, summary
-from pipeline.initial_weights.record import load_record
-from pipeline.models.model_building import build_model
-from pipeline.models.model_description import WEIGHTS_FILE, ModelDescription, describe_plugins
-from pipeline.training.checkpoints.best_weights import FINAL
-from pipeline.training.job import TrainingJob
-from pipeline.training.start.initial_images import initialise_from_images
-from pipeline.training.training_data import TrainingData
-from pipeline.workers.event_log import EventWriter
+from patchline.pipeline.files.atomic_files import write_text
+from patchline.pipeline.files.sealed_files import read_tensors
+from patchline.pipeline.initial_weights.loading import as_csv, load_into, summary
+from patchline.pipeline.initial_weights.record import load_record
+from patchline.pipeline.models.model_building import build_model
+from patchline.pipeline.models.model_description import (
+    WEIGHTS_FILE,
+    ModelDescription,
+    describe_plugins,
+)
+from patchline.pipeline.training.checkpoints.best_weights import FINAL
+from patchline.pipeline.training.job import TrainingJob
+from patchline.pipeline.training.start.initial_images import initialise_from_images
+from patchline.pipeline.training.training_data import TrainingData
+from patchline.pipeline.workers.event_log import EventWriter
 
 TABLE_FILE = "initial_weights.csv"
 HEAD_FOLDER = "head"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import shutil
 
-from pipeline.models.model_files import load_model
-from pipeline.training.checkpoints import best_weights
-from pipeline.training.checkpoints.checkpoint import LAST, load
-from pipeline.training.job import ExtendedTraining, TrainingJob
-from pipeline.training.length.step_plan import StepPlan
-from pipeline.training.train_state import TrainState
-from pipeline.training.validation import Validator
-from pipeline.workers.event_log import EventWriter
+from patchline.pipeline.models.model_files import load_model
+from patchline.pipeline.training.checkpoints import best_weights
+from patchline.pipeline.training.checkpoints.checkpoint import LAST, load
+from patchline.pipeline.training.job import ExtendedTraining, TrainingJob
+from patchline.pipeline.training.length.step_plan import StepPlan
+from patchline.pipeline.training.train_state import TrainState
+from patchline.pipeline.training.validation import Validator
+from patchline.pipeline.workers.event_log import EventWriter
 
 _GROUP_SETTINGS = ("weight_decay", "momentum", "nesterov", "rate_factor")
 """What a parameter group gets from the config; the rest is counted while training."""

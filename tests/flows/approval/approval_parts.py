@@ -12,15 +12,15 @@ from prefect.flow_engine import run_flow
 from prefect.logging.handlers import APILogHandler
 from prefect.states import Crashed, Pending
 
-from flows.approval import requests
-from flows.approval.approval_flow import approve_promotion
-from flows.approval.requests import ApprovalRequest
-from flows.notifications import events
-from pipeline.registry import history
-from pipeline.registry.approval.answer import Answer
-from pipeline.registry.config import PromotionConfig
-from pipeline.registry.registered_models import ModelReference, VersionSummary, summaries
-from pipeline.tracking.tracking_store import client
+from patchline.flows.approval import requests
+from patchline.flows.approval.approval_flow import approve_promotion
+from patchline.flows.approval.requests import ApprovalRequest
+from patchline.flows.notifications import events
+from patchline.pipeline.registry import history
+from patchline.pipeline.registry.approval.answer import Answer
+from patchline.pipeline.registry.config import PromotionConfig
+from patchline.pipeline.registry.registered_models import ModelReference, VersionSummary, summaries
+from patchline.pipeline.tracking.tracking_store import client
 from tests.pipeline.registry.made_versions import QUICK, make_version
 
 YES = Answer(decision="approve", who="Ada", reason="looks good")

@@ -16,14 +16,14 @@ from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelled
 
-from flows.approval import approval_form, expiry, requests
-from flows.schedules import deployments
-from pipeline.errors import ModelReferenceError
-from pipeline.registry.approval.answer import Answer, refuse_closed
-from pipeline.registry.history import CHAMPION
-from pipeline.registry.promotion import Request, promote
-from pipeline.registry.registered_models import summaries
-from pipeline.tracking.tracking_store import client
+from patchline.flows.approval import approval_form, expiry, requests
+from patchline.flows.schedules import deployments
+from patchline.pipeline.errors import ModelReferenceError
+from patchline.pipeline.registry.approval.answer import Answer, refuse_closed
+from patchline.pipeline.registry.history import CHAMPION
+from patchline.pipeline.registry.promotion import Request, promote
+from patchline.pipeline.registry.registered_models import summaries
+from patchline.pipeline.tracking.tracking_store import client
 from tests.flows.approval.approval_parts import (
     NO,
     YES,

@@ -16,14 +16,14 @@ import psutil
 import pytest
 from prefect.client.orchestration import get_client
 
-from flows.approval import approval_form, expiry, requests
-from flows.approval.requests import ApprovalRequest
-from flows.failures import was_interrupted
-from flows.schedules import deployments, retries
-from flows.schedules.deployments import POOL
-from pipeline.registry.registered_models import ModelReference
-from pipeline.run_memory import live_runs
-from pipeline.tracking.tracking_store import client
+from patchline.flows.approval import approval_form, expiry, requests
+from patchline.flows.approval.requests import ApprovalRequest
+from patchline.flows.failures import was_interrupted
+from patchline.flows.schedules import deployments, retries
+from patchline.flows.schedules.deployments import POOL
+from patchline.pipeline.registry.registered_models import ModelReference
+from patchline.pipeline.run_memory import live_runs
+from patchline.pipeline.tracking.tracking_store import client
 from tests.conftest import patchline
 from tests.flows.approval.approval_parts import (
     YES,

@@ -12,10 +12,10 @@ from pathlib import Path
 from prefect import flow, tags, task
 from prefect.runtime import flow_run
 
-from flows.closing import close_runs
-from pipeline.registry import registration
-from pipeline.run_memory import live_runs
-from pipeline.tracking import tracked_run
+from patchline.flows.closing import close_runs
+from patchline.pipeline.registry import registration
+from patchline.pipeline.run_memory import live_runs
+from patchline.pipeline.tracking import tracked_run
 
 
 @task

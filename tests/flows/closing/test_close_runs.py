@@ -25,13 +25,13 @@ from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.objects import TaskRun
 from prefect.states import Cancelling, Crashed, Pending, Running, Suspended
 
-from flows import prefect_session
-from flows.closing import abandoned_prefect_runs, close_runs
-from flows.schedules import deployments
-from flows.training.training_flow import training_flow
-from pipeline.files import file_locks
-from pipeline.run_memory import live_runs
-from pipeline.tracking.tracking_store import client as mlflow_client
+from patchline.flows import prefect_session
+from patchline.flows.closing import abandoned_prefect_runs, close_runs
+from patchline.flows.schedules import deployments
+from patchline.flows.training.training_flow import training_flow
+from patchline.pipeline.files import file_locks
+from patchline.pipeline.run_memory import live_runs
+from patchline.pipeline.tracking.tracking_store import client as mlflow_client
 from tests.conftest import PREFECT_DATABASE
 from tests.patience import patient
 
@@ -231,9 +231,7 @@ def test_many_may_close_at_once(prefect: SyncPrefectClient) -> None:
     assert (_state(prefect, run.flow_run_id).name, run.status()) == ("Crashed", "KILLED")
 
 
-_CLOSE = (
-    "from flows.closing import close_runs; print(*close_runs.close_abandoned_runs(), sep='\\n')"
-)
+_CLOSE = "from patchline.flows.closing import close_runs; print(*close_runs.close_abandoned_runs(), sep='\\n')"
 
 
 # -- runs that never had a process of ours ------------------------------------------------------

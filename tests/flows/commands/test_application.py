@@ -7,8 +7,8 @@ import inspect
 import pytest
 from cyclopts.command_spec import CommandSpec
 
-from flows.command_line import run_command_line
-from flows.commands.application import COMMANDS, GROUPS, Command, application
+from patchline.flows.command_line import run_command_line
+from patchline.flows.commands.application import COMMANDS, GROUPS, Command, application
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.words)

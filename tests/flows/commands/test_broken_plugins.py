@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.plugin_api import API_VERSION
+from patchline.plugin_api import API_VERSION
 from tests.conftest import Finished, patchline, write_photos
 from tests.patience import patient
 
@@ -21,7 +21,7 @@ _SOUND = '''"""Eight patches a side."""
 import torch
 from torch import nn
 
-from pipeline.plugin_api import PatchEmbeddingPlugin, PatchTokens, PluginConfig
+from patchline.plugin_api import PatchEmbeddingPlugin, PatchTokens, PluginConfig
 
 
 class GuestConfig(PluginConfig):
@@ -75,13 +75,13 @@ BROKEN = [
     ),
     Broken(
         "kindred",
-        "from plugins.augmentations.none import plugin\n",
+        "from patchline.plugins.augmentations.none import plugin\n",
         "is a AugmentationPlugin, not a PatchEmbeddingPlugin. Point its entry point at the right "
         "object.",
     ),
     Broken(
         "dated",
-        "from dataclasses import replace\nfrom plugins.patch_embeddings import linear\n"
+        "from dataclasses import replace\nfrom patchline.plugins.patch_embeddings import linear\n"
         f"plugin = replace(linear.plugin, api_version={API_VERSION + 1})\n",
         f"was written for plugin API {API_VERSION + 1}; this Patchline has {API_VERSION}. Install "
         "a matching version of one of them.",
@@ -164,7 +164,7 @@ _COMMANDS = [
 ]
 _ALL_COMMANDS = """
 import contextlib, io, json, sys
-from flows.command_line import run_command_line
+from patchline.flows.command_line import run_command_line
 for arguments in json.loads(sys.argv[1]):
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):

@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 from safetensors.torch import load_file, save_file
 
-from pipeline.data.manifests import manifest as manifests
-from pipeline.plugin_api import ImageListing, ListedImage
-from pipeline.tracking.tracking_store import client
+from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.tracking.tracking_store import client
+from patchline.plugin_api import ImageListing, ListedImage
 from tests.conftest import draw_photo, write_photos
 from tests.flows.conftest import Command
 from tests.pipeline.registry.made_versions import CLASSES, make_version

@@ -10,12 +10,12 @@ import torch
 from PIL import Image
 
 import patchline
-from pipeline.config import ModelChoice
-from pipeline.models.model_building import build_model
-from pipeline.models.model_description import ModelDescription
-from pipeline.models.model_files import save_model
-from pipeline.plugin_api import ImageSpec
-from pipeline.registry.package_download import package_folder
+from patchline.pipeline.config import ModelChoice
+from patchline.pipeline.models.model_building import build_model
+from patchline.pipeline.models.model_description import ModelDescription
+from patchline.pipeline.models.model_files import save_model
+from patchline.pipeline.registry.package_download import package_folder
+from patchline.plugin_api import ImageSpec
 from tests.conftest import draw_photo
 from tests.flows.conftest import Command
 from tests.pipeline.registry.made_versions import CLASSES, SIDE, make_version

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.command_line import run_command_line
-from pipeline.training.recipe.schedule import SCHEDULES
+from patchline.flows.command_line import run_command_line
+from patchline.pipeline.training.recipe.schedule import SCHEDULES
 from tests.flows.commands.test_plugins_show import Output, _refusal, _shown
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flows.commands.number_lists import each_with_its_flag
+from patchline.flows.commands.number_lists import each_with_its_flag
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import yaml
 
-from flows.command_line import run_command_line
-from pipeline import config_files
-from pipeline.config import ModelChoice, RunConfig
-from pipeline.errors import ConfigError
-from pipeline.plugin_system.composed_config import composed_config
-from pipeline.plugin_system.plugin_loader import FILES_VARIABLE, installed
-from pipeline.plugin_system.plugin_settings import named_patch_embedding
+from patchline.flows.command_line import run_command_line
+from patchline.pipeline import config_files
+from patchline.pipeline.config import ModelChoice, RunConfig
+from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.plugin_system.composed_config import composed_config
+from patchline.pipeline.plugin_system.plugin_loader import FILES_VARIABLE, installed
+from patchline.pipeline.plugin_system.plugin_settings import named_patch_embedding
 from tests.conftest import Run, write_photos
 from tests.flows.commands.test_plugins_show import _MODEL
 

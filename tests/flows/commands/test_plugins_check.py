@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from flows.command_line import run_command_line
-from pipeline.plugin_checks import checks_of
-from pipeline.plugin_system import plugin_loader
+from patchline.flows.command_line import run_command_line
+from patchline.pipeline.plugin_system import plugin_loader
+from patchline.plugin_checks import checks_of
 from tests.conftest import patchline
 
 _FAULTY = '''
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from pipeline.plugin_api import (
+from patchline.plugin_api import (
     DataError, DataSourcePlugin, ImageListing, ListedImage, PluginConfig
 )
 

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from flows.command_line import run_command_line
-from pipeline.plugin_system.plugin_loader import KINDS
+from patchline.flows.command_line import run_command_line
+from patchline.pipeline.plugin_system.plugin_loader import KINDS
 from tests.patience import patient
 
 Output = pytest.CaptureFixture[str]
 MODULE = '"""A guest of the tests."""\n\nraise RuntimeError("a listing runs no plugin")\n'
 _LISTING = """
 import json, sys
-from flows.command_line import run_command_line
+from patchline.flows.command_line import run_command_line
 code = run_command_line(["plugins", "list", "--json"])
 print(json.dumps([code, sorted(sys.modules)]), file=sys.stderr)
 """

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.command_line import run_command_line
-from pipeline.plugin_system.plugin_loader import KINDS
+from patchline.flows.command_line import run_command_line
+from patchline.pipeline.plugin_system.plugin_loader import KINDS
 from tests.structure.test_light_imports import loaded_by
 
 RUN_COMMANDS = {

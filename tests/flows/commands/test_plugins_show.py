@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from flows.command_line import run_command_line
-from pipeline.config import ModelChoice
-from pipeline.models.model_cost import ModelCost, model_cost
-from pipeline.plugin_system.plugin_loader import FILES_VARIABLE
+from patchline.flows.command_line import run_command_line
+from patchline.pipeline.config import ModelChoice
+from patchline.pipeline.models.model_cost import ModelCost, model_cost
+from patchline.pipeline.plugin_system.plugin_loader import FILES_VARIABLE
 from tests.conftest import patchline
 from tests.structure.test_light_imports import loaded_by
 
@@ -26,7 +26,7 @@ _MODEL = '''
 import torch
 from torch import nn
 
-from pipeline.plugin_api import ModelPlugin, PluginConfig
+from patchline.plugin_api import ModelPlugin, PluginConfig
 
 
 class FlatConfig(PluginConfig):

@@ -15,14 +15,14 @@ from mlflow import MlflowClient
 from PIL import Image
 
 import patchline
-from flows.command_line import run_command_line
-from pipeline.config import ModelChoice
-from pipeline.models.model_building import build_model
-from pipeline.models.model_description import ModelDescription
-from pipeline.models.model_files import save_model
-from pipeline.packaging.calibrated_onnx import ProbabilityModel, export_onnx
-from pipeline.plugin_api import ImageSpec
-from pipeline.prediction import batch_prediction
+from patchline.flows.command_line import run_command_line
+from patchline.pipeline.config import ModelChoice
+from patchline.pipeline.models.model_building import build_model
+from patchline.pipeline.models.model_description import ModelDescription
+from patchline.pipeline.models.model_files import save_model
+from patchline.pipeline.packaging.calibrated_onnx import ProbabilityModel, export_onnx
+from patchline.pipeline.prediction import batch_prediction
+from patchline.plugin_api import ImageSpec
 from tests.conftest import Finished, write_photos
 
 CLASSES = ("across", "down", "rising")

@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 import yaml
 
-from pipeline.tracking.tracked_run import FLOW_RUN_TAG
+from patchline.pipeline.tracking.tracked_run import FLOW_RUN_TAG
 from tests.conftest import Run, patchline, write_photos
 
 

@@ -18,14 +18,14 @@ from prefect.events import emit_event
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Completed, Crashed, Failed, Running
 
-from flows.new_data import watch_flow, watched_folders
-from flows.notifications import events
-from flows.schedules import deployments, retries
-from pipeline.automation import event_kinds, watches
-from pipeline.config import RunConfig
-from pipeline.data import ingestion
-from pipeline.data.config import DataConfig
-from pipeline.tracking import tracked_run
+from patchline.flows.new_data import watch_flow, watched_folders
+from patchline.flows.notifications import events
+from patchline.flows.schedules import deployments, retries
+from patchline.pipeline.automation import event_kinds, watches
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.data import ingestion
+from patchline.pipeline.data.config import DataConfig
+from patchline.pipeline.tracking import tracked_run
 from tests.conftest import draw_photo, write_photos
 from tests.flows.conftest import Command
 from tests.flows.lasting_server import LastingServer
@@ -175,7 +175,7 @@ def test_a_folder_that_goes_and_comes_back_is_survived(
     watched_folders.look()
     [first] = _runs(client, watch)
     _end(client, first)
-    with caplog.at_level(logging.WARNING, "flows.new_data.watched_folders"):
+    with caplog.at_level(logging.WARNING, "patchline.flows.new_data.watched_folders"):
         folder.rename(folder.with_name("away"))
         watched_folders.look()
         watched_folders.look()

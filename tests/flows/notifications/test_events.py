@@ -13,15 +13,15 @@ from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from flows.notifications import events
-from pipeline.automation import event_kinds
+from patchline.flows.notifications import events
+from patchline.pipeline.automation import event_kinds
 from tests.flows.lasting_server import LastingServer
 from tests.patience import patient, until
 
 _EMITTING = """
 import sys
-from flows.notifications import events
-from pipeline.automation import event_kinds
+from patchline.flows.notifications import events
+from patchline.pipeline.automation import event_kinds
 events.emit(event_kinds.MODEL_REFUSED, "patchline.model.short", {"name": "short", "version": "2"})
 print("prefect" in sys.modules)
 """

@@ -14,8 +14,8 @@ import pytest
 from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from flows.notifications import events, webhooks
-from pipeline.automation import event_kinds
+from patchline.flows.notifications import events, webhooks
+from patchline.pipeline.automation import event_kinds
 from tests.flows.conftest import Command
 from tests.flows.lasting_server import LastingServer
 from tests.patience import until

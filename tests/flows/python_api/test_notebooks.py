@@ -14,7 +14,7 @@ from tests.patience import patient
 from tests.structure.pages import ROOT
 
 _PROGRESS = """
-from flows.progress import display, shown
+from patchline.flows.progress import display, shown
 with shown():
     display().stage("Reading <b>flowers</b>")
     for done in range(1, 2001):

@@ -16,11 +16,11 @@ import mlflow
 import pytest
 
 import patchline
-from flows.python_api.session import session
-from pipeline.browsing.notebook_results import run_of
-from pipeline.browsing.run_summary import RunSummary
-from pipeline.metrics.intervals import MetricEstimate
-from pipeline.registry.config import PromotionConfig
+from patchline.flows.python_api.session import session
+from patchline.pipeline.browsing.notebook_results import run_of
+from patchline.pipeline.browsing.run_summary import RunSummary
+from patchline.pipeline.metrics.intervals import MetricEstimate
+from patchline.pipeline.registry.config import PromotionConfig
 from tests.conftest import draw_photo, write_photos
 from tests.flows.conftest import Command
 from tests.pipeline.registry.made_versions import CLASSES, make_version
@@ -190,8 +190,8 @@ def test_a_resumed_run_takes_nothing_else() -> None:
 
 def test_a_run_starts_from_weights(tmp_path: Path) -> None:
     """As with the flags; the file may be a `Path`, and a default that is given counts as set."""
-    from flows.python_api.asked_run import new_run
-    from pipeline.config_files import requested
+    from patchline.flows.python_api.asked_run import new_run
+    from patchline.pipeline.config_files import requested
 
     file = tmp_path / "tower.safetensors"
     asked = new_run("photos", {"model": {"init": file, "activation": "gelu"}})
@@ -203,7 +203,7 @@ def test_a_run_starts_from_weights(tmp_path: Path) -> None:
 
 def test_the_settings_are_the_sections_of_a_run() -> None:
     """What an editor completes is what a run takes."""
-    from pipeline.config import RunConfig
+    from patchline.pipeline.config import RunConfig
 
     keyword = {"preset", "set_by_user"}  # a parameter of its own; a list of what is given
     assert set(patchline.Settings.__annotations__) == set(RunConfig.model_fields) - keyword

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 import patchline
-from flows.python_api.session import session
-from pipeline import workspace
-from pipeline.errors import StorageError
-from pipeline.relocation import read_only
+from patchline.flows.python_api.session import session
+from patchline.pipeline import workspace
+from patchline.pipeline.errors import StorageError
+from patchline.pipeline.relocation import read_only
 
 CALLS: dict[str, Callable[[], object]] = {
     "patchline.run()": lambda: patchline.run("photos"),

@@ -12,8 +12,8 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import IntervalSchedule
 
-from flows.schedules import deployments
-from flows.schedules.prediction_flow import predict_flow
+from patchline.flows.schedules import deployments
+from patchline.flows.schedules.prediction_flow import predict_flow
 
 _PREDICTING = {"model": "photos@champion", "images": "/photos", "out": "/table.csv"}
 

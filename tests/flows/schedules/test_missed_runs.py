@@ -12,10 +12,10 @@ from prefect.client.schemas.objects import State
 from prefect.client.schemas.schedules import IntervalSchedule
 from prefect.states import Cancelled, Completed, Crashed, Failed, Pending, Running
 
-from flows.failures import failed
-from flows.schedules import deployments, missed_runs, retries
-from flows.schedules.prediction_flow import predict_flow
-from pipeline.errors import ServerAwayError
+from patchline.flows.failures import failed
+from patchline.flows.schedules import deployments, missed_runs, retries
+from patchline.flows.schedules.prediction_flow import predict_flow
+from patchline.pipeline.errors import ServerAwayError
 from tests.flows.conftest import Command
 from tests.flows.schedules.schedule_parts import every_minute, let_pass, only_one, runs_of
 

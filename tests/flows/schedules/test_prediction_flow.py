@@ -14,9 +14,9 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from prefect.client.schemas.objects import State
 from prefect.client.schemas.sorting import ArtifactSort
 
-from flows.schedules.prediction_flow import PredictionSummary, predict_flow
-from pipeline.errors import DataError, ModelReferenceError
-from pipeline.run_memory import live_runs
+from patchline.flows.schedules.prediction_flow import PredictionSummary, predict_flow
+from patchline.pipeline.errors import DataError, ModelReferenceError
+from patchline.pipeline.run_memory import live_runs
 from tests.conftest import Run, write_photos
 
 pytestmark = pytest.mark.usefixtures("prefect_server")

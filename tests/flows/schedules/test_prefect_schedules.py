@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prefect.client.schemas.schedules import CronSchedule
 
-from flows.schedules.prefect_schedules import next_times, prefect_schedule
-from pipeline.automation import schedule_times
-from pipeline.errors import ConfigError
+from patchline.flows.schedules.prefect_schedules import next_times, prefect_schedule
+from patchline.pipeline.automation import schedule_times
+from patchline.pipeline.errors import ConfigError
 
 _BERLIN = ZoneInfo("Europe/Berlin")
 _NUMBERS = [(0, 59), (0, 23), (1, 31), (1, 12), (0, 7)]

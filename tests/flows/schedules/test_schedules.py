@@ -13,11 +13,11 @@ from prefect.exceptions import PrefectHTTPStatusError
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Completed, Pending, Running
 
-from flows.schedules import deployments, schedule_listing
-from flows.schedules.prediction_flow import predict_flow
-from flows.training.training_flow import training_flow
-from pipeline.config import RunConfig
-from pipeline.errors import ConfigError, OrchestrationError
+from patchline.flows.schedules import deployments, schedule_listing
+from patchline.flows.schedules.prediction_flow import predict_flow
+from patchline.flows.training.training_flow import training_flow
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.errors import ConfigError, OrchestrationError
 from tests.conftest import write_photos
 from tests.flows.conftest import Command
 from tests.flows.schedules.schedule_parts import every_minute, only_one

@@ -19,9 +19,9 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterDeploymen
 from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.schedules import IntervalSchedule
 
-from flows.schedules import deployments, missed_runs
-from flows.schedules.prediction_flow import predict_flow
-from pipeline.workers.worker_start import stop_group
+from patchline.flows.schedules import deployments, missed_runs
+from patchline.flows.schedules.prediction_flow import predict_flow
+from patchline.pipeline.workers.worker_start import stop_group
 from tests.conftest import Run, write_photos
 from tests.patience import patient
 

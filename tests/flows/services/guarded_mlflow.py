@@ -44,7 +44,7 @@ def _main() -> None:
         os.environ[name] = store
     os.environ["_MLFLOW_SERVER_ARTIFACT_ROOT"] = str(Path("mlruns").resolve())
     os.environ["MLFLOW_TRACKING_URI"] = store
-    from pipeline.tracking import tracking_store
+    from patchline.pipeline.tracking import tracking_store
 
     tracking_store.client()  # makes the database
     password = Path(password_file).read_text(encoding="utf-8")

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from flows.services import service_processes
-from pipeline import local_login, local_services
+from patchline.flows.services import service_processes
+from patchline.pipeline import local_login, local_services
 from tests.conftest import PATCHLINE, PREFECT_DATABASE, Finished, patchline
 from tests.patience import patient
 
@@ -29,7 +29,7 @@ _SECONDS = patient(180.0)
 _NAP = """
 import sys, time
 from pathlib import Path
-from pipeline.run_memory import live_runs
+from patchline.pipeline.run_memory import live_runs
 with live_runs.alive(Path(".patchline"), "nap", "a nap"):
     print("began", flush=True)
     time.sleep(300)

@@ -16,9 +16,9 @@ import psutil
 import pytest
 import websockets
 
-from flows.services import service_processes
-from flows.temporary_server import TemporaryServer
-from pipeline import local_login, local_services
+from patchline.flows.services import service_processes
+from patchline.flows.temporary_server import TemporaryServer
+from patchline.pipeline import local_login, local_services
 from tests.browser.chromium import browser, missing
 from tests.conftest import Finished
 from tests.flows.services.local_servers import Servers, proof, until
@@ -305,7 +305,7 @@ def _temporary_servers() -> list[psutil.Process]:
     return [
         process
         for process in psutil.Process().children()
-        if "flows.temporary_server" in process.cmdline()
+        if "patchline.flows.temporary_server" in process.cmdline()
     ]
 
 

@@ -14,9 +14,9 @@ from urllib.parse import quote
 import psutil
 import pytest
 
-from flows.services import service_programs
-from flows.services.startup_plan import Plan
-from pipeline import local_services
+from patchline.flows.services import service_programs
+from patchline.flows.services.startup_plan import Plan
+from patchline.pipeline import local_services
 from tests.conftest import patchline, write_photos
 from tests.flows.conftest import Command
 from tests.flows.services.local_servers import Servers, free_port, own_database, page, until

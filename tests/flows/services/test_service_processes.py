@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from flows.services import service_processes
+from patchline.flows.services import service_processes
 from tests.patience import patient
 
 

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from flows import prefect_session
-from flows.services import mlflow_server, service_processes, stopping
-from flows.services.startup_plan import Plan
-from flows.services.supervisor import Supervisor
-from pipeline import local_login, local_services
-from pipeline.errors import OrchestrationError
-from pipeline.files import file_locks
-from pipeline.tracking import tracking_store
+from patchline.flows import prefect_session
+from patchline.flows.services import mlflow_server, service_processes, stopping
+from patchline.flows.services.startup_plan import Plan
+from patchline.flows.services.supervisor import Supervisor
+from patchline.pipeline import local_login, local_services
+from patchline.pipeline.errors import OrchestrationError
+from patchline.pipeline.files import file_locks
+from patchline.pipeline.tracking import tracking_store
 from tests.conftest import Finished, patchline, write_photos
 from tests.flows.conftest import Command
 from tests.flows.services.local_servers import (

@@ -56,7 +56,9 @@ class LongRun:
 
     def worker(self) -> psutil.Process:
         """The training process."""
-        [found] = [p for p in self.family() if "pipeline.training" in p.cmdline() and has_work(p)]
+        [found] = [
+            p for p in self.family() if "patchline.pipeline.training" in p.cmdline() and has_work(p)
+        ]
         return found
 
     def end(self) -> tuple[int, str]:
@@ -196,7 +198,7 @@ _EXPLODING = '''
 import torch
 from torch import nn
 
-from pipeline.plugin_api import ModelPlugin, PluginConfig
+from patchline.plugin_api import ModelPlugin, PluginConfig
 
 
 class ExplodingConfig(PluginConfig):

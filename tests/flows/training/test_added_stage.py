@@ -22,10 +22,10 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.evaluation.evaluating import Evaluated
-from pipeline.frozen_model import FrozenModel
-from pipeline.stages.stage import Stage
-from pipeline.tracking.tracked_run import TrackedRun
+from patchline.pipeline.evaluation.evaluating import Evaluated
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.stages.stage import Stage
+from patchline.pipeline.tracking.tracked_run import TrackedRun
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,8 @@ TASTE = Taste()
 ENTRY = """
 import sys
 
-from flows.command_line import main
-from pipeline.stages import lines
+from patchline.flows.command_line import main
+from patchline.pipeline.stages import lines
 from taste import TASTE
 
 stages = lines.CLASSIFIER.stages

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from flows.training.dry_run import dry_run
-from pipeline.config_files import requested
-from pipeline.errors import ConfigError
+from patchline.flows.training.dry_run import dry_run
+from patchline.pipeline.config_files import requested
+from patchline.pipeline.errors import ConfigError
 
 
 def test_unsuitable_weights_are_found_before_an_image_is_opened(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.plugin_system.plugin_loader import installed
+from patchline.pipeline.plugin_system.plugin_loader import installed
 from tests.conftest import patchline, write_photos
 
 _GOOD = 0.8

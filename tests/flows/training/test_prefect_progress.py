@@ -12,9 +12,9 @@ from prefect.client.orchestration import get_client
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from flows import prefect_session, progress
-from flows.training import prefect_progress
-from flows.training.prefect_progress import ProgressArtifact
+from patchline.flows import prefect_session, progress
+from patchline.flows.training import prefect_progress
+from patchline.flows.training.prefect_progress import ProgressArtifact
 from tests.patience import patient
 
 

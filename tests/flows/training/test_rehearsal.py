@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from flows.training import rehearsal
-from pipeline.config_files import requested
-from pipeline.data.ingestion import ingest
-from pipeline.data.manifests import manifest as manifests
+from patchline.flows.training import rehearsal
+from patchline.pipeline.config_files import requested
+from patchline.pipeline.data.ingestion import ingest
+from patchline.pipeline.data.manifests import manifest as manifests
 from tests.conftest import patchline
 
 

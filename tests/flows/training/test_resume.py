@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from pipeline.config import RunConfig
-from pipeline.redaction import without_credentials
-from pipeline.run_memory import interrupted_runs
-from pipeline.run_memory.interrupted_runs import RunRequest
-from pipeline.tracking import liveness, tracked_run, tracking_store
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.redaction import without_credentials
+from patchline.pipeline.run_memory import interrupted_runs
+from patchline.pipeline.run_memory.interrupted_runs import RunRequest
+from patchline.pipeline.tracking import liveness, tracked_run, tracking_store
 from tests.conftest import PATCHLINE, patchline, write_photos
 from tests.flows.conftest import Command
 from tests.patience import patient
@@ -314,11 +314,11 @@ def train_here(folder: Path) -> tuple[str, Path]:
     """Train the small model in a run of the folder, continuing the one that is there."""
     from contextlib import AbstractContextManager
 
-    from pipeline import config_files
-    from pipeline.data import ingestion
-    from pipeline.run_memory.stage_memory import StageMemory
-    from pipeline.training.parts import launching
-    from pipeline.training.parts.launching import TrainingInputs
+    from patchline.pipeline import config_files
+    from patchline.pipeline.data import ingestion
+    from patchline.pipeline.run_memory.stage_memory import StageMemory
+    from patchline.pipeline.training.parts import launching
+    from patchline.pipeline.training.parts.launching import TrainingInputs
 
     os.chdir(folder)
     workspace = folder / ".patchline"

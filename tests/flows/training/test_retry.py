@@ -14,11 +14,11 @@ import pytest
 from mlflow.entities import Run
 
 from benchmarks.kills import has_work
-from flows.new_data.watch_flow import retrain_when_new
-from flows.training.training_flow import training_flow
-from pipeline import config_files
-from pipeline.config import RunConfig
-from pipeline.tracking import tracking_store
+from patchline.flows.new_data.watch_flow import retrain_when_new
+from patchline.flows.training.training_flow import training_flow
+from patchline.pipeline import config_files
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.tracking import tracking_store
 from tests.conftest import write_photos
 from tests.patience import patient
 
@@ -37,7 +37,7 @@ def _kill_evaluation() -> None:
     while time.monotonic() < deadline:
         for child in psutil.Process().children():
             with contextlib.suppress(psutil.Error):  # it ended meanwhile
-                if "pipeline.evaluation" in child.cmdline() and has_work(child):
+                if "patchline.pipeline.evaluation" in child.cmdline() and has_work(child):
                     child.kill()
                     return
         time.sleep(0.01)
@@ -64,7 +64,9 @@ def _tried_twice(tried: Any, photos: Path, between: Callable[[], object]) -> Non
     with get_client(sync_client=True) as client:
         flow_run = client.create_flow_run(tried, parameters=parameters)
         failed: Any = run_flow(tried, flow_run=flow_run, parameters=parameters, return_type="state")
-        assert failed.message.startswith("The process pipeline.evaluation was killed by SIGKILL")
+        assert failed.message.startswith(
+            "The process patchline.pipeline.evaluation was killed by SIGKILL"
+        )
         between()
         client.set_flow_run_state(flow_run.id, AwaitingRetry(), force=True)
         again = client.read_flow_run(flow_run.id)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.automation import event_kinds
+from patchline.pipeline.automation import event_kinds
 
 _PAGE = Path(__file__).parents[3] / "docs/how_to/notifications.md"
 _ROW = re.compile(r"^\| `(patchline\.[a-z._]+)` \| (.+?) \| `(.+?)` \| (.+?) \|$", re.MULTILINE)

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.automation.folder_snapshot import snapshot
-from pipeline.automation.watches import ignored_files
-from pipeline.config_files import validated
-from pipeline.files.ignored_files import DEFAULT_IGNORED
-from pipeline.plugin_api import SourceContext
-from plugins.data_sources.image_folder import ImageFolder, ImageFolderConfig
+from patchline.pipeline.automation.folder_snapshot import snapshot
+from patchline.pipeline.automation.watches import ignored_files
+from patchline.pipeline.config_files import validated
+from patchline.pipeline.files.ignored_files import DEFAULT_IGNORED
+from patchline.plugin_api import SourceContext
+from patchline.plugins.data_sources.image_folder import ImageFolder, ImageFolderConfig
 from tests.conftest import write_photos
 
 

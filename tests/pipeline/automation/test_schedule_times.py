@@ -7,8 +7,8 @@ from zoneinfo import available_timezones
 
 import pytest
 
-from pipeline.automation import schedule_times
-from pipeline.errors import ConfigError
+from patchline.pipeline.automation import schedule_times
+from patchline.pipeline.errors import ConfigError
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipeline.browsing.image_grids import preview_steps
-from pipeline.config import PluginChoice
-from pipeline.data.batches.augmentation import SeededAugmentation
-from pipeline.plugin_api import ImageSpec
-from pipeline.training.previews.augmentation_preview import preview_grid
+from patchline.pipeline.browsing.image_grids import preview_steps
+from patchline.pipeline.config import PluginChoice
+from patchline.pipeline.data.batches.augmentation import SeededAugmentation
+from patchline.pipeline.training.previews.augmentation_preview import preview_grid
+from patchline.plugin_api import ImageSpec
 
 
 def test_each_step_of_the_augmentation_is_an_epoch_of_the_same_images() -> None:

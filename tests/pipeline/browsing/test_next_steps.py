@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.browsing.next_steps import next_steps
-from pipeline.browsing.run_summary import RunSummary
-from pipeline.metrics.intervals import MetricEstimate
+from patchline.pipeline.browsing.next_steps import next_steps
+from patchline.pipeline.browsing.run_summary import RunSummary
+from patchline.pipeline.metrics.intervals import MetricEstimate
 
 PAGE = "http://127.0.0.1:5000/#/experiments/1/runs/ab?workflowType=machine_learning"
 

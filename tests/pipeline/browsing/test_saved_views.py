@@ -14,8 +14,8 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import ViewType
 
-from pipeline.browsing import saved_views
-from pipeline.browsing.saved_views import VIEWS, SavedView
+from patchline.pipeline.browsing import saved_views
+from patchline.pipeline.browsing.saved_views import VIEWS, SavedView
 from tests.conftest import Run
 
 _PAGE = Path(__file__).resolve().parents[3] / "docs/how_to/browse.md"

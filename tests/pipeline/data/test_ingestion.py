@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipeline.config import RunConfig
-from pipeline.config_files import validated
-from pipeline.data.image_size import default_image_size
-from pipeline.data.ingested_data import IngestedData
-from pipeline.data.ingestion import check_source, ingest, prepare, resolve
-from pipeline.data.manifests import manifest as manifests
-from pipeline.data.store.prepared_store import open_images
-from pipeline.errors import ConfigError, DataError
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.config_files import validated
+from patchline.pipeline.data.image_size import default_image_size
+from patchline.pipeline.data.ingested_data import IngestedData
+from patchline.pipeline.data.ingestion import check_source, ingest, prepare, resolve
+from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.data.store.prepared_store import open_images
+from patchline.pipeline.errors import ConfigError, DataError
 from tests.conftest import draw_photo, write_photos
 
 

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from pipeline.data.ingested_data import IngestedData
-from pipeline.data.ingestion import ingest
-from pipeline.data.manifests import describing
-from pipeline.data.manifests import manifest as manifests
-from pipeline.data.reading.decoding import UndecodableImageError, decoded
+from patchline.pipeline.data.ingested_data import IngestedData
+from patchline.pipeline.data.ingestion import ingest
+from patchline.pipeline.data.manifests import describing
+from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.data.reading.decoding import UndecodableImageError, decoded
 from tests.conftest import write_photos
 from tests.pipeline.data.test_ingestion import config_of
 

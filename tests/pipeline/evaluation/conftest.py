@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pipeline.evaluation import predictions
-from pipeline.evaluation.calibrated_predictions import calibrated
-from pipeline.evaluation.config import EvaluationConfig
-from pipeline.evaluation.predictions import Predictions
-from pipeline.evaluation.report import EvaluationReport, evaluate
+from patchline.pipeline.evaluation import predictions
+from patchline.pipeline.evaluation.calibrated_predictions import calibrated
+from patchline.pipeline.evaluation.config import EvaluationConfig
+from patchline.pipeline.evaluation.predictions import Predictions
+from patchline.pipeline.evaluation.report import EvaluationReport, evaluate
 
 
 def predicted_rows(

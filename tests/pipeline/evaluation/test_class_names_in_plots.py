@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.evaluation.galleries import Answer, GalleryImage
-from pipeline.evaluation.plots import drawable_names, numbers_without_font, plot_gallery
-from pipeline.files.fonts import families_showing, font_showing
-from pipeline.training.previews.augmentation_preview import Column, labelled_picture
+from patchline.pipeline.evaluation.galleries import Answer, GalleryImage
+from patchline.pipeline.evaluation.plots import drawable_names, numbers_without_font, plot_gallery
+from patchline.pipeline.files.fonts import families_showing, font_showing
+from patchline.pipeline.training.previews.augmentation_preview import Column, labelled_picture
 
 NAMES = ("daisy", "Müller", "кошка", "猫", "قطة", "बिल्ली", "🐈", "a\u200bb", "𐎀")
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from scipy.stats import binomtest
 from sklearn import metrics as reference
 
-from pipeline.data.manifests.manifest import COLUMNS
-from pipeline.evaluation.comparison import (
+from patchline.pipeline.data.manifests.manifest import COLUMNS
+from patchline.pipeline.evaluation.comparison import (
     CONTRADICTING,
     COPY,
     SEEN_BY_CHALLENGER,
@@ -25,7 +25,7 @@ from pipeline.evaluation.comparison import (
     p_value_text,
     points,
 )
-from pipeline.provenance.provenance import KNOWN
+from patchline.pipeline.provenance.provenance import KNOWN
 
 Array = np.ndarray[Any, Any]
 CLASSES = ("across", "down", "rising")

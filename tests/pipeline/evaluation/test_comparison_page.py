@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from pipeline.evaluation.comparison import COPY, SEEN_BY_CHAMPION, Comparison, compare
-from pipeline.evaluation.comparison_page import _axis, write_comparison
-from pipeline.evaluation.promotion_decision import Decision, GateResult
-from pipeline.metrics.intervals import MetricEstimate
+from patchline.pipeline.evaluation.comparison import COPY, SEEN_BY_CHAMPION, Comparison, compare
+from patchline.pipeline.evaluation.comparison_page import _axis, write_comparison
+from patchline.pipeline.evaluation.promotion_decision import Decision, GateResult
+from patchline.pipeline.metrics.intervals import MetricEstimate
 
 CLASSES = ("across", "down", "rising")
 REFERENCES = {"src", "href", "action", "data", "poster", "srcset", "background", "formaction"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline.evaluation.confusion_matrix import REST, confused_pairs, shown_matrix
+from patchline.pipeline.evaluation.confusion_matrix import REST, confused_pairs, shown_matrix
 
 
 def _confusion(num_classes: int) -> list[list[int]]:

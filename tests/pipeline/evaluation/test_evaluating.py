@@ -9,20 +9,20 @@ import pandas as pd
 import pytest
 from scipy.special import softmax
 
-from pipeline.data.manifests import manifest as manifests
-from pipeline.evaluation import plots
-from pipeline.evaluation.__main__ import predict
-from pipeline.evaluation.calibrated_predictions import calibrated
-from pipeline.evaluation.chosen_images import EXPLANATIONS
-from pipeline.evaluation.config import EvaluationConfig
-from pipeline.evaluation.evaluating import write_report
-from pipeline.evaluation.html_report import ReportPage
-from pipeline.evaluation.prediction_job import PredictionJob
-from pipeline.evaluation.predictions import Predictions
-from pipeline.evaluation.report import EvaluationReport
-from pipeline.evaluation.slices import slices
-from pipeline.metrics.temperature import by_member, fit_temperature
-from pipeline.workers.event_log import EventWriter
+from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.evaluation import plots
+from patchline.pipeline.evaluation.__main__ import predict
+from patchline.pipeline.evaluation.calibrated_predictions import calibrated
+from patchline.pipeline.evaluation.chosen_images import EXPLANATIONS
+from patchline.pipeline.evaluation.config import EvaluationConfig
+from patchline.pipeline.evaluation.evaluating import write_report
+from patchline.pipeline.evaluation.html_report import ReportPage
+from patchline.pipeline.evaluation.prediction_job import PredictionJob
+from patchline.pipeline.evaluation.predictions import Predictions
+from patchline.pipeline.evaluation.report import EvaluationReport
+from patchline.pipeline.evaluation.slices import slices
+from patchline.pipeline.metrics.temperature import by_member, fit_temperature
+from patchline.pipeline.workers.event_log import EventWriter
 from tests.conftest import Run
 from tests.pipeline.evaluation.conftest import predicted_rows, random_images, report_of
 

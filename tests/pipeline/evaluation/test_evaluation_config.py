@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline import config_files
-from pipeline.errors import ConfigError
-from pipeline.evaluation.config import SLICE_COLUMNS, EvaluationConfig
+from patchline.pipeline import config_files
+from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.evaluation.config import SLICE_COLUMNS, EvaluationConfig
 
 
 def test_an_unknown_column_names_the_nearest_and_all_there_are() -> None:

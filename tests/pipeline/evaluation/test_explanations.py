@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline.evaluation.calibrated_predictions import calibrated
-from pipeline.evaluation.chosen_images import choose_images
-from pipeline.evaluation.explanations import explain_predictions
-from pipeline.evaluation.galleries import confident_errors
-from pipeline.evaluation.prediction_job import ExplanationJob
-from pipeline.evaluation.predictions import Predictions
+from patchline.pipeline.evaluation.calibrated_predictions import calibrated
+from patchline.pipeline.evaluation.chosen_images import choose_images
+from patchline.pipeline.evaluation.explanations import explain_predictions
+from patchline.pipeline.evaluation.galleries import confident_errors
+from patchline.pipeline.evaluation.prediction_job import ExplanationJob
+from patchline.pipeline.evaluation.predictions import Predictions
 from tests.pipeline.evaluation.conftest import predicted_rows
 from tests.pipeline.visual_guide.made_guides import CLASSES, SIDE, make_model
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline.evaluation import galleries
-from pipeline.evaluation.predictions import Predictions
+from patchline.pipeline.evaluation import galleries
+from patchline.pipeline.evaluation.predictions import Predictions
 from tests.pipeline.evaluation.conftest import made_of, random_predictions
 
 

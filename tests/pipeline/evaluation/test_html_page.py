@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipeline.evaluation.html_page import percent, picture, plural, thumbnail
-from pipeline.visual_guide.page_environment import page_environment
+from patchline.pipeline.evaluation.html_page import percent, picture, plural, thumbnail
+from patchline.pipeline.visual_guide.page_environment import page_environment
 
 
 def _opened(uri: str) -> Image.Image:
@@ -71,7 +71,7 @@ def test_a_large_picture_is_made_smaller(tmp_path: Path) -> None:
 def test_no_page_holds_what_a_browser_hides_or_obeys() -> None:
     """Control characters and directions of text are written out; other scripts stay as they are."""
     name = "esc\x1b[2J\x07\u202egnp <b>猫咪 قطة 🦁"
-    page = page_environment("pipeline.evaluation").from_string(
+    page = page_environment("patchline.pipeline.evaluation").from_string(
         "{{ name }}{% for each in names %}<i title='{{ each }}'>{{ each ~ 1 }}</i>{% endfor %}"
     )
     text = page.render(name=name, names=[name])

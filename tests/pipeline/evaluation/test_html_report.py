@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipeline.evaluation.html_report import ReportPage, WhereItLooked, write_html
-from pipeline.evaluation.report import EvaluationReport
-from pipeline.metrics.intervals import MetricEstimate
-from pipeline.metrics.names import METRICS
-from pipeline.visual_guide.covering_result import CoveredByMap, CoveringTest
+from patchline.pipeline.evaluation.html_report import ReportPage, WhereItLooked, write_html
+from patchline.pipeline.evaluation.report import EvaluationReport
+from patchline.pipeline.metrics.intervals import MetricEstimate
+from patchline.pipeline.metrics.names import METRICS
+from patchline.pipeline.visual_guide.covering_result import CoveredByMap, CoveringTest
 from tests.conftest import Run
 from tests.pipeline.evaluation.conftest import random_images, report_of
 

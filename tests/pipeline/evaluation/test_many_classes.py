@@ -10,10 +10,10 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.evaluation import class_names, made_table, reported, written
-from pipeline.evaluation.comparison import compare
-from pipeline.evaluation.confusion_matrix import confused_pairs
-from pipeline.evaluation.predictions import Predictions
-from pipeline.evaluation.report import EvaluationReport
+from patchline.pipeline.evaluation.comparison import compare
+from patchline.pipeline.evaluation.confusion_matrix import confused_pairs
+from patchline.pipeline.evaluation.predictions import Predictions
+from patchline.pipeline.evaluation.report import EvaluationReport
 
 CLASSES, IMAGES = 4000, 1500
 MATRIX_BYTES = 4 * CLASSES**2

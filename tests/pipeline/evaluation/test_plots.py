@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipeline.evaluation import plots
+from patchline.pipeline.evaluation import plots
 from tests.conftest import Run
 from tests.pipeline.evaluation.conftest import random_images, report_of
 

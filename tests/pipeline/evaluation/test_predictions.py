@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pipeline.errors import DataError
-from pipeline.evaluation import predictions
-from pipeline.evaluation.predictions import COLUMNS, Predictions, with_probabilities
+from patchline.pipeline.errors import DataError
+from patchline.pipeline.evaluation import predictions
+from patchline.pipeline.evaluation.predictions import COLUMNS, Predictions, with_probabilities
 from tests.conftest import Run
 from tests.pipeline.evaluation.conftest import predicted_rows, save_predictions
 

@@ -10,13 +10,17 @@ import numpy as np
 import pytest
 from sklearn import metrics as reference
 
-from pipeline.errors import DataError
-from pipeline.evaluation.config import EvaluationConfig
-from pipeline.evaluation.predictions import Predictions
-from pipeline.evaluation.report import EvaluationReport, evaluate, save
-from pipeline.metrics import classification
-from pipeline.metrics.calibration import expected_calibration_error, reliability, with_temperature
-from pipeline.metrics.temperature import TemperatureFit
+from patchline.pipeline.errors import DataError
+from patchline.pipeline.evaluation.config import EvaluationConfig
+from patchline.pipeline.evaluation.predictions import Predictions
+from patchline.pipeline.evaluation.report import EvaluationReport, evaluate, save
+from patchline.pipeline.metrics import classification
+from patchline.pipeline.metrics.calibration import (
+    expected_calibration_error,
+    reliability,
+    with_temperature,
+)
+from patchline.pipeline.metrics.temperature import TemperatureFit
 from tests.conftest import Run
 from tests.pipeline.evaluation.conftest import made_of, random_predictions, report_of
 

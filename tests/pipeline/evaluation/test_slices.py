@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.evaluation.config import SLICE_COLUMNS, EvaluationConfig
-from pipeline.evaluation.predictions import Predictions
-from pipeline.evaluation.slices import Slice, slices, undivided
-from pipeline.metrics.intervals import proportion
+from patchline.pipeline.evaluation.config import SLICE_COLUMNS, EvaluationConfig
+from patchline.pipeline.evaluation.predictions import Predictions
+from patchline.pipeline.evaluation.slices import Slice, slices, undivided
+from patchline.pipeline.metrics.intervals import proportion
 from tests.pipeline.evaluation.conftest import made_of, random_predictions
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.evaluation.svg_charts import Frame, curve_charts, reliability_chart
+from patchline.pipeline.evaluation.svg_charts import Frame, curve_charts, reliability_chart
 from tests.pipeline.evaluation.conftest import report_of
 
 

@@ -1,1 +1,1 @@
-"""Tests of pipeline.host."""
+"""Tests of patchline.pipeline.host."""

@@ -9,7 +9,7 @@ import certifi
 import httpx
 import pytest
 
-from pipeline.host import certificates
+from patchline.pipeline.host import certificates
 from tests.conftest import patchline
 
 

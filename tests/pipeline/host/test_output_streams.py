@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.host.output_streams import RewrittenStream, rewrite_stream
+from patchline.pipeline.host.output_streams import RewrittenStream, rewrite_stream
 from tests.patience import patient
 
 SETUP = """
 import os, signal, subprocess, sys
-from pipeline import redaction
-from pipeline.terminal_words import protect_terminal
+from patchline.pipeline import redaction
+from patchline.pipeline.terminal_words import protect_terminal
 protect_terminal()
 redaction.install(streams=True)
 """

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import StorageError
-from pipeline.host.private_folder import private_folder
-from pipeline.registry import alias_lock
+from patchline.pipeline.errors import StorageError
+from patchline.pipeline.host.private_folder import private_folder
+from patchline.pipeline.registry import alias_lock
 
 
 @pytest.fixture

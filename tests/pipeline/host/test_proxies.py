@@ -12,8 +12,8 @@ from requests.utils import get_environ_proxies, should_bypass_proxies
 from websockets.proxy import get_proxy
 from websockets.uri import parse_uri
 
-from pipeline.errors import OrchestrationError
-from pipeline.host import proxies
+from patchline.pipeline.errors import OrchestrationError
+from patchline.pipeline.host import proxies
 
 _HTTP = ("http://proxy.corp:3128", "proxy.corp:3128", "https://user:pass@proxy.corp/")
 _UNUSABLE = (

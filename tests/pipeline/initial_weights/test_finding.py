@@ -11,26 +11,26 @@ import timm
 import torch
 from safetensors.torch import save_file
 
-from pipeline import config_files
-from pipeline.errors import ConfigError, PipelineError
-from pipeline.files.atomic_files import write_text
-from pipeline.initial_weights.finding import find
-from pipeline.initial_weights.loading import load_into
-from pipeline.initial_weights.record import (
+from patchline.pipeline import config_files
+from patchline.pipeline.errors import ConfigError, PipelineError
+from patchline.pipeline.files.atomic_files import write_text
+from patchline.pipeline.initial_weights.finding import find
+from patchline.pipeline.initial_weights.loading import load_into
+from patchline.pipeline.initial_weights.record import (
     TENSORS_FILE,
     kept_folder,
     load_record,
     provenance_of_kept,
 )
-from pipeline.initial_weights.starting_point import check_published, starting_point
-from pipeline.models.model_building import build_model
-from pipeline.models.model_description import ModelDescription, load_description
-from pipeline.models.model_files import save_model
-from pipeline.plugin_api import ImageSpec
-from pipeline.provenance.provenance import Provenance
-from pipeline.registry import registration
-from pipeline.tracking import tracked_run
-from pipeline.tracking.tracked_run import NewRun
+from patchline.pipeline.initial_weights.starting_point import check_published, starting_point
+from patchline.pipeline.models.model_building import build_model
+from patchline.pipeline.models.model_description import ModelDescription, load_description
+from patchline.pipeline.models.model_files import save_model
+from patchline.pipeline.provenance.provenance import Provenance
+from patchline.pipeline.registry import registration
+from patchline.pipeline.tracking import tracked_run
+from patchline.pipeline.tracking.tracked_run import NewRun
+from patchline.plugin_api import ImageSpec
 from tests.pipeline.registry.made_versions import made_manifest, made_package, seen_in
 
 CLASSES = tuple("abcdefg")

@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline import config_files
-from pipeline.errors import ConfigError, DamagedFileError
-from pipeline.files.sealed_files import write_tensors
-from pipeline.initial_weights.loading import Assignment, as_csv, load_into, summary
-from pipeline.initial_weights.record import TENSORS_FILE, InitialWeights
-from pipeline.models.model_building import build_model
-from pipeline.plugin_api import ImageSpec
+from patchline.pipeline import config_files
+from patchline.pipeline.errors import ConfigError, DamagedFileError
+from patchline.pipeline.files.sealed_files import write_tensors
+from patchline.pipeline.initial_weights.loading import Assignment, as_csv, load_into, summary
+from patchline.pipeline.initial_weights.record import TENSORS_FILE, InitialWeights
+from patchline.pipeline.models.model_building import build_model
+from patchline.plugin_api import ImageSpec
 
 SETTINGS: dict[str, Any] = {
     "name": "vit",

@@ -16,13 +16,13 @@ import timm
 import torch
 from torchvision.models import get_model_weights
 
-from pipeline.config import RunConfig
-from pipeline.errors import ConfigError, OrchestrationError
-from pipeline.initial_weights.finding import find
-from pipeline.initial_weights.known_checksums import _STATED, publisher_of
-from pipeline.initial_weights.named_weights import file_of
-from pipeline.initial_weights.record import kept_folder, load_record
-from pipeline.initial_weights.starting_point import StartingPoint
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.errors import ConfigError, OrchestrationError
+from patchline.pipeline.initial_weights.finding import find
+from patchline.pipeline.initial_weights.known_checksums import _STATED, publisher_of
+from patchline.pipeline.initial_weights.named_weights import file_of
+from patchline.pipeline.initial_weights.record import kept_folder, load_record
+from patchline.pipeline.initial_weights.starting_point import StartingPoint
 from tests.pipeline.initial_weights.test_finding import written
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 
-from pipeline import config_files
-from pipeline.config import RunConfig
-from pipeline.errors import ConfigError
-from pipeline.initial_weights.record import InitialWeights
-from pipeline.initial_weights.settings import with_initial_weights, without_initial_weights
+from patchline.pipeline import config_files
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.initial_weights.record import InitialWeights
+from patchline.pipeline.initial_weights.settings import (
+    with_initial_weights,
+    without_initial_weights,
+)
 
 FOUND = InitialWeights(
     reference="/somewhere/tower.safetensors",

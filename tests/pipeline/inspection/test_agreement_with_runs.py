@@ -9,12 +9,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from pipeline.config_files import validated
-from pipeline.data import ingestion
-from pipeline.data.reading import image_formats
-from pipeline.errors import DataError
-from pipeline.inspection.file_findings import findings_on_format, findings_on_status
-from pipeline.inspection.findings_table import write_table
+from patchline.pipeline.config_files import validated
+from patchline.pipeline.data import ingestion
+from patchline.pipeline.data.reading import image_formats
+from patchline.pipeline.errors import DataError
+from patchline.pipeline.inspection.file_findings import findings_on_format, findings_on_status
+from patchline.pipeline.inspection.findings_table import write_table
 from tests.conftest import write_photos
 from tests.pipeline.inspection.test_inspecting import garden, inspected, scene
 

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFilter
 
-from pipeline.config import RunConfig
-from pipeline.inspection.finding import KINDS, Inspection
-from pipeline.inspection.findings_table import write_table
-from pipeline.inspection.inspecting import Inspected, inspect_data
-from pipeline.inspection.page import write_page
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.inspection.finding import KINDS, Inspection
+from patchline.pipeline.inspection.findings_table import write_table
+from patchline.pipeline.inspection.inspecting import Inspected, inspect_data
+from patchline.pipeline.inspection.page import write_page
 from tests.conftest import draw_photo, write_photos
 
 Plant = Callable[[Path], None]

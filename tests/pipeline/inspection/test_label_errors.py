@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from numpy.typing import NDArray
 
-from pipeline.inspection.label_errors import Judgement, findings_on_labels, likely_labels
+from patchline.pipeline.inspection.label_errors import Judgement, findings_on_labels, likely_labels
 
 CLASSES = ("ant", "bee", "cow")
 

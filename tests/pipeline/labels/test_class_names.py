@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.labels.class_names import groups_alike, suspicions
+from patchline.pipeline.labels.class_names import groups_alike, suspicions
 
 _CAFE = "caf\u00e9"
 

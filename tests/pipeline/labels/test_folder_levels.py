@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from pipeline.labels.folder_levels import unclear_level
+from patchline.pipeline.labels.folder_levels import unclear_level
 
 
 def pairs(*folders: str) -> list[tuple[str, str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.labels.label_cells import read_label_cells
+from patchline.pipeline.labels.label_cells import read_label_cells
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from pipeline.labels.path_template import PathTemplate
+from patchline.pipeline.labels.path_template import PathTemplate
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from pipeline.layers.attention import (
+from patchline.pipeline.layers.attention import (
     LONGEST_STORED,
     AttentionValues,
     MultiHeadSelfAttention,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from pipeline.layers.class_token import ClassToken
+from patchline.pipeline.layers.class_token import ClassToken
 
 
 def test_puts_the_same_learned_token_before_every_sample() -> None:

@@ -6,10 +6,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from pipeline.layers.attention import MultiHeadSelfAttention
-from pipeline.layers.encoder_block import EncoderBlock
-from pipeline.layers.layer_scale import LayerScale
-from pipeline.layers.rotary_attention import RotarySelfAttention, grid_positions
+from patchline.pipeline.layers.attention import MultiHeadSelfAttention
+from patchline.pipeline.layers.encoder_block import EncoderBlock
+from patchline.pipeline.layers.layer_scale import LayerScale
+from patchline.pipeline.layers.rotary_attention import RotarySelfAttention, grid_positions
 
 D, H, M = 12, 3, 20
 

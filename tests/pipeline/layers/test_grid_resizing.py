@@ -6,7 +6,7 @@ import pytest
 import torch
 from timm.layers import resample_abs_pos_embed
 
-from pipeline.layers.grid_resizing import resized_grid, resized_positions
+from patchline.pipeline.layers.grid_resizing import resized_grid, resized_positions
 
 
 @pytest.mark.parametrize("grid", [(7, 7), (4, 9)])

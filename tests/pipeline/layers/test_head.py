@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from pipeline.layers.head import LinearHead, TanhHead
+from patchline.pipeline.layers.head import LinearHead, TanhHead
 
 
 @torch.no_grad()

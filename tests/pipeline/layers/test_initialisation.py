@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline.layers.attention import MultiHeadSelfAttention
-from pipeline.layers.encoder_block import EncoderBlock
-from pipeline.layers.initialisation import truncated_normal, xavier, zero_residuals
-from pipeline.layers.locality_attention import LocalitySelfAttention
-from pipeline.layers.pooling import AttentionPooling
-from pipeline.layers.rotary_attention import RotarySelfAttention
+from patchline.pipeline.layers.attention import MultiHeadSelfAttention
+from patchline.pipeline.layers.encoder_block import EncoderBlock
+from patchline.pipeline.layers.initialisation import truncated_normal, xavier, zero_residuals
+from patchline.pipeline.layers.locality_attention import LocalitySelfAttention
+from patchline.pipeline.layers.pooling import AttentionPooling
+from patchline.pipeline.layers.rotary_attention import RotarySelfAttention
 
 D, H, M = 96, 3, 192
 

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from pipeline.config import ModelChoice
-from pipeline.layers.attention import MultiHeadSelfAttention
-from pipeline.layers.intermediate_values import recorded
-from pipeline.models.model_building import build_model
-from pipeline.plugin_api import ImageSpec
+from patchline.pipeline.config import ModelChoice
+from patchline.pipeline.layers.attention import MultiHeadSelfAttention
+from patchline.pipeline.layers.intermediate_values import recorded
+from patchline.pipeline.models.model_building import build_model
+from patchline.plugin_api import ImageSpec
 
 DEPTH = 3
 VITS: dict[str, dict[str, Any]] = {

@@ -6,7 +6,7 @@ import torch
 from timm.layers import LayerScale as TimmLayerScale
 from torch import nn
 
-from pipeline.layers.layer_scale import LayerScale
+from patchline.pipeline.layers.layer_scale import LayerScale
 
 
 @torch.no_grad()

@@ -6,7 +6,7 @@ import pytest
 import torch
 from timm.layers import resample_abs_pos_embed
 
-from pipeline.layers.learned_positions import LearnedPositionEmbedding
+from patchline.pipeline.layers.learned_positions import LearnedPositionEmbedding
 
 GRID = (3, 5)
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from vit_pytorch.vit_for_small_dataset import LSA
 
-from pipeline.layers.attention import AttentionValues
-from pipeline.layers.locality_attention import LocalitySelfAttention
+from patchline.pipeline.layers.attention import AttentionValues
+from patchline.pipeline.layers.locality_attention import LocalitySelfAttention
 
 N, D, H = 7, 24, 4
 HEAD = D // H

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline.layers.activations import ActivationName
-from pipeline.layers.mlp import MLP
+from patchline.pipeline.layers.activations import ActivationName
+from patchline.pipeline.layers.mlp import MLP
 
 
 def _mlp(dropout: float = 0.0) -> MLP:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pipeline.layers.patch_dropout import PatchDropout
+from patchline.pipeline.layers.patch_dropout import PatchDropout
 
 B, PATCHES = 6, 20
 

@@ -10,7 +10,7 @@ import torch
 from timm.layers import AttentionPoolLatent
 from torch import nn
 
-from pipeline.layers.pooling import (
+from patchline.pipeline.layers.pooling import (
     AttentionPooling,
     AveragePooling,
     ClassTokenPooling,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from pipeline.layers.learned_positions import LearnedPositionEmbedding
-from pipeline.layers.positions import position_embedding
-from pipeline.layers.sine_cosine_positions import SineCosinePositionEmbedding
+from patchline.pipeline.layers.learned_positions import LearnedPositionEmbedding
+from patchline.pipeline.layers.positions import position_embedding
+from patchline.pipeline.layers.sine_cosine_positions import SineCosinePositionEmbedding
 
 
 def test_every_name_has_its_layer() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pipeline.layers.registers import RegisterTokens
+from patchline.pipeline.layers.registers import RegisterTokens
 
 
 @torch.no_grad()

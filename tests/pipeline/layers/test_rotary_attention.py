@@ -10,8 +10,8 @@ import torch
 from timm.layers import RotaryEmbeddingCat, RotaryEmbeddingMixed, apply_rot_embed_cat
 from torch import nn
 
-from pipeline.layers.attention import AttentionValues, MultiHeadSelfAttention
-from pipeline.layers.rotary_attention import (
+from patchline.pipeline.layers.attention import AttentionValues, MultiHeadSelfAttention
+from patchline.pipeline.layers.rotary_attention import (
     RotarySelfAttention,
     grid_positions,
     rotated,

@@ -8,7 +8,7 @@ import pytest
 import torch
 from vit_pytorch.simple_vit import posemb_sincos_2d
 
-from pipeline.layers.sine_cosine_positions import (
+from patchline.pipeline.layers.sine_cosine_positions import (
     SineCosinePositionEmbedding,
     sine_cosine_positions,
 )

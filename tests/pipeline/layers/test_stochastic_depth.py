@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pipeline.layers.stochastic_depth import StochasticDepth, drop_path_rates
+from patchline.pipeline.layers.stochastic_depth import StochasticDepth, drop_path_rates
 
 
 @pytest.mark.parametrize("probability", [0.0, 0.3, 0.9])

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from pipeline.metrics.classification import softmax
+from patchline.pipeline.metrics.classification import softmax
 
 Array = np.ndarray[Any, Any]
 

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.metrics.calibration import (
+from patchline.pipeline.metrics.calibration import (
     expected_calibration_error,
     reliability,
     with_temperature,
 )
-from pipeline.metrics.classification import softmax
-from pipeline.metrics.intervals import proportion
+from patchline.pipeline.metrics.classification import softmax
+from patchline.pipeline.metrics.intervals import proportion
 from tests.pipeline.metrics.classifiers import calibrated, predictions, sample
 
 Array = np.ndarray[Any, Any]

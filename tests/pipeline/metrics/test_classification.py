@@ -13,13 +13,13 @@ from hypothesis.extra import numpy as arrays
 from scipy.special import softmax as scipy_softmax
 from sklearn import metrics as sklearn_metrics
 
-from pipeline.errors import DataError
-from pipeline.metrics import classification
-from pipeline.metrics.averages import average_estimates
-from pipeline.metrics.confusion_cells import ConfusionCells
-from pipeline.metrics.intervals import proportion, with_effective_size
-from pipeline.metrics.losses import log_losses
-from pipeline.metrics.names import METRICS
+from patchline.pipeline.errors import DataError
+from patchline.pipeline.metrics import classification
+from patchline.pipeline.metrics.averages import average_estimates
+from patchline.pipeline.metrics.confusion_cells import ConfusionCells
+from patchline.pipeline.metrics.intervals import proportion, with_effective_size
+from patchline.pipeline.metrics.losses import log_losses
+from patchline.pipeline.metrics.names import METRICS
 from tests.pipeline.metrics.classifiers import calibrated, classifiers, predictions
 
 Array = np.ndarray[Any, Any]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from sklearn.metrics import f1_score
 
-from pipeline.metrics.intervals import (
+from patchline.pipeline.metrics.intervals import (
     MetricEstimate,
     f1_scores,
     mid_p_bounds,

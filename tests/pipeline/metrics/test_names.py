@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from pipeline.metrics.names import METRICS
+from patchline.pipeline.metrics.names import METRICS
 
 
 def test_every_figure_says_what_it_is_and_where_its_interval_comes_from() -> None:
@@ -18,5 +18,5 @@ def test_every_figure_says_what_it_is_and_where_its_interval_comes_from() -> Non
 
 def test_names_cost_no_import() -> None:
     """Reading the names imports neither numpy nor anything heavier."""
-    script = "import sys, pipeline.metrics.names; sys.exit('numpy' in sys.modules)"
+    script = "import sys, patchline.pipeline.metrics.names; sys.exit('numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

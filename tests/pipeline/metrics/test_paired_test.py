@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 from scipy.special import xlogy
 
-from pipeline.metrics.paired_test import PairedDifference, is_better, paired_difference
+from patchline.pipeline.metrics.paired_test import PairedDifference, is_better, paired_difference
 
 Array = np.ndarray[Any, Any]
 tables = st.tuples(*(st.integers(0, 40),) * 4).filter(lambda table: sum(table) > 0)

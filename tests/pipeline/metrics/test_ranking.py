@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from pipeline.metrics import class_areas
-from pipeline.metrics.class_areas import Areas
-from pipeline.metrics.classification import softmax
-from pipeline.metrics.ranking import (
+from patchline.pipeline.metrics import class_areas
+from patchline.pipeline.metrics.class_areas import Areas
+from patchline.pipeline.metrics.classification import softmax
+from patchline.pipeline.metrics.ranking import (
     average_precision,
     precision_area,
     roc_area,

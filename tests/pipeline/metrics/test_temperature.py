@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.errors import RunError
-from pipeline.metrics.classification import softmax
-from pipeline.metrics.losses import log_losses
-from pipeline.metrics.temperature import TemperatureFit, by_member, fit_temperature
+from patchline.pipeline.errors import RunError
+from patchline.pipeline.metrics.classification import softmax
+from patchline.pipeline.metrics.losses import log_losses
+from patchline.pipeline.metrics.temperature import TemperatureFit, by_member, fit_temperature
 
 Array = np.ndarray[Any, Any]
 

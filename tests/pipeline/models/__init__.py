@@ -1,1 +1,1 @@
-"""Tests of pipeline.models."""
+"""Tests of patchline.pipeline.models."""

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config import ModelChoice
-from pipeline.models.model_cost import model_cost
-from pipeline.plugin_system.plugin_loader import FILES_VARIABLE
+from patchline.pipeline.config import ModelChoice
+from patchline.pipeline.models.model_cost import model_cost
+from patchline.pipeline.plugin_system.plugin_loader import FILES_VARIABLE
 
 _PARTS = '''
 """A model with a frozen layer and a frozen whole number."""
@@ -16,7 +16,7 @@ _PARTS = '''
 import torch
 from torch import nn
 
-from pipeline.plugin_api import NO_PATCH_EMBEDDING, ModelPlugin, PluginConfig
+from patchline.plugin_api import NO_PATCH_EMBEDDING, ModelPlugin, PluginConfig
 
 
 class NoSettings(PluginConfig):

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline.models.inference import predict_logits
-from pipeline.plugin_api import ImageSpec
+from patchline.pipeline.models.inference import predict_logits
+from patchline.plugin_api import ImageSpec
 
 IMAGE = ImageSpec(channels=3, height=8, width=8, mean=(0.5,) * 3, std=(0.5,) * 3, resize="crop")
 

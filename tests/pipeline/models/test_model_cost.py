@@ -17,13 +17,13 @@ from ptflops import get_model_complexity_info
 from ptflops.aten_ops import addmm_flop, conv_flop
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from pipeline.config import ModelChoice
-from pipeline.errors import ConfigError, PluginError
-from pipeline.models.model_building import build_model
-from pipeline.models.model_cost import ModelCost, model_cost, resolved_choice
-from pipeline.plugin_api import DataTraits, ImageSpec
-from pipeline.plugin_system.plugin_loader import installed
-from plugins.models.transformer_settings import VIT_SIZES
+from patchline.pipeline.config import ModelChoice
+from patchline.pipeline.errors import ConfigError, PluginError
+from patchline.pipeline.models.model_building import build_model
+from patchline.pipeline.models.model_cost import ModelCost, model_cost, resolved_choice
+from patchline.pipeline.plugin_system.plugin_loader import installed
+from patchline.plugin_api import DataTraits, ImageSpec
+from patchline.plugins.models.transformer_settings import VIT_SIZES
 
 pytestmark = pytest.mark.slow  # builds and runs every model twice
 

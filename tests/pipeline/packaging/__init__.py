@@ -1,1 +1,1 @@
-"""Tests of pipeline.packaging."""
+"""Tests of patchline.pipeline.packaging."""

@@ -9,8 +9,12 @@ import pandas as pd
 import pytest
 import torch
 
-from pipeline.errors import PackagingError
-from pipeline.packaging.agreement import TOLERANCE, largest_difference, reported_difference
+from patchline.pipeline.errors import PackagingError
+from patchline.pipeline.packaging.agreement import (
+    TOLERANCE,
+    largest_difference,
+    reported_difference,
+)
 from tests.pipeline.conftest import CLASSES, SIDE, Exported, random_model
 
 Array = np.ndarray[Any, Any]

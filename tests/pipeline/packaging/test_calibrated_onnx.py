@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline.errors import PackagingError
-from pipeline.packaging.calibrated_onnx import ProbabilityModel, export_onnx
+from patchline.pipeline.errors import PackagingError
+from patchline.pipeline.packaging.calibrated_onnx import ProbabilityModel, export_onnx
 from tests.pipeline.conftest import CLASSES, SIDE, Exported, image_spec, random_model
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]

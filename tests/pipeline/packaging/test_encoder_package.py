@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline import config_files
-from pipeline.errors import ModelReferenceError, PackagingError
-from pipeline.models.inference import normalised
-from pipeline.models.model_building import build_model
-from pipeline.models.model_description import ModelDescription
-from pipeline.models.model_files import save_model
-from pipeline.packaging.agreement import largest_difference
-from pipeline.packaging.calibrated_onnx import FeatureModel, export_onnx
-from pipeline.packaging.model_card import CardFacts, model_card
-from pipeline.packaging.packaged_model import PackagedModel
-from pipeline.plugin_api import DataTraits, ImageSpec
-from pipeline.plugin_system.plugin_settings import resolve_settings
-from pipeline.registry.package_download import open_package
-from pipeline.registry.registered_models import ModelReference
+from patchline.pipeline import config_files
+from patchline.pipeline.errors import ModelReferenceError, PackagingError
+from patchline.pipeline.models.inference import normalised
+from patchline.pipeline.models.model_building import build_model
+from patchline.pipeline.models.model_description import ModelDescription
+from patchline.pipeline.models.model_files import save_model
+from patchline.pipeline.packaging.agreement import largest_difference
+from patchline.pipeline.packaging.calibrated_onnx import FeatureModel, export_onnx
+from patchline.pipeline.packaging.model_card import CardFacts, model_card
+from patchline.pipeline.packaging.packaged_model import PackagedModel
+from patchline.pipeline.plugin_system.plugin_settings import resolve_settings
+from patchline.pipeline.registry.package_download import open_package
+from patchline.pipeline.registry.registered_models import ModelReference
+from patchline.plugin_api import DataTraits, ImageSpec
 
 IMAGE = ImageSpec(channels=3, height=16, width=16, mean=(0.5,) * 3, std=(0.25,) * 3, resize="crop")
 

@@ -11,17 +11,17 @@ import pandas as pd
 import pytest
 import torch
 
-from pipeline.config import ModelChoice
-from pipeline.data.manifests import manifest as manifests
-from pipeline.metrics.intervals import MetricEstimate
-from pipeline.metrics.temperature import TemperatureFit
-from pipeline.models.model_description import ModelDescription, PluginRecord
-from pipeline.models.model_files import save_model
-from pipeline.packaging.__main__ import package
-from pipeline.packaging.calibrated_onnx import ProbabilityModel
-from pipeline.packaging.job import PackagingJob
-from pipeline.packaging.model_card import CardFacts, escaped, model_card
-from pipeline.workers.event_log import EventWriter
+from patchline.pipeline.config import ModelChoice
+from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.metrics.intervals import MetricEstimate
+from patchline.pipeline.metrics.temperature import TemperatureFit
+from patchline.pipeline.models.model_description import ModelDescription, PluginRecord
+from patchline.pipeline.models.model_files import save_model
+from patchline.pipeline.packaging.__main__ import package
+from patchline.pipeline.packaging.calibrated_onnx import ProbabilityModel
+from patchline.pipeline.packaging.job import PackagingJob
+from patchline.pipeline.packaging.model_card import CardFacts, escaped, model_card
+from patchline.pipeline.workers.event_log import EventWriter
 from tests.conftest import draw_photo
 from tests.pipeline.conftest import CLASSES, SIDE, image_spec, random_model
 

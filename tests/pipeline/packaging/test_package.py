@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import pipeline
-from pipeline.packaging.packaged_model import PackagedModel
+from patchline.pipeline.packaging.packaged_model import PackagedModel
 from tests.conftest import Run
 
 FOREIGN = ("torch", "torchvision", "pipeline", "plugins", "flows", "albumentations", "prefect")

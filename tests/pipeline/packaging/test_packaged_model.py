@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from pipeline.packaging.packaged_model import PackagedModel
+from patchline.pipeline.packaging.packaged_model import PackagedModel
 from tests.conftest import draw_photo
 from tests.pipeline.conftest import CLASSES, SIDE, Exported
 

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipeline.config_files import validated
-from pipeline.data import ingestion
-from pipeline.data.manifests import manifest as manifests
-from pipeline.data.reading.decoding import UndecodableImageError
-from pipeline.data.store import prepared_store
-from pipeline.packaging.clean_process_check import _photographs
-from pipeline.packaging.packaged_model import PackagedModel
-from pipeline.packaging.standalone_file import write_model_server
-from pipeline.prediction.loaded_model import Model
+from patchline.pipeline.config_files import validated
+from patchline.pipeline.data import ingestion
+from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.data.reading.decoding import UndecodableImageError
+from patchline.pipeline.data.store import prepared_store
+from patchline.pipeline.packaging.clean_process_check import _photographs
+from patchline.pipeline.packaging.packaged_model import PackagedModel
+from patchline.pipeline.packaging.standalone_file import write_model_server
+from patchline.pipeline.prediction.loaded_model import Model
 from tests.pipeline.conftest import Exported
 from tests.pipeline.data.pixel_values.made_files import png_file, tiff_file, write_files
 

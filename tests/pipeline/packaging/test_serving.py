@@ -24,10 +24,10 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from pipeline.packaging.packaged_model import PackagedModel
-from pipeline.packaging.standalone_file import write_model_server
-from pipeline.registry.registration import save_as_mlflow_model
-from pipeline.tracking.tracked_run import TrackedRun
+from patchline.pipeline.packaging.packaged_model import PackagedModel
+from patchline.pipeline.packaging.standalone_file import write_model_server
+from patchline.pipeline.registry.registration import save_as_mlflow_model
+from patchline.pipeline.tracking.tracked_run import TrackedRun
 from tests.conftest import draw_photo
 from tests.patience import patient
 from tests.pipeline.conftest import CLASSES, Exported

@@ -10,15 +10,15 @@ import torch
 from safetensors.torch import save_file
 from torchvision.models import VisionTransformer
 
-from pipeline.config_files import requested
-from pipeline.data.ingestion import ingest
-from pipeline.initial_weights.starting_point import starting_point
-from pipeline.planning import planner
-from pipeline.planning.facts import DataFacts, Plan, PlanFacts, Speed
-from pipeline.planning.fine_tuning import FEATURES, fine_tuning_plan
-from pipeline.planning.measuring import measure
-from pipeline.run_memory.stage_memory import StageMemory
-from pipeline.workers.event_log import EventWriter
+from patchline.pipeline.config_files import requested
+from patchline.pipeline.data.ingestion import ingest
+from patchline.pipeline.initial_weights.starting_point import starting_point
+from patchline.pipeline.planning import planner
+from patchline.pipeline.planning.facts import DataFacts, Plan, PlanFacts, Speed
+from patchline.pipeline.planning.fine_tuning import FEATURES, fine_tuning_plan
+from patchline.pipeline.planning.measuring import measure
+from patchline.pipeline.run_memory.stage_memory import StageMemory
+from patchline.pipeline.workers.event_log import EventWriter
 from tests.conftest import write_photos
 
 

@@ -7,15 +7,21 @@ from typing import Any
 
 import pytest
 
-from pipeline.config import RunConfig
-from pipeline.config_files import dotted_keys, merged, validated
-from pipeline.planning.facts import DataFacts, MachineFacts, Plan, PlanFacts, Speed
-from pipeline.planning.plan import candidates, plan
-from pipeline.planning.planner import with_plan
-from pipeline.planning.tiers import PHOTOGRAPH_TIERS, SMALL_IMAGE_TIERS, TIERS, halvings, tokens
-from pipeline.plugin_api import DataTraits
-from pipeline.plugin_system.plugin_settings import resolve_settings
-from pipeline.presets import PRESETS
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.config_files import dotted_keys, merged, validated
+from patchline.pipeline.planning.facts import DataFacts, MachineFacts, Plan, PlanFacts, Speed
+from patchline.pipeline.planning.plan import candidates, plan
+from patchline.pipeline.planning.planner import with_plan
+from patchline.pipeline.planning.tiers import (
+    PHOTOGRAPH_TIERS,
+    SMALL_IMAGE_TIERS,
+    TIERS,
+    halvings,
+    tokens,
+)
+from patchline.pipeline.plugin_system.plugin_settings import resolve_settings
+from patchline.pipeline.presets import PRESETS
+from patchline.plugin_api import DataTraits
 
 FIFTEEN_MINUTES = {"training.time_limit": "15m"}
 
@@ -411,7 +417,7 @@ def test_a_plan_with_few_updates_says_so(rate: float, user: dict[str, Any], reme
 
 def test_unmeasured_candidates_are_estimated_in_the_order_of_their_size() -> None:
     """One measured speed is enough to compare all candidates."""
-    from pipeline.planning.speed import images_per_second
+    from patchline.pipeline.planning.speed import images_per_second
 
     given = facts(rate=200.0)
     for tiers in (TIERS, SMALL_IMAGE_TIERS, PHOTOGRAPH_TIERS):

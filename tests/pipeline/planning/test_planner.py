@@ -7,23 +7,23 @@ from typing import Any
 
 import pytest
 
-from pipeline.config import RunConfig
-from pipeline.config_files import requested
-from pipeline.data.ingestion import ingest
-from pipeline.models.model_building import build_model
-from pipeline.planning import planner
-from pipeline.planning.facts import Plan, Speed
-from pipeline.planning.measuring import measure
-from pipeline.planning.measuring_job import Measurement
-from pipeline.planning.plan import plan
-from pipeline.plugin_api import ImageSpec
-from pipeline.run_memory.stage_memory import StageMemory
-from pipeline.stages import engine
-from pipeline.stages.context import Context, Reporting
-from pipeline.stages.plan import PLAN
-from pipeline.training.speed import precision
-from pipeline.training.speed.precision import Chooser
-from pipeline.workers.event_log import EventWriter
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.config_files import requested
+from patchline.pipeline.data.ingestion import ingest
+from patchline.pipeline.models.model_building import build_model
+from patchline.pipeline.planning import planner
+from patchline.pipeline.planning.facts import Plan, Speed
+from patchline.pipeline.planning.measuring import measure
+from patchline.pipeline.planning.measuring_job import Measurement
+from patchline.pipeline.planning.plan import plan
+from patchline.pipeline.run_memory.stage_memory import StageMemory
+from patchline.pipeline.stages import engine
+from patchline.pipeline.stages.context import Context, Reporting
+from patchline.pipeline.stages.plan import PLAN
+from patchline.pipeline.training.speed import precision
+from patchline.pipeline.training.speed.precision import Chooser
+from patchline.pipeline.workers.event_log import EventWriter
+from patchline.plugin_api import ImageSpec
 
 
 def asked(photos: Path, **flags: Any) -> RunConfig:

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from pipeline.config import RunConfig
-from pipeline.config_files import requested
-from pipeline.data.ingestion import ingest
-from pipeline.initial_weights.settings import with_initial_weights
-from pipeline.planning import planner
-from pipeline.planning.facts import Plan, Speed
-from pipeline.planning.measuring_job import Measurement
-from pipeline.run_memory.stage_memory import StageMemory
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.config_files import requested
+from patchline.pipeline.data.ingestion import ingest
+from patchline.pipeline.initial_weights.settings import with_initial_weights
+from patchline.pipeline.planning import planner
+from patchline.pipeline.planning.facts import Plan, Speed
+from patchline.pipeline.planning.measuring_job import Measurement
+from patchline.pipeline.run_memory.stage_memory import StageMemory
 from tests.pipeline.initial_weights.test_settings import FOUND as FROM_FILE
 
 FOUND = FROM_FILE.model_copy(

@@ -1,1 +1,1 @@
-"""Tests of pipeline.plugin_system."""
+"""Tests of patchline.pipeline.plugin_system."""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from pipeline.plugin_system.composed_config import composed_config
+from patchline.pipeline.plugin_system.composed_config import composed_config
 
 _NULLS: list[tuple[str, str]] = [
     ("optimizer", "gradient_clip"),

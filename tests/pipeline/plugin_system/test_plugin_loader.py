@@ -11,10 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import PluginError
-from pipeline.plugin_api import API_VERSION, AugmentationPlugin, ModelPlugin
-from pipeline.plugin_system import plugin_loader
-from pipeline.plugin_system.plugin_loader import FILES_VARIABLE, KINDS, Kind, find, installed, load
+from patchline.pipeline.errors import PluginError
+from patchline.pipeline.plugin_system import plugin_loader
+from patchline.pipeline.plugin_system.plugin_loader import (
+    FILES_VARIABLE,
+    KINDS,
+    Kind,
+    find,
+    installed,
+    load,
+)
+from patchline.plugin_api import API_VERSION, AugmentationPlugin, ModelPlugin
 from tests.patience import patient
 
 BUILT_IN = {
@@ -31,7 +38,7 @@ GOOD_MODULE = '''"""A plugin for the tests.
 More about it.
 """
 
-from pipeline.plugin_api import AugmentationPlugin, PluginConfig
+from patchline.plugin_api import AugmentationPlugin, PluginConfig
 
 
 class NoSettings(PluginConfig):
@@ -96,7 +103,7 @@ def test_listing_imports_no_plugin_and_no_heavy_library() -> None:
     """After a listing no plugin, torch, albumentations, pandas or scikit-learn is imported."""
     program = (
         "import json, sys\n"
-        "from pipeline.plugin_system.plugin_loader import installed\n"
+        "from patchline.pipeline.plugin_system.plugin_loader import installed\n"
         "names = [entry.name for entry in installed()]\n"
         "print(json.dumps([names, sorted(sys.modules)]))\n"
     )
@@ -256,7 +263,7 @@ def test_single_file_reaches_the_processes_that_are_started(tmp_path: Path) -> N
     Path("relative_light.py").write_text(GOOD_MODULE)
     plugin_loader.use_plugin_files([Path("relative_light.py")])
     program = (
-        "from pipeline.plugin_system.plugin_loader import load\n"
+        "from patchline.pipeline.plugin_system.plugin_loader import load\n"
         "load('augmentation', 'relative_light')\n"
     )
     done = subprocess.run(

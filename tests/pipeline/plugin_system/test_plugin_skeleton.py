@@ -16,8 +16,11 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline.errors import ConfigError, DataError, StorageError
-from pipeline.plugin_api import (
+from patchline.pipeline.errors import ConfigError, DataError, StorageError
+from patchline.pipeline.plugin_system import plugin_loader
+from patchline.pipeline.plugin_system.plugin_loader import KINDS, Kind
+from patchline.pipeline.plugin_system.plugin_skeleton import WrittenPackage, write_package
+from patchline.plugin_api import (
     AugmentationContext,
     DataTraits,
     ImageSpec,
@@ -25,10 +28,7 @@ from pipeline.plugin_api import (
     PatchEmbeddingContext,
     SourceContext,
 )
-from pipeline.plugin_system import plugin_loader
-from pipeline.plugin_system.plugin_loader import KINDS, Kind
-from pipeline.plugin_system.plugin_skeleton import WrittenPackage, write_package
-from plugins.patch_embeddings import conv
+from patchline.plugins.patch_embeddings import conv
 
 ROOT = Path(__file__).resolve().parents[3]
 TRAITS = DataTraits(channels=3, height=24, width=24, num_classes=5, mirror_symmetric=True)

@@ -1,1 +1,1 @@
-"""Tests of pipeline.prediction."""
+"""Tests of patchline.pipeline.prediction."""

@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 from PIL import Image
 
-from pipeline.packaging.packaged_model import PackagedModel
-from pipeline.prediction.batch_prediction import predict_images
+from patchline.pipeline.packaging.packaged_model import PackagedModel
+from patchline.pipeline.prediction.batch_prediction import predict_images
 from tests.conftest import draw_photo
 
 

@@ -15,14 +15,14 @@ import pytest
 import torch
 from PIL import Image
 
-from pipeline.data.reading.decoding import decode_image
-from pipeline.data.reading.resizing import resize_image
-from pipeline.errors import ConfigError, DataError
-from pipeline.metrics.classification import softmax
-from pipeline.models.inference import predict_logits
-from pipeline.packaging.packaged_model import PackagedModel
-from pipeline.prediction import batch_prediction
-from pipeline.prediction.batch_prediction import predict_images
+from patchline.pipeline.data.reading.decoding import decode_image
+from patchline.pipeline.data.reading.resizing import resize_image
+from patchline.pipeline.errors import ConfigError, DataError
+from patchline.pipeline.metrics.classification import softmax
+from patchline.pipeline.models.inference import predict_logits
+from patchline.pipeline.packaging.packaged_model import PackagedModel
+from patchline.pipeline.prediction import batch_prediction
+from patchline.pipeline.prediction.batch_prediction import predict_images
 from tests.conftest import draw_photo
 from tests.pipeline.conftest import CLASSES, SIDE, Exported
 from tests.pipeline.prediction.predicted_photos import table_of, write_photos

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import DataError
-from pipeline.prediction.image_files import check_images, count_images, find_images
+from patchline.pipeline.errors import DataError
+from patchline.pipeline.prediction.image_files import check_images, count_images, find_images
 
 
 def _write(root: Path, *names: str) -> Path:

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipeline.errors import ConfigError, DataError
-from pipeline.packaging.packaged_model import PackagedModel
-from pipeline.prediction.loaded_model import Image as AnyImage
-from pipeline.prediction.loaded_model import Model
+from patchline.pipeline.errors import ConfigError, DataError
+from patchline.pipeline.packaging.packaged_model import PackagedModel
+from patchline.pipeline.prediction.loaded_model import Image as AnyImage
+from patchline.pipeline.prediction.loaded_model import Model
 from tests.conftest import draw_photo
 from tests.pipeline.conftest import CLASSES, Exported
 from tests.pipeline.prediction.predicted_photos import table_of, write_photos

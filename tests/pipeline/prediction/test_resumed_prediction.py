@@ -16,10 +16,10 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from pipeline.errors import ConfigError, StorageError
-from pipeline.packaging.packaged_model import PackagedModel
-from pipeline.prediction import batch_prediction
-from pipeline.prediction.batch_prediction import PredictedTable, predict_images
+from patchline.pipeline.errors import ConfigError, StorageError
+from patchline.pipeline.packaging.packaged_model import PackagedModel
+from patchline.pipeline.prediction import batch_prediction
+from patchline.pipeline.prediction.batch_prediction import PredictedTable, predict_images
 from tests.pipeline.conftest import Exported
 from tests.pipeline.prediction.predicted_photos import (
     assert_same,
@@ -206,8 +206,8 @@ def test_a_part_that_cannot_be_read_is_named(
 KILLED = """
 import sys
 from pathlib import Path
-from pipeline.prediction import batch_prediction
-from pipeline.packaging.packaged_model import PackagedModel
+from patchline.pipeline.prediction import batch_prediction
+from patchline.pipeline.packaging.packaged_model import PackagedModel
 
 batch_prediction._PART_IMAGES = 32
 onnx_file, description, photos, out = map(Path, sys.argv[1:])

@@ -1,1 +1,1 @@
-"""Tests of pipeline.probing."""
+"""Tests of patchline.pipeline.probing."""

@@ -18,16 +18,16 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline.errors import ConfigError, StorageError
-from pipeline.models.inference import normalised
-from pipeline.plugin_api import ImageSpec
-from pipeline.probing.features import (
+from patchline.pipeline.errors import ConfigError, StorageError
+from patchline.pipeline.models.inference import normalised
+from patchline.pipeline.probing.features import (
     FeatureStore,
     features_of,
     seconds_per_image,
     suitable_batch_size,
 )
-from pipeline.probing.linear_head import linear_head
+from patchline.pipeline.probing.linear_head import linear_head
+from patchline.plugin_api import ImageSpec
 from tests.patience import patient, until
 from tests.pipeline.probing.tiny_models import MODELS, image_spec, stored_images, tiny_model
 from tests.small_disks import small_disk

@@ -10,9 +10,14 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
-from pipeline.errors import RunError
-from pipeline.probing import logistic_regression
-from pipeline.probing.linear_fit import FEWEST_VALIDATION, REGULARIZATIONS, FittedHead, fit_head
+from patchline.pipeline.errors import RunError
+from patchline.pipeline.probing import logistic_regression
+from patchline.pipeline.probing.linear_fit import (
+    FEWEST_VALIDATION,
+    REGULARIZATIONS,
+    FittedHead,
+    fit_head,
+)
 
 _Array = np.ndarray[Any, Any]
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline.config import ModelChoice
-from pipeline.errors import ConfigError
-from pipeline.models.model_building import build_model
-from pipeline.plugin_api import ImageSpec
-from pipeline.probing.linear_head import linear_head
+from patchline.pipeline.config import ModelChoice
+from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.models.model_building import build_model
+from patchline.pipeline.probing.linear_head import linear_head
+from patchline.plugin_api import ImageSpec
 from tests.pipeline.probing.tiny_models import MODELS, image_spec, tiny_model
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from pipeline.config import ModelChoice
-from pipeline.models.model_building import build_model
-from pipeline.plugin_api import ImageSpec
+from patchline.pipeline.config import ModelChoice
+from patchline.pipeline.models.model_building import build_model
+from patchline.plugin_api import ImageSpec
 
 _VIT = {
     "name": "vit",

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from pipeline.files.sealed_files import read_metadata, read_tensors, write_tensors
-from pipeline.provenance import weights_record
-from pipeline.provenance.provenance import Provenance, Published, together, unused_words
-from pipeline.provenance.seen_images import SeenImages, united
-from pipeline.provenance.weights_record import as_metadata, from_metadata, provenance_of
+from patchline.pipeline.files.sealed_files import read_metadata, read_tensors, write_tensors
+from patchline.pipeline.provenance import weights_record
+from patchline.pipeline.provenance.provenance import Provenance, Published, together, unused_words
+from patchline.pipeline.provenance.seen_images import SeenImages, united
+from patchline.pipeline.provenance.weights_record import as_metadata, from_metadata, provenance_of
 
 WEIGHTS = {"weight": torch.arange(6.0)}
 PUBLISHED = Published(name="timm:vit_small", sha256="0" * 64, license="mit")

@@ -10,9 +10,9 @@ import json
 import sys
 from pathlib import Path
 
-from pipeline import quiet_libraries
-from pipeline.registry.promotion import Request, promote
-from pipeline.registry.registered_models import resolve
+from patchline.pipeline import quiet_libraries
+from patchline.pipeline.registry.promotion import Request, promote
+from patchline.pipeline.registry.registered_models import resolve
 from tests.pipeline.registry.made_versions import QUICK
 
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import ModelReferenceError
-from pipeline.registry.approval import question_text
-from pipeline.registry.approval.answer import NOBODY, Answer
-from pipeline.registry.approval.question import Question, prepare_question
-from pipeline.registry.history import CHAMPION, alias_of
-from pipeline.registry.promotion import Promotion, Request, promote
-from pipeline.registry.registered_models import ModelReference, summaries
-from pipeline.tracking.tracking_store import client
+from patchline.pipeline.errors import ModelReferenceError
+from patchline.pipeline.registry.approval import question_text
+from patchline.pipeline.registry.approval.answer import NOBODY, Answer
+from patchline.pipeline.registry.approval.question import Question, prepare_question
+from patchline.pipeline.registry.history import CHAMPION, alias_of
+from patchline.pipeline.registry.promotion import Promotion, Request, promote
+from patchline.pipeline.registry.registered_models import ModelReference, summaries
+from patchline.pipeline.tracking.tracking_store import client
 from tests.pipeline.registry.made_versions import QUICK, make_version
 
 pytestmark = pytest.mark.usefixtures("own_store")

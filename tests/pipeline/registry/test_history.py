@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
-from pipeline.registry import history
-from pipeline.registry.history import AliasChange, Proposal
-from pipeline.registry.promotion import Request, changing, promote, rollback
-from pipeline.registry.registered_models import ModelReference
-from pipeline.tracking.tracking_store import client
+from patchline.pipeline.registry import history
+from patchline.pipeline.registry.history import AliasChange, Proposal
+from patchline.pipeline.registry.promotion import Request, changing, promote, rollback
+from patchline.pipeline.registry.registered_models import ModelReference
+from patchline.pipeline.tracking.tracking_store import client
 from tests.pipeline.registry.made_versions import QUICK, make_version
 
 WRITES = (

@@ -20,13 +20,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.registry import alias_lock, history
-from pipeline.registry.alias_lock import CLAIM_PREFIX, claimed
-from pipeline.registry.history import CHAMPION, AliasChange
-from pipeline.registry.promotion import Request, changing, promote
-from pipeline.registry.registered_models import ModelReference
-from pipeline.tracking.tracking_store import client
-from pipeline.workers.worker_start import stop_group
+from patchline.pipeline.registry import alias_lock, history
+from patchline.pipeline.registry.alias_lock import CLAIM_PREFIX, claimed
+from patchline.pipeline.registry.history import CHAMPION, AliasChange
+from patchline.pipeline.registry.promotion import Request, changing, promote
+from patchline.pipeline.registry.registered_models import ModelReference
+from patchline.pipeline.tracking.tracking_store import client
+from patchline.pipeline.workers.worker_start import stop_group
 from tests.patience import patient
 from tests.pipeline.registry.made_versions import QUICK, make_version
 

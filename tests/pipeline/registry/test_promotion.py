@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipeline.errors import ModelReferenceError
-from pipeline.provenance.provenance import Provenance, Published
-from pipeline.registry import gate_evaluation
-from pipeline.registry import promotion as promotion_module
-from pipeline.registry.config import PromotionConfig
-from pipeline.registry.history import CHAMPION, alias_of
-from pipeline.registry.promotion import Promotion, Request, promote, rollback
-from pipeline.registry.registered_models import ModelReference, resolve, summaries
-from pipeline.tracking.tracking_store import client
+from patchline.pipeline.errors import ModelReferenceError
+from patchline.pipeline.provenance.provenance import Provenance, Published
+from patchline.pipeline.registry import gate_evaluation
+from patchline.pipeline.registry import promotion as promotion_module
+from patchline.pipeline.registry.config import PromotionConfig
+from patchline.pipeline.registry.history import CHAMPION, alias_of
+from patchline.pipeline.registry.promotion import Promotion, Request, promote, rollback
+from patchline.pipeline.registry.registered_models import ModelReference, resolve, summaries
+from patchline.pipeline.tracking.tracking_store import client
 from tests.pipeline.registry.made_versions import (
     CLASSES,
     QUICK,

@@ -10,8 +10,8 @@ import mlflow
 import pytest
 from mlflow import MlflowClient
 
-from pipeline.errors import ModelReferenceError
-from pipeline.registry.registered_models import (
+from patchline.pipeline.errors import ModelReferenceError
+from patchline.pipeline.registry.registered_models import (
     FINGERPRINT_TAG,
     METRICS_TAG,
     ModelReference,
@@ -22,7 +22,7 @@ from pipeline.registry.registered_models import (
     resolve,
     summaries,
 )
-from pipeline.tracking.tracking_store import client
+from patchline.pipeline.tracking.tracking_store import client
 
 PETS = ("cat", "dog", "owl")
 

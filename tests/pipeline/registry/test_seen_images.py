@@ -9,22 +9,26 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from pipeline.data import ingestion
-from pipeline.data.ingested_data import SeenBefore
-from pipeline.data.manifests import manifest as manifests
-from pipeline.data.seen_images import (
+from patchline.pipeline.data import ingestion
+from patchline.pipeline.data.ingested_data import SeenBefore
+from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.data.seen_images import (
     about_test_images,
     caveat_on_test_images,
     notes_on_seen,
     seen_before,
     with_seen,
 )
-from pipeline.provenance.provenance import Provenance, Published
-from pipeline.provenance.seen_images import SeenImages
-from pipeline.registry.registered_models import ModelReference
-from pipeline.registry.version_evaluation import EvaluationChoices, select
-from pipeline.registry.version_records import VersionRecords, available_records, load_records
-from pipeline.tracking.tracking_store import client
+from patchline.pipeline.provenance.provenance import Provenance, Published
+from patchline.pipeline.provenance.seen_images import SeenImages
+from patchline.pipeline.registry.registered_models import ModelReference
+from patchline.pipeline.registry.version_evaluation import EvaluationChoices, select
+from patchline.pipeline.registry.version_records import (
+    VersionRecords,
+    available_records,
+    load_records,
+)
+from patchline.pipeline.tracking.tracking_store import client
 from tests.pipeline.data.test_ingestion import config_of
 from tests.pipeline.registry.made_versions import made_manifest, make_version, seen_in
 

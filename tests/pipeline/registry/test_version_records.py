@@ -5,10 +5,10 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from pipeline.provenance.provenance import Provenance
-from pipeline.provenance.seen_images import SeenImages
-from pipeline.registry.registered_models import ModelReference
-from pipeline.registry.version_records import VersionRecords
+from patchline.pipeline.provenance.provenance import Provenance
+from patchline.pipeline.provenance.seen_images import SeenImages
+from patchline.pipeline.registry.registered_models import ModelReference
+from patchline.pipeline.registry.version_records import VersionRecords
 
 
 def records(

@@ -1,1 +1,1 @@
-"""Tests of pipeline.run_memory."""
+"""Tests of patchline.pipeline.run_memory."""

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
-from pipeline.files import file_locks
-from pipeline.frozen_model import FrozenModel
-from pipeline.run_memory import live_runs
-from pipeline.run_memory.cleaning import FEATURES_FILE, Cleaning, look, remove
-from pipeline.run_memory.stage_memory import StageMemory
-from pipeline.tracking.tracked_run import FOLDER_TAG, REQUEST_FILE
-from pipeline.tracking.tracking_store import client
+from patchline.pipeline.files import file_locks
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.run_memory import live_runs
+from patchline.pipeline.run_memory.cleaning import FEATURES_FILE, Cleaning, look, remove
+from patchline.pipeline.run_memory.stage_memory import StageMemory
+from patchline.pipeline.tracking.tracked_run import FOLDER_TAG, REQUEST_FILE
+from patchline.pipeline.tracking.tracking_store import client
 
 CHECKPOINT, BEST = "training/last.safetensors", "training/best/model.safetensors"
 

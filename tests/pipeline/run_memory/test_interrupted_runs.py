@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from pipeline.errors import ConfigError
-from pipeline.run_memory import interrupted_runs
-from pipeline.tracking.tracked_run import FOLDER_TAG
-from pipeline.tracking.tracking_store import all_runs, client
+from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.run_memory import interrupted_runs
+from patchline.pipeline.tracking.tracked_run import FOLDER_TAG
+from patchline.pipeline.tracking.tracking_store import all_runs, client
 
 
 def made_run(store: MlflowClient, folder: Path, name: str, started: int) -> str:

@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from pipeline.run_memory import leftovers, live_runs
+from patchline.pipeline.run_memory import leftovers, live_runs
 
 _TWO_DAYS = 2 * 24 * 3600
 

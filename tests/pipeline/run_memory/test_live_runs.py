@@ -17,16 +17,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipeline.errors import OrchestrationError
-from pipeline.run_memory import live_runs
-from pipeline.tracking import liveness
-from pipeline.tracking.liveness import Liveness
+from patchline.pipeline.errors import OrchestrationError
+from patchline.pipeline.run_memory import live_runs
+from patchline.pipeline.tracking import liveness
+from patchline.pipeline.tracking.liveness import Liveness
 from tests.patience import patient
 
 _HOLDER = """
 import subprocess, sys, os
 from pathlib import Path
-from pipeline.run_memory import live_runs
+from patchline.pipeline.run_memory import live_runs
 
 with live_runs.alive(Path(sys.argv[1]), sys.argv[2], "training"):
     if "child" in sys.argv:
@@ -319,7 +319,7 @@ def test_an_id_that_is_no_file_name_is_refused(tmp_path: Path, bad: str) -> None
 _OWNER = """
 import sys
 from pathlib import Path
-from pipeline.run_memory import live_runs
+from patchline.pipeline.run_memory import live_runs
 
 with live_runs.owner(Path(sys.argv[1])) as tag:
     print(tag, flush=True)

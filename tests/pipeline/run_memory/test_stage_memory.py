@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.config import ModelChoice, RunConfig
-from pipeline.frozen_model import FrozenModel
-from pipeline.plugin_system.plugin_loader import PluginEntry
-from pipeline.run_memory import stage_keys
-from pipeline.run_memory.stage_memory import StageMemory, StageRecord, key_of
-from pipeline.stages.lines import CLASSIFIER, ENCODER
+from patchline.pipeline.config import ModelChoice, RunConfig
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.plugin_system.plugin_loader import PluginEntry
+from patchline.pipeline.run_memory import stage_keys
+from patchline.pipeline.run_memory.stage_memory import StageMemory, StageRecord, key_of
+from patchline.pipeline.stages.lines import CLASSIFIER, ENCODER
 
 TEXT = st.text(max_size=20)
 INGREDIENTS = st.dictionaries(TEXT, TEXT, max_size=6)
@@ -132,7 +132,9 @@ def test_software_names_plugins_packages_and_python() -> None:
 
 def test_the_code_of_a_stage_is_what_it_imports_and_nothing_else() -> None:
     """Editing the plugin skeleton or a page must not train anybody's model again."""
-    found = stage_keys._with_imports(["pipeline.training.__main__", "pipeline.layers"])
+    found = stage_keys._with_imports(
+        ["patchline.pipeline.training.__main__", "patchline.pipeline.layers"]
+    )
     files = {file.relative_to(stage_keys._LIBRARY).as_posix() for file in found}
     assert {"training/loop.py", "training/recipe/optimizer.py", "models/model_building.py"} <= files
     assert {
@@ -168,7 +170,7 @@ def test_what_explains_code_does_not_change_its_digest(
 
 def test_templates_count_with_the_code_that_renders_them() -> None:
     """A report looks otherwise when its template does."""
-    found = stage_keys._with_imports(["pipeline.evaluation.evaluating"])
+    found = stage_keys._with_imports(["patchline.pipeline.evaluation.evaluating"])
     assert "report.html.j2" in {file.name for file in found}
 
 

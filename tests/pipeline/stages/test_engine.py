@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from pipeline.config import RunConfig
-from pipeline.frozen_model import FrozenModel
-from pipeline.run_memory.stage_memory import StageMemory
-from pipeline.stages import engine
-from pipeline.stages.context import Context, Reporting
-from pipeline.stages.lines import Line
-from pipeline.stages.stage import Stage
-from pipeline.tracking.tracked_run import TrackedRun
-from pipeline.workers.prewarm import Worker
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.run_memory.stage_memory import StageMemory
+from patchline.pipeline.stages import engine
+from patchline.pipeline.stages.context import Context, Reporting
+from patchline.pipeline.stages.lines import Line
+from patchline.pipeline.stages.stage import Stage
+from patchline.pipeline.tracking.tracked_run import TrackedRun
+from patchline.pipeline.workers.prewarm import Worker
 
 
 class Flour(FrozenModel):
@@ -72,7 +72,7 @@ class Bake(Stage[BakeInputs, Bread]):
     """Leaves bread."""
 
     name, task, reads, leaves = "bake", "Bake", BakeInputs, Bread
-    worker = Worker("pipeline.packaging")
+    worker = Worker("patchline.pipeline.packaging")
     rehearsal = "Warming the oven"
 
     def title(self, context: Context, inputs: BakeInputs) -> str:
@@ -121,7 +121,7 @@ def bake(tmp_path: Path, name: str, seed: int = 0, **context: Any) -> tuple[list
 @pytest.fixture(autouse=True)
 def _no_store(monkeypatch: pytest.MonkeyPatch) -> None:
     """These stages have no MLflow run; tags are tested with real ones."""
-    monkeypatch.setattr("pipeline.tracking.tracked_run.set_tags", lambda *_: None)
+    monkeypatch.setattr("patchline.pipeline.tracking.tracked_run.set_tags", lambda *_: None)
 
 
 def test_a_stage_is_computed_once_for_the_same_inputs(tmp_path: Path) -> None:
@@ -166,7 +166,9 @@ def test_a_rehearsal_computes_little_and_logs_nothing(tmp_path: Path) -> None:
 
 def test_the_workers_of_later_stages_are_known_to_each_stage() -> None:
     """So they can be started before they are needed."""
-    assert list(engine.workers(LINE.stages, RunConfig())) == [Worker("pipeline.packaging")]
+    assert list(engine.workers(LINE.stages, RunConfig())) == [
+        Worker("patchline.pipeline.packaging")
+    ]
 
 
 @pytest.mark.parametrize(

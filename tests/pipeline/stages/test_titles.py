@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from pipeline.config import RunConfig
-from pipeline.run_memory.stage_memory import StageMemory
-from pipeline.stages.context import Context, Reporting
-from pipeline.stages.evaluate import EVALUATE
-from pipeline.stages.lines import CLASSIFIER, ENCODER, Line
-from pipeline.stages.promote import PROMOTE
-from pipeline.stages.read import READ
-from pipeline.stages.train import TRAIN
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.run_memory.stage_memory import StageMemory
+from patchline.pipeline.stages.context import Context, Reporting
+from patchline.pipeline.stages.evaluate import EVALUATE
+from patchline.pipeline.stages.lines import CLASSIFIER, ENCODER, Line
+from patchline.pipeline.stages.promote import PROMOTE
+from patchline.pipeline.stages.read import READ
+from patchline.pipeline.stages.train import TRAIN
 
 NOTHING: Any = None
 

@@ -1,1 +1,1 @@
-"""Tests of pipeline.supervision."""
+"""Tests of patchline.pipeline.supervision."""

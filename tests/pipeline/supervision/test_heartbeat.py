@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipeline.supervision import heartbeat
+from patchline.pipeline.supervision import heartbeat
 
 
 def test_only_a_new_beat_counts(tmp_path: Path) -> None:

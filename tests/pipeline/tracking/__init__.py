@@ -1,1 +1,1 @@
-"""Tests of pipeline.tracking."""
+"""Tests of patchline.pipeline.tracking."""

@@ -14,8 +14,8 @@ import sqlalchemy
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
-from pipeline.tracking.held_signals import signals_held
-from pipeline.tracking.tracking_store import client
+from patchline.pipeline.tracking.held_signals import signals_held
+from patchline.pipeline.tracking.tracking_store import client
 
 
 @pytest.fixture(autouse=True)

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config import RunConfig
-from pipeline.errors import RunError, TakenOverError
-from pipeline.files import file_locks
-from pipeline.files.file_locks import LockState, locked
-from pipeline.tracking import abandoned_mlflow_runs, liveness, run_owner, tracked_run
-from pipeline.tracking.liveness import Liveness, of_heartbeat, of_lock
-from pipeline.tracking.tracking_store import client
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.errors import RunError, TakenOverError
+from patchline.pipeline.files import file_locks
+from patchline.pipeline.files.file_locks import LockState, locked
+from patchline.pipeline.tracking import abandoned_mlflow_runs, liveness, run_owner, tracked_run
+from patchline.pipeline.tracking.liveness import Liveness, of_heartbeat, of_lock
+from patchline.pipeline.tracking.tracking_store import client
 from tests.patience import patient
 
 CONFIG = RunConfig(name="roses")
@@ -31,9 +31,9 @@ AS_ROOT = pytest.mark.skipif(
 _PROLOGUE = """
 import sys, time
 from pathlib import Path
-from pipeline.config import RunConfig
-from pipeline.errors import TakenOverError
-from pipeline.tracking import abandoned_mlflow_runs, liveness, run_owner, tracked_run
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.errors import TakenOverError
+from patchline.pipeline.tracking import abandoned_mlflow_runs, liveness, run_owner, tracked_run
 liveness.BEAT_SECONDS, liveness.STALE_SECONDS = float({stale}) / 3, float({stale})
 """
 _OWNER = (
@@ -138,10 +138,10 @@ def test_the_lock_of_another_user_is_read_or_says_nothing() -> None:
     inside.parent.mkdir(mode=0o700)
     script = (
         "import os, sys; os.setgid(12345); os.setuid(12345)\n"
-        "from pathlib import Path; from pipeline.files.file_locks import is_held, state_of\n"
+        "from pathlib import Path; from patchline.pipeline.files.file_locks import is_held, state_of\n"
         "for each in sys.argv[1:]: print(state_of(Path(each)).value, is_held(Path(each)))\n"
     )
-    warm = "import pipeline.files.file_locks, pipeline.workspace\n"
+    warm = "import patchline.pipeline.files.file_locks, patchline.pipeline.workspace\n"
     try:
         with locked(readable), locked(secret), locked(inside):
             readable.chmod(0o644)

@@ -19,11 +19,11 @@ from typing import Any
 import psutil
 import pytest
 
-from pipeline.config import RunConfig
-from pipeline.errors import StorageError, TrackingError
-from pipeline.files.file_locks import locked
-from pipeline.registry import registration
-from pipeline.tracking import (
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.errors import StorageError, TrackingError
+from patchline.pipeline.files.file_locks import locked
+from patchline.pipeline.registry import registration
+from patchline.pipeline.tracking import (
     abandoned_mlflow_runs,
     exactly_once_metrics,
     liveness,
@@ -272,9 +272,7 @@ def test_a_deleted_experiment_of_the_name_is_said(tmp_path: Path) -> None:
 
 def test_processes_that_meet_a_new_store_create_it_once(tmp_path: Path) -> None:
     """Three processes that start together on a new SQLite file all get to use it."""
-    script = (
-        "from pipeline.tracking import tracking_store; tracking_store.client().search_experiments()"
-    )
+    script = "from patchline.pipeline.tracking import tracking_store; tracking_store.client().search_experiments()"
     together = [subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path) for _ in range(3)]
     assert [process.wait(patient(240)) for process in together] == [0, 0, 0]
 

@@ -9,10 +9,10 @@ from typing import Any, Protocol
 import pytest
 import torch
 
-from pipeline import config_files
-from pipeline.data import ingestion
-from pipeline.training.job import TrainingJob
-from pipeline.training.parts.launching import job_of
+from patchline.pipeline import config_files
+from patchline.pipeline.data import ingestion
+from patchline.pipeline.training.job import TrainingJob
+from patchline.pipeline.training.parts.launching import job_of
 from tests.conftest import write_photos
 
 SETTINGS: dict[str, Any] = {

@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipeline.training.checkpoints import checkpoint
-from pipeline.training.job import TrainingJob
-from pipeline.training.loop import Training
-from pipeline.workers.event_log import EventWriter, read_events
+from patchline.pipeline.training.checkpoints import checkpoint
+from patchline.pipeline.training.job import TrainingJob
+from patchline.pipeline.training.loop import Training
+from patchline.pipeline.workers.event_log import EventWriter, read_events
 from tests.pipeline.training.conftest import MakeJob
 
 SETTINGS: dict[str, Any] = {

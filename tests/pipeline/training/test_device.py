@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from pipeline.training.device import make_repeatable
+from patchline.pipeline.training.device import make_repeatable
 
 
 def test_threads_are_set_and_reported() -> None:

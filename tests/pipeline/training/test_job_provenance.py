@@ -9,18 +9,18 @@ import pandas as pd
 import pytest
 import torch
 
-from pipeline.data.manifests import manifest as manifests
-from pipeline.files.atomic_files import write_text
-from pipeline.files.sealed_files import write_tensors
-from pipeline.initial_weights.record import RECORD_FILE, TENSORS_FILE, InitialWeights
-from pipeline.models.model_description import WEIGHTS_FILE
-from pipeline.models.model_files import save_model
-from pipeline.provenance.provenance import Provenance, ProvenanceSummary
-from pipeline.provenance.weights_record import as_metadata, provenance_of
-from pipeline.training.job import TrainingJob
-from pipeline.training.job_provenance import provenance_of_job
-from pipeline.training.part import TrainingPart
-from pipeline.training.start.initial_model import description_of
+from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.files.atomic_files import write_text
+from patchline.pipeline.files.sealed_files import write_tensors
+from patchline.pipeline.initial_weights.record import RECORD_FILE, TENSORS_FILE, InitialWeights
+from patchline.pipeline.models.model_description import WEIGHTS_FILE
+from patchline.pipeline.models.model_files import save_model
+from patchline.pipeline.provenance.provenance import Provenance, ProvenanceSummary
+from patchline.pipeline.provenance.weights_record import as_metadata, provenance_of
+from patchline.pipeline.training.job import TrainingJob
+from patchline.pipeline.training.job_provenance import provenance_of_job
+from patchline.pipeline.training.part import TrainingPart
+from patchline.pipeline.training.start.initial_model import description_of
 from tests.pipeline.registry.made_versions import made_manifest, seen_in
 from tests.pipeline.training.conftest import MakeJob
 

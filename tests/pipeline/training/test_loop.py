@@ -11,16 +11,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipeline.errors import RunError
-from pipeline.models.model_files import load_model
-from pipeline.training import training_data
-from pipeline.training.checkpoints import checkpoint
-from pipeline.training.job import TrainingJob
-from pipeline.training.loop import Training
-from pipeline.training.parts import launching
-from pipeline.training.recipe.objectives import save_trained
-from pipeline.training.train_result import EpochRecord, TrainResult
-from pipeline.workers.event_log import EventWriter, read_events
+from patchline.pipeline.errors import RunError
+from patchline.pipeline.models.model_files import load_model
+from patchline.pipeline.training import training_data
+from patchline.pipeline.training.checkpoints import checkpoint
+from patchline.pipeline.training.job import TrainingJob
+from patchline.pipeline.training.loop import Training
+from patchline.pipeline.training.parts import launching
+from patchline.pipeline.training.recipe.objectives import save_trained
+from patchline.pipeline.training.train_result import EpochRecord, TrainResult
+from patchline.pipeline.workers.event_log import EventWriter, read_events
 from tests.patience import patient
 from tests.pipeline.training.conftest import MakeJob
 
@@ -294,7 +294,7 @@ def test_at_most_two_best_weights_lie_on_the_disk(
         save_trained(*inputs)
         found.append(len(list(tmp_path.glob("best-*"))))
 
-    monkeypatch.setattr("pipeline.training.loop.save_trained", counted)
+    monkeypatch.setattr("patchline.pipeline.training.loop.save_trained", counted)
     training.run()
     assert len(found) == 4
     assert max(found) <= 3  # the one that is just written, and those two

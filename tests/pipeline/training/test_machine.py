@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from pipeline.errors import ConfigError
-from pipeline.training.config import TrainingConfig
-from pipeline.training.machine import MODULE, Machine, choose_device, look, seen
-from pipeline.workers import worker_start
+from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.training.config import TrainingConfig
+from patchline.pipeline.training.machine import MODULE, Machine, choose_device, look, seen
+from patchline.pipeline.workers import worker_start
 
 LAPTOP = Machine(cpu_capability="AVX2", threads=4, devices={"cpu": "cpu"})
 SERVER = LAPTOP.model_copy(update={"devices": {"cpu": "cpu", "cuda": "NVIDIA H200"}})

@@ -10,15 +10,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipeline.models.model_files import load_model
-from pipeline.pretraining.__main__ import evaluate_objective
-from pipeline.pretraining.job import PretrainingJob
-from pipeline.training.checkpoints import checkpoint
-from pipeline.training.job import TrainingJob
-from pipeline.training.loop import Training
-from pipeline.training.recipe.objectives import REST_FILE
-from pipeline.training.train_result import TrainResult
-from pipeline.workers.event_log import EventWriter, read_events
+from patchline.pipeline.models.model_files import load_model
+from patchline.pipeline.pretraining.__main__ import evaluate_objective
+from patchline.pipeline.pretraining.job import PretrainingJob
+from patchline.pipeline.training.checkpoints import checkpoint
+from patchline.pipeline.training.job import TrainingJob
+from patchline.pipeline.training.loop import Training
+from patchline.pipeline.training.recipe.objectives import REST_FILE
+from patchline.pipeline.training.train_result import TrainResult
+from patchline.pipeline.workers.event_log import EventWriter, read_events
 from tests.pipeline.training.conftest import MakeJob
 
 MAE = {

@@ -9,10 +9,10 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pipeline.config import RunConfig
-from pipeline.models.model_building import build_model
-from pipeline.plugin_api import ImageSpec
-from pipeline.training.speed.trial_steps import trial_steps
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.models.model_building import build_model
+from patchline.pipeline.training.speed.trial_steps import trial_steps
+from patchline.plugin_api import ImageSpec
 
 IMAGE = ImageSpec(channels=3, height=16, width=16, mean=(0.5,) * 3, std=(0.5,) * 3, resize="crop")
 WAITING = {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal"}

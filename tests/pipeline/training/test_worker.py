@@ -16,16 +16,16 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from pipeline.errors import ConfigError, WorkerError
-from pipeline.training.faults.data_workers import dead_workers_named
-from pipeline.training.job import TrainingJob
-from pipeline.training.train_result import TrainResult
-from pipeline.workers.event_log import Event
-from pipeline.workers.worker_process import run_worker
+from patchline.pipeline.errors import ConfigError, WorkerError
+from patchline.pipeline.training.faults.data_workers import dead_workers_named
+from patchline.pipeline.training.job import TrainingJob
+from patchline.pipeline.training.train_result import TrainResult
+from patchline.pipeline.workers.event_log import Event
+from patchline.pipeline.workers.worker_process import run_worker
 from tests.patience import patient
 from tests.pipeline.training.conftest import MakeJob
 
-MODULE = "pipeline.training"
+MODULE = "patchline.pipeline.training"
 _SEMAPHORE = r"/dev/shm/sem\.\S+"  # noqa: S108 - not a temporary file of ours
 LONG: dict[str, Any] = {"training": {"epochs": 100_000}, "data": {"workers": 1}}
 """A training that nobody waits for, with a process of its own that loads the images."""
@@ -33,12 +33,12 @@ LONG: dict[str, Any] = {"training": {"epochs": 100_000}, "data": {"workers": 1}}
 PARENT = """
 import sys
 from pathlib import Path
-from pipeline.training.train_result import TrainResult
-from pipeline.training.job import TrainingJob
-from pipeline.workers.worker_process import run_worker
+from patchline.pipeline.training.train_result import TrainResult
+from patchline.pipeline.training.job import TrainingJob
+from patchline.pipeline.workers.worker_process import run_worker
 
 job = TrainingJob.model_validate_json(Path(sys.argv[1]).read_text())
-run_worker("pipeline.training", job.folder, job, TrainResult, lambda event: print(event["kind"]))
+run_worker("patchline.pipeline.training", job.folder, job, TrainResult, lambda event: print(event["kind"]))
 """
 
 

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from pipeline.config import ModelChoice
-from pipeline.models.inference import normalised
-from pipeline.models.model_building import build_model
-from pipeline.models.model_description import ModelDescription, describe_plugins
-from pipeline.plugin_api import ImageSpec
-from pipeline.visual_guide.explaining import ImageToExplain, subject_of, write_guide
-from pipeline.visual_guide.page_data import PackedRows, unpack
+from patchline.pipeline.config import ModelChoice
+from patchline.pipeline.models.inference import normalised
+from patchline.pipeline.models.model_building import build_model
+from patchline.pipeline.models.model_description import ModelDescription, describe_plugins
+from patchline.pipeline.visual_guide.explaining import ImageToExplain, subject_of, write_guide
+from patchline.pipeline.visual_guide.page_data import PackedRows, unpack
+from patchline.plugin_api import ImageSpec
 
 CLASSES = ("daisy", "rose", "tulip", "<b>weed</b>")
 SIDE = 16

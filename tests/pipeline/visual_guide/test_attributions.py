@@ -8,8 +8,12 @@ import torch
 from scipy.stats import spearmanr
 from torch import nn
 
-from pipeline.visual_guide.attention_statistics import mean_distances, rank_correlation, rollout
-from pipeline.visual_guide.attributions import attribute, cell_grid
+from patchline.pipeline.visual_guide.attention_statistics import (
+    mean_distances,
+    rank_correlation,
+    rollout,
+)
+from patchline.pipeline.visual_guide.attributions import attribute, cell_grid
 
 
 class Corner(nn.Module):

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipeline.visual_guide.chapter import OVERVIEW, PICTURES, write_chapter
-from pipeline.visual_guide.explaining import ImageToExplain, subject_of
-from pipeline.visual_guide.story import Subject
+from patchline.pipeline.visual_guide.chapter import OVERVIEW, PICTURES, write_chapter
+from patchline.pipeline.visual_guide.explaining import ImageToExplain, subject_of
+from patchline.pipeline.visual_guide.story import Subject
 from tests.pipeline.visual_guide.made_guides import make_model
 
 CHAPTER = Path(__file__).resolve().parents[3] / "docs" / "visual_guide.md"

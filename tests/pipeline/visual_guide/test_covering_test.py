@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline.layers.intermediate_values import recorded
-from pipeline.models.inference import normalised
-from pipeline.models.model_description import ModelDescription
-from pipeline.visual_guide.attention_maps import attention_maps
-from pipeline.visual_guide.attention_statistics import rollout
-from pipeline.visual_guide.covering_test import covering_test
+from patchline.pipeline.layers.intermediate_values import recorded
+from patchline.pipeline.models.inference import normalised
+from patchline.pipeline.models.model_description import ModelDescription
+from patchline.pipeline.visual_guide.attention_maps import attention_maps
+from patchline.pipeline.visual_guide.attention_statistics import rollout
+from patchline.pipeline.visual_guide.covering_test import covering_test
 from tests.pipeline.visual_guide.made_guides import SIDE, make_model
 
 

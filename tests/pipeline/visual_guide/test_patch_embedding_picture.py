@@ -10,10 +10,10 @@ import torch
 from matplotlib.figure import Figure
 from PIL import Image
 
-from pipeline.errors import ConfigError, DataError, PluginError
-from pipeline.plugin_system import plugin_loader
-from pipeline.plugin_system.plugin_loader import FILES_VARIABLE
-from pipeline.visual_guide.patch_embedding_picture import (
+from patchline.pipeline.errors import ConfigError, DataError, PluginError
+from patchline.pipeline.plugin_system import plugin_loader
+from patchline.pipeline.plugin_system.plugin_loader import FILES_VARIABLE
+from patchline.pipeline.visual_guide.patch_embedding_picture import (
     EmbeddingView,
     Photo,
     draw,
@@ -178,7 +178,7 @@ def test_a_plugin_that_builds_no_module_is_refused(
 def _written_plugin(file: Path, built: str) -> Path:
     file.write_text(f'''"""Strips."""
 import torch
-from pipeline.plugin_api import PatchEmbeddingPlugin, PatchTokens, PluginConfig
+from patchline.plugin_api import PatchEmbeddingPlugin, PatchTokens, PluginConfig
 
 class Strips(torch.nn.Module):
     def __init__(self, context):

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline.errors import PluginError
-from pipeline.plugin_api import PatchTokens
-from pipeline.visual_guide.receptive_field import Box, ReceptiveField, Span, measure
+from patchline.pipeline.errors import PluginError
+from patchline.pipeline.visual_guide.receptive_field import Box, ReceptiveField, Span, measure
+from patchline.plugin_api import PatchTokens
 
 D = 6
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.layers.intermediate_values import IntermediateValues, recorded
-from pipeline.models.ensemble import Ensemble
-from pipeline.visual_guide import page_data
-from pipeline.visual_guide.explaining import ImageToExplain, subject_of, write_guide
-from pipeline.visual_guide.page_data import pack, stored_queries, unpack
+from patchline.pipeline.layers.intermediate_values import IntermediateValues, recorded
+from patchline.pipeline.models.ensemble import Ensemble
+from patchline.pipeline.visual_guide import page_data
+from patchline.pipeline.visual_guide.explaining import ImageToExplain, subject_of, write_guide
+from patchline.pipeline.visual_guide.page_data import pack, stored_queries, unpack
 from tests.pipeline.visual_guide.made_guides import (
     SIDE,
     Addresses,

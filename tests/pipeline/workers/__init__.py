@@ -1,1 +1,1 @@
-"""Tests of pipeline.workers."""
+"""Tests of patchline.pipeline.workers."""

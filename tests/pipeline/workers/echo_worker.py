@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 
-from pipeline.errors import RunError
-from pipeline.frozen_model import FrozenModel
-from pipeline.workers.event_log import EventWriter
-from pipeline.workers.worker_process import worker_main
+from patchline.pipeline.errors import RunError
+from patchline.pipeline.frozen_model import FrozenModel
+from patchline.pipeline.workers.event_log import EventWriter
+from patchline.pipeline.workers.worker_process import worker_main
 
 
 class Question(FrozenModel):

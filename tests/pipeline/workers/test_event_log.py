@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.workers.event_log import EventReader, EventWriter, read_events
+from patchline.pipeline.workers.event_log import EventReader, EventWriter, read_events
 
 
 @pytest.fixture

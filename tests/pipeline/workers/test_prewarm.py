@@ -8,10 +8,13 @@ from typing import Any
 import psutil
 import pytest
 
-from pipeline.workers import prewarm, worker_start
-from pipeline.workers.prewarm import Worker
+from patchline.pipeline.workers import prewarm, worker_start
+from patchline.pipeline.workers.prewarm import Worker
 
-LATER = (Worker("pipeline.evaluation"), Worker("pipeline.packaging", accelerator=False))
+LATER = (
+    Worker("patchline.pipeline.evaluation"),
+    Worker("patchline.pipeline.packaging", accelerator=False),
+)
 
 
 @pytest.fixture
@@ -33,7 +36,7 @@ def test_workers_are_prepared_when_a_quarter_of_a_minute_is_left(prepared: list[
         see(_progress(seconds, done, total=100))
     assert not prepared
     see(_progress(89, 85, total=100))
-    assert prepared == ["pipeline.evaluation", "pipeline.packaging"]
+    assert prepared == ["patchline.pipeline.evaluation", "patchline.pipeline.packaging"]
 
 
 def test_a_short_training_has_them_prepared_after_its_first_steps(prepared: list[str]) -> None:

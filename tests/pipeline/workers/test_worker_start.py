@@ -15,17 +15,17 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipeline.errors import RunError
-from pipeline.workers import worker_start
-from pipeline.workers.event_log import Event
-from pipeline.workers.worker_process import run_worker
+from patchline.pipeline.errors import RunError
+from patchline.pipeline.workers import worker_start
+from patchline.pipeline.workers.event_log import Event
+from patchline.pipeline.workers.worker_process import run_worker
 from tests.patience import patient
 from tests.pipeline.workers.echo_worker import Answer, Question
 
 MODULE = "tests.pipeline.workers.echo_worker"
 PARENT = f"""
 import time
-from pipeline.workers import worker_start
+from patchline.pipeline.workers import worker_start
 with worker_start.prepared_workers():
     worker_start.prepare({MODULE!r})
     print(worker_start.introduction({MODULE!r}), flush=True)

@@ -1,1 +1,1 @@
-"""Tests of `pipeline.data.batches`."""
+"""Tests of `patchline.pipeline.data.batches`."""

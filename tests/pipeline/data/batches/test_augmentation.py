@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.config import PluginChoice
-from pipeline.data.batches.augmentation import SeededAugmentation
-from pipeline.errors import ConfigError, PluginError
-from pipeline.plugin_api import ImageSpec
-from pipeline.plugin_system.plugin_loader import FILES_VARIABLE, use_plugin_files
-from pipeline.training.previews.augmentation_preview import preview_grid
+from patchline.pipeline.config import PluginChoice
+from patchline.pipeline.data.batches.augmentation import SeededAugmentation
+from patchline.pipeline.errors import ConfigError, PluginError
+from patchline.pipeline.plugin_system.plugin_loader import FILES_VARIABLE, use_plugin_files
+from patchline.pipeline.training.previews.augmentation_preview import preview_grid
+from patchline.plugin_api import ImageSpec
 from tests.conftest import draw_photo
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
@@ -22,7 +22,7 @@ PLUGIN_FILE = '''"""An augmentation that does not keep the contract."""
 
 import albumentations
 
-from pipeline.plugin_api import AugmentationPlugin, PluginConfig
+from patchline.plugin_api import AugmentationPlugin, PluginConfig
 
 
 class NoSettings(PluginConfig):

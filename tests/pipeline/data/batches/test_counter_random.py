@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.data.batches.counter_random import CounterRandom
+from patchline.pipeline.data.batches.counter_random import CounterRandom
 
 ROWS = torch.arange(2000)
 

@@ -13,10 +13,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.config import PluginChoice
-from pipeline.data.batches.batch_order import BalancedOrder, BatchOrder, row_of
-from pipeline.data.batches.loader import Batch, TrainingImages, training_batches
-from pipeline.plugin_api import ImageSpec
+from patchline.pipeline.config import PluginChoice
+from patchline.pipeline.data.batches.batch_order import BalancedOrder, BatchOrder, row_of
+from patchline.pipeline.data.batches.loader import Batch, TrainingImages, training_batches
+from patchline.plugin_api import ImageSpec
 from tests.conftest import draw_photo
 
 ROWS = np.array([0, 2, 3, 5, 6, 7, 8, 11, 12, 14, 15])

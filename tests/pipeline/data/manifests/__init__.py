@@ -1,1 +1,1 @@
-"""Tests of `pipeline.data.manifests`."""
+"""Tests of `patchline.pipeline.data.manifests`."""

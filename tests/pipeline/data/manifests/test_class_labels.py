@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from pipeline.config_files import requested
-from pipeline.data.manifests.source_listing import listing_of
-from pipeline.errors import ConfigError, DataError
-from pipeline.plugin_api import ImageListing
+from patchline.pipeline.config_files import requested
+from patchline.pipeline.data.manifests.source_listing import listing_of
+from patchline.pipeline.errors import ConfigError, DataError
+from patchline.plugin_api import ImageListing
 
 
 def listed(data: Path, **settings: Any) -> ImageListing:

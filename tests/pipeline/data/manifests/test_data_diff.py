@@ -8,9 +8,9 @@ from pathlib import Path
 import pandas as pd
 from PIL import Image
 
-from pipeline.config import RunConfig
-from pipeline.data.ingestion import scan
-from pipeline.data.manifests.data_diff import Moved, Relabelled, compare
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.data.ingestion import scan
+from patchline.pipeline.data.manifests.data_diff import Moved, Relabelled, compare
 from tests.conftest import draw_photo, write_photos
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config_files import validated
-from pipeline.data.ingested_data import IngestedData
-from pipeline.data.ingestion import ingest, resolve
-from pipeline.data.manifests import manifest as manifests
-from pipeline.errors import DataError
+from patchline.pipeline.config_files import validated
+from patchline.pipeline.data.ingested_data import IngestedData
+from patchline.pipeline.data.ingestion import ingest, resolve
+from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.errors import DataError
 
 
 def ingested(folder: Path, table: Path) -> IngestedData:

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from pipeline.config_files import validated
-from pipeline.data.ingestion import ingest
-from pipeline.data.manifests import manifest as manifests
-from pipeline.data.manifests.groups import with_groups
-from pipeline.errors import ConfigError
-from pipeline.plugin_api import ImageListing, ListedImage
+from patchline.pipeline.config_files import validated
+from patchline.pipeline.data.ingestion import ingest
+from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.data.manifests.groups import with_groups
+from patchline.pipeline.errors import ConfigError
+from patchline.plugin_api import ImageListing, ListedImage
 from tests.conftest import draw_photo
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from pipeline.data.manifests.left_out import CAUSES, cause_of, left_out, note
-from pipeline.data.pixel_values.undecodable import UndecodableImageError
-from pipeline.data.reading.image_file import open_regular, too_large
-from pipeline.data.reading.image_formats import HEAD_BYTES, why_not_read
+from patchline.pipeline.data.manifests.left_out import CAUSES, cause_of, left_out, note
+from patchline.pipeline.data.pixel_values.undecodable import UndecodableImageError
+from patchline.pipeline.data.reading.image_file import open_regular, too_large
+from patchline.pipeline.data.reading.image_formats import HEAD_BYTES, why_not_read
 
 
 @pytest.mark.parametrize(

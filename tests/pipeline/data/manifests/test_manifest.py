@@ -12,9 +12,9 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from pipeline.data.manifests import describing
-from pipeline.data.manifests import manifest as manifests
-from pipeline.plugin_api import ImageListing, ListedImage
+from patchline.pipeline.data.manifests import describing
+from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.plugin_api import ImageListing, ListedImage
 from tests.conftest import draw_photo, write_photos
 from tests.pipeline.data.reading.test_decoding import png_of_zeros
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.config import RunConfig
-from pipeline.data.manifests import manifest as manifests
-from pipeline.data.manifests.earlier_manifests import manifest_of_last_run
-from pipeline.data.manifests.new_images import compare
-from pipeline.tracking import tracked_run
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.data.manifests.earlier_manifests import manifest_of_last_run
+from patchline.pipeline.data.manifests.new_images import compare
+from patchline.pipeline.tracking import tracked_run
 
 Images = list[tuple[int, str]]
 """Content and class of each file."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.data.manifests.manifest import COLUMNS
-from pipeline.data.manifests.own_columns import check_slices, own_columns
-from pipeline.errors import ConfigError
+from patchline.pipeline.data.manifests.manifest import COLUMNS
+from patchline.pipeline.data.manifests.own_columns import check_slices, own_columns
+from patchline.pipeline.errors import ConfigError
 
 THERE = [*COLUMNS, "column:site", "column:age"]
 

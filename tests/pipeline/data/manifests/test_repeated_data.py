@@ -11,15 +11,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pipeline.config import RunConfig
-from pipeline.data import ingestion
-from pipeline.data.ingested_data import IngestedData
-from pipeline.data.manifests import manifest as manifests
-from pipeline.data.store.prepared_store import open_images
-from pipeline.errors import ConfigError, DataError
-from pipeline.files.atomic_files import write_text
-from pipeline.tracking import tracked_run
-from pipeline.tracking.tracking_store import client
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.data import ingestion
+from patchline.pipeline.data.ingested_data import IngestedData
+from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.data.store.prepared_store import open_images
+from patchline.pipeline.errors import ConfigError, DataError
+from patchline.pipeline.files.atomic_files import write_text
+from patchline.pipeline.tracking import tracked_run
+from patchline.pipeline.tracking.tracking_store import client
 from tests.conftest import write_photos
 from tests.pipeline.data.test_ingestion import config_of
 

@@ -10,11 +10,11 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from pipeline.config import RunConfig
-from pipeline.data import ingestion
-from pipeline.data.manifests import manifest as manifests
-from pipeline.data.manifests.scan_memory import ScanMemory
-from pipeline.plugin_api import ImageListing, ListedImage
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.data import ingestion
+from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.data.manifests.scan_memory import ScanMemory
+from patchline.plugin_api import ImageListing, ListedImage
 from tests.conftest import draw_photo, write_photos
 from tests.pipeline.data.manifests.test_manifest import listed
 from tests.plugins.test_webdataset_source import listed as listed_shards

@@ -10,11 +10,11 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from pipeline.config_files import validated
-from pipeline.data.ingestion import ingest
-from pipeline.data.manifests import manifest as manifests
-from pipeline.data.near_duplicates.grouping import with_near_groups
-from pipeline.data.near_duplicates.thumbnails import ThumbnailCollector
+from patchline.pipeline.config_files import validated
+from patchline.pipeline.data.ingestion import ingest
+from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.data.near_duplicates.grouping import with_near_groups
+from patchline.pipeline.data.near_duplicates.thumbnails import ThumbnailCollector
 from tests.conftest import draw_photo
 
 SIDE, PLAIN, COPIED = 48, 40, 10

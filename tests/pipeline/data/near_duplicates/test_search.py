@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from pipeline.data.near_duplicates.search import near_duplicates
-from pipeline.data.near_duplicates.vector_search import VectorIndex
-from pipeline.inspection.measures import ImageMeasures
+from patchline.pipeline.data.near_duplicates.search import near_duplicates
+from patchline.pipeline.data.near_duplicates.vector_search import VectorIndex
+from patchline.pipeline.inspection.measures import ImageMeasures
 from tests.pipeline.inspection.test_inspecting import scene
 
 Change = Callable[[Image.Image], Image.Image]

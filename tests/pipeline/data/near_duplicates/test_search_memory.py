@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from pipeline.data.near_duplicates.search import near_duplicates
-from pipeline.data.near_duplicates.search_memory import SearchMemory
-from pipeline.data.near_duplicates.thumbnails import ThumbnailCollector, Thumbnails
+from patchline.pipeline.data.near_duplicates.search import near_duplicates
+from patchline.pipeline.data.near_duplicates.search_memory import SearchMemory
+from patchline.pipeline.data.near_duplicates.thumbnails import ThumbnailCollector, Thumbnails
 from tests.pipeline.inspection.test_inspecting import scene
 
 IMAGES, SIDE = 30, 32

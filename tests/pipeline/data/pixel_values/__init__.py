@@ -1,1 +1,1 @@
-"""Tests of `pipeline.data.pixel_values`."""
+"""Tests of `patchline.pipeline.data.pixel_values`."""

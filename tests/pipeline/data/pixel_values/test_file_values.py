@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipeline.data.pixel_values.pixel_mapping import FileValues, PixelMapping, ValueFit
-from pipeline.data.reading.decoding import (
+from patchline.pipeline.data.pixel_values.pixel_mapping import FileValues, PixelMapping, ValueFit
+from patchline.pipeline.data.reading.decoding import (
     UndecodableImageError,
     decode_image,
     decoded,
     deep_values,
     read_header,
 )
-from pipeline.data.reading.reduced_values import reduced_bits
+from patchline.pipeline.data.reading.reduced_values import reduced_bits
 from tests.pipeline.data.pixel_values.made_files import (
     jpeg_2000_file,
     png_chunk,

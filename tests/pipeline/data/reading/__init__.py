@@ -1,1 +1,1 @@
-"""Tests of `pipeline.data.reading`."""
+"""Tests of `patchline.pipeline.data.reading`."""

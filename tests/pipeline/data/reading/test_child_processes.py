@@ -14,12 +14,12 @@ import psutil
 import pytest
 from PIL import Image
 
-from pipeline.data.manifests import manifest as manifests
-from pipeline.data.manifests.describing_processes import KeptImages, rows_of
-from pipeline.data.reading.child_processes import processors
-from pipeline.data.store.prepared_store import StoreSpec, open_images, prepare
-from pipeline.errors import DataError
-from pipeline.plugin_api import ListedImage
+from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.data.manifests.describing_processes import KeptImages, rows_of
+from patchline.pipeline.data.reading.child_processes import processors
+from patchline.pipeline.data.store.prepared_store import StoreSpec, open_images, prepare
+from patchline.pipeline.errors import DataError
+from patchline.plugin_api import ListedImage
 from tests.conftest import write_photos
 from tests.patience import until
 from tests.pipeline.data.manifests.test_manifest import listed
@@ -70,7 +70,7 @@ def test_killed_processes_cost_no_row(tmp_path: Path) -> None:
     first = next(rows)
     children = psutil.Process().children()
     for child in children:
-        if "pipeline.data.manifests.describing_processes" in child.cmdline():
+        if "patchline.pipeline.data.manifests.describing_processes" in child.cmdline():
             os.kill(child.pid, signal.SIGKILL)
     found = [first, *rows]
     assert [row["path"] for row in found] == [image.path for image, _ in files]
@@ -84,7 +84,7 @@ def test_processes_end_with_a_killed_parent(tmp_path: Path) -> None:
     root = write_photos(tmp_path / "photos", classes=2, images=3)
     code = f"""
 from pathlib import Path
-from pipeline.data.manifests.describing_processes import KeptImages, rows_of
+from patchline.pipeline.data.manifests.describing_processes import KeptImages, rows_of
 from tests.pipeline.data.reading.test_child_processes import files_of
 root = Path({str(root)!r})
 rows = rows_of(root, files_of(root, times=20000), fewest=1)
@@ -118,7 +118,7 @@ def test_a_reader_that_stops_early_leaves_no_process(tmp_path: Path) -> None:
 
 
 def _describes(process: psutil.Process) -> bool:
-    return "pipeline.data.manifests.describing_processes" in process.cmdline()
+    return "patchline.pipeline.data.manifests.describing_processes" in process.cmdline()
 
 
 def test_processes_decode_the_same_store(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_processes_decode_the_same_store(tmp_path: Path) -> None:
 
     def kill_all(done: int, _total: int) -> None:
         for child in psutil.Process().children() if done == 1 else ():
-            if "pipeline.data.store.decoding_processes" in child.cmdline():
+            if "patchline.pipeline.data.store.decoding_processes" in child.cmdline():
                 child.kill()
 
     by_nobody, _ = prepare(rows, root, spec, tmp_path / "killed", kill_all, fewest=1)

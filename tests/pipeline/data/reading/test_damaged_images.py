@@ -16,10 +16,10 @@ from PIL import Image
 
 from benchmarks.fuzz import MAPPING, fuzz_images
 from benchmarks.mutated_data import whole_files
-from pipeline.data.manifests import manifest as manifests
-from pipeline.data.reading.decoding import UndecodableImageError, decode_image
-from pipeline.data.reading.resizing import resize_image
-from pipeline.plugin_api import ImageListing, ListedImage
+from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.data.reading.decoding import UndecodableImageError, decode_image
+from patchline.pipeline.data.reading.resizing import resize_image
+from patchline.plugin_api import ImageListing, ListedImage
 from tests.patience import patient
 from tests.pipeline.data.reading.test_decoding import encoded, photo, png_of_zeros
 
@@ -114,8 +114,8 @@ def test_extreme_images_take_little_memory() -> None:
     """A strip of 100,000 pixels, one of a million and 16 bits of depth take no gigabytes."""
     peak = peak_of(
         "import io, numpy as np; from PIL import Image;"
-        "from pipeline.data.reading.decoding import decode_image;"
-        "from pipeline.data.reading.resizing import resize_image;"
+        "from patchline.pipeline.data.reading.decoding import decode_image;"
+        "from patchline.pipeline.data.reading.resizing import resize_image;"
         "from tests.pipeline.data.reading.test_decoding import png_of_zeros;"
         "[resize_image(decode_image(png_of_zeros(w, h), 3), 64, 64, r).shape"
         " for w, h in ((100_000, 1), (1, 13_000), (1_000_000, 1))"

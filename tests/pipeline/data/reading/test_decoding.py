@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, PngImagePlugin
 
-from pipeline.data.reading.decoding import MAX_PIXELS, UndecodableImageError, decode_image
-from pipeline.data.reading.resizing import ResizePolicy, resize_image
+from patchline.pipeline.data.reading.decoding import MAX_PIXELS, UndecodableImageError, decode_image
+from patchline.pipeline.data.reading.resizing import ResizePolicy, resize_image
 from tests.conftest import draw_photo
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]

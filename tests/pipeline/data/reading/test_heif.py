@@ -9,8 +9,12 @@ import pillow_heif
 import pytest
 from PIL import Image
 
-from pipeline.data.reading import image_formats
-from pipeline.data.reading.decoding import UndecodableImageError, decode_image, read_header
+from patchline.pipeline.data.reading import image_formats
+from patchline.pipeline.data.reading.decoding import (
+    UndecodableImageError,
+    decode_image,
+    read_header,
+)
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ import tracemalloc
 
 import pytest
 
-from pipeline.data.reading.decoding import UndecodableImageError
-from pipeline.data.reading.image_file import MAX_FILE_BYTES, content_of
+from patchline.pipeline.data.reading.decoding import UndecodableImageError
+from patchline.pipeline.data.reading.image_file import MAX_FILE_BYTES, content_of
 
 
 @pytest.mark.parametrize("size", [0, 3, 7, 10, 20])

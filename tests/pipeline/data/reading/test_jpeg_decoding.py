@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipeline.data.reading.decoding import UndecodableImageError, decode_image, decoded
-from pipeline.data.reading.jpeg_decoding import decode_jpeg
-from pipeline.data.reading.jpeg_wholeness import jpeg_frame
+from patchline.pipeline.data.reading.decoding import UndecodableImageError, decode_image, decoded
+from patchline.pipeline.data.reading.jpeg_decoding import decode_jpeg
+from patchline.pipeline.data.reading.jpeg_wholeness import jpeg_frame
 from tests.conftest import draw_photo
 
 SIZES = [(1, 1), (17, 16), (33, 47), (100, 75)]

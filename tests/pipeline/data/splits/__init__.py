@@ -1,1 +1,1 @@
-"""Tests of `pipeline.data.splits`."""
+"""Tests of `patchline.pipeline.data.splits`."""

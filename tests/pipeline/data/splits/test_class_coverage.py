@@ -13,12 +13,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pipeline.data.splits import split
-from pipeline.data.splits.class_coverage import Demand, Search, Units
-from pipeline.data.splits.folds import folds_of
-from pipeline.data.splits.split_gaps import SPLITS as SPLIT_NAMES
-from pipeline.data.splits.split_memory import SplitMemory
-from pipeline.errors import DataError
+from patchline.pipeline.data.splits import split
+from patchline.pipeline.data.splits.class_coverage import Demand, Search, Units
+from patchline.pipeline.data.splits.folds import folds_of
+from patchline.pipeline.data.splits.split_gaps import SPLITS as SPLIT_NAMES
+from patchline.pipeline.data.splits.split_memory import SplitMemory
+from patchline.pipeline.errors import DataError
 from tests.pipeline.data.splits.test_split import table
 
 FRACTIONS: dict[str, Any] = {"validation_fraction": 0.15, "test_fraction": 0.15}

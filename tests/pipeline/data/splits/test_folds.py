@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.data.splits.folds import NO_FOLD, folds_of, rows_of_fold
-from pipeline.errors import DataError
+from patchline.pipeline.data.splits.folds import NO_FOLD, folds_of, rows_of_fold
+from patchline.pipeline.errors import DataError
 from tests.pipeline.data.splits.test_split import labels_of, table
 
 

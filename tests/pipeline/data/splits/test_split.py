@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.data.splits.split import assign, origin, wanted_splits
-from pipeline.data.splits.split_gaps import SPLITS
-from pipeline.errors import DataError
+from patchline.pipeline.data.splits.split import assign, origin, wanted_splits
+from patchline.pipeline.data.splits.split_gaps import SPLITS
+from patchline.pipeline.errors import DataError
 
 
 def table(

@@ -12,15 +12,15 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from pipeline.config import RunConfig
-from pipeline.data.ingested_data import IngestedData
-from pipeline.data.ingestion import ingest, scan
-from pipeline.data.manifests import manifest as manifests
-from pipeline.data.manifests.same_images import content_numbers
-from pipeline.data.splits import split, split_memory
-from pipeline.data.splits.split_memory import SplitMemory
-from pipeline.errors import DataError
-from pipeline.tracking import tracked_run
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.data.ingested_data import IngestedData
+from patchline.pipeline.data.ingestion import ingest, scan
+from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.data.manifests.same_images import content_numbers
+from patchline.pipeline.data.splits import split, split_memory
+from patchline.pipeline.data.splits.split_memory import SplitMemory
+from patchline.pipeline.errors import DataError
+from patchline.pipeline.tracking import tracked_run
 from tests.conftest import write_photos
 from tests.pipeline.data.test_ingestion import config_of
 

@@ -1,1 +1,1 @@
-"""Tests of `pipeline.data.store`."""
+"""Tests of `patchline.pipeline.data.store`."""

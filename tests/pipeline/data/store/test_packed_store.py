@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipeline.config import PluginChoice
-from pipeline.data.batches.batch_order import BatchOrder
-from pipeline.data.batches.loader import TrainingImages, training_batches
-from pipeline.data.store import decoded_files, store_shards
-from pipeline.data.store.packed_files import PackedImages, packed
-from pipeline.data.store.prepared_store import StoreSpec, open_images, prepare
-from pipeline.data.store.store_decoding import ReadImage
-from pipeline.errors import DataError, StorageError
-from pipeline.plugin_api import ImageSpec
+from patchline.pipeline.config import PluginChoice
+from patchline.pipeline.data.batches.batch_order import BatchOrder
+from patchline.pipeline.data.batches.loader import TrainingImages, training_batches
+from patchline.pipeline.data.store import decoded_files, store_shards
+from patchline.pipeline.data.store.packed_files import PackedImages, packed
+from patchline.pipeline.data.store.prepared_store import StoreSpec, open_images, prepare
+from patchline.pipeline.data.store.store_decoding import ReadImage
+from patchline.pipeline.errors import DataError, StorageError
+from patchline.plugin_api import ImageSpec
 from tests.conftest import draw_photo
 from tests.pipeline.data.store.test_prepared_store import rows_of, stores_in
 from tests.small_disks import small_disk

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from PIL import Image
 
-from pipeline.data.manifests import manifest as manifests
-from pipeline.data.reading.decoding import decode_image
-from pipeline.data.reading.resizing import resize_image
-from pipeline.data.store.channel_statistics import channel_statistics
-from pipeline.data.store.prepared_store import StoreSpec, open_images, prepare
-from pipeline.errors import DataError, StorageError
-from pipeline.plugin_api import ImageListing, ListedImage
+from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.data.reading.decoding import decode_image
+from patchline.pipeline.data.reading.resizing import resize_image
+from patchline.pipeline.data.store.channel_statistics import channel_statistics
+from patchline.pipeline.data.store.prepared_store import StoreSpec, open_images, prepare
+from patchline.pipeline.errors import DataError, StorageError
+from patchline.plugin_api import ImageListing, ListedImage
 from tests.conftest import draw_photo
 
 SPEC = StoreSpec(channels=3, height=16, width=16, resize="crop")

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipeline.config import RunConfig
-from pipeline.config_files import validated
-from pipeline.data import ingestion
-from pipeline.data.ingested_data import IngestedData
-from pipeline.data.manifests import manifest as manifests
-from pipeline.data.store import store_shards
-from pipeline.data.store.earlier_stores import lock_of
-from pipeline.data.store.prepared_store import StoreSpec, open_images, prepare
-from pipeline.errors import DataError
-from pipeline.files import file_locks
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.config_files import validated
+from patchline.pipeline.data import ingestion
+from patchline.pipeline.data.ingested_data import IngestedData
+from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.data.store import store_shards
+from patchline.pipeline.data.store.earlier_stores import lock_of
+from patchline.pipeline.data.store.prepared_store import StoreSpec, open_images, prepare
+from patchline.pipeline.errors import DataError
+from patchline.pipeline.files import file_locks
 from tests.conftest import draw_photo, write_photos
 from tests.pipeline.data.test_ingestion import config_of
 from tests.small_disks import small_disk

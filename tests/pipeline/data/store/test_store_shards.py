@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipeline.data.store import store_shards
-from pipeline.data.store.prepared_store import StoreSpec, open_images, prepare
+from patchline.pipeline.data.store import store_shards
+from patchline.pipeline.data.store.prepared_store import StoreSpec, open_images, prepare
 from tests.conftest import draw_photo
 from tests.patience import patient
 from tests.pipeline.data.store.test_prepared_store import rows_of, stores_in
@@ -27,8 +27,8 @@ _BUILDER = """
 import os, signal, sys
 from pathlib import Path
 import pandas as pd
-from pipeline.data.store import store_shards
-from pipeline.data.store.prepared_store import StoreSpec, prepare
+from patchline.pipeline.data.store import store_shards
+from patchline.pipeline.data.store.prepared_store import StoreSpec, prepare
 
 root, stores, killed_at = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 store_shards.SHARD_BYTES = int(sys.argv[4])

@@ -1,1 +1,1 @@
-"""Tests of `pipeline.data.symmetry`."""
+"""Tests of `patchline.pipeline.data.symmetry`."""

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipeline.config_files import validated
-from pipeline.data.ingestion import ingest
-from pipeline.data.symmetry.assumed_symmetries import (
+from patchline.pipeline.config_files import validated
+from patchline.pipeline.data.ingestion import ingest
+from patchline.pipeline.data.symmetry.assumed_symmetries import (
     mirroring_settings,
     notes_on_mirroring_weights,
     unmeasured_symmetries,
 )
-from pipeline.data.symmetry.mirror_answer import Answer, MirrorSymmetry
-from pipeline.errors import ConfigError
-from pipeline.inspection.inspecting import inspect_data
-from pipeline.plugin_system.plugin_loader import load_augmentation
+from patchline.pipeline.data.symmetry.mirror_answer import Answer, MirrorSymmetry
+from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.inspection.inspecting import inspect_data
+from patchline.pipeline.plugin_system.plugin_loader import load_augmentation
 
 
 def saved(folder: Path, *transforms: Any) -> dict[str, Any]:
@@ -134,7 +134,10 @@ def test_built_in_augmentations_declare_what_they_assume(
 
 def test_trivialaugment_declares_its_largest_rotation() -> None:
     """The number in the sentence is that of the operations."""
-    from plugins.augmentations.policy_module import randaugment_ranges, trivialaugment_ranges
+    from patchline.plugins.augmentations.policy_module import (
+        randaugment_ranges,
+        trivialaugment_ranges,
+    )
 
     words = unmeasured_symmetries(validated({"augmentation": {"name": "trivialaugment"}}))
     assert f"{trivialaugment_ranges(32, 32).rotation:g} degrees" in words
@@ -147,7 +150,7 @@ def test_an_augmentation_that_declares_nothing_is_not_known(
     """Silence of a plugin is no promise; a run says so."""
     from dataclasses import replace
 
-    from pipeline.data.symmetry import assumed_symmetries
+    from patchline.pipeline.data.symmetry import assumed_symmetries
 
     silent = replace(load_augmentation("light"), assumptions=None)
     monkeypatch.setattr(assumed_symmetries, "load_augmentation", lambda _name: silent)

@@ -12,15 +12,15 @@ import pytest
 from PIL import Image, ImageDraw, ImageFont
 from sklearn.datasets import load_digits
 
-from pipeline.config import RunConfig
-from pipeline.config_files import validated
-from pipeline.data.ingested_data import IngestedData
-from pipeline.data.ingestion import ingest, resolve
-from pipeline.data.pixel_values.pixel_mapping import PixelMapping
-from pipeline.data.symmetry import mirror_symmetry as symmetry
-from pipeline.data.symmetry.mirror_probe import FEWEST, SIDE, Measured, measured
-from pipeline.inspection.inspecting import inspect_data
-from pipeline.planning.planner import known_facts
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.config_files import validated
+from patchline.pipeline.data.ingested_data import IngestedData
+from patchline.pipeline.data.ingestion import ingest, resolve
+from patchline.pipeline.data.pixel_values.pixel_mapping import PixelMapping
+from patchline.pipeline.data.symmetry import mirror_symmetry as symmetry
+from patchline.pipeline.data.symmetry.mirror_probe import FEWEST, SIDE, Measured, measured
+from patchline.pipeline.inspection.inspecting import inspect_data
+from patchline.pipeline.planning.planner import known_facts
 
 Array = np.ndarray[Any, Any]
 Draw = Callable[[ImageDraw.ImageDraw, str, Array, tuple[int, int, int]], None]

@@ -1,1 +1,1 @@
-"""Tests of `pipeline.data.value_ranges`."""
+"""Tests of `patchline.pipeline.data.value_ranges`."""

@@ -13,20 +13,20 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from pipeline.config import RunConfig
-from pipeline.config_files import validated
-from pipeline.data import ingestion
-from pipeline.data.ingested_data import IngestedData
-from pipeline.data.manifests import manifest as manifests
-from pipeline.data.pixel_values.pixel_mapping import PixelMapping
-from pipeline.data.store import prepared_store
-from pipeline.data.store.store_builds import DecodedBuild
-from pipeline.data.value_ranges import range_memory
-from pipeline.data.value_ranges.data_values import summaries
-from pipeline.data.value_ranges.model_fit import notes_on_fit
-from pipeline.errors import ConfigError, DataError, UserError
-from pipeline.inspection.inspecting import inspect_data
-from pipeline.inspection.page import write_page
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.config_files import validated
+from patchline.pipeline.data import ingestion
+from patchline.pipeline.data.ingested_data import IngestedData
+from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.data.pixel_values.pixel_mapping import PixelMapping
+from patchline.pipeline.data.store import prepared_store
+from patchline.pipeline.data.store.store_builds import DecodedBuild
+from patchline.pipeline.data.value_ranges import range_memory
+from patchline.pipeline.data.value_ranges.data_values import summaries
+from patchline.pipeline.data.value_ranges.model_fit import notes_on_fit
+from patchline.pipeline.errors import ConfigError, DataError, UserError
+from patchline.pipeline.inspection.inspecting import inspect_data
+from patchline.pipeline.inspection.page import write_page
 from tests.conftest import draw_photo
 from tests.pipeline.data.pixel_values.made_files import png_file, tiff_file, write_files
 

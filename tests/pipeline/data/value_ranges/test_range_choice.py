@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.data.value_ranges.range_choice import (
+from patchline.pipeline.data.value_ranges.range_choice import (
     ChosenRange,
     Observed,
     choose_range,

@@ -1,1 +1,1 @@
-"""Tests of pipeline.models.pretrained."""
+"""Tests of patchline.pipeline.models.pretrained."""

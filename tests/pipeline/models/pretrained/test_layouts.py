@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline.config import ModelChoice
-from pipeline.models.model_building import build_model
-from pipeline.models.pretrained.converted import ConvertedWeights
-from pipeline.models.pretrained.layouts import convert
-from pipeline.models.pretrained.weights_file import read_tensors
+from patchline.pipeline.config import ModelChoice
+from patchline.pipeline.models.model_building import build_model
+from patchline.pipeline.models.pretrained.converted import ConvertedWeights
+from patchline.pipeline.models.pretrained.layouts import convert
+from patchline.pipeline.models.pretrained.weights_file import read_tensors
 from tests.pipeline.models.pretrained.published_files import PUBLISHED
 from tests.pipeline.models.pretrained.tiny_models import CLASSES, HEADS
 from tests.plugins.model_parity import image_spec, random_images

@@ -11,8 +11,8 @@ import pytest
 import torch
 from timm.layers import RmsNorm
 
-from pipeline.errors import ConfigError
-from pipeline.models.pretrained.layouts import convert
+from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.models.pretrained.layouts import convert
 from tests.pipeline.models.pretrained.published_files import PUBLISHED
 from tests.pipeline.models.pretrained.tiny_models import (
     DIM,

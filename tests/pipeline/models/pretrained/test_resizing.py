@@ -7,7 +7,7 @@ import torch
 from timm.layers.patch_embed import resample_patch_embed
 from torch.nn import functional
 
-from pipeline.models.pretrained.resizing import adapted_channels, resized_kernel
+from patchline.pipeline.models.pretrained.resizing import adapted_channels, resized_kernel
 
 
 def _random(*shape: int) -> torch.Tensor:

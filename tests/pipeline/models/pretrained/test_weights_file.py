@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from pipeline.errors import ConfigError
-from pipeline.models.pretrained.weights_file import read_tensors, read_weights
+from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.models.pretrained.weights_file import read_tensors, read_weights
 
 TENSORS = {"a.weight": torch.arange(6.0).reshape(2, 3), "a.bias": torch.ones(2, dtype=torch.half)}
 

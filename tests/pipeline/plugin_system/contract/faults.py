@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.plugin_checks import checks_of
+from patchline.plugin_checks import checks_of
 
 SLOW = {"overfits_one_batch", "compiles", "exports_to_onnx"}
 """Checks of seconds; a fault that they need not find meets them in the slow tests alone."""

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.plugin_api import AugmentationPlugin, BatchRandom, PluginConfig
+from patchline.plugin_api import AugmentationPlugin, BatchRandom, PluginConfig
 from tests.pipeline.plugin_system.contract.faults import (
     OF_SETTINGS,
     Fault,

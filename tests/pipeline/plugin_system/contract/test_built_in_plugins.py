@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.plugin_checks import Check, checks_of
-from pipeline.plugin_system import plugin_loader
-from pipeline.plugin_system.plugin_loader import PluginEntry, installed
+from patchline.pipeline.plugin_system import plugin_loader
+from patchline.pipeline.plugin_system.plugin_loader import PluginEntry, installed
+from patchline.plugin_checks import Check, checks_of
 
 EXAMPLE_PIPELINE = Path(__file__).parents[4] / "examples" / "augmentation.yaml"
 BUILT_IN = [entry for entry in installed() if entry.distribution == "patchline"]
@@ -102,9 +102,11 @@ def test_the_one_exception_has_a_reason() -> None:
 )
 def test_compiles_to_machine_code(entry: PluginEntry) -> None:
     """With torch's own back end, a compiled forward and backward pass give the same numbers."""
-    from pipeline.plugin_system.contract.model_checks import ModelChecks
-    from pipeline.plugin_system.contract.module_checks import ImageShape
-    from pipeline.plugin_system.contract.patch_embedding_checks import PatchEmbeddingChecks
+    from patchline.pipeline.plugin_system.contract.model_checks import ModelChecks
+    from patchline.pipeline.plugin_system.contract.module_checks import ImageShape
+    from patchline.pipeline.plugin_system.contract.patch_embedding_checks import (
+        PatchEmbeddingChecks,
+    )
 
     plugin = plugin_loader.load(entry.kind, entry.name)
     kind = ModelChecks if entry.kind == "model" else PatchEmbeddingChecks

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from pipeline.plugin_api import (
+from patchline.plugin_api import (
     DataError,
     DataSourcePlugin,
     ImageListing,

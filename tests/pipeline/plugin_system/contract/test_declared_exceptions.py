@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from pipeline.plugin_api import (
+from patchline.plugin_api import (
     AugmentationPlugin,
     ConfigError,
     PluginConfig,
     PluginError,
 )
-from pipeline.plugin_checks import Check, CheckError, checks_of
+from patchline.plugin_checks import Check, CheckError, checks_of
 
 
 class NoSettings(PluginConfig):
@@ -130,7 +130,7 @@ def test_a_result_is_read_only_data() -> None:
 
 _AUTHORS_TEST = """
 import pytest
-from pipeline import plugin_checks
+from patchline import plugin_checks
 from {module} import plugin
 
 
@@ -140,7 +140,7 @@ def test_keeps_the_contract(check):
 """
 _AUTHORS_PLUGIN = """
 from dataclasses import replace
-from plugins.augmentations.none import plugin
+from patchline.plugins.augmentations.none import plugin
 plugin = replace(plugin, expected_failed_checks={exceptions})
 """
 

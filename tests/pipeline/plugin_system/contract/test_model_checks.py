@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline.plugin_api import NO_PATCH_EMBEDDING, ModelContext, ModelPlugin, PluginConfig
+from patchline.plugin_api import NO_PATCH_EMBEDDING, ModelContext, ModelPlugin, PluginConfig
 from tests.pipeline.plugin_system.contract.faults import (
     OF_SETTINGS,
     SLOW,

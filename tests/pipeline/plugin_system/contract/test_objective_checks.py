@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline.plugin_api import Objective, ObjectivePlugin, PluginConfig
+from patchline.plugin_api import Objective, ObjectivePlugin, PluginConfig
 from tests.pipeline.plugin_system.contract.faults import OF_SETTINGS, Fault, assert_found, names_of
 
 

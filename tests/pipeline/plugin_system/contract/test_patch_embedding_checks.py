@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline.plugin_api import (
+from patchline.plugin_api import (
     ConfigError,
     DataTraits,
     PatchEmbeddingContext,

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import pytest
 from pydantic import BeforeValidator, ConfigDict, Field, PlainSerializer
 
-from pipeline.plugin_api import AugmentationPlugin, PluginConfig
-from pipeline.plugin_checks import checks_of
+from patchline.plugin_api import AugmentationPlugin, PluginConfig
+from patchline.plugin_checks import checks_of
 from tests.pipeline.plugin_system.contract.faults import OF_SETTINGS, Fault, assert_found, failures
 
 
@@ -167,7 +167,7 @@ def test_the_shared_checks_are_the_first_of_every_kind() -> None:
 
 PLUGIN_MODULE = '''"""A plugin for the tests."""
 
-from pipeline.plugin_api import AugmentationPlugin, PluginConfig
+from patchline.plugin_api import AugmentationPlugin, PluginConfig
 {imports}
 
 class NoSettings(PluginConfig):
@@ -206,16 +206,22 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Package
 @pytest.mark.parametrize(
     ("imports", "sentence"),
     [
-        ("import pipeline.tracking", "entry.py:4 imports pipeline.tracking."),
-        ("from pipeline import tracking", "entry.py:4 imports pipeline.tracking."),
-        ("from pipeline.errors import DataError", "entry.py:4 imports pipeline.errors.DataError."),
-        ("import pipeline", "entry.py:4 imports pipeline."),
-        ("import flows.progress as p", "entry.py:4 imports flows.progress."),
+        ("import patchline.pipeline.tracking", "entry.py:4 imports patchline.pipeline.tracking."),
+        ("from pipeline import tracking", "entry.py:4 imports patchline.pipeline.tracking."),
         (
-            "from plugins.patch_embeddings.patch_grid import PatchGridConfig",
-            "entry.py:4 imports plugins.patch_embeddings.patch_grid.PatchGridConfig.",
+            "from patchline.pipeline.errors import DataError",
+            "entry.py:4 imports patchline.pipeline.errors.DataError.",
         ),
-        ("def late():\n    from pipeline import config", "entry.py:5 imports pipeline.config."),
+        ("import pipeline", "entry.py:4 imports pipeline."),
+        ("import patchline.flows.progress as p", "entry.py:4 imports patchline.flows.progress."),
+        (
+            "from patchline.plugins.patch_embeddings.patch_grid import PatchGridConfig",
+            "entry.py:4 imports patchline.plugins.patch_embeddings.patch_grid.PatchGridConfig.",
+        ),
+        (
+            "def late():\n    from pipeline import config",
+            "entry.py:5 imports patchline.pipeline.config.",
+        ),
     ],
 )
 def test_a_foreign_import_is_named_with_its_line(
@@ -226,7 +232,7 @@ def test_a_foreign_import_is_named_with_its_line(
     found = failures(plugin, OF_SETTINGS)
     assert set(found) == {_IMPORTS}
     assert found[_IMPORTS].startswith(sentence)
-    assert "Import only pipeline.plugin_api and pipeline.layers; " in found[_IMPORTS]
+    assert "Import only patchline.plugin_api and patchline.pipeline.layers; " in found[_IMPORTS]
 
 
 @pytest.mark.parametrize(
@@ -253,16 +259,16 @@ def test_a_foreign_import_is_found_in_a_second_module(package: Package, imports:
         }
     )
     assert failures(plugin, OF_SETTINGS)[_IMPORTS].startswith(
-        "network.py:1 imports pipeline.tracking."
+        "network.py:1 imports patchline.pipeline.tracking."
     )
 
 
 @pytest.mark.parametrize(
     "imports",
     [
-        "import pipeline.plugin_api",
+        "import patchline.plugin_api",
         "from pipeline import plugin_api, layers, plugin_checks",
-        "from pipeline.layers.attention import MultiHeadSelfAttention",
+        "from patchline.pipeline.layers.attention import MultiHeadSelfAttention",
         "import json, os.path",
         "from guest import network",
         "from .network import pipeline",

@@ -14,7 +14,7 @@ import pytest
 import torch
 from pydantic import Field
 
-from pipeline.plugin_api import (
+from patchline.plugin_api import (
     DataTraits,
     ImageListing,
     PatchEmbeddingContext,
@@ -163,9 +163,9 @@ def test_a_foreign_import_is_found_beside_the_empty_config_class(tmp_path: Path)
     """A plugin without settings may use PluginConfig itself, and is read like any other."""
     (tmp_path / "bare.py").write_text(
         "from pipeline import errors\n"
-        "from pipeline.plugin_api import AugmentationPlugin, PluginConfig\n"
+        "from patchline.plugin_api import AugmentationPlugin, PluginConfig\n"
         "plugin = AugmentationPlugin('x', '', PluginConfig, lambda *_: None)\n"
-        "from pipeline.plugin_checks import checks_of\n"
+        "from patchline.plugin_checks import checks_of\n"
         "[check] = [c for c in checks_of(plugin) if c.name == 'imports_only_the_public_api']\n"
         "print(check.result().status)\n",
         encoding="utf-8",
@@ -183,7 +183,7 @@ def test_a_foreign_import_is_found_in_the_package_around(tmp_path: Path) -> None
     (tmp_path / "hull/entry.py").write_text(source, encoding="utf-8")
     program = (
         "from hull.entry import plugin\n"
-        "from pipeline.plugin_checks import checks_of\n"
+        "from patchline.plugin_checks import checks_of\n"
         "[check] = [c for c in checks_of(plugin) if c.name == 'imports_only_the_public_api']\n"
         "print(check.result().status)\n"
     )
@@ -228,8 +228,8 @@ def test_a_failed_export_says_why() -> None:
 def test_checks_leave_no_warning(tmp_path: Path) -> None:
     """An author who makes warnings errors can run them."""
     program = (
-        "from plugins.data_sources.image_folder import plugin\n"
-        "from pipeline.plugin_checks import checks_of\n"
+        "from patchline.plugins.data_sources.image_folder import plugin\n"
+        "from patchline.plugin_checks import checks_of\n"
         "[check() for check in checks_of(plugin)]\n"
     )
     command = [sys.executable, "-W", "default::ResourceWarning", "-c", program]

@@ -1,1 +1,1 @@
-"""Tests of `pipeline.training.checkpoints`."""
+"""Tests of `patchline.pipeline.training.checkpoints`."""

@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline.errors import DamagedFileError
-from pipeline.training.checkpoints.checkpoint import load, save
-from pipeline.training.config import OptimizerConfig
-from pipeline.training.length.step_plan import StepPlan
-from pipeline.training.recipe.ema import MovingAverage
-from pipeline.training.recipe.optimizer import OPTIMIZERS, build_optimizer
-from pipeline.training.train_result import EpochRecord
-from pipeline.training.train_state import TrainState
+from patchline.pipeline.errors import DamagedFileError
+from patchline.pipeline.training.checkpoints.checkpoint import load, save
+from patchline.pipeline.training.config import OptimizerConfig
+from patchline.pipeline.training.length.step_plan import StepPlan
+from patchline.pipeline.training.recipe.ema import MovingAverage
+from patchline.pipeline.training.recipe.optimizer import OPTIMIZERS, build_optimizer
+from patchline.pipeline.training.train_result import EpochRecord
+from patchline.pipeline.training.train_state import TrainState
 
 RECORD = EpochRecord(
     epoch=1.5,

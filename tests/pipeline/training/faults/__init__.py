@@ -1,1 +1,1 @@
-"""Tests of `pipeline.training.faults`."""
+"""Tests of `patchline.pipeline.training.faults`."""

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline.errors import RunError
-from pipeline.training.loop import Training
-from pipeline.training.parts import launching
-from pipeline.training.processes.batch_parts import micro_batches
-from pipeline.workers.event_log import EventWriter, read_events
+from patchline.pipeline.errors import RunError
+from patchline.pipeline.training.loop import Training
+from patchline.pipeline.training.parts import launching
+from patchline.pipeline.training.processes.batch_parts import micro_batches
+from patchline.pipeline.workers.event_log import EventWriter, read_events
 from tests.pipeline.training.conftest import MakeJob
 
 

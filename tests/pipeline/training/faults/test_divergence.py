@@ -12,14 +12,14 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline.errors import RunError
-from pipeline.training.checkpoints import checkpoint
-from pipeline.training.job import TrainingJob
-from pipeline.training.loop import Training
-from pipeline.training.parts import launching
-from pipeline.training.train_result import TrainResult
-from pipeline.training.validation import Validator
-from pipeline.workers.event_log import EventWriter, read_events
+from patchline.pipeline.errors import RunError
+from patchline.pipeline.training.checkpoints import checkpoint
+from patchline.pipeline.training.job import TrainingJob
+from patchline.pipeline.training.loop import Training
+from patchline.pipeline.training.parts import launching
+from patchline.pipeline.training.train_result import TrainResult
+from patchline.pipeline.training.validation import Validator
+from patchline.pipeline.workers.event_log import EventWriter, read_events
 from tests.pipeline.training.conftest import MakeJob
 from tests.pipeline.training.test_loop import (
     RANDOM,

@@ -1,1 +1,1 @@
-"""Tests of `pipeline.training.length`."""
+"""Tests of `patchline.pipeline.training.length`."""

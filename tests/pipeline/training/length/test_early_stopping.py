@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.training.checkpoints import checkpoint
-from pipeline.training.loop import Training
-from pipeline.training.train_result import EpochRecord
-from pipeline.workers.event_log import EventWriter
+from patchline.pipeline.training.checkpoints import checkpoint
+from patchline.pipeline.training.loop import Training
+from patchline.pipeline.training.train_result import EpochRecord
+from patchline.pipeline.workers.event_log import EventWriter
 from tests.pipeline.training.conftest import MakeJob
 from tests.pipeline.training.test_loop import (
     BETTER,

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pipeline.training.length.step_plan import StepPlan, TimePlanner
-from pipeline.training.length.validation_plan import Timed
+from patchline.pipeline.training.length.step_plan import StepPlan, TimePlanner
+from patchline.pipeline.training.length.validation_plan import Timed
 
 LIMIT = 100.0
 IMAGES = 10_000

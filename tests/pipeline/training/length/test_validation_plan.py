@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.data.manifests import manifest as manifests
-from pipeline.training.length import validation_plan
-from pipeline.training.length.validation_plan import EachEpoch, Recorded, Timed
-from pipeline.training.loop import Training
-from pipeline.training.training_data import open_data
-from pipeline.workers.event_log import EventWriter
+from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.training.length import validation_plan
+from patchline.pipeline.training.length.validation_plan import EachEpoch, Recorded, Timed
+from patchline.pipeline.training.loop import Training
+from patchline.pipeline.training.training_data import open_data
+from patchline.pipeline.workers.event_log import EventWriter
 from tests.pipeline.training.conftest import MakeJob
 
 

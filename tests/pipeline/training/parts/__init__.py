@@ -1,1 +1,1 @@
-"""Tests of `pipeline.training.parts`."""
+"""Tests of `patchline.pipeline.training.parts`."""

@@ -14,26 +14,26 @@ from safetensors.torch import load_file
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
-from pipeline.data.manifests import manifest as manifests
-from pipeline.files.atomic_files import write_text
-from pipeline.files.sealed_files import write_tensors
-from pipeline.initial_weights.record import RECORD_FILE, TENSORS_FILE, InitialWeights
-from pipeline.models.inference import logits_of_batch, predict_logits
-from pipeline.models.model_building import build_model
-from pipeline.models.model_files import load_model
-from pipeline.models.stored_logits import logits_of, save_logits
-from pipeline.probing.linear_head import linear_head
-from pipeline.run_memory import stage_keys
-from pipeline.run_memory.cleaning import FEATURES
-from pipeline.training.__main__ import train
-from pipeline.training.job import TrainingJob
-from pipeline.training.loop import Training
-from pipeline.training.part import TrainingPart
-from pipeline.training.parts.probe import probe
-from pipeline.training.start.initial_model import TABLE_FILE
-from pipeline.training.train_result import RefitResult, TrainResult
-from pipeline.training.training_data import open_data
-from pipeline.workers.event_log import EventWriter, read_events
+from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.files.atomic_files import write_text
+from patchline.pipeline.files.sealed_files import write_tensors
+from patchline.pipeline.initial_weights.record import RECORD_FILE, TENSORS_FILE, InitialWeights
+from patchline.pipeline.models.inference import logits_of_batch, predict_logits
+from patchline.pipeline.models.model_building import build_model
+from patchline.pipeline.models.model_files import load_model
+from patchline.pipeline.models.stored_logits import logits_of, save_logits
+from patchline.pipeline.probing.linear_head import linear_head
+from patchline.pipeline.run_memory import stage_keys
+from patchline.pipeline.run_memory.cleaning import FEATURES
+from patchline.pipeline.training.__main__ import train
+from patchline.pipeline.training.job import TrainingJob
+from patchline.pipeline.training.loop import Training
+from patchline.pipeline.training.part import TrainingPart
+from patchline.pipeline.training.parts.probe import probe
+from patchline.pipeline.training.start.initial_model import TABLE_FILE
+from patchline.pipeline.training.train_result import RefitResult, TrainResult
+from patchline.pipeline.training.training_data import open_data
+from patchline.pipeline.workers.event_log import EventWriter, read_events
 from tests.pipeline.training.conftest import MakeJob
 
 

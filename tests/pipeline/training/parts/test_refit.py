@@ -14,22 +14,22 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
-from pipeline.data.manifests import manifest as manifests
-from pipeline.metrics.intervals import mean_of_repeats, proportion
-from pipeline.models.inference import normalised, predict_logits
-from pipeline.models.model_files import load_model
-from pipeline.plugin_api import ImageSpec
-from pipeline.training.checkpoints import checkpoint
-from pipeline.training.config import TrainingConfig
-from pipeline.training.job import TrainingJob
-from pipeline.training.length.step_plan import Knot, StepPlan
-from pipeline.training.loop import Training
-from pipeline.training.part import TrainingPart, scaled
-from pipeline.training.parts.ensemble_members import combine_members
-from pipeline.training.parts.refit import Refit
-from pipeline.training.recipe.weight_averaging import LastWeights, measure_batch_norm
-from pipeline.training.train_result import RefitResult
-from pipeline.workers.event_log import EventWriter
+from patchline.pipeline.data.manifests import manifest as manifests
+from patchline.pipeline.metrics.intervals import mean_of_repeats, proportion
+from patchline.pipeline.models.inference import normalised, predict_logits
+from patchline.pipeline.models.model_files import load_model
+from patchline.pipeline.training.checkpoints import checkpoint
+from patchline.pipeline.training.config import TrainingConfig
+from patchline.pipeline.training.job import TrainingJob
+from patchline.pipeline.training.length.step_plan import Knot, StepPlan
+from patchline.pipeline.training.loop import Training
+from patchline.pipeline.training.part import TrainingPart, scaled
+from patchline.pipeline.training.parts.ensemble_members import combine_members
+from patchline.pipeline.training.parts.refit import Refit
+from patchline.pipeline.training.recipe.weight_averaging import LastWeights, measure_batch_norm
+from patchline.pipeline.training.train_result import RefitResult
+from patchline.pipeline.workers.event_log import EventWriter
+from patchline.plugin_api import ImageSpec
 from tests.pipeline.training.conftest import MakeJob
 from tests.pipeline.training.test_loop import _Stop, _StoppingWriter, _trained
 

@@ -14,23 +14,28 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline import config_files
-from pipeline.data import ingestion
-from pipeline.data.ingested_data import IngestedData
-from pipeline.files.atomic_files import write_text
-from pipeline.files.sealed_files import write_tensors
-from pipeline.initial_weights.record import RECORD_FILE, TENSORS_FILE, InitialWeights, kept_folder
-from pipeline.models.model_building import build_model
-from pipeline.plugin_api import ImageSpec
-from pipeline.run_memory import interrupted_runs
-from pipeline.run_memory.cleaning import FEATURES
-from pipeline.run_memory.interrupted_runs import RunRequest
-from pipeline.run_memory.stage_memory import StageMemory
-from pipeline.tracking import nested_runs, tracked_run
-from pipeline.tracking.tracking_store import all_runs
-from pipeline.training.parts.launching import TrainingInputs
-from pipeline.training.parts.run_parts import RunParts
-from pipeline.training.train_result import TrainResult
+from patchline.pipeline import config_files
+from patchline.pipeline.data import ingestion
+from patchline.pipeline.data.ingested_data import IngestedData
+from patchline.pipeline.files.atomic_files import write_text
+from patchline.pipeline.files.sealed_files import write_tensors
+from patchline.pipeline.initial_weights.record import (
+    RECORD_FILE,
+    TENSORS_FILE,
+    InitialWeights,
+    kept_folder,
+)
+from patchline.pipeline.models.model_building import build_model
+from patchline.pipeline.run_memory import interrupted_runs
+from patchline.pipeline.run_memory.cleaning import FEATURES
+from patchline.pipeline.run_memory.interrupted_runs import RunRequest
+from patchline.pipeline.run_memory.stage_memory import StageMemory
+from patchline.pipeline.tracking import nested_runs, tracked_run
+from patchline.pipeline.tracking.tracking_store import all_runs
+from patchline.pipeline.training.parts.launching import TrainingInputs
+from patchline.pipeline.training.parts.run_parts import RunParts
+from patchline.pipeline.training.train_result import TrainResult
+from patchline.plugin_api import ImageSpec
 from tests.conftest import write_photos
 from tests.patience import patient
 

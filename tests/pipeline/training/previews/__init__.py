@@ -1,1 +1,1 @@
-"""Tests of `pipeline.training.previews`."""
+"""Tests of `patchline.pipeline.training.previews`."""

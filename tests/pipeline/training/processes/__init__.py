@@ -1,1 +1,1 @@
-"""Tests of `pipeline.training.processes`."""
+"""Tests of `patchline.pipeline.training.processes`."""

@@ -7,8 +7,8 @@ import itertools
 import numpy as np
 import pytest
 
-from pipeline.data.batches.batch_order import BatchOrder
-from pipeline.training.processes.batch_parts import DividedOrder
+from patchline.pipeline.data.batches.batch_order import BatchOrder
+from patchline.pipeline.training.processes.batch_parts import DividedOrder
 
 
 def _parts(images: int, size: int, *, mixing: bool = False) -> list[DividedOrder]:

@@ -15,19 +15,19 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipeline.errors import ConfigError
-from pipeline.training.job import TrainingJob
-from pipeline.training.loop import Training
-from pipeline.training.machine import Machine, choose_device
-from pipeline.training.processes.process_launch import loopback_interface
-from pipeline.training.processes.rank import MODULE as RANK
-from pipeline.training.train_result import TrainResult
-from pipeline.workers.event_log import Event, EventWriter, read_events
-from pipeline.workers.worker_process import run_worker
+from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.training.job import TrainingJob
+from patchline.pipeline.training.loop import Training
+from patchline.pipeline.training.machine import Machine, choose_device
+from patchline.pipeline.training.processes.process_launch import loopback_interface
+from patchline.pipeline.training.processes.rank import MODULE as RANK
+from patchline.pipeline.training.train_result import TrainResult
+from patchline.pipeline.workers.event_log import Event, EventWriter, read_events
+from patchline.pipeline.workers.worker_process import run_worker
 from tests.patience import patient
 from tests.pipeline.training.conftest import MakeJob
 
-MODULE = "pipeline.training"
+MODULE = "patchline.pipeline.training"
 TWO: dict[str, Any] = {"processes": 2, "threads": 2, "batch_size": 11}
 """An odd batch, so the parts differ; the last batch of an epoch is smaller still."""
 GRADIENTS: dict[str, dict[str, Any]] = {

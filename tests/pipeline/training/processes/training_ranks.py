@@ -18,14 +18,14 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.distributed import FileStore  # type: ignore[attr-defined]  # not in its __all__
 
-from pipeline.training.checkpoints import checkpoint
-from pipeline.training.job import TrainingJob
-from pipeline.training.loop import Training
-from pipeline.training.processes.followers import follow
-from pipeline.training.processes.leading import lead
-from pipeline.training.processes.several_processes import SeveralProcesses
-from pipeline.workers.event_log import EventWriter
-from pipeline.workers.worker_process import leave
+from patchline.pipeline.training.checkpoints import checkpoint
+from patchline.pipeline.training.job import TrainingJob
+from patchline.pipeline.training.loop import Training
+from patchline.pipeline.training.processes.followers import follow
+from patchline.pipeline.training.processes.leading import lead
+from patchline.pipeline.training.processes.several_processes import SeveralProcesses
+from patchline.pipeline.workers.event_log import EventWriter
+from patchline.pipeline.workers.worker_process import leave
 
 
 class _Stop(Exception):  # noqa: N818 - stands for a kill, not for an error

@@ -1,1 +1,1 @@
-"""Tests of `pipeline.training.recipe`."""
+"""Tests of `patchline.pipeline.training.recipe`."""

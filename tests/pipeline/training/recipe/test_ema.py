@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from pipeline.training.recipe.ema import MovingAverage
+from patchline.pipeline.training.recipe.ema import MovingAverage
 
 
 def _model() -> nn.Sequential:

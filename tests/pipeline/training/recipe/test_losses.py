@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-from pipeline.training.config import TrainingConfig
-from pipeline.training.loop import Training
-from pipeline.training.recipe.losses import balanced_class_weights, training_loss
-from pipeline.workers.event_log import EventWriter
+from patchline.pipeline.training.config import TrainingConfig
+from patchline.pipeline.training.loop import Training
+from patchline.pipeline.training.recipe.losses import balanced_class_weights, training_loss
+from patchline.pipeline.workers.event_log import EventWriter
 from tests.pipeline.training.conftest import MakeJob
 
 LOGITS = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))

@@ -10,9 +10,9 @@ import torch
 from torch.nn import functional
 from torchvision.transforms import v2
 
-from pipeline.training.config import TrainingConfig
-from pipeline.training.recipe.losses import training_loss
-from pipeline.training.recipe.mixing import (
+from patchline.pipeline.training.config import TrainingConfig
+from patchline.pipeline.training.recipe.losses import training_loss
+from patchline.pipeline.training.recipe.mixing import (
     Mix,
     dominant_labels,
     draw_mix,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.layers.stochastic_depth import StochasticDepth
-from pipeline.training.config import TrainingConfig
-from pipeline.training.recipe.model_schedules import ModelSchedules
+from patchline.pipeline.layers.stochastic_depth import StochasticDepth
+from patchline.pipeline.training.config import TrainingConfig
+from patchline.pipeline.training.recipe.model_schedules import ModelSchedules
 from tests.plugins.model_parity import built
 
 

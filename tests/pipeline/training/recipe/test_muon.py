@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline.training.recipe.muon import Muon, orthogonalised
+from patchline.pipeline.training.recipe.muon import Muon, orthogonalised
 
 
 @pytest.mark.parametrize("shape", [(8, 8), (6, 20), (20, 6)])

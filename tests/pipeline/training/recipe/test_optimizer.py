@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline.config import ModelChoice
-from pipeline.errors import ConfigError
-from pipeline.models.model_building import build_model
-from pipeline.plugin_api import ImageSpec
-from pipeline.plugin_system import plugin_loader
-from pipeline.training.config import OptimizerConfig
-from pipeline.training.recipe.ema import MovingAverage
-from pipeline.training.recipe.optimizer import OPTIMIZERS, build_optimizer, rate_factors
+from patchline.pipeline.config import ModelChoice
+from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.models.model_building import build_model
+from patchline.pipeline.plugin_system import plugin_loader
+from patchline.pipeline.training.config import OptimizerConfig
+from patchline.pipeline.training.recipe.ema import MovingAverage
+from patchline.pipeline.training.recipe.optimizer import OPTIMIZERS, build_optimizer, rate_factors
+from patchline.plugin_api import ImageSpec
 
 
 def _model(embedding: str) -> nn.Module:

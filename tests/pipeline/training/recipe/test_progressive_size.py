@@ -8,11 +8,11 @@ import pytest
 import torch
 from torchvision.transforms import v2
 
-from pipeline.errors import ConfigError
-from pipeline.training.config import TrainingConfig
-from pipeline.training.loop import Training
-from pipeline.training.recipe.progressive_size import ProgressiveSize
-from pipeline.workers.event_log import EventWriter
+from patchline.pipeline.errors import ConfigError
+from patchline.pipeline.training.config import TrainingConfig
+from patchline.pipeline.training.loop import Training
+from patchline.pipeline.training.recipe.progressive_size import ProgressiveSize
+from patchline.pipeline.workers.event_log import EventWriter
 from tests.pipeline.training.conftest import MakeJob
 from tests.plugins.model_parity import built, image_spec
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.training.config import OptimizerConfig
-from pipeline.training.recipe.schedule import SCHEDULES, learning_rate_factor
+from patchline.pipeline.training.config import OptimizerConfig
+from patchline.pipeline.training.recipe.schedule import SCHEDULES, learning_rate_factor
 
 warmups = st.floats(0, 0.99)
 progresses = st.floats(0, 1)

@@ -1,1 +1,1 @@
-"""Tests of `pipeline.training.speed`."""
+"""Tests of `patchline.pipeline.training.speed`."""

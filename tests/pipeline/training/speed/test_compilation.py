@@ -13,12 +13,12 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from pipeline.training.checkpoints import checkpoint
-from pipeline.training.config import TrainingConfig
-from pipeline.training.loop import Training
-from pipeline.training.speed.compilation import is_wanted
-from pipeline.training.train_result import TrainResult
-from pipeline.workers.event_log import EventWriter, read_events
+from patchline.pipeline.training.checkpoints import checkpoint
+from patchline.pipeline.training.config import TrainingConfig
+from patchline.pipeline.training.loop import Training
+from patchline.pipeline.training.speed.compilation import is_wanted
+from patchline.pipeline.training.train_result import TrainResult
+from patchline.pipeline.workers.event_log import EventWriter, read_events
 from tests.pipeline.training.conftest import MakeJob
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")

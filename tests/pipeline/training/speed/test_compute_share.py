@@ -8,12 +8,16 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline.config import ModelChoice
-from pipeline.models.model_building import build_model
-from pipeline.plugin_api import ImageSpec
-from pipeline.training.config import TrainingConfig
-from pipeline.training.recipe.progressive_size import ProgressiveSize
-from pipeline.training.speed.compute_share import ComputeShare, forward_flops, matrix_product_rate
+from patchline.pipeline.config import ModelChoice
+from patchline.pipeline.models.model_building import build_model
+from patchline.pipeline.training.config import TrainingConfig
+from patchline.pipeline.training.recipe.progressive_size import ProgressiveSize
+from patchline.pipeline.training.speed.compute_share import (
+    ComputeShare,
+    forward_flops,
+    matrix_product_rate,
+)
+from patchline.plugin_api import ImageSpec
 
 CPU = torch.device("cpu")
 IMAGE = ImageSpec(channels=1, height=8, width=8, mean=(0.5,), std=(0.5,), resize="crop")

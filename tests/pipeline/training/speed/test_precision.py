@@ -10,14 +10,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.config import RunConfig
-from pipeline.models.model_building import build_model
-from pipeline.plugin_api import ImageSpec
-from pipeline.training.loop import Training
-from pipeline.training.parts import launching
-from pipeline.training.speed import precision
-from pipeline.training.speed.precision import Chooser, Precision, faster, images_per_second
-from pipeline.workers.event_log import EventWriter, read_events
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.models.model_building import build_model
+from patchline.pipeline.training.loop import Training
+from patchline.pipeline.training.parts import launching
+from patchline.pipeline.training.speed import precision
+from patchline.pipeline.training.speed.precision import (
+    Chooser,
+    Precision,
+    faster,
+    images_per_second,
+)
+from patchline.pipeline.workers.event_log import EventWriter, read_events
+from patchline.plugin_api import ImageSpec
 from tests.pipeline.training.conftest import MakeJob
 
 IMAGE = ImageSpec(channels=3, height=8, width=8, mean=(0.5,) * 3, std=(0.5,) * 3, resize="crop")

@@ -14,11 +14,11 @@ import psutil
 import pytest
 import torch
 
-from pipeline.config import RunConfig
-from pipeline.training.loop import Training
-from pipeline.training.parts import launching
-from pipeline.training.speed.recent_rate import RecentRate
-from pipeline.training.speed.thread_plan import (
+from patchline.pipeline.config import RunConfig
+from patchline.pipeline.training.loop import Training
+from patchline.pipeline.training.parts import launching
+from patchline.pipeline.training.speed.recent_rate import RecentRate
+from patchline.pipeline.training.speed.thread_plan import (
     OtherPrograms,
     ThreadPlan,
     busy_seconds,
@@ -26,8 +26,8 @@ from pipeline.training.speed.thread_plan import (
     measured_rates,
     numbers_of_threads,
 )
-from pipeline.training.train_state import TrainState
-from pipeline.workers.event_log import EventWriter, read_events
+from patchline.pipeline.training.train_state import TrainState
+from patchline.pipeline.workers.event_log import EventWriter, read_events
 from tests.pipeline.training.conftest import MakeJob
 
 CPU = torch.device("cpu")

@@ -1,1 +1,1 @@
-"""Tests of `pipeline.training.start`."""
+"""Tests of `patchline.pipeline.training.start`."""

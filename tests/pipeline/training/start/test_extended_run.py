@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from pipeline.training.checkpoints import checkpoint
-from pipeline.training.checkpoints.checkpoint import load
-from pipeline.training.config import TrainingConfig
-from pipeline.training.job import ExtendedTraining, TrainingJob
-from pipeline.training.loop import Training
-from pipeline.training.start import starting_state
-from pipeline.training.start.starting_state import take_over
-from pipeline.training.train_result import EpochRecord, TrainResult
-from pipeline.training.train_state import TrainState
-from pipeline.workers.event_log import EventWriter
+from patchline.pipeline.training.checkpoints import checkpoint
+from patchline.pipeline.training.checkpoints.checkpoint import load
+from patchline.pipeline.training.config import TrainingConfig
+from patchline.pipeline.training.job import ExtendedTraining, TrainingJob
+from patchline.pipeline.training.loop import Training
+from patchline.pipeline.training.start import starting_state
+from patchline.pipeline.training.start.starting_state import take_over
+from patchline.pipeline.training.train_result import EpochRecord, TrainResult
+from patchline.pipeline.training.train_state import TrainState
+from patchline.pipeline.workers.event_log import EventWriter
 from tests.pipeline.training.conftest import MakeJob
 from tests.pipeline.training.test_loop import (
     WORSE,

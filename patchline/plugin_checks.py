@@ -18,18 +18,18 @@ from typing import Any, Protocol
 
 from pydantic import ValidationError
 
-from pipeline import config_errors, quiet_libraries
-from pipeline.errors import PluginError
-from pipeline.plugin_api import PluginConfig
-from pipeline.plugin_system.contract.checks import (
+from patchline.pipeline import config_errors, quiet_libraries
+from patchline.pipeline.errors import PluginError
+from patchline.pipeline.plugin_system.contract.checks import (
     Check,
     CheckError,
     CheckResult,
     Rule,
     with_expected_failures,
 )
-from pipeline.plugin_system.contract.settings_checks import SettingsChecks
-from pipeline.plugin_system.plugin_loader import Plugin, kind_of
+from patchline.pipeline.plugin_system.contract.settings_checks import SettingsChecks
+from patchline.pipeline.plugin_system.plugin_loader import Plugin, kind_of
+from patchline.plugin_api import PluginConfig
 
 __all__ = ["Check", "CheckError", "CheckResult", "checks_of"]
 
@@ -86,21 +86,23 @@ def _checks_of_kind(plugin: Any, settings: Any) -> _Checks:
     """Import only the checks of the plugin's kind: those of a data source need no torch."""
     kind = kind_of(plugin)
     if kind == "model":
-        from pipeline.plugin_system.contract.model_checks import ModelChecks
+        from patchline.pipeline.plugin_system.contract.model_checks import ModelChecks
 
         return ModelChecks(plugin, settings)
     if kind == "patch_embedding":
-        from pipeline.plugin_system.contract.patch_embedding_checks import PatchEmbeddingChecks
+        from patchline.pipeline.plugin_system.contract.patch_embedding_checks import (
+            PatchEmbeddingChecks,
+        )
 
         return PatchEmbeddingChecks(plugin, settings)
     if kind == "data_source":
-        from pipeline.plugin_system.contract.data_source_checks import DataSourceChecks
+        from patchline.pipeline.plugin_system.contract.data_source_checks import DataSourceChecks
 
         return DataSourceChecks(plugin, settings)
     if kind == "objective":
-        from pipeline.plugin_system.contract.objective_checks import ObjectiveChecks
+        from patchline.pipeline.plugin_system.contract.objective_checks import ObjectiveChecks
 
         return ObjectiveChecks(plugin, settings)
-    from pipeline.plugin_system.contract.augmentation_checks import AugmentationChecks
+    from patchline.pipeline.plugin_system.contract.augmentation_checks import AugmentationChecks
 
     return AugmentationChecks(plugin, settings)

@@ -1,4 +1,4 @@
-"""The plugin API: everything that a plugin may import from Patchline besides `pipeline.layers`.
+"""The plugin API: everything that a plugin may import from Patchline besides `patchline.pipeline.layers`.
 
 A plugin is an instance of one of the five plugin classes below, registered by an entry point in the
 group of its kind. Its config class derives from `PluginConfig`; its `build` creates the object that
@@ -8,9 +8,9 @@ heavy imports inside `build` costs nothing until it is used.
 
 from __future__ import annotations
 
-from pipeline.errors import ConfigError, DataError, PluginError
-from pipeline.files.archives import check_expansion, open_archive, readable_archive
-from pipeline.files.data_names import (
+from patchline.pipeline.errors import ConfigError, DataError, PluginError
+from patchline.pipeline.files.archives import check_expansion, open_archive, readable_archive
+from patchline.pipeline.files.data_names import (
     ARCHIVE_SUFFIXES,
     IMAGE_SUFFIXES,
     TABLE_SUFFIXES,
@@ -20,22 +20,22 @@ from pipeline.files.data_names import (
     table_parts,
     valid_name,
 )
-from pipeline.files.folder_walk import FoundFile, visible_folders, walk_files
-from pipeline.files.ignored_files import IgnoredFiles
-from pipeline.files.made_once import known_digest, made_once
-from pipeline.files.table_cells import plain_cell
-from pipeline.files.tar_shards import sample_key, shard_index, shards_in
-from pipeline.labels.folder_levels import unclear_level
-from pipeline.labels.label_cells import read_label_cells
-from pipeline.labels.reading_rules import ReadingRules
-from pipeline.plugin_kinds.augmentations import (
+from patchline.pipeline.files.folder_walk import FoundFile, visible_folders, walk_files
+from patchline.pipeline.files.ignored_files import IgnoredFiles
+from patchline.pipeline.files.made_once import known_digest, made_once
+from patchline.pipeline.files.table_cells import plain_cell
+from patchline.pipeline.files.tar_shards import sample_key, shard_index, shards_in
+from patchline.pipeline.labels.folder_levels import unclear_level
+from patchline.pipeline.labels.label_cells import read_label_cells
+from patchline.pipeline.labels.reading_rules import ReadingRules
+from patchline.pipeline.plugin_kinds.augmentations import (
     Assumptions,
     AugmentationContext,
     AugmentationPlugin,
     BatchRandom,
     BatchTransform,
 )
-from pipeline.plugin_kinds.data_sources import (
+from patchline.pipeline.plugin_kinds.data_sources import (
     DataSource,
     DataSourcePlugin,
     ImageListing,
@@ -43,7 +43,7 @@ from pipeline.plugin_kinds.data_sources import (
     ListedImage,
     SourceContext,
 )
-from pipeline.plugin_kinds.models import (
+from patchline.pipeline.plugin_kinds.models import (
     NO_PATCH_EMBEDDING,
     Encoder,
     ModelContext,
@@ -52,8 +52,8 @@ from pipeline.plugin_kinds.models import (
     PatchEmbeddingPlugin,
     PatchTokens,
 )
-from pipeline.plugin_kinds.objectives import Objective, ObjectiveContext, ObjectivePlugin
-from pipeline.plugin_kinds.plugin_config import (
+from patchline.pipeline.plugin_kinds.objectives import Objective, ObjectiveContext, ObjectivePlugin
+from patchline.pipeline.plugin_kinds.plugin_config import (
     API_VERSION,
     DataTraits,
     ImageSpec,

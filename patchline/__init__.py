@@ -20,10 +20,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-from flows.progress import shown
-from flows.python_api.asked_run import extension, new_run, use_plugins
-from flows.python_api.session import check_alone, check_sections, checked, session
-from pipeline.browsing.notebook_results import (
+from patchline.flows.progress import shown
+from patchline.flows.python_api.asked_run import extension, new_run, use_plugins
+from patchline.flows.python_api.session import check_alone, check_sections, checked, session
+from patchline.pipeline.browsing.notebook_results import (
     DataReport,
     Decision,
     Evaluation,
@@ -34,7 +34,7 @@ from pipeline.browsing.notebook_results import (
     decision_of,
     run_of,
 )
-from pipeline.errors import (
+from patchline.pipeline.errors import (
     ConfigError,
     DataError,
     ModelReferenceError,
@@ -49,9 +49,9 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-    from flows.training.rehearsal import Rehearsal
-    from pipeline.metrics.intervals import MetricEstimate
-    from pipeline.prediction.loaded_model import Model
+    from patchline.flows.training.rehearsal import Rehearsal
+    from patchline.pipeline.metrics.intervals import MetricEstimate
+    from patchline.pipeline.prediction.loaded_model import Model
 
 __all__ = [
     "ConfigError",
@@ -82,9 +82,9 @@ __all__ = [
 ]
 
 _IMPORTED_WHEN_USED = {
-    "MetricEstimate": "pipeline.metrics.intervals",
-    "Rehearsal": "flows.training.rehearsal",
-    "Model": "pipeline.prediction.loaded_model",
+    "MetricEstimate": "patchline.pipeline.metrics.intervals",
+    "Rehearsal": "patchline.flows.training.rehearsal",
+    "Model": "patchline.pipeline.prediction.loaded_model",
 }
 FrozenModel = Mapping[str, Any]
 
@@ -146,7 +146,7 @@ def run(
         PipelineError: if the run failed; `run(resume="last")` continues it.
     """
     with session(writes="patchline.run()"), shown():
-        from flows.training.run_training import resume_training, run_training
+        from patchline.flows.training.run_training import resume_training, run_training
 
         use_plugins(plugin_files)
         if resume is not None:
@@ -187,7 +187,7 @@ def rehearse(
         PipelineError: for what would end the run.
     """
     with session(writes="patchline.rehearse()"), shown():
-        from flows.training import rehearsal
+        from patchline.flows.training import rehearsal
 
         use_plugins(plugin_files)
         check_sections(settings, Settings.__annotations__)
@@ -219,7 +219,7 @@ def inspect_data(
         DataError: if the data cannot be read at all.
     """
     with session():
-        from flows.commands.data_inspect import inspected
+        from patchline.flows.commands.data_inspect import inspected
 
         check_sections(settings, Settings.__annotations__)
         asked = new_run(data, settings, preset=preset, config=config)
@@ -236,10 +236,10 @@ def load(model: str) -> Model:
         ModelReferenceError: if there is no such model, version or alias, or its files are gone.
     """
     with session():
-        from flows.closing.close_runs import tell_closed
-        from pipeline.prediction.loaded_model import Model
-        from pipeline.registry.package_download import fetch
-        from pipeline.registry.registered_models import resolve
+        from patchline.flows.closing.close_runs import tell_closed
+        from patchline.pipeline.prediction.loaded_model import Model
+        from patchline.pipeline.registry.package_download import fetch
+        from patchline.pipeline.registry.registered_models import resolve
 
         tell_closed()
         reference = resolve(model)
@@ -274,10 +274,10 @@ def evaluate(
         DataError: if no image is left to evaluate on.
     """
     with session(writes="patchline.evaluate()"), shown():
-        from flows.commands.evaluate import evaluate_model
-        from pipeline.data.config import TableColumns
-        from pipeline.evaluation.config import EvaluationConfig
-        from pipeline.registry.version_evaluation import EvaluationChoices
+        from patchline.flows.commands.evaluate import evaluate_model
+        from patchline.pipeline.data.config import TableColumns
+        from patchline.pipeline.evaluation.config import EvaluationConfig
+        from patchline.pipeline.registry.version_evaluation import EvaluationChoices
 
         report = checked(EvaluationConfig, evaluation or {}, "evaluation")
         given = {"split": split, "seen_images": seen_images, "common_classes": common_classes}
@@ -321,7 +321,7 @@ def explain(
         ConfigError: for no image, more than two, or a label that is not a class.
     """
     with session(), shown():
-        from flows.commands.explain import explain_images
+        from patchline.flows.commands.explain import explain_images
 
         page, answers, name = explain_images(
             model,
@@ -361,8 +361,8 @@ def promote(
         ConfigError: if a gate is unknown, or `force` has no reason.
     """
     with session(writes="patchline.promote()"), shown():
-        from flows.commands.promote import promote_version
-        from pipeline.registry.config import PromotionConfig
+        from patchline.flows.commands.promote import promote_version
+        from patchline.pipeline.registry.config import PromotionConfig
 
         gates = checked(PromotionConfig, promotion or {}, "promotion")
         file = None if config is None else Path(config)
@@ -391,6 +391,6 @@ def models(name: str | None = None) -> pd.DataFrame:
         ModelReferenceError: if there is no model of that name.
     """
     with session():
-        from flows.python_api.version_table import version_table
+        from patchline.flows.python_api.version_table import version_table
 
         return version_table(name)
