@@ -168,7 +168,7 @@ def _quiet_console() -> Iterator[None]:
     """Keep Prefect's log lines out of the terminal; the server still receives them."""
     from prefect.logging.handlers import PrefectConsoleHandler
 
-    loggers = [logging.getLogger(name) for name in (None, "prefect", "pipeline")]
+    loggers = [logging.getLogger(name) for name in (None, "prefect", "patchline")]
     loggers += [
         logger
         for name, logger in logging.Logger.manager.loggerDict.items()

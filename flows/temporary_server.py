@@ -7,8 +7,8 @@ If it dies itself, its owner starts it again with the same database. The owner h
 it listens on, so that requests wait until then instead of being refused, and Prefect's client
 repeats those that were interrupted: the command continues.
 
-Run as a module, this is the server: `python -P -m patchline.flows.temporary_server SOCKET`, with the number
-of the inherited socket. The secret that clients authenticate with is in its environment.
+Run as a module, this is the server: `python -P -m patchline.flows.temporary_server SOCKET`, with
+the number of the inherited socket. The secret that clients authenticate with is in its environment.
 """
 
 from __future__ import annotations

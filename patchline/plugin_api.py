@@ -1,4 +1,4 @@
-"""The plugin API: everything that a plugin may import from Patchline besides `patchline.pipeline.layers`.
+"""The plugin API: all that a plugin may import besides `patchline.pipeline.layers`.
 
 A plugin is an instance of one of the five plugin classes below, registered by an entry point in the
 group of its kind. Its config class derives from `PluginConfig`; its `build` creates the object that

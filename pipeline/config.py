@@ -43,8 +43,8 @@ class PluginChoice(FrozenModel):
     """A plugin's name, with its settings next to it.
 
     The settings are a free object here, so that a form can be drawn without importing a plugin.
-    `patchline.pipeline.plugin_system.plugin_settings.checked_plugins` checks them with the plugin's own
-    config class.
+    `patchline.pipeline.plugin_system.plugin_settings.checked_plugins` checks them with the plugin's
+    own config class.
     """
 
     model_config = ConfigDict(extra="allow")

@@ -8,6 +8,6 @@ In order:
 4. `approval_flow` starts again from the top, finds the answer and carries it out.
 5. `expiry` closes overdue requests and retries flow runs whose process was killed.
 
-What the approver sees and answers is in `patchline.pipeline.registry.approval`; the decision itself is
-`patchline.pipeline.registry.promotion`.
+What the approver sees and answers is in `patchline.pipeline.registry.approval`; the decision itself
+is `patchline.pipeline.registry.promotion`.
 """

@@ -1,8 +1,8 @@
 """Close runs that killed processes left open, in MLflow and in Prefect, so that both agree.
 
 The MLflow side is `patchline.pipeline.tracking.abandoned_mlflow_runs`, the Prefect side is
-`patchline.flows.closing.abandoned_prefect_runs`. Any number of processes may call this at any time: one does
-the work, the others return at once. Active runs are never touched.
+`patchline.flows.closing.abandoned_prefect_runs`. Any number of processes may call this at any time:
+one does the work, the others return at once. Active runs are never touched.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The Python API beneath `patchline.py`: what a call leaves of itself, and what it returns."""
+"""The Python API beneath `patchline.python_api`: what surrounds a call, and what it returns."""

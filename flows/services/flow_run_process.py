@@ -1,4 +1,4 @@
-"""One flow run of the runner: `python -P -m patchline.flows.services.flow_run_process FOLDER LIFELINE`.
+"""One flow run: `python -P -m patchline.flows.services.flow_run_process FOLDER LIFELINE`.
 
 It is Prefect's engine in a process group of its own, with a log file: it survives the runner and
 ends with the supervisor.

@@ -1,4 +1,4 @@
-"""The keeper, which runs periodic duties: `python -P -m patchline.flows.services.keeper FOLDER LIFELINE`.
+"""The keeper of periodic duties: `python -P -m patchline.flows.services.keeper FOLDER LIFELINE`.
 
 Each duty runs in a thread of its own while the servers are up. A duty that fails is logged and
 retried.

@@ -1,4 +1,4 @@
-"""The Prefect server: `python -P -m patchline.flows.services.prefect_server FOLDER LIFELINE PORT`."""
+"""Prefect's server: `python -P -m patchline.flows.services.prefect_server FOLDER LIFELINE PORT`."""
 
 from __future__ import annotations
 

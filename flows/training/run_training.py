@@ -1,7 +1,8 @@
 """Train from a script, a notebook or the command line: a config in, a summary out.
 
 Nothing here parses arguments or prints; whoever calls it chooses how progress is shown
-(`patchline.flows.progress.shown`). Prefect is imported inside the functions, after the first message.
+(`patchline.flows.progress.shown`). Prefect is imported inside the functions, after the first
+message.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ def run_training(config: RunConfig, *, fresh: bool = False) -> RunSummary:
     """Run the training flow, on a temporary Prefect server unless another one is configured.
 
     Args:
-        config: what to compute; `patchline.pipeline.config_files.requested` assembles and checks it.
+        config: what to compute; `patchline.pipeline.config_files.requested` assembles and checks
+            it.
         fresh: compute every stage instead of reusing results of earlier runs.
 
     Raises:

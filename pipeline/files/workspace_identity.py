@@ -1,7 +1,8 @@
 """Who a workspace is: a random id and the folder that it was last used in, beside its files.
 
-So a workspace knows that its folder was moved, or that it is a copy: `patchline.pipeline.relocation` compares
-the record with where the record lies. This module imports nothing heavy; every command reads it.
+So a workspace knows that its folder was moved, or that it is a copy:
+`patchline.pipeline.relocation` compares the record with where the record lies. This module imports
+nothing heavy; every command reads it.
 """
 
 from __future__ import annotations

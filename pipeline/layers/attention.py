@@ -152,7 +152,7 @@ class MultiHeadSelfAttention(nn.Module):
         self.key_norm = nn.RMSNorm(head_dim, eps=EPSILON) if qk_norm else nn.Identity()
         self.projection = nn.Linear(embed_dim, embed_dim)
         self.observer: Callable[[AttentionValues], None] | None = None
-        """Called with the values; set by `patchline.pipeline.layers.intermediate_values.recorded`."""
+        """Called with the values; set by `intermediate_values.recorded`."""
 
     def forward(self, tokens_BND: torch.Tensor) -> torch.Tensor:
         """Return the attended tokens, shaped like the input."""

@@ -1,7 +1,7 @@
 """Record the intermediate values of a ViT: tokens, scores and attention by layer and head.
 
-Works for every model whose attention is `patchline.pipeline.layers.attention` or derived from it. Outside of
-`recorded`, models use their fused kernels.
+Works for every model whose attention is `patchline.pipeline.layers.attention` or derived from it.
+Outside of `recorded`, models use their fused kernels.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def recorded(model: nn.Module) -> Iterator[IntermediateValues]:
     outside of the context up to rounding.
 
     Raises:
-        ValueError: if the model has no attention from `patchline.pipeline.layers`, or is already recorded.
+        ValueError: if the model has no attention from `patchline.pipeline.layers`, or is already
+            recorded.
     """
     attentions = {
         module: attention

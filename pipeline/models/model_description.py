@@ -37,7 +37,7 @@ class ModelDescription(FrozenModel):
     """Class names in the order of the model's outputs."""
     image: ImageSpec
     members: int = 1
-    """Number of models whose probabilities are averaged; see `patchline.pipeline.models.ensemble`."""
+    """Number of models whose probabilities are averaged (`patchline.pipeline.models.ensemble`)."""
     temperature: float = 1.0
     """Divides the logits before the softmax, so that probabilities are calibrated."""
     calibration: TemperatureFit | None = None

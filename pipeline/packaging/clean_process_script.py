@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-_UNWANTED = ("torch", "pipeline", "flows", "plugins")
+_UNWANTED = ("torch", "patchline")
 
 
 def main(package: str, images_file: str, rounds: int) -> None:

@@ -8,7 +8,9 @@ from pathlib import Path
 
 from patchline.pipeline.files.atomic_files import write_text
 
-_OWN_IMPORT = re.compile(r"^from pipeline\.([a-z_.]+) import (?:[^\n(]*|\([^)]*\))\n", re.MULTILINE)
+_OWN_IMPORT = re.compile(
+    r"^from patchline\.pipeline\.([a-z_.]+) import (?:[^\n(]*|\([^)]*\))\n", re.MULTILINE
+)
 _FUTURE = "from __future__ import annotations\n"
 _LAST_LINES = """
 
@@ -39,4 +41,4 @@ def _standing_alone(module: str, written: set[str]) -> str:
     source = _LIBRARY.joinpath(*module.split(".")).with_suffix(".py").read_text(encoding="utf-8")
     text = source.replace(_FUTURE, "")
     inlined = _OWN_IMPORT.sub(lambda found: _standing_alone(found[1], written), text)
-    return f"# -- pipeline.{module} --\n{inlined}"
+    return f"# -- patchline.pipeline.{module} --\n{inlined}"

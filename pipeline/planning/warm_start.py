@@ -1,7 +1,7 @@
 """The plan for a run with a preset that starts from a model of Patchline's own.
 
-A pure function, as in `patchline.pipeline.planning.plan`: the preset or the user decides the length, and the
-learning rate is that of a warm start.
+A pure function, as in `patchline.pipeline.planning.plan`: the preset or the user decides the
+length, and the learning rate is that of a warm start.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A compact set of images: 48 bits for each file, each decoded image and each group.
 
-Two images are the same as in `patchline.pipeline.data.manifests.same_images`: their files have one SHA-256,
-or their decoded pixels one digest. A near duplicate is another image, unless it is in the same
-group.
+Two images are the same as in `patchline.pipeline.data.manifests.same_images`: their files have one
+SHA-256, or their decoded pixels one digest. A near duplicate is another image, unless it is in the
+same group.
 
 A digest that two images share by accident only ever marks an unseen image as seen: with a million
 images recorded, this happens to one image in 10⁸ that are looked up.

@@ -26,7 +26,10 @@ from patchline.plugin_api import NO_PATCH_EMBEDDING
 
 Ingredients = dict[str, str]
 
-_LIBRARY = Path(__file__).resolve().parent.parent
+_ROOT = Path(__file__).absolute().parents[2]
+"""The folder of the package `patchline`."""
+_LIBRARY = ("patchline.pipeline.", "patchline.plugin_api", "patchline.plugin_checks")
+"""The modules that other code of a stage is followed into."""
 _REQUIREMENT = re.compile(r"[A-Za-z0-9._-]+")
 _DEVELOPMENT = re.compile(r"extra\s*==\s*['\"]dev['\"]")
 _ORCHESTRATION = {"prefect", "cyclopts", "rich", "uvicorn", "fastapi", "filelock", "psutil"}
@@ -56,13 +59,14 @@ def code(*modules: str) -> str:
     Comments, docstrings and the layout of the code do not count.
 
     Args:
-        modules: full names, such as `patchline.pipeline.training.__main__`; a package counts as a whole. Of a
-            module outside the library, its own file counts and what it imports of the library.
+        modules: full names, such as `patchline.pipeline.training.__main__`; a package counts as a
+            whole. Of a module outside the library, its own file counts and what it imports of the
+            library.
 
     Raises:
         ValueError: if there is no such module.
     """
-    return _digest(_with_imports(modules), _LIBRARY)
+    return _digest(_with_imports(modules), _ROOT)
 
 
 def _with_imports(modules: Iterable[str]) -> set[Path]:
@@ -82,7 +86,7 @@ def _with_imports(modules: Iterable[str]) -> set[Path]:
         if file in found:
             continue
         found.add(file)
-        if file.name != "config.py" and file.is_relative_to(_LIBRARY):  # settings use no templates
+        if file.name != "config.py" and file.is_relative_to(_ROOT):  # settings use no templates
             found.update(path for path in file.parent.iterdir() if _is_template(path))
         for name in _source(file, file.stat().st_mtime_ns).imports:
             waiting += _files_of(name)
@@ -91,28 +95,31 @@ def _with_imports(modules: Iterable[str]) -> set[Path]:
 
 def _files_of(module: str) -> list[Path]:
     """Return the file of a module, or all files of a package; none outside the library."""
-    top, *parts = module.split(".")
-    if top != _LIBRARY.name:
+    if not module.startswith(_LIBRARY):
         return []
-    path = _LIBRARY.joinpath(*parts)
+    path = _path(module)
     file = path.with_suffix(".py")
-    if parts and file.is_file():
+    if file.is_file():
         return [file]
-    return [found for found in _sources(path) if found.suffix == ".py"] if parts else []
+    return [found for found in _sources(path) if found.suffix == ".py"]
 
 
 def _outside(module: str) -> list[Path]:
     """Return the file of a module outside the library."""
-    if module.partition(".")[0] == _LIBRARY.name:
+    if module.startswith(_LIBRARY):
         return []
     spec = importlib.util.find_spec(module)
     return [Path(spec.origin)] if spec and spec.origin else []
 
 
 def _is_module(name: str) -> bool:
-    top, *parts = name.split(".")
-    path = _LIBRARY.joinpath(*parts)
-    return top == _LIBRARY.name and (path.with_suffix(".py").is_file() or path.is_dir())
+    path = _path(name)
+    return name.startswith(_LIBRARY) and (path.with_suffix(".py").is_file() or path.is_dir())
+
+
+def _path(module: str) -> Path:
+    """Return the folder of a package of Patchline; with the suffix `.py`, a module's file."""
+    return _ROOT.joinpath(*module.split(".")[1:])
 
 
 def _is_template(path: Path) -> bool:
@@ -156,7 +163,7 @@ def plugin_code(entry: PluginEntry) -> str:
     if entry.target.endswith(".py"):
         file = Path(entry.target)
         return _digest([file], file.parent)
-    spec = importlib.util.find_spec(entry.target.partition(":")[0].partition(".")[0])
+    spec = importlib.util.find_spec(_home(entry.target.partition(":")[0]))
     if spec is None:
         return "unknown"
     folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
@@ -164,6 +171,12 @@ def plugin_code(entry: PluginEntry) -> str:
     if not folders and spec.origin:
         files = [Path(spec.origin)]
     return _digest(files, files[0].parent if files else Path())
+
+
+def _home(module: str) -> str:
+    """Return the package that a plugin came in: the top-level one, or that of our own plugins."""
+    own = "patchline.plugins"
+    return own if module.startswith(f"{own}.") else module.partition(".")[0]
 
 
 def _entries(config: RunConfig, kinds: Iterable[Kind]) -> list[PluginEntry]:

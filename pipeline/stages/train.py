@@ -34,8 +34,9 @@ class TrainInputs:
 class Train(Stage[TrainInputs, TrainResult]):
     """Leaves the weights. The settings then say what the machine decided, so that they replay.
 
-    Each training of the run has a record of its own (`patchline.pipeline.training.parts.launching`), so that
-    a run which is killed repeats no finished fold.
+    Each training of the run has a record of its own
+    (`patchline.pipeline.training.parts.launching`), so that a run which is killed repeats no
+    finished fold.
     """
 
     name = run_parts.STAGE

@@ -1,7 +1,8 @@
 """MLflow runs that a killed process left open: found dead by `liveness`, and closed as KILLED.
 
-Prefect's side, the flow runs of killed processes, is `patchline.flows.closing.abandoned_prefect_runs`. Both
-are called by `patchline.flows.closing.close_runs`, which makes the two agree.
+Prefect's side, the flow runs of killed processes, is
+`patchline.flows.closing.abandoned_prefect_runs`. Both are called by
+`patchline.flows.closing.close_runs`, which makes the two agree.
 """
 
 from __future__ import annotations

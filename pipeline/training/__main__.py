@@ -1,4 +1,4 @@
-"""The training process: `python -P -m patchline.pipeline.training FOLDER`. Plain torch, no orchestration."""
+"""The training process, in plain torch: `python -P -m patchline.pipeline.training FOLDER`."""
 
 from __future__ import annotations
 

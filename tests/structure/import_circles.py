@@ -6,6 +6,8 @@ import ast
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from tests.structure.import_rules import FOLDERS, ROOT_PACKAGE
+
 Imports = Mapping[str, set[str]]
 
 
@@ -41,6 +43,8 @@ def _sources(root: Path, packages: tuple[str, ...]) -> Iterator[Path]:
 
 def _module(file: Path) -> str:
     parts = file.with_suffix("").parts
+    if parts[0] in FOLDERS:
+        parts = (ROOT_PACKAGE, *parts)
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 

@@ -6,7 +6,11 @@ import ast
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-OWN = ("pipeline", "flows", "plugins")
+ROOT_PACKAGE = "patchline"
+FOLDERS = ("pipeline", "flows", "plugins")
+"""Folders of the checkout that are imported below the root package."""
+_PUBLIC = ("plugin_api", "plugin_checks")
+"""Modules of the root package that belong to the library."""
 _PACKAGES: dict[str, set[str]] = {
     # a package of the library and those that it may import; the nearest name above a file counts
     "files": set(),
@@ -113,7 +117,7 @@ _PACKAGES: dict[str, set[str]] = {
     },
 }
 _ROOT: dict[str, set[str]] = {
-    # a module directly in `pipeline`, and the packages that it may import; all others import none
+    # a module directly in `pipeline`, or public, and the packages that it may import; others: none
     "plugin_api": {"plugin_kinds", "labels"},  # the public face of the kinds
     "config_files": {"plugin_system"},  # reads the names of plugins before their settings
     "plugin_checks": {"plugin_system", "plugin_system.contract"},  # the public face of the contract
@@ -134,15 +138,21 @@ _ROOMS: dict[str, dict[str, set[str]]] = {
     },
 }
 _PLUGIN_API = ("patchline.plugin_api", "patchline.pipeline.layers")
+_BARRED = {
+    "pipeline": {"prefect", "flows", "plugins", "the Python API"},
+    "flows": {"plugins", "the Python API"},
+    "plugins": {"flows", "the Python API"},
+    ROOT_PACKAGE: {"plugins"},
+}
 _FREE = (
     # Values that hold settings or results and import nothing else of their package.
-    "patchline.pipeline.data.config",
-    "patchline.pipeline.data.image_size",
-    "patchline.pipeline.initial_weights.recipe",
-    "patchline.pipeline.training.config",
-    "patchline.pipeline.training.train_result",
-    "patchline.pipeline.evaluation.config",
-    "patchline.pipeline.registry.config",
+    "pipeline.data.config",
+    "pipeline.data.image_size",
+    "pipeline.initial_weights.recipe",
+    "pipeline.training.config",
+    "pipeline.training.train_result",
+    "pipeline.evaluation.config",
+    "pipeline.registry.config",
 )
 
 
@@ -160,35 +170,40 @@ def imports(file: Path) -> Iterator[tuple[int, str]]:
 def violations(root: Path) -> list[str]:
     """Return each forbidden import as `file:line imports module: rule`."""
     found = []
-    for package in OWN:
-        for file in sorted((root / package).rglob("*.py")):
-            relative = file.relative_to(root).as_posix()
-            for line, module in imports(file):
-                rule = _broken_rule(relative, module)
-                if rule:
-                    found.append(f"{relative}:{line} imports {module}: {rule}")
+    files = [file for folder in FOLDERS for file in sorted((root / folder).rglob("*.py"))]
+    for file in [*files, *sorted((root / ROOT_PACKAGE).glob("*.py"))]:
+        relative = file.relative_to(root).as_posix()
+        for line, module in imports(file):
+            rule = _broken_rule(relative, module)
+            if rule:
+                found.append(f"{relative}:{line} imports {module}: {rule}")
     return found
 
 
 def _broken_rule(file: str, module: str) -> str | None:
-    top = file.split("/", maxsplit=1)[0]
-    target = module.split(".", maxsplit=1)[0]
-    if top == "flows":
-        barred = target in ("plugins", "patchline")
-        return f"flows never import {target}" if barred else None
-    if top == "plugins":
-        if target in ("flows", "patchline"):
-            return f"plugins never import {target}"
-        if target == "pipeline" and not module.startswith(_PLUGIN_API):
-            return "plugins import only patchline.plugin_api and patchline.pipeline.layers"
-        return None
-    if target in ("prefect", "flows", "plugins", "patchline"):
-        return "pipeline never imports prefect, flows, plugins or patchline"
-    return _broken_layer(file, module)
+    folder, name = file.removesuffix(".py").split("/")[:2]
+    top, _, below = module.partition(".")
+    if top in FOLDERS:
+        return f"{top} is imported as {ROOT_PACKAGE}.{top}"
+    target = top if top != ROOT_PACKAGE else below.partition(".")[0]
+    if top == ROOT_PACKAGE and target not in (*FOLDERS, *_PUBLIC):
+        target = "the Python API"
+    place = "pipeline" if name in _PUBLIC else folder
+    if target in _BARRED[place]:
+        return f"{place} never imports {target}"
+    library = target in ("pipeline", *_PUBLIC)
+    if place == "plugins" and library and not module.startswith(_PLUGIN_API):
+        return f"plugins import only {' and '.join(_PLUGIN_API)}"
+    return _broken_layer(file, below) if place == "pipeline" else None
 
 
 def _broken_layer(file: str, module: str) -> str | None:
-    """Check the direction inside `pipeline`; the values in `_FREE` are open to all."""
+    """Check the direction inside `pipeline`; the values in `_FREE` are open to all.
+
+    Args:
+        file: the path of what imports.
+        module: what it imports, as `pipeline.room.module`.
+    """
     target = module.split(".")
     if target[0] != "pipeline" or len(target) < 2 or module.startswith(_FREE):
         return None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.structure.import_rules import OWN, folders_without_rules, import_cycles, violations
+from tests.structure.import_rules import FOLDERS, folders_without_rules, import_cycles, violations
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -69,13 +69,17 @@ def test_every_package_says_what_it_is_for() -> None:
         ("pipeline/models/inference.py", "from patchline.plugins.models import vit"),
         ("flows/training/stage_tasks.py", "import patchline.plugins.models.vit"),
         ("flows/training/stage_tasks.py", "import patchline"),
+        ("flows/training/stage_tasks.py", "from patchline import python_api"),
+        ("flows/training/stage_tasks.py", "from pipeline import config"),
+        ("pipeline/models/inference.py", "import patchline.python_api"),
+        ("plugins/models/vit.py", "from patchline import plugin_checks"),
         ("plugins/models/vit.py", "from patchline.pipeline.tracking import client"),
-        ("plugins/models/vit.py", "from flows import stages"),
+        ("plugins/models/vit.py", "from patchline.flows import failures"),
     ],
 )
 def test_a_wrong_import_is_named(tmp_path: Path, file: str, line: str) -> None:
     """An import against the direction, put into a copy on purpose, is found with its place."""
-    for package in OWN:
+    for package in FOLDERS:
         shutil.copytree(ROOT / package, tmp_path / package)
     broken = tmp_path / file
     broken.write_text(f"{broken.read_text(encoding='utf-8')}\n{line}\n", encoding="utf-8")

@@ -10,7 +10,7 @@ from tests.structure.word_rules import BANNED, stumbles
 
 ROOT = Path(__file__).resolve().parents[2]
 _READ = (
-    "README.md", "CHANGELOG.md", "patchline.py", "pipeline", "flows", "plugins", "docs", "examples",
+    "README.md", "CHANGELOG.md", "patchline", "pipeline", "flows", "plugins", "docs", "examples",
     "benchmarks", "tests", ".github",
 )  # fmt: skip
 

@@ -23,7 +23,7 @@ _TAKEN_NAMES = ("name", "patch_embedding")
 _TRAITS = [
     DataTraits(3, side, side, num_classes=5, mirror_symmetric=True) for side in (32, 64, 224)
 ]
-_OWN = ("pipeline", "flows", "plugins")
+_BUILT_IN = "patchline.plugins"
 
 
 @dataclass(frozen=True)
@@ -121,13 +121,13 @@ def foreign_imports(plugin: Plugin) -> Iterator[tuple[Path, int, str]]:
     builds = (plugin.build, getattr(plugin, "build_batch", None))
     build_modules = {_module_of(build) for build in builds if build is not None}
     pending = {getattr(plugin.config_class, "__module__", ""), *build_modules}
-    home = {name.partition(".")[0] for name in pending} - {"pipeline", "flows"}
-    if not any(module.startswith("plugins.") for module in build_modules):
-        home -= {"plugins"}
+    home = {name.partition(".")[0] for name in pending} - {"patchline"}
+    if any(module.startswith(f"{_BUILT_IN}.") for module in build_modules):
+        home |= {_BUILT_IN}
     seen: set[str] = set()
     while pending:
         name = pending.pop()
-        if name in seen or name.partition(".")[0] not in home:
+        if name in seen or not _is_below(name, *home):
             continue
         seen.add(name)
         pending |= {name.rpartition(".")[0]} - {""}
@@ -135,10 +135,13 @@ def foreign_imports(plugin: Plugin) -> Iterator[tuple[Path, int, str]]:
         if file is None:
             continue
         for line, imported in _imports(file, name):
-            top = imported.partition(".")[0]
-            if top in _OWN and top not in home and not imported.startswith(_PUBLIC):
+            if _is_below(imported, "patchline") and not _is_below(imported, *_PUBLIC, *home):
                 yield file, line, imported
             pending |= {imported, imported.rpartition(".")[0]} - {""}
+
+
+def _is_below(name: str, *packages: str) -> bool:
+    return any(name == package or name.startswith(f"{package}.") for package in packages)
 
 
 def _module_of(build: Any) -> str:

@@ -1,1 +1,1 @@
-"""Human approval of a promotion: what the approver sees and answers; `patchline.flows.approval` asks."""
+"""Human approval: what the approver sees and answers; `patchline.flows.approval` asks."""

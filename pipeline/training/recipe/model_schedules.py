@@ -12,7 +12,8 @@ from patchline.pipeline.training.config import TrainingConfig
 class ModelSchedules:
     """Set the probabilities of a model's random layers by the progress of the training.
 
-    Layers of `patchline.pipeline.layers` follow the schedules; those of other libraries stay as they are.
+    Layers of `patchline.pipeline.layers` follow the schedules; those of other libraries stay as
+    they are.
 
     Args:
         config: has the length of the ramp, and the end of the patch dropout.

@@ -231,7 +231,10 @@ def test_many_may_close_at_once(prefect: SyncPrefectClient) -> None:
     assert (_state(prefect, run.flow_run_id).name, run.status()) == ("Crashed", "KILLED")
 
 
-_CLOSE = "from patchline.flows.closing import close_runs; print(*close_runs.close_abandoned_runs(), sep='\\n')"
+_CLOSE = (
+    "from patchline.flows.closing import close_runs\n"
+    "print(*close_runs.close_abandoned_runs(), sep='\\n')\n"
+)
 
 
 # -- runs that never had a process of ours ------------------------------------------------------

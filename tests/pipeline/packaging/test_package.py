@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-import pipeline
+import patchline
 from patchline.pipeline.packaging.packaged_model import PackagedModel
 from tests.conftest import Run
 
-FOREIGN = ("torch", "torchvision", "pipeline", "plugins", "flows", "albumentations", "prefect")
+FOREIGN = ("torch", "torchvision", "patchline", "albumentations", "prefect")
 
 ASK = """
 import base64, importlib.util, json, sys
@@ -109,7 +109,7 @@ def test_the_server_imports_nothing_of_ours(package: Path) -> None:
 
 def test_the_package_holds_no_path_of_the_machine(package: Path, finished_run: Run) -> None:
     """Server and description name no folder of the run, of Python or of Patchline."""
-    library = Path(pipeline.__file__).resolve().parent.parent
+    library = Path(patchline.__file__).resolve().parent.parent
     places = {str(finished_run.folder), sys.prefix, str(library), str(Path.home()) + "/"}
     files = (
         "model_server.py",

@@ -138,7 +138,8 @@ def test_the_lock_of_another_user_is_read_or_says_nothing() -> None:
     inside.parent.mkdir(mode=0o700)
     script = (
         "import os, sys; os.setgid(12345); os.setuid(12345)\n"
-        "from pathlib import Path; from patchline.pipeline.files.file_locks import is_held, state_of\n"
+        "from pathlib import Path\n"
+        "from patchline.pipeline.files.file_locks import is_held, state_of\n"
         "for each in sys.argv[1:]: print(state_of(Path(each)).value, is_held(Path(each)))\n"
     )
     warm = "import patchline.pipeline.files.file_locks, patchline.pipeline.workspace\n"

@@ -272,7 +272,10 @@ def test_a_deleted_experiment_of_the_name_is_said(tmp_path: Path) -> None:
 
 def test_processes_that_meet_a_new_store_create_it_once(tmp_path: Path) -> None:
     """Three processes that start together on a new SQLite file all get to use it."""
-    script = "from patchline.pipeline.tracking import tracking_store; tracking_store.client().search_experiments()"
+    script = (
+        "from patchline.pipeline.tracking import tracking_store\n"
+        "tracking_store.client().search_experiments()\n"
+    )
     together = [subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path) for _ in range(3)]
     assert [process.wait(patient(240)) for process in together] == [0, 0, 0]
 

@@ -38,7 +38,9 @@ from patchline.pipeline.training.job import TrainingJob
 from patchline.pipeline.workers.worker_process import run_worker
 
 job = TrainingJob.model_validate_json(Path(sys.argv[1]).read_text())
-run_worker("patchline.pipeline.training", job.folder, job, TrainResult, lambda event: print(event["kind"]))
+run_worker(
+    "patchline.pipeline.training", job.folder, job, TrainResult, lambda event: print(event["kind"])
+)
 """
 
 
