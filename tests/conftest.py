@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import shutil
@@ -140,6 +142,30 @@ def patchline(
         check=False,
     )
     return Finished(done.returncode, done.stdout, done.stderr)
+
+
+def patchline_here(
+    *arguments: str | Path, cwd: Path, env: dict[str, str] | None = None
+) -> Finished:
+    """Run the command in this process, which spares the seconds of its imports.
+
+    What it sets in the environment goes with it.
+    """
+    from patchline.flows.command_line import run_command_line
+
+    before = dict(os.environ)
+    with (
+        contextlib.chdir(cwd),
+        contextlib.redirect_stdout(io.StringIO()) as out,
+        contextlib.redirect_stderr(io.StringIO()) as err,
+    ):
+        os.environ.update(env or {})
+        try:
+            code = run_command_line([str(argument) for argument in arguments])
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+    return Finished(code, out.getvalue(), err.getvalue())
 
 
 @dataclass(frozen=True)
